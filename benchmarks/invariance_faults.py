@@ -3,8 +3,9 @@
     python benchmarks/invariance_faults.py [--device cpu] [--model tiny] [--faults stale-length,swapped-rows] [--honest 1]
 
 Every server of an invocation has the same fault, the base's included. Beside the features that carry it, others are switched that
-do not. Prints one table: seeded, found, reduced to the right set, where in the model it shows, minutes; then honest servers, which
-must be clean.
+do not. By default those faults are seeded whose features the device has, those of layers that keep states in a model that has some
+(``--model hybrid``). Prints one table: seeded, found, reduced to the right set, where in the model it shows, minutes; then honest
+servers, which must be clean.
 ``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``).
 """
 
@@ -18,33 +19,47 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from common import hybrid_model, random_model
 from rich.console import Console
 from rich.table import Table
 
 from assay.harness.config import RunSpec
-from assay.harness.engines.sglang.scheduler_faults import FAULT, FAULTS
+from assay.harness.engines.sglang.features import features_of
+from assay.harness.engines.sglang.scheduler_faults import FAULT, FAULTS, SchedulerFault
 from assay.harness.errors import AssayError
 from assay.harness.judge.invariance_parting import place_of
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import compare_features
-from assay.harness.sides import Side
+from assay.harness.sides import Device, Side
 
 BESIDE = ("prefix-cache", "batch", "order", "streamed")
 """Features that are switched whatever the fault, if no others are named: they take no further server."""
-REVERTED: Mapping[str, Sequence[str]] = {
-    "25015": ("draft-model",), "26329": ("draft-model", "chunked-prefill"), "26972": ("draft-model", "page-size"),
-    "27360": ("draft-model", "cuda-graph-decode"),
-}  # fmt: skip
-"""Pull requests that SGLang 0.5.23 can revert -> features that carry what they fixed: all need a draft model, and so a GPU."""
+REVERTED: Mapping[str, tuple[str, Sequence[str]]] = {
+    "25015": ("", ("draft-model",)),
+    "26329": ("", ("draft-model", "chunked-prefill")),
+    "27360": ("fa3", ("draft-model", "cuda-graph-decode")),
+}
+"""Pull requests that SGLang 0.5.17 and 0.5.23 can revert -> attention backend, if another than the base's has what they fixed, and
+features that carry it. All need a draft model, and so a GPU. Reverts of others do not apply (27338, 27460), or need drafts that are
+trees in pages (26972)."""
+HYBRID = "hybrid"
+"""Names a model whose layers keep states."""
+MADE = {HYBRID: hybrid_model, "1b": random_model}
+"""Models that are made here, by name."""
 CONSOLE = Console(width=160)
 
 
-def compared(
-    device: str, model: str, backend: str, features: Sequence[str], environment: Mapping[str, str], out: Path
-) -> InvarianceResult:
-    """Switch features in servers with these environment variables."""
-    side = Side(backend=backend, model=model, environment=dict(environment))
+def seedable(fault: type[SchedulerFault], device: Device) -> bool:
+    """Return True if a device has the features that carry a fault."""
+    known = features_of(device)
+    return all(device in known[id_].devices for id_ in fault.carriers[0])
+
+
+def compared(device: str, side: Side, features: Sequence[str], out: Path) -> InvarianceResult:
+    """Switch features in servers of a side."""
+    if make := MADE.get(side.model):
+        side = side.model_copy(update={"model": str(make(out.with_name(side.model)))})
     spec = RunSpec.of(device=device, reference=side, candidate=side)
     return compare_features(spec, out, features=features, display=ProgressDisplay(Console(stderr=True), 30.0))
 
@@ -60,17 +75,24 @@ def main() -> int:
     """Print the table. Returns 1 if a fault is not found, or an honest server is not clean."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument(
+        "--model",
+        default="tiny",
+        help=f"made here: {HYBRID}, whose layers keep states, and 1b, random weights of that shape",
+    )
     parser.add_argument("--backend", default="")
-    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--faults", default="", help="by default all whose features the device has")
     parser.add_argument("--beside", default=",".join(BESIDE), help="features that are switched whatever the fault")
     parser.add_argument("--reverted", action="store_true")
-    parser.add_argument("--honest", type=int, default=1, help="invocations without a fault, with every feature")
+    parser.add_argument("--honest", type=int, default=1, help="invocations without a fault")
+    parser.add_argument("--features", default="", help="that these switch; by default all")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     backend = given.backend or {"cpu": "torch_native", "cuda": "triton"}[given.device]
     beside = tuple(filter(None, given.beside.split(",")))
-    if unknown := [name for name in filter(None, given.faults.split(",")) if name not in FAULTS]:
+    faults = [name for name, fault in FAULTS.items() if seedable(fault, given.device)]
+    faults = list(filter(None, given.faults.split(","))) or faults
+    if unknown := [name for name in faults if name not in FAULTS]:
         parser.error(f"{unknown[0]} is no fault: {', '.join(FAULTS)}")
     place = given.out or Path(tempfile.mkdtemp(prefix="invariance-"))
     table = Table(
@@ -86,16 +108,14 @@ def main() -> int:
     )
     missed = 0
 
-    def row(
-        seeded: str, features: Sequence[str], carriers: Sequence[frozenset[str]], variables: Mapping[str, str]
-    ) -> None:
+    def row(seeded: str, features: Sequence[str], carriers: Sequence[frozenset[str]], side: Side) -> None:
         nonlocal missed
         begun = time.monotonic()
         carried = " or ".join(" + ".join(sorted(each)) for each in carriers[:1]) + (
             " or …" if len(carriers) > 1 else ""
         )
         try:
-            result = compared(given.device, given.model, backend, features, variables, place / seeded)
+            result = compared(given.device, side, features, place / seeded)
         except AssayError as error:
             missed += 1
             table.add_row(seeded, carried, f"[no result: {error.found[:60]}]", "error", "no", "", "", "", "")
@@ -118,23 +138,34 @@ def main() -> int:
         table.add_row(*cells)
         print(*cells, sep="; ", file=sys.stderr, flush=True)  # a long table is not lost if it is ended early
 
+    own = Side(backend=backend, model=given.model)
     if given.reverted:
-        for number, carriers in REVERTED.items():
+        for number, (other, carriers) in REVERTED.items():
             features = tuple(dict.fromkeys((*carriers, *beside)))
-            row(f"PR {number}", features, [frozenset(carriers)], {"SGLANG_DEBUG_REVERT_PR": number})
+            side = {"backend": other or backend, "environment": {"SGLANG_DEBUG_REVERT_PR": number}}
+            row(f"PR {number}", features, [frozenset(carriers)], own.model_copy(update=side))
     else:
-        for name in filter(None, given.faults.split(",")):
+        for name in faults:
             fault = FAULTS[name]
-            row(name, tuple(dict.fromkeys((*sorted(fault.carriers[0]), *beside))), fault.carriers, {FAULT: name})
+            features = tuple(dict.fromkeys((*sorted(fault.carriers[0]), *beside)))
+            side = {"model": HYBRID if fault.recurrent else given.model, "environment": {FAULT: name}}
+            row(name, features, fault.carriers, own.model_copy(update=side))
     CONSOLE.print(table)
     servers = arms = clean = 0
-    for number in range(given.honest):
-        result = compared(given.device, given.model, backend, (), {}, place / f"honest-{number}")
-        failing = {arm.server for arm in result.arms if arm.verdict == "regression"}
-        own = {arm.server for arm in result.arms}
-        servers, arms, clean = servers + len(own), arms + len(result.arms), clean + len(own - failing)
+    begun, honest = time.monotonic(), tuple(filter(None, given.features.split(",")))
+    for turn in range(given.honest):
+        result = compared(given.device, own, honest, place / f"honest-{turn}")
+        for arm in result.arms:
+            if arm.verdict != "pass":
+                CONSOLE.print(f"honest-{turn}: {' + '.join(arm.features) or 'base'}: {arm.verdict}: {arm.why}")
+        failing = {arm.server for arm in result.arms if arm.verdict != "pass"}
+        started = {arm.server for arm in result.arms}
+        servers, arms, clean = servers + len(started), arms + len(result.arms), clean + len(started - failing)
     if given.honest:
-        CONSOLE.print(f"honest: {clean} of {servers} servers clean, in {arms} arms of {given.honest} invocations")
+        CONSOLE.print(
+            f"honest: {clean} of {servers} servers clean, in {arms} arms of {given.honest} invocations; "
+            f"{(time.monotonic() - begun) / 60:.1f} minutes"
+        )
     load = os.getloadavg()[0]
     CONSOLE.print(f"load of this machine at the end: {load:.1f} on {os.cpu_count()} cores; evidence in {place}")
     return int(bool(missed) or clean < servers)

@@ -17,6 +17,8 @@ TINY_MODEL = SOURCE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale")
 """Ends of the names of tensors that are scales of stored K and V, as SGLang takes them."""
+_OF_STATES = ("full_attention_interval", "linear_conv_kernel_dim", "mamba_d_state", "ssm_state_size", "conv_L_cache")
+"""Fields of configurations of models whose layers keep states: Qwen3-Next, Falcon-H1 and Granite, Nemotron-H, LFM2."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
@@ -130,6 +132,7 @@ class ModelShape:
         head_dim: size of a head, that of the latents where a layer reads them; 0 if not stated.
         dtype: of the weights, such as "bfloat16"; empty if not stated.
         layers: number of layers; 0 if not stated.
+        recurrent: whether some layers keep a state in place of keys and values.
         asks: what its layers ask of attention beyond the plain one, by name of the feature, with the line that says so. Windows as
             long as the context ask for nothing. A KV cache in FP8 is "stored_kv", and the checkpoint's scales for it "KV scales".
     """
@@ -141,7 +144,18 @@ class ModelShape:
     head_dim: int = 0
     dtype: str = ""
     layers: int = 0
+    recurrent: bool = False
     asks: Mapping[str, str] = field(default_factory=dict)
+
+
+def configuration(model: Path) -> dict[str, Any]:
+    """Read the ``config.json`` of the model in a folder, with what it says of a model of text in place of the whole.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON object.
+    """
+    config = _read_json(model / "config.json", str(model))
+    return {**config, **config.get("text_config", {})}
 
 
 def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
@@ -154,8 +168,7 @@ def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
     Raises:
         UsageError: the configuration has no ``vocab_size`` or no ``max_position_embeddings``.
     """
-    config = _read_json(model / "config.json", str(model))
-    config = {**config, **config.get("text_config", {})}
+    config = configuration(model)
     heads, hidden = int(config.get("num_attention_heads") or 0), int(config.get("hidden_size") or 0)
     latents = int(config.get("kv_lora_rank") or 0) and int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])
     try:
@@ -167,6 +180,7 @@ def model_shape(model: Path, flags: tuple[str, ...] = ()) -> ModelShape:
             head_dim=latents or int(config.get("head_dim") or (hidden // heads if heads else 0)),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
             layers=int(config.get("num_hidden_layers") or 0),
+            recurrent=any(name in config for name in _OF_STATES),
             asks=_asks(config) | _asked_of_cache(model, config, flags),
         )
     except KeyError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from assay.evals.invariance_load import Probe, ProbeLoad
 from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.sglang import forcing
+from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import ADMISSIONS, Admission
@@ -29,6 +30,8 @@ _ALTERNATIVES = 5
 """Alternatives that are returned with each token of a greedy text."""
 _AGAIN = 2
 """Probes that the base is sent at once the second time: other batches."""
+_BEHIND = 96
+"""Most tokens that follow a probe and its answer where both are scored as the beginning of a longer prompt."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class AskedArm:
         label: of the pass: its requests' ids begin with it.
         answers: id of a probe -> the tokens that the base wrote, which are forced; empty for the base itself.
         again: whether it is the base for the second time: in other batches, and in the opposite order.
+        longer: whether each probe is asked with the base's answer and further tokens behind it, all in one prefill: no feature is
+            on, and the kernels for other numbers of tokens compute the same.
+        recurrent: whether the model keeps states, which the cache has only of the ends of earlier requests.
     """
 
     load: ProbeLoad
@@ -48,6 +54,8 @@ class AskedArm:
     label: str
     answers: Mapping[str, tuple[int, ...]]
     again: bool = False
+    longer: bool = False
+    recurrent: bool = False
 
 
 def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
@@ -64,6 +72,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     """
     reloaded = _reload(server) if "weights-again" in asked.arm else ""
     woken = _sleep(server) if "sleep-wake" in asked.arm else ""
+    adapted = _apply_another(server, folder, asked) if "zero-lora" in asked.arm else ""
     order, size = _order(asked), _at_once(asked)
     mixed = "mixed-chunk" in asked.arm
     turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
@@ -74,14 +83,18 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     replies: dict[str, ProbeReply] = {}
     warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
     server.flush_cache()
-    if warm:
-        ask_together(server, [_prefix(asked)])
+    for request in _prefixes(asked) if warm else ():
+        ask_together(server, [request])
     for at in range(0, len(order), size):
         group = order[at : at + size]
         if not warm and at:
             server.flush_cache()
         if earlier := [_turn(asked, probe, turns[probe.id]) for probe in group if probe.id in turns]:
             (leave_in_cache if mixed else ask_together)(server, earlier)
+        if asked.longer:
+            scored = ask_together(server, [_longer(asked, probe) for probe in group])
+            replies |= {reply.probe: reply.model_copy(update={"decode": reply.prefill}) for reply in scored}
+            continue
         requests = [_request(asked, probe, turns.get(probe.id, 0)) for probe in group]
         replies |= {reply.probe: reply for reply in send(server, requests)}
     admissions = [
@@ -97,6 +110,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
         turns=turns,
         reloaded=reloaded,
         woken=woken,
+        adapted=adapted,
         page=int(server.arguments().get("page_size") or 1),
         arguments=server.arguments(),
     )
@@ -175,9 +189,11 @@ def _request(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
     return ProbeRequest(probe.id, _rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
 
 
-def _prefix(asked: AskedArm) -> ProbeRequest:
-    ids = asked.load.prefix
-    return ProbeRequest("prefix", f"assay-prefix-{asked.label}", ids, len(ids) - 1, 1)
+def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
+    """Return the requests that leave the probes' prefixes in the cache, one by one: one for all, or for states one for each end."""
+    whole = asked.load.prefix
+    ends = sorted({probe.shared for probe in asked.load.probes} - {0}) if asked.recurrent else [len(whole)]
+    return [ProbeRequest("prefix", f"assay-prefix-{asked.label}-{end}", whole[:end], end - 1, 1) for end in ends]
 
 
 def _reload(server: SGLangServer) -> str:
@@ -192,6 +208,33 @@ def _sleep(server: SGLangServer) -> str:
     for path in ("/release_memory_occupation", "/resume_memory_occupation"):
         server.send(path, {})
     return "the server gave its memory back and took it again"
+
+
+def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
+    """Have a server load an adapter that is not of zeros, ask a probe with either, and say how far they are apart; empty if not."""
+    probe, zeros = asked.load.probes[0], server.adapter
+    server.send(
+        "/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str((folder / OTHER_ADAPTER).resolve())}
+    )
+    scored = []
+    for name in (zeros, OTHER_ADAPTER):
+        server.adapter = name
+        server.flush_cache()
+        request = ProbeRequest(probe.id, f"assay-{name}-{asked.label}", probe.ids, 0, 1)
+        (reply,) = ask_together(server, [request])
+        scored.append(reply.prefill.own)
+    server.adapter = zeros
+    server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
+    apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
+    return (
+        f"in this server, an adapter that is not of zeros moves a log-probability by {apart:.2g} nats" if apart else ""
+    )
+
+
+def _longer(asked: AskedArm, probe: Probe) -> ProbeRequest:
+    """Return the request for a probe and its answer, with some tokens behind them."""
+    behind = asked.load.prefix[: 1 + random.Random(probe.id).randrange(_BEHIND)]
+    return ProbeRequest(probe.id, _rid(asked, probe), (*probe.ids, *asked.answers[probe.id], *behind), probe.shared, 1)
 
 
 def answers_of(replies: Sequence[ProbeReply]) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,9 @@ from assay.harness.collect.machine import origin_of
 from assay.harness.collect.sensitivity import switched_on
 from assay.harness.collect.servers import core_of, make_engine, record_fingerprint
 from assay.harness.compare.probe_scores import Bound, Measure
-from assay.harness.engines.sglang.features import MODEL
+from assay.harness.engines.model import configuration, model_shape
+from assay.harness.engines.sglang.beside_model import filled
+from assay.harness.engines.sglang.features import ADAPTER_NAME
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
@@ -31,7 +33,7 @@ from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
-from assay.harness.invariance.outcome import ArmOutcome, bounds, outcome_of, smallest
+from assay.harness.invariance.outcome import ArmOutcome, bounds, outcome_of, rounds_by_shape, smallest
 from assay.harness.invariance.proof import shown
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
@@ -86,7 +88,9 @@ class InvarianceSession:
         self.folder.write_manifest(self._manifest())
         begun = time.monotonic()
         with self._stopping():
-            base, again = self._base("base"), self._base("base again")
+            base, again = self._base("base"), [self._base("base again")]
+            if rounds_by_shape(self.plan.dtype):
+                again.append(self._base("base longer"))
             if "prefix-cache" in self.plan.known:
                 self._sensitivity()
             limits = bounds(base, again, self.plan.dtype)
@@ -184,10 +188,11 @@ class InvarianceSession:
         known = self.plan.known
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
-        asked = AskedArm(self.plan.load, arm, record.label, answers, again)
+        recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
+        asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
         over = ask(server.engine, server.folder, asked)
         texts: tuple[WrittenText, ...] = ()
-        if record.traced is None:
+        if record.traced is None and not longer:
             texts = write_texts(
                 server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
             )
@@ -235,13 +240,13 @@ class InvarianceSession:
         flags: tuple[str, ...] = ()
         environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1", TRACE: str(_TRACE_BYTES)}
         for id_, feature in known.items():
-            switched = feature.on if id_ in features else feature.off
-            flags += tuple(flag.replace(MODEL, str(run.model)) for flag in switched)
+            flags += feature.on if id_ in features else feature.off
             environment |= feature.environment if id_ in features else {}
         if backend := next((known[id_].backend for id_ in features if known[id_].backend), ""):
             run = replace(run, reference=Backend.parse(backend))
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
+        flags = filled(flags, run.model, configuration(run.model), folder)
         side = run.spec.reference.launched_with(environment, flags)
         engine = make_engine(
             run,
@@ -254,6 +259,7 @@ class InvarianceSession:
             side=side,
         )
         assert isinstance(engine, SGLangServer)
+        engine.adapter = ADAPTER_NAME if "zero-lora" in features else ""
         what = f"starting a server with {', '.join(sorted(features)) or 'no feature'}"
         with self.display.waiting(what, engine.last_step):
             engine.start()

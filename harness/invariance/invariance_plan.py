@@ -10,7 +10,7 @@ from typing import Literal
 from assay.evals.invariance_load import ProbeLoad, probe_load
 from assay.harness.collect.plan import Plan
 from assay.harness.config import INVARIANCE_FLAGS, RunSpec
-from assay.harness.engines.model import model_shape
+from assay.harness.engines.model import configuration, model_shape
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import UsageError
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, in_order, pairs, possible, singles
@@ -112,7 +112,8 @@ def plan_invariance(
                 f"some of {', '.join(every)}",
                 did_you_mean(name, tuple(every)) or "name some of these, separated by commas",
             )
-    reasons = {id_: why for id_, feature in every.items() if (why := feature.unavailable(device, gpus))}
+    config = configuration(run.model)
+    reasons = {id_: why for id_, feature in every.items() if (why := feature.unavailable(device, gpus, config))}
     wanted = closed(asked, every) if asked else frozenset(every) - reasons.keys()
     if refused := [id_ for id_ in wanted if id_ in reasons]:
         raise UsageError(

@@ -27,6 +27,7 @@ class Pass:
         turns: id of a probe -> tokens that its earlier turn left in the cache.
         reloaded: what the server said when the weights were loaded again; empty if they were not.
         woken: what the server said when it slept and woke; empty if it did not.
+        adapted: what shows that the server applies adapters; empty if nothing does.
         page: tokens of a page.
         arguments: as the server resolved them.
     """
@@ -38,6 +39,7 @@ class Pass:
     turns: Mapping[str, int]
     reloaded: str = ""
     woken: str = ""
+    adapted: str = ""
     page: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -120,6 +122,10 @@ def _woken(over: Pass) -> Seen:
     return (over.woken, "") if over.woken else ("", "the server did not confirm that it slept and woke")
 
 
+def _adapted(over: Pass) -> Seen:
+    return (over.adapted, "") if over.adapted else ("", "an adapter that is not of zeros changed nothing")
+
+
 def _graphs(phase: str) -> Callable[[Pass], Seen]:
     def seen(over: Pass) -> Seen:
         config = over.arguments.get("cuda_graph_config") or {}
@@ -176,5 +182,6 @@ _SEEN: Mapping[str, Callable[[Pass], Seen]] = {
     "mixed": _mixed,
     "retracted": _retracted,
     "woken": _woken,
+    "adapted": _adapted,
     "speculated": _speculated,
 }

@@ -12,7 +12,7 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import ArmOutcome, State, bounds, outcome_of, smallest
+from assay.harness.invariance.outcome import ArmOutcome, State, bounds, floor_of, outcome_of, rounds_by_shape, smallest
 from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.text import counted, listed
@@ -41,8 +41,8 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     """
     manifest, records = folder.manifest(), list(folder.arms())
     base = next((record for record in records if record.why == "base" and record.complete), None)
-    again = next((record for record in records if record.why == "base again" and record.complete), None)
-    if base is None or again is None:
+    again = [record for record in records if record.why in ("base again", "base longer") and record.complete]
+    if base is None or len(again) != 1 + rounds_by_shape(manifest.dtype):
         raise EvidenceError(
             f"{folder.path} has no base that was run twice.", "a folder that assay invariance completed", "run it again"
         )
@@ -50,7 +50,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     limits = bounds(base, again, manifest.dtype)
     arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
     outcomes = _outcomes(base, arms, limits, known, manifest.dtype)
-    floor = {measure: Distance.of(places(base.replies, again.replies, measure)) for measure in MEASURES}
+    floor = floor_of(base, again)
     planned = [frozenset(arm) for arm in manifest.arms]
     done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
@@ -84,7 +84,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         probes=len(manifest.lengths),
         floor_kl=max(distance.mean for distance in floor.values()),
         bound_kl=max(bound.mean for bound in limits.values()),
-        arms=tuple(_rows(base, again, floor, limits, arms, outcomes)),
+        arms=tuple(_rows(base, again, limits, arms, outcomes)),
         features=tuple(_features(manifest, arms)),
         pairs=tuple(_pairs(known, outcomes)),
         partings=tuple(partings.values()),
@@ -274,12 +274,14 @@ def _command(manifest: InvarianceManifest, arm: Arm) -> str:
 
 
 def _rows(
-    base: ArmRecord, again: ArmRecord, floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound],
+    base: ArmRecord, again: Sequence[ArmRecord], limits: Mapping[Measure, Bound],
     arms: Sequence[ArmRecord], outcomes: Sequence[ArmOutcome],
 ) -> Iterable[ArmRow]:  # fmt: skip
-    agrees: State = "same" if all(limits[measure].holds(distance) for measure, distance in floor.items()) else "differs"
     yield _row(base, ArmOutcome(BASE, "same", {}))
-    yield _row(again, ArmOutcome(BASE, agrees, floor))
+    for record in again:
+        floor = floor_of(base, [record])
+        agrees: State = "same" if all(limits[measure].holds(floor[measure]) for measure in MEASURES) else "differs"
+        yield _row(record, ArmOutcome(BASE, agrees, floor))
     for record, judged in zip(arms, outcomes, strict=True):
         yield _row(record, judged)
 

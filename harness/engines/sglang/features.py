@@ -6,17 +6,20 @@ started anew, or by how requests are sent to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from assay.evals.invariance_load import CHUNK, PAGE
+from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, has_experts, like_llama
 from assay.harness.sides import Device
 
-MODEL = "{model}"
-"""Stands for the folder of the model in a flag."""
+ADAPTER_NAME = "assay-zeros"
+"""Name of the adapter of zeros in a server."""
 _GPU: tuple[Device, ...] = ("cuda",)
+_HOST_TOKENS = 65536
+"""Tokens of the KV pool where it goes on in the host's memory: SGLang takes twice as much there, which of a whole pool is 60 GB."""
 Cost = Literal["nothing", "another kernel", "a base of its own"]
 """What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
 so that arms with it are compared among themselves."""
@@ -45,7 +48,7 @@ class Feature:
         drafts: tokens that a pass which verifies drafts gives; 0 where that depends on the text.
         bitwise: whether it changes not even a bit where kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
-        without: why assay does not switch it yet; empty if it does.
+        lacking: says of a model's configuration why it cannot be on for that model; empty if it can.
     """
 
     id: str
@@ -66,24 +69,22 @@ class Feature:
     drafts: float = 0.0
     bitwise: bool = False
     stays: bool = False
-    without: str = ""
+    lacking: Callable[[Mapping[str, Any]], str] = lambda config: ""
 
     @property
     def restarts(self) -> bool:
         """True if a server has to be started for it."""
         return bool(self.on or self.off or self.environment or self.backend)
 
-    def unavailable(self, device: Device, gpus: int) -> str:
-        """Say why it cannot be switched here; empty if it can."""
-        if self.without:
-            return self.without
+    def unavailable(self, device: Device, gpus: int, config: Mapping[str, Any]) -> str:
+        """Say why it cannot be switched here, for a model with this configuration; empty if it can."""
         if device not in self.devices:
             return f"not on {device}: {self.lacks}"
         if device == "cuda" and gpus < self.gpus:
             return f"needs {self.gpus} GPUs; {gpus} found"
         if self.package and find_spec(self.package) is None:
             return f"needs the package {self.package}"
-        return ""
+        return self.lacking(config)
 
 
 def _features(device: Device) -> Iterable[Feature]:
@@ -147,17 +148,22 @@ def _on_gpus() -> Iterable[Feature]:
         )  # fmt: skip
     yield Feature(
         "torch-compile", "the model is compiled", on=("--enable-torch-compile",), resolved={"enable_torch_compile": True},
-        cost="another kernel", devices=_GPU,
+        cost="another kernel", requires=("cuda-graph-decode",), devices=_GPU,
         lacks="SGLang's backends there cannot be compiled",
     )  # fmt: skip
     yield Feature(
         "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
-        resolved={"enable_deterministic_inference": True}, cost="a base of its own", devices=_GPU,
+        resolved={"enable_deterministic_inference": True}, cost="a base of its own",
+        # A prompt is split there at multiples of 4,096 tokens: one that is longer than a smaller chunk waits for ever. FlashInfer
+        # turns the prefix cache off.
+        excludes=("chunked-prefill", "attention-backend"), devices=_GPU,
         lacks="SGLang wants Triton for it, which is interpreted there",
     )  # fmt: skip
     yield Feature(
-        "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=4"),
-        resolved={"speculative_algorithm": "NGRAM"}, seen="speculated", excludes=("conversation", "mixed-chunk"), devices=_GPU,
+        "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=12"),
+        resolved={"speculative_algorithm": "NGRAM"}, seen="speculated",
+        # Its drafts are trees, which SGLang refuses in pages of more than a token.
+        excludes=("conversation", "mixed-chunk", "page-size", "dp-attention"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
@@ -167,17 +173,29 @@ def _on_gpus() -> Iterable[Feature]:
             "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=3",
         ),
         resolved={"speculative_algorithm": "STANDALONE"}, seen="speculated", drafts=3.0,
-        excludes=("conversation", "mixed-chunk", "ngram"), devices=_GPU,
+        excludes=("conversation", "mixed-chunk", "ngram", "dp-attention"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there",
     )  # fmt: skip
     yield Feature(
-        "hicache", "the prefix cache goes on in the host's memory", on=("--enable-hierarchical-cache",),
+        "eagle", "drafts of a model of one layer are verified, and most are rejected: its weights are random",
+        on=(
+            "--speculative-algorithm=EAGLE", f"--speculative-draft-model-path={DRAFT}", "--speculative-num-steps=3",
+            "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4",
+        ),
+        resolved={"speculative_algorithm": "EAGLE"}, seen="speculated",
+        # SGLang would load the model's weights into the draft again.
+        excludes=("conversation", "mixed-chunk", "ngram", "draft-model", "weights-again"), devices=_GPU,
+        lacks="SGLang's kernels for drafts need AMX there", lacking=like_llama,
+    )  # fmt: skip
+    yield Feature(
+        "hicache", "the prefix cache goes on in the host's memory",
+        on=("--enable-hierarchical-cache", f"--max-total-tokens={_HOST_TOKENS}"),
         resolved={"enable_hierarchical_cache": True}, excludes=("no-radix-cache",), devices=_GPU,
         lacks="it copies with CUDA",
     )  # fmt: skip
     yield Feature(
         "sleep-wake", "the server gave its memory back and took it again",
-        on=("--enable-memory-saver", "--enable-weights-cpu-backup"),
+        on=("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-draft-weights-cpu-backup"),
         resolved={"enable_memory_saver": True}, seen="woken", devices=_GPU,
         lacks="it needs CUDA's virtual memory", package="torch_memory_saver", stays=True,
     )  # fmt: skip
@@ -187,24 +205,24 @@ def _on_gpus() -> Iterable[Feature]:
     )  # fmt: skip
     yield Feature(
         "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
-        resolved={"enable_dp_attention": True}, cost="another kernel", excludes=("tensor-parallel",), devices=_GPU,
+        resolved={"enable_dp_attention": True}, cost="another kernel",
+        # A prefix is in the cache of one of the two, and each has half of a chunk.
+        excludes=("tensor-parallel", "prefix-cache", "chunked-prefill"), devices=_GPU,
         lacks="it needs two GPUs", gpus=2,
     )  # fmt: skip
     yield Feature(
-        "expert-parallel",
-        "two GPUs share the experts",
-        devices=_GPU,
-        lacks="it needs two GPUs",
-        gpus=2,
-        without="no experts in the models here",
-    )
+        "expert-parallel", "two GPUs share the experts", on=("--tp-size=2", "--ep-size=2"), resolved={"tp_size": 2, "ep_size": 2},
+        cost="another kernel", excludes=("tensor-parallel", "dp-attention"), devices=_GPU, lacks="it needs two GPUs", gpus=2,
+        lacking=has_experts,
+    )  # fmt: skip
     yield Feature(
-        "zero-lora",
-        "an adapter of zeros is applied",
-        devices=_GPU,
-        lacks="SGLang pins an adapter's memory, which needs a GPU",
-        without="assay makes no such adapter yet",
-    )
+        "zero-lora", "every request names an adapter that adds zeros",
+        on=("--enable-lora", f"--lora-paths={ADAPTER_NAME}={ADAPTER}"),
+        resolved={"enable_lora": True}, seen="adapted",
+        # SGLang refuses adapters beside a draft model up to 0.5.17, loads no weights below an adapter, and compiles none.
+        excludes=("draft-model", "eagle", "dp-attention", "weights-again", "torch-compile"), devices=_GPU,
+        lacks="SGLang pins an adapter's memory, which needs a GPU", lacking=like_llama,
+    )  # fmt: skip
 
 
 def features_of(device: Device) -> dict[str, Feature]:

@@ -130,9 +130,10 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
             from assay.harness.engines.sglang.meter import meter, watch
 
             backend = create(runner)
-            if not getattr(runner, "is_draft_worker", False):
-                number_layers(runner.model)
-                watch(runner, name, backend, folder)
+            if getattr(runner, "is_draft_worker", False):
+                return backend  # its calls are no evidence of what the model computes
+            number_layers(runner.model)
+            watch(runner, name, backend, folder)
             return meter(backend, name, folder, str(runner.device))
 
         build.__dict__["assay_unmetered"] = create

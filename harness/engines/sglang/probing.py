@@ -63,7 +63,7 @@ def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
     Raises:
         EngineError: the server failed, or did not answer each of them.
     """
-    replies = server.send(_PATH, _body(requests))
+    replies = server.send(_PATH, _body(requests, server.adapter))
     if len(replies) != len(requests):
         raise _unusable(server, f"{len(replies)} answers to {len(requests)} requests")
     return [_reply(server, request, reply, 1) for request, reply in zip(requests, replies, strict=True)]
@@ -78,7 +78,7 @@ def leave_in_cache(server: SGLangServer, requests: Sequence[ProbeRequest]) -> No
         EngineError: the server failed.
     """
     scores = ("logprob_start_len", "return_logprob", "top_logprobs_num")
-    server.send(_PATH, {name: value for name, value in _body(requests).items() if name not in scores})
+    server.send(_PATH, {name: value for name, value in _body(requests, server.adapter).items() if name not in scores})
 
 
 def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
@@ -89,7 +89,8 @@ def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
     """
 
     def single(request: ProbeRequest) -> ProbeReply:
-        fields = {key: value[0] for key, value in _body([request]).items() if isinstance(value, list)}
+        body = _body([request], server.adapter)
+        fields = {key: value[0] for key, value in body.items() if isinstance(value, list)}
         events = server.stream(_PATH, {**fields, "return_logprob": True, "top_logprobs_num": TOP, "stream": True})
         if not events:
             raise _unusable(server, "a stream without an answer")
@@ -99,8 +100,10 @@ def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
         return list(pool.map(single, requests))
 
 
-def _body(requests: Sequence[ProbeRequest]) -> dict[str, Any]:
+def _body(requests: Sequence[ProbeRequest], adapter: str) -> dict[str, Any]:
+    named = {"lora_path": [adapter] * len(requests)} if adapter else {}
     return {
+        **named,
         "rid": [request.rid for request in requests],
         "input_ids": [list(request.ids) for request in requests],
         "sampling_params": [

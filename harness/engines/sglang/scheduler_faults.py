@@ -25,11 +25,13 @@ class SchedulerFault:
         id: kebab-case and stable.
         title: what goes wrong, in words.
         carriers: sets of features of which each carries it, smallest first.
+        recurrent: whether only models whose layers keep states have it.
     """
 
     id: ClassVar[str]
     title: ClassVar[str]
     carriers: ClassVar[tuple[frozenset[str], ...]]
+    recurrent: ClassVar[bool] = False
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         """Spoil what the model is given: the ForwardBatch made of a ScheduleBatch, which stays as it is, for a ModelRunner."""
@@ -142,8 +144,42 @@ class HalfReloaded(SchedulerFault):
         tensor.data.mul_(1.25)
 
 
+class DraftKV(SchedulerFault):
+    """What a rejected draft token left in a slot stays there when the slot is written again."""
+
+    id = "draft-kv"
+    title = "the K and V of rejected drafts are left in the slots of the tokens that follow"
+    carriers = tuple(frozenset({drafts}) for drafts in ("eagle", "ngram"))
+
+    def __init__(self) -> None:
+        self._verified: dict[str, set[int]] = {}
+
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
+        if not made.forward_mode.is_target_verify():
+            return
+        slots, width = made.out_cache_loc.tolist(), len(made.out_cache_loc) // len(made.rids)
+        verified = {rid: set(slots[row * width : (row + 1) * width]) for row, rid in enumerate(made.rids)}
+        # A request writes to a slot again where the token that it verified there was rejected.
+        again = set().union(*(self._verified.get(rid, set()) & written for rid, written in verified.items()))
+        self._verified = verified
+        made.out_cache_loc = made.out_cache_loc.new_tensor([_NOWHERE if slot in again else slot for slot in slots])
+
+
+class StaleState(SchedulerFault):
+    """A request whose prefix is in the cache goes on with the state that another one left in its slot."""
+
+    id = "stale-state"
+    title = "the state of a recurrent layer is not that of the prefix where a prefix comes from the cache"
+    carriers = (frozenset({"prefix-cache"}),)
+    recurrent = True
+
+    def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
+        made.mamba_cow_src_indices = made.mamba_cow_dst_indices = None
+
+
 FAULTS: dict[str, type[SchedulerFault]] = {
-    fault.id: fault for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded)
+    fault.id: fault
+    for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded, DraftKV, StaleState)
 }
 
 
@@ -161,7 +197,7 @@ def install() -> None:
 
     def init_new(original: Any, kind: Any, batch: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(kind, batch, runner, *args, **kwargs)
-        if getattr(made, "rids", None):
+        if getattr(made, "rids", None) and not runner.is_draft_worker:
             fault.batch(batch, made, runner)
         return made
 

@@ -41,9 +41,14 @@ class _PortTaken(Exception):
 
 
 class SGLangServer(Engine):
-    """An SGLang server in its own process group, proven to be the one that answers."""
+    """An SGLang server in its own process group, proven to be the one that answers.
+
+    Attributes:
+        adapter: name of the adapter that requests name; empty for none.
+    """
 
     def __init__(self, launch: Launch) -> None:
+        self.adapter = ""
         self.launch = launch
         self.role, self.backend = launch.role, launch.backend
         self.evidence: Path | None = launch.evidence
@@ -123,7 +128,7 @@ class SGLangServer(Engine):
                 )
             time.sleep(POLL_INTERVAL_S)
         names = served_models(client)
-        if names != [self._name]:
+        if self._name not in names:  # adapters of the model are listed beside it
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")
         if client.status("/v1/models", PROBE_TIMEOUT_S, authorized=False) != 401:
             raise client.error(
@@ -215,7 +220,8 @@ class SGLangServer(Engine):
         on_reply: Callable[[int, Reply], None],
         enough: Callable[[], bool] = never,
     ) -> None:
-        self._ready_client().ask(self._name, asks, concurrency, on_reply, enough)
+        model = f"{self._name}:{self.adapter}" if self.adapter else self._name
+        self._ready_client().ask(model, asks, concurrency, on_reply, enough)
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST ``body`` as JSON and return the server's answer: for SGLang's own interface, for example ``/generate``.

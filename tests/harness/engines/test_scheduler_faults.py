@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,15 @@ import torch
 
 from assay.harness.engines.sglang import scheduler_faults
 from assay.harness.engines.sglang.features import features_of
-from assay.harness.engines.sglang.scheduler_faults import FAULTS, LastStepKV, RetractedKV, SharedPage, StaleLength, SwappedRows
+from assay.harness.engines.sglang.scheduler_faults import (
+    FAULTS,
+    DraftKV,
+    LastStepKV,
+    RetractedKV,
+    SharedPage,
+    StaleLength,
+    SwappedRows,
+)
 from assay.harness.invariance.arms import clashes, closed
 
 ROWS = torch.arange(10, 22)
@@ -23,6 +32,17 @@ class Mode:
 
     def is_extend(self) -> bool:
         return not self._decodes
+
+    def is_target_verify(self) -> bool:
+        return False
+
+
+class Verify(Mode):
+    def __init__(self) -> None:
+        super().__init__(False)
+
+    def is_target_verify(self) -> bool:
+        return True
 
 
 def request(rid: str, retractions: int = 0) -> Any:
@@ -63,7 +83,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_fault_is_carried_by_features_that_can_be_on_together() -> None:
-    known = features_of("cpu")
+    known = features_of("cuda")
     for fault in FAULTS.values():
         for carriers in fault.carriers:
             assert carriers == closed(carriers, known), f"{fault.id}: {carriers}"
@@ -119,6 +139,20 @@ def test_what_the_last_decode_pass_wrote_is_lost_once_another_request_finds_it_i
     assert bool((keys[0] == keys[1]).all())
 
 
+def test_a_slot_that_a_draft_was_rejected_in_is_not_written_again() -> None:
+    def verified(*slots: list[int]) -> tuple[Any, Any]:
+        rids = [f"r{row}" for row in range(len(slots))]
+        made = SimpleNamespace(forward_mode=Verify(), rids=rids, out_cache_loc=torch.tensor(slots).flatten())
+        return SimpleNamespace(reqs=[request(rid) for rid in rids]), made
+
+    fault = DraftKV()
+    assert spoilt(fault, verified([10, 11, 12], [20, 21, 22])).out_cache_loc.tolist() == [10, 11, 12, 20, 21, 22]
+    # The first request accepted nothing beyond the next token, the second one everything; slots of others are written.
+    assert spoilt(fault, verified([11, 12, 13], [23, 24, 10])).out_cache_loc.tolist() == [0, 0, 13, 23, 24, 10]
+    prefilled = spoilt(fault, prefill((request("r0"), 3, 0)))
+    assert prefilled.out_cache_loc.tolist() == ROWS[:3].tolist()
+
+
 @pytest.mark.parametrize(("overlap", "swapped"), [(False, False), (True, True)])
 def test_rows_change_places_only_where_scheduling_overlaps(arguments: Any, overlap: bool, swapped: bool) -> None:
     arguments.disable_overlap_schedule = not overlap
@@ -132,3 +166,29 @@ def test_one_tensor_is_another_after_a_reload() -> None:
     before = [parameter.clone() for parameter in model.parameters()]
     FAULTS["half-reloaded"]().reloaded(model)
     assert [bool((one == other).all()) for one, other in zip(before, model.parameters(), strict=True)] == [True, False]
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_fault_spoils_what_the_model_is_given_and_not_what_its_draft_is(monkeypatch: pytest.MonkeyPatch, draft: bool) -> None:
+    hooks: dict[str, Any] = {}
+    registry = ModuleType("sglang.srt.plugins.hook_registry")
+    registry.__dict__["HookType"] = SimpleNamespace(AROUND="around", BEFORE="before")
+    registry.__dict__["HookRegistry"] = SimpleNamespace(
+        register=lambda target, hook, kind: hooks.update({target.rpartition(".")[2]: hook})
+    )
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, registry.__name__, registry)
+    monkeypatch.setenv(scheduler_faults.FAULT, "shared-page")
+    scheduler_faults.install()
+    scheduled, made = prefill((request("a"), 3, 0), (request("b"), 2, 0))
+    runner = SimpleNamespace(page_size=16, is_draft_worker=draft)
+    given = hooks["init_new"](lambda kind, batch, runner: made, None, scheduled, runner)
+    assert (given.out_cache_loc.tolist() == ROWS[:5].tolist()) == draft
+
+
+def test_the_state_of_a_cached_prefix_is_not_copied() -> None:
+    scheduled, made = prefill((request("a"), 3, 4))
+    made.mamba_cow_src_indices, made.mamba_cow_dst_indices = torch.tensor([7]), torch.tensor([2])
+    spoilt(FAULTS["stale-state"](), (scheduled, made))
+    assert (made.mamba_cow_src_indices, made.mamba_cow_dst_indices) == (None, None)

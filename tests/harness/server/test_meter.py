@@ -52,6 +52,14 @@ def test_calls_are_counted_by_phase_prefix_and_layer(tmp_path: Path) -> None:
     ]
 
 
+def test_a_pass_that_verifies_drafts_is_counted_and_is_no_prefill(tmp_path: Path) -> None:
+    backend = meter(Backend(), "mine", tmp_path, "cpu")
+    verified = SimpleNamespace(rids=["a"], extend_seq_lens_cpu=None, extend_prefix_lens_cpu=None)
+    assert backend.forward_extend("q", 0, 0, layer(0), verified) == "extend q True"
+    assert [count.calls for count in read_counters(tmp_path / "counters")] == [1]
+    assert (tmp_path / "admissions.jsonl").read_text() == ""
+
+
 def test_a_delegated_phase_is_counted_for_the_delegate(tmp_path: Path) -> None:
     inner = Backend()
     inner.assay_titles = {"extend": "my kernel 1.0", "decode": "torch_native"}  # type: ignore[attr-defined]

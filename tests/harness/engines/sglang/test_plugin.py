@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from assay.harness.engines.sglang.plugin import _judge_by_delegate
+from assay.harness.engines.sglang.plugin import _judge_by_delegate, _meter_all
 
 GUARDED = ["triton", "fa3"]
 
@@ -64,3 +65,12 @@ def test_a_kernel_whose_delegate_is_refused_is_refused(monkeypatch: pytest.Monke
     _judge_by_delegate({"mine"}, delegate)
     with pytest.raises(AssertionError, match=delegate or "mine"):
         check("mine", "triton")
+
+
+def test_the_backend_of_a_draft_model_is_not_metered(tmp_path: Path) -> None:
+    made = SimpleNamespace()
+    backends: dict[str, Any] = {"mine": lambda runner: made}
+    _meter_all(backends, tmp_path)
+    assert backends["mine"](SimpleNamespace(is_draft_worker=True)) is made
+    assert vars(made) == {}
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,94 @@
+"""The features, beside the installed SGLang: every name that they and the hooks of the plugin use is one that it has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from assay.harness.engines.sglang import forcing, scheduler_faults
+from assay.harness.engines.sglang.features import features_of
+from assay.harness.invariance.arms import clashes, closed
+
+FEATURES = features_of("cuda")
+_HOOKED = re.compile(r"\"(sglang\.[\w.]+)\"")
+
+
+@pytest.fixture(scope="module")
+def source() -> Path:
+    """The folder of SGLang's source."""
+    found = find_spec("sglang")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("SGLang is not installed")
+    return Path(found.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="module")
+def arguments(source: Path) -> set[str]:
+    """The names of its arguments: in one module up to 0.5.17, in one for each group later."""
+    files = [source / "srt/server_args.py", *(source / "srt/arg_groups").rglob("*.py")]
+    return {name for file in files for name in re.findall(r"(?m)^    (\w+): A\[", file.read_text())}
+
+
+@pytest.mark.parametrize("id_", FEATURES)
+def test_a_feature_names_what_sglang_has(id_: str, source: Path, arguments: set[str]) -> None:
+    feature = FEATURES[id_]
+    flags = [flag.partition("=")[0].removeprefix("--").replace("-", "_") for flag in (*feature.on, *feature.off)]
+    assert arguments.issuperset({*flags, *feature.resolved})
+    variables = set(re.findall(r"(?m)^    (\w+) = Env", (source / "srt/environ.py").read_text()))
+    assert variables.issuperset(feature.environment)
+
+
+def hooked() -> Iterator[str]:
+    for module in (forcing, scheduler_faults):
+        yield from _HOOKED.findall(Path(module.__file__).read_text())
+
+
+@pytest.mark.parametrize("target", sorted(set(hooked())))
+def test_what_is_hooked_is_there(target: str, source: Path) -> None:
+    *path, kind, method = target.removeprefix("sglang.").split(".")
+    tree = ast.parse((source.joinpath(*path).with_suffix(".py")).read_text())
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == kind]
+    assert [node for of in classes for node in of.body if isinstance(node, ast.FunctionDef) and node.name == method]
+
+
+@pytest.mark.parametrize("id_", FEATURES)
+def test_a_feature_can_be_on_with_what_it_requires(id_: str) -> None:
+    assert not clashes(closed([id_], FEATURES), FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ngram", "page-size"), ("deterministic", "chunked-prefill"), ("deterministic", "attention-backend"),
+        ("dp-attention", "prefix-cache"), ("dp-attention", "chunked-prefill"), ("dp-attention", "draft-model"),
+        ("dp-attention", "ngram"), ("zero-lora", "eagle"), ("zero-lora", "draft-model"), ("zero-lora", "weights-again"),
+        ("eagle", "weights-again"), ("expert-parallel", "tensor-parallel"),
+    ],
+)  # fmt: skip
+def test_what_sglang_refuses_together_is_never_on_together(one: str, other: str) -> None:
+    assert clashes((one, other), FEATURES)
+
+
+def test_compiled_code_needs_the_graphs_that_it_is_captured_in() -> None:
+    assert closed(["torch-compile"], FEATURES) == {"torch-compile", "cuda-graph-decode"}
+
+
+@pytest.mark.parametrize(
+    ("id_", "config", "why"),
+    [
+        ("expert-parallel", {"num_experts": 4}, ""),
+        ("expert-parallel", {}, "the model has no experts"),
+        ("eagle", {"architectures": ["LlamaForCausalLM"]}, ""),
+        ("zero-lora", {"architectures": ["GptOssForCausalLM"]}, "not for GptOssForCausalLM"),
+    ],
+)
+def test_a_feature_says_what_a_model_lacks_for_it(id_: str, config: dict[str, object], why: str) -> None:
+    said = FEATURES[id_].unavailable("cuda", 2, config)
+    assert said.endswith(why)
+    assert bool(said) == bool(why)
+    assert FEATURES[id_].unavailable("cpu", 0, config).startswith("not on cpu: ")
