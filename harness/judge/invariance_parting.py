@@ -114,7 +114,9 @@ def _said(at: Parting, own: Trace) -> str:
     differ = "differ" if len(at.names) > 1 else "differs"
     head = f"{'KV head' if _of_keys(at.names) else 'head'} {at.head}"
     size = f"a relative error of {at.error:.2g}, most in {head}; up to {at.bound:.2g} is rounding"
-    before = f", and the output of attention in layer {at.layer - 1} is the same" if at.layer else ""
+    # A layer of another kind, such as a recurrent one, has no attention.
+    last = max((layer for layer in own.outputs if layer < at.layer), default=None)
+    before = "" if last is None else f", and the output of attention in layer {last} is the same"
     if at.place == "input":
         unless = ": V is the same, so it is their positions, or RoPE" if at.names == ("q", "k") else before
         return f"layer {at.layer}: {what} {differ} as they are computed ({size}){unless}"

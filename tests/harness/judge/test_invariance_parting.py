@@ -1,0 +1,106 @@
+"""Where in the model a set of features parts from its base: from traces on disk, in words, or why it was not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, TracedPlace
+from assay.harness.evidence.trace import TraceHeader, write_pass, write_refusal
+from assay.harness.judge.invariance import judge_invariance
+from assay.harness.judge.invariance_result import InvarianceResult
+
+LAYERS = (3, 7)
+"""Those that have attention: the others are recurrent."""
+PLACE = TracedPlace(probe="0+8", index=12)
+Spoil = Callable[[dict[str, torch.Tensor]], None]
+Judge = Callable[..., InvarianceResult]
+
+
+def write(folder: InvarianceFolder, record: ArmRecord, spoil: Spoil = lambda kept: None) -> None:
+    """Write the trace of a pass: the same numbers each time, before they are spoiled."""
+    generator, kept = torch.Generator().manual_seed(0), {}
+    for layer in LAYERS:
+        for name, heads in (("q.", 4), ("new_k.", 2), ("new_v.", 2), ("k.", 2), ("v.", 2), ("layer.", 4)):
+            kept[f"{name}{layer}"] = torch.randn(PLACE.index, heads, 8, generator=generator)
+    spoil(kept)
+    header = TraceHeader(run=folder.nonce, request="x", phase="extend", number=0, rank=0, ranks=1)
+    positions = torch.arange(PLACE.index)
+    write_pass(folder.server_folder(record.server), record.label, positions + 50, positions, kept, header)
+
+
+@pytest.fixture
+def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
+    """Judges a feature that differs in its first generated token, and whose pass and base were traced."""
+
+    def judge(spoil: Spoil | None = None, traced_kl: float = 0.5, **arm: Any) -> InvarianceResult:
+        folder = InvarianceFolder.new(tmp_path / "out")
+        own = [
+            arm_records.arm(number=3, why="trace"),
+            arm_records.arm(number=4, why="trace again"),
+            arm_records.arm("page-size", number=5, why="trace", decode=traced_kl),
+        ]
+        own = [record.model_copy(update={"traced": PLACE}) for record in own]
+        arms = [arm_records.arm("page-size", **{"decode": 0.5} | arm), *(own if spoil else ())]
+        arm_records.write(folder, arms, arms=(("page-size",),))
+        if spoil:
+            for record in own[:2]:
+                write(folder, record)
+            write(folder, own[2], spoil)
+        return judge_invariance(folder)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("names", "place", "says"),
+    [
+        (("q.7", "new_k.7", "new_v.7"), "layer 7, before attention, head", "and the output of attention in layer 3 is the same"),
+        (("q.3", "new_k.3"), "layer 3, before attention, head", "V is the same, so it is their positions, or RoPE"),
+        (("v.3", "layer.3"), "layer 3, KV cache, KV head", "V in the KV cache differs in 12 tokens, first in token 1 "),
+        (("layer.3", "q.7"), "layer 3, attention, head", "the output of attention differs"),
+        ((), "behind the attention of layer 7", "in all 2 layers q, K, V and the output are the same"),
+    ],
+)
+def test_the_place_is_named(judged: Judge, names: tuple[str, ...], place: str, says: str) -> None:
+    def spoil(kept: dict[str, torch.Tensor]) -> None:
+        for name in names:
+            kept[name] *= 1.5
+
+    result = judged(spoil)
+    (finding,), (parting,) = result.findings, result.partings
+    assert finding.where.startswith(f"first at probe 0+8, generated token 1; {place}")
+    assert says in parting.says
+    assert f"inside the model: {parting.says}" in finding.evidence
+    assert [arm.number for arm in result.arms] == [0, 1, 2], "what was asked again is no arm"
+
+
+def test_a_pass_that_does_not_differ_again_is_not_observed(judged: Judge) -> None:
+    (parting,) = judged(lambda kept: None, traced_kl=0.0).partings
+    assert (parting.place, parting.not_observed) == ("", "asked again with the trace on, it did not differ there")
+
+
+def test_what_was_not_asked_again_is_not_observed(judged: Judge) -> None:
+    result = judged()
+    assert result.partings[0].not_observed == "it was not asked again with a trace"
+    assert result.findings[0].where == "first at probe 0+8, generated token 1"
+
+
+def test_a_trace_that_was_refused_says_why(judged: Judge, tmp_path: Path) -> None:
+    judged(lambda kept: None)
+    folder = InvarianceFolder(tmp_path / "out")
+    write_refusal(folder.server_folder(0), "005", "it cannot run TARGET_VERIFY batches")
+    (parting,) = judge_invariance(folder).partings
+    assert "TARGET_VERIFY" in parting.not_observed
+
+
+def test_traces_of_other_heads_are_not_compared(judged: Judge) -> None:
+    def fewer(kept: dict[str, torch.Tensor]) -> None:
+        kept["k.3"] = kept["k.3"][:, :1].contiguous()
+
+    assert judged(fewer).partings[0].not_observed.startswith("k of layer 3 is")
