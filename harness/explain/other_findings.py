@@ -234,9 +234,10 @@ _PAGES = (
         "features that must change nothing change the output",
         "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
         "other log-probabilities than without, by more than rounding explains. The finding names the smallest set of features with "
-        "which that happens, and the first position at which it shows.",
+        "which that happens, the first position at which it shows, and where it was observed the layer and the head at which the "
+        "model's attention calls part: before attention, in the KV cache, in attention, or behind it.",
         "Run the finding's command, which compares these features alone and together; then look at what the engine does at that "
-        "position: the borders of pages and chunks, and what comes from the cache.",
+        "position and in that place: the borders of pages and chunks, what comes from the cache, and what is computed before it.",
         "assay invariance",
     ),
     Page(
