@@ -30,7 +30,12 @@ SHAPE_8B: dict[str, Any] = {
     "max_position_embeddings": 16384,
 }
 """The shape of Llama 3.1 8B."""
-SHAPE_1B: dict[str, Any] = SHAPE_8B | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
+SHAPE_1B: dict[str, Any] = SHAPE_8B | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+}
 """The shape of Llama 3.2 1B, but for the tokens: it has the tiny model's, and their embeddings twice."""
 _HYBRID = {
     "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "dtype": "bfloat16", "hidden_act": "silu",

@@ -21,7 +21,9 @@ class ArmRow(Part):
 
     number: int
     features: tuple[str, ...]
-    chosen_by: str = Field(description='"base", "base again", "base longer", "pairs", "singles", "exactly", "reduction" or "sensitivity"')
+    chosen_by: str = Field(
+        description='"base", "base again", "base longer", "pairs", "singles", "exactly", "reduction" or "sensitivity"'
+    )
     verdict: Verdict
     why: str = Field(description="what decided; empty for a pass")
     server: int
