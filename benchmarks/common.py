@@ -19,7 +19,7 @@ REFERENCE = {"cpu": "torch_native", "cuda": "triton"}
 """The reference backend on each device."""
 DUMMY_WEIGHTS = "--load-format=dummy"
 """Flag of SGLang for a model folder without weights."""
-SHAPE_8B = {
+SHAPE_8B: dict[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
@@ -30,6 +30,13 @@ SHAPE_8B = {
     "max_position_embeddings": 16384,
 }
 """The shape of Llama 3.1 8B."""
+SHAPE_1B: dict[str, Any] = SHAPE_8B | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+}
+"""The shape of Llama 3.2 1B, but for the tokens: it has the tiny model's, and their embeddings twice."""
 _HYBRID = {
     "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "dtype": "bfloat16", "hidden_act": "silu",
     "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "full_attention_interval": 4, "rms_norm_eps": 1e-6,
@@ -56,14 +63,53 @@ def assay(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] = Map
     return subprocess.run(command, cwd=cwd, env=variables, check=False).returncode
 
 
-def shaped_model(folder: Path) -> Path:
-    """Create a folder with the configuration of an 8B model and the tiny model's tokenizer, without weights."""
+def shaped_model(folder: Path, shape: Mapping[str, Any] = MappingProxyType(SHAPE_8B)) -> Path:
+    """Create a folder with the configuration of a model of this shape and the tiny model's tokenizer, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in TINY_MODEL.glob("*token*"):
         shutil.copy(path, folder)
     shutil.copy(TINY_MODEL / "chat_template.jinja", folder)
     config = json.loads((TINY_MODEL / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | SHAPE_8B))
+    (folder / "config.json").write_text(json.dumps(config | dict(shape)))
+    return folder
+
+
+def random_model(folder: Path) -> Path:
+    """Create a folder with a model of the shape of 1B and random weights, whose every layer moves what it writes.
+
+    Weights without meaning are enough where one build is compared with itself; those of `DUMMY_WEIGHTS` are so small that all
+    tokens are equally probable.
+    """
+    import safetensors.torch
+    import torch
+
+    shaped_model(folder, SHAPE_1B)
+    config = json.loads((folder / "config.json").read_text())
+    hidden, inner, head = (config[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
+
+    def drawn(*shape: int, spread: float = 0.02) -> torch.Tensor:
+        return (spread * torch.randn(shape, generator=generator, device=device)).bfloat16().cpu()
+
+    weights = {
+        "model.embed_tokens.weight": drawn(config["vocab_size"], hidden),
+        "lm_head.weight": drawn(config["vocab_size"], hidden, spread=0.04),
+        "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+    }
+    shapes = {
+        "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    for layer in range(config["num_hidden_layers"]):
+        weights |= {f"model.layers.{layer}.{name}.weight": drawn(*shape) for name, shape in shapes.items()}
+        weights |= {
+            f"model.layers.{layer}.{name}_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16)
+            for name in ("input", "post_attention")
+        }
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

@@ -4,7 +4,8 @@
 
 Every server of an invocation has the same fault, the base's included. Beside the features that carry it, others are switched that
 do not. By default those faults are seeded whose features the device has, those of layers that keep states in a model that has some
-(``--model hybrid``). Prints one table: seeded, found, reduced to the right set, minutes; then honest servers, which must be clean.
+(``--model hybrid``). Prints one table: seeded, found, reduced to the right set, where in the model it shows, minutes; then honest
+servers, which must be clean.
 ``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``).
 """
 
@@ -18,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from common import hybrid_model
+from common import hybrid_model, random_model
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +27,7 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.engines.sglang.scheduler_faults import FAULT, FAULTS, SchedulerFault
 from assay.harness.errors import AssayError
+from assay.harness.judge.invariance_parting import place_of
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import compare_features
@@ -42,7 +44,9 @@ REVERTED: Mapping[str, tuple[str, Sequence[str]]] = {
 features that carry it. All need a draft model, and so a GPU. Reverts of others do not apply (27338, 27460), or need drafts that are
 trees in pages (26972)."""
 HYBRID = "hybrid"
-"""Names a model whose layers keep states, which is made here."""
+"""Names a model whose layers keep states."""
+MADE = {HYBRID: hybrid_model, "1b": random_model}
+"""Models that are made here, by name."""
 CONSOLE = Console(width=160)
 
 
@@ -54,8 +58,8 @@ def seedable(fault: type[SchedulerFault], device: Device) -> bool:
 
 def compared(device: str, side: Side, features: Sequence[str], out: Path) -> InvarianceResult:
     """Switch features in servers of a side."""
-    if side.model == HYBRID:
-        side = side.model_copy(update={"model": str(hybrid_model(out.with_name(HYBRID)))})
+    if make := MADE.get(side.model):
+        side = side.model_copy(update={"model": str(make(out.with_name(side.model)))})
     spec = RunSpec.of(device=device, reference=side, candidate=side)
     return compare_features(spec, out, features=features, display=ProgressDisplay(Console(stderr=True), 30.0))
 
@@ -72,13 +76,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
-        "--model", default="tiny", help=f"{HYBRID} for one whose layers keep states, which is made here"
+        "--model",
+        default="tiny",
+        help=f"made here: {HYBRID}, whose layers keep states, and 1b, random weights of that shape",
     )
     parser.add_argument("--backend", default="")
     parser.add_argument("--faults", default="", help="by default all whose features the device has")
     parser.add_argument("--beside", default=",".join(BESIDE), help="features that are switched whatever the fault")
     parser.add_argument("--reverted", action="store_true")
-    parser.add_argument("--honest", type=int, default=1, help="invocations without a fault, with every feature")
+    parser.add_argument("--honest", type=int, default=1, help="invocations without a fault")
+    parser.add_argument("--features", default="", help="that these switch; by default all")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     backend = given.backend or {"cpu": "torch_native", "cuda": "triton"}[given.device]
@@ -88,7 +95,17 @@ def main() -> int:
     if unknown := [name for name in faults if name not in FAULTS]:
         parser.error(f"{unknown[0]} is no fault: {', '.join(FAULTS)}")
     place = given.out or Path(tempfile.mkdtemp(prefix="invariance-"))
-    table = Table("seeded", "carried by", "found", "verdict", "reduced to the right set", "servers", "arms", "minutes")
+    table = Table(
+        "seeded",
+        "carried by",
+        "found",
+        "verdict",
+        "reduced to the right set",
+        "where in the model",
+        "servers",
+        "arms",
+        "minutes",
+    )
     missed = 0
 
     def row(seeded: str, features: Sequence[str], carriers: Sequence[frozenset[str]], side: Side) -> None:
@@ -101,13 +118,23 @@ def main() -> int:
             result = compared(given.device, side, features, place / seeded)
         except AssayError as error:
             missed += 1
-            table.add_row(seeded, carried, f"[no result: {error.found[:60]}]", "error", "no", "", "", "")
+            table.add_row(seeded, carried, f"[no result: {error.found[:60]}]", "error", "no", "", "", "", "")
             return
         found, right = reduced(result, carriers)
         missed += result.verdict != "regression"
         minutes = f"{(time.monotonic() - begun) / 60:.1f}"
         counts = (f"{result.servers}", f"{len(result.arms)}")
-        cells = (seeded, carried, found or "nothing", result.verdict, "yes" if right else "no", *counts, minutes)
+        placed = "; ".join(place_of(parting) or f"not observed: {parting.not_observed}" for parting in result.partings)
+        cells = (
+            seeded,
+            carried,
+            found or "nothing",
+            result.verdict,
+            "yes" if right else "no",
+            placed,
+            *counts,
+            minutes,
+        )
         table.add_row(*cells)
         print(*cells, sep="; ", file=sys.stderr, flush=True)  # a long table is not lost if it is ended early
 
@@ -125,13 +152,20 @@ def main() -> int:
             row(name, features, fault.carriers, own.model_copy(update=side))
     CONSOLE.print(table)
     servers = arms = clean = 0
-    for number in range(given.honest):
-        result = compared(given.device, own, (), place / f"honest-{number}")
-        failing = {arm.server for arm in result.arms if arm.verdict == "regression"}
+    begun, honest = time.monotonic(), tuple(filter(None, given.features.split(",")))
+    for turn in range(given.honest):
+        result = compared(given.device, own, honest, place / f"honest-{turn}")
+        for arm in result.arms:
+            if arm.verdict != "pass":
+                CONSOLE.print(f"honest-{turn}: {' + '.join(arm.features) or 'base'}: {arm.verdict}: {arm.why}")
+        failing = {arm.server for arm in result.arms if arm.verdict != "pass"}
         started = {arm.server for arm in result.arms}
         servers, arms, clean = servers + len(started), arms + len(result.arms), clean + len(started - failing)
     if given.honest:
-        CONSOLE.print(f"honest: {clean} of {servers} servers clean, in {arms} arms of {given.honest} invocations")
+        CONSOLE.print(
+            f"honest: {clean} of {servers} servers clean, in {arms} arms of {given.honest} invocations; "
+            f"{(time.monotonic() - begun) / 60:.1f} minutes"
+        )
     load = os.getloadavg()[0]
     CONSOLE.print(f"load of this machine at the end: {load:.1f} on {os.cpu_count()} cores; evidence in {place}")
     return int(bool(missed) or clean < servers)

@@ -153,7 +153,7 @@ FIELDS: dict[str, FieldInfo] = {
 """The settings of a run, by the name of the flag that sets them."""
 FLAGS = tuple(name for name in FIELDS if name != "bounds")
 """Settings that are flags."""
-GATE_FLAGS = ("baselines", "fingerprint", "growth", "reference_from")
+GATE_FLAGS = ("baselines", "fingerprint", "growth", "invariance", "reference_from")
 """Flags that only a run compared with the accepted baselines has."""
 RUN_FLAGS = tuple(name for name in FLAGS if name not in GATE_FLAGS)
 SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")

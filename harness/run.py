@@ -24,7 +24,8 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.interruption import like_ctrl_c, too_late
 from assay.harness.invariance.drive import InvarianceSession
-from assay.harness.invariance.invariance_plan import Mode, compared_spec, gpu_count, plan_invariance
+from assay.harness.invariance.invariance_plan import InvariancePlan, Mode, compared_spec, gpu_count, plan_invariance
+from assay.harness.invariance.of_candidate import plan_features, switch_features
 from assay.harness.judge.build import build
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
@@ -138,11 +139,13 @@ class OpenRun:
     Attributes:
         plan: the checked run.
         bench: the checked latency suite; None if the run does not ask for it.
+        features: of the candidate, which must change nothing; None if the policy names none.
         folder: where all evidence goes.
     """
 
     plan: Plan
     bench: BenchPlan | None
+    features: InvariancePlan | None
     folder: RunFolder
 
     @classmethod
@@ -162,7 +165,7 @@ class OpenRun:
             kept_running: whether `servers` is to be used, which needs both servers at the same time.
         """
         plan = prepare(spec)
-        bench = plan_latency(plan)
+        bench, features = plan_latency(plan), plan_features(plan)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
         folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")
@@ -170,28 +173,31 @@ class OpenRun:
         if baselines:
             status = attach_baselines(folder)
             display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
-        return cls(plan, bench, folder)
+        return cls(plan, bench, features, folder)
 
     def collect(self, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
-        """Ask both servers what is still open, then time both. What ends the run early is recorded, not raised.
+        """Ask both servers what is still open, then time both and switch features. What ends the run early is recorded, not raised.
 
         Args:
             display: shows the progress.
-            ready: the running servers of `servers`, which has timed them already; otherwise they are started and stopped here.
+            ready: the running servers of `servers`, which has done all else already; otherwise they are started and stopped here.
 
         Raises:
             KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
         """
         collect(self.plan, self.folder, display, ready)
-        time_servers(self.bench, self.folder, display)  # after the run's own servers have stopped
+        # After the run's own servers have stopped:
+        time_servers(self.bench, self.folder, display)
+        switch_features(self.features, self.folder, display)
 
     @contextmanager
     def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
         """Run the servers of a run for as long as a caller needs them; empty if one did not start, which is recorded.
 
-        Latency is timed first, on separate servers, which these would disturb.
+        Latency is timed first, on separate servers, which these would disturb; so are features switched.
         """
         time_servers(self.bench, self.folder, display)
+        switch_features(self.features, self.folder, display)
         roles = asked_roles(self.plan, self.folder)
         engines = [make_run_engine(self.plan, self.folder, role, alone=len(roles) == 1) for role in roles]
         started = ExitStack()

@@ -44,11 +44,25 @@ def invariance_document(result: InvarianceResult) -> Document:
     )
 
 
-def _body(result: InvarianceResult) -> list[Block]:
-    says = (
+def invariance_blocks(result: InvarianceResult) -> list[Block]:
+    """Show the arms, the features and the pairs, for the page of a run that switched them."""
+    return [
+        Line(_says(result), "quiet"),
+        _arms(result),
+        _features(result.features),
+        _matrix(result),
+        Checks(result.checks),
+    ]
+
+
+def _says(result: InvarianceResult) -> str:
+    return (
         f"Each arm scored the same {counted(result.probes, 'probe')}, token by token, and wrote the same tokens. The base differs "
         f"from itself in other batches by a mean KL of {result.floor_kl:.2g} nats; up to {result.bound_kl:.2g} counts as none."
     )
+
+
+def _body(result: InvarianceResult) -> list[Block]:
     blocks: list[Block] = [
         Facts(
             [
@@ -58,7 +72,7 @@ def _body(result: InvarianceResult) -> list[Block]:
             ]
         ),
         Section("findings", "Findings", [Findings(result.findings, commands=True)]),
-        Section("arms", "Arms", [Line(says, "quiet"), _arms(result)], announced=True),
+        Section("arms", "Arms", [Line(_says(result), "quiet"), _arms(result)], announced=True),
         Section("features", "Features", [_features(result.features)], announced=True),
         Only("page", [Section("pairs", "Pairs", [_matrix(result)])]),
         Section("checks", "Requirements of a pass", [Checks(result.checks)]),

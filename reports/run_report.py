@@ -49,6 +49,7 @@ from assay.reports.document import (
     Weights,
     Words,
 )
+from assay.reports.invariance import invariance_blocks
 from assay.reports.json_report import to_json
 from assay.reports.layer_section import layer_diff_section
 from assay.reports.markdown import markdown_lines
@@ -217,6 +218,8 @@ def _page(report: Report) -> list[Block]:
     blocks += [Section("findings", "Further findings", folds, short="Findings")] if folds else []
     blocks += [_suite(f"suite-{number}", suite) for number, suite in enumerate(report.suites, 1)]
     blocks += [layer_diff_section(report.layers)] if report.layers else []
+    if report.invariance:
+        blocks.append(Section("invariance", "Features that must change nothing", invariance_blocks(report.invariance)))
     blocks += [Section("latency", "Latency", latency_blocks(report.latency), style="latency")] if report.latency else []
     return [*blocks, *_envelope(report), _checks(report), _calls(report), _environment(report)]
 

@@ -61,14 +61,14 @@ def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
     shapes = [{layer: out.shape[1:] for layer, out in trace.outputs.items()} for trace in (reference, candidate)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"the traces {reference.label!r} and {candidate.label!r} are of different models: {shapes}")
-    ours, theirs = _matching(reference, candidate).T
+    ours, theirs = matching_rows(reference, candidate).T
     return {
         layer: sums_of(candidate.outputs[layer][theirs], out[ours], (0, 2))
         for layer, out in sorted(reference.outputs.items())
     }
 
 
-def _matching(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
+def matching_rows(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
     """Return the rows of the reference and of the candidate that match, [matched, 2]."""
     ours, theirs = _rows(reference), _rows(candidate)
     common = sorted(set(ours) & set(theirs))

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from assay.harness.errors import UsageError
+from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Origin
 from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
 from assay.harness.evidence.records import Token
@@ -18,7 +19,7 @@ from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
 from assay.harness.files import FolderLock, is_unused, write_whole
 from assay.harness.schema import Record, read_json
 
-MANIFEST = "manifest.json"
+FOLDER, MANIFEST = "invariance", "manifest.json"
 
 
 class Scores(Record):
@@ -81,13 +82,26 @@ class WrittenText(Record):
     count: int
 
 
+class TracedPlace(Record):
+    """What a pass was traced for.
+
+    Attributes:
+        probe: id of the probe.
+        index: of the predicted token in its sequence, from 0; the token before it is the last that is traced.
+    """
+
+    probe: str
+    index: int
+
+
 class ArmRecord(RunRecord):
     """One pass over the probes.
 
     Attributes:
         number: in the order in which arms were run; 0 is the base, 1 the base again.
         features: ids of the features that were on.
-        why: why it was run: "base", "pairs", "singles", "asked", "reduction", "sensitivity".
+        why: why it was run: "base", "base again", "base longer", "pairs", "singles", "exactly", "reduction", "sensitivity", or, of a pass that was
+            traced, "trace" or "trace again".
         replies: in the order of the probes; empty where it failed.
         texts: greedy answers to a few prompts.
         seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
@@ -96,6 +110,7 @@ class ArmRecord(RunRecord):
         server: number of the server in which it ran.
         seconds: of the pass, without the start of the server.
         startup_s: seconds that its server took to start, in the server's first arm; 0 in the others.
+        traced: the place for which it was asked again with the trace on, under `label`; None for a pass that was not.
     """
 
     number: int
@@ -109,6 +124,12 @@ class ArmRecord(RunRecord):
     server: int = 0
     seconds: float = 0.0
     startup_s: float = 0.0
+    traced: TracedPlace | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of its trace, which its requests' ids have too."""
+        return f"{self.number:03d}"
 
     @property
     def complete(self) -> bool:
@@ -140,7 +161,18 @@ class InvarianceManifest(Origin):
     lengths: dict[str, tuple[int, int, int]]
 
 
+class InvarianceEnd(RunRecord):
+    """The last file that is written: everything that was planned was run, and what failed was reduced.
+
+    Attributes:
+        arms: passes over the probes.
+    """
+
+    arms: int
+
+
 ARMS = RunFile("arms/*.json", ArmRecord, RUN_AGAIN, durable=False)
+END = RunFile("end.json", InvarianceEnd, RUN_AGAIN)
 
 
 class InvarianceFolder:
@@ -156,8 +188,12 @@ class InvarianceFolder:
         self._lock: FolderLock | None = None
 
     @classmethod
-    def new(cls, path: Path) -> InvarianceFolder:
+    def new(cls, path: Path, nonce: str = "") -> InvarianceFolder:
         """Make a new folder.
+
+        Args:
+            path: its path.
+            nonce: that of the run to which it belongs; empty for one of its own.
 
         Raises:
             UsageError: it is not empty, or another process writes to it.
@@ -166,7 +202,7 @@ class InvarianceFolder:
         lock = FolderLock(path) if is_unused(path) else None
         if lock is None or not is_unused(path):
             raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
-        folder = cls(path, new_nonce())
+        folder = cls(path, nonce or new_nonce())
         folder._lock = lock
         return folder
 
@@ -175,6 +211,11 @@ class InvarianceFolder:
         """The nonce that every file carries."""
         self._nonce = self._nonce or self.manifest().nonce
         return self._nonce
+
+    @property
+    def complete(self) -> bool:
+        """True if everything was run that was planned."""
+        return END.read(self.path, self._nonce) is not None
 
     def server_folder(self, number: int) -> Path:
         """Return the folder of a server's evidence."""
@@ -206,3 +247,8 @@ class InvarianceFolder:
     def arms(self) -> Sequence[ArmRecord]:
         """Read all arms, in the order in which they were run. Raises EvidenceError if one is damaged, or of another run."""
         return list(ARMS.read_each(self.path, self.nonce).values())
+
+
+def invariance_folder(run: RunFolder) -> InvarianceFolder:
+    """Return the comparison of features in a run, bound to it; the folder need not exist yet."""
+    return InvarianceFolder(run.path / FOLDER, run.nonce)

@@ -1,14 +1,15 @@
 """Traces: the attention outputs that a model used for one request, by layer; what a server's processes write, and how it is read.
 
 At the end of each forward pass a process writes ``trace/<label>/<pid>-<pass>.safetensors``: input tokens and positions of the kept
-rows, and per layer their outputs in this process's heads.
+rows, and per layer their outputs in this process's heads. Of a request that the control names there are also the queries, and K and
+V as the last of them reads them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:  # a report reads traces and must not wait for torch
 
 FOLDER = "trace"
 SCHEMA: Literal["assay.trace/2"] = "assay.trace/2"
-_LAYER = "layer."
+OUTPUT, QUERY = "layer.", "q."
+"""Names of the tensors of a file, before the number of a layer: outputs and queries of the kept rows, [rows, heads, dims]."""
+READ = ("k.", "v.")
+"""The same of K and V as the last query reads them, [tokens, kv heads, dims]: the last of them is its own."""
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32}
 """Dtypes in safetensors files -> NumPy dtypes."""
 _REFUSED = ".refused"
@@ -61,6 +65,10 @@ class Trace:
         positions: position of each row in the request, cached prefix included, int64 [rows].
         phases: "extend" or "decode" for each row.
         outputs: layer -> float32 [rows, heads, head_dim_v].
+        queries: layer -> float32 [rows, heads, head_dim]; empty where only outputs were kept.
+        keys: layer -> float32 [tokens, kv heads, head_dim], as the query at the last of `positions` reads them, its own last; empty
+            where they were not kept.
+        values: as `keys`.
     """
 
     label: str
@@ -68,10 +76,13 @@ class Trace:
     positions: NDArray[np.int64]
     phases: tuple[str, ...]
     outputs: dict[int, NDArray[np.float32]]
+    queries: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    keys: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 def write_pass(
-    folder: Path, label: str, tokens: Tensor, positions: Tensor, outputs: Mapping[int, Tensor],
+    folder: Path, label: str, tokens: Tensor, positions: Tensor, kept: Mapping[str, Tensor],
     header: TraceHeader,
 ) -> None:  # fmt: skip
     """Write the rows that one process kept of one pass.
@@ -81,13 +92,13 @@ def write_pass(
         label: the trace's label.
         tokens: int64 [rows].
         positions: int64 [rows].
-        outputs: layer -> [rows, this process's heads, head_dim_v], of any floating dtype.
+        kept: tensors of this process's heads, of any floating dtype, by `OUTPUT`, `QUERY` or `READ` and the number of a layer.
         header: what they belong to.
     """
     import safetensors.torch
 
     path = folder / FOLDER / label / f"{os.getpid()}-{header.number:06d}.safetensors"
-    tensors = {"tokens": tokens, "positions": positions} | {f"{_LAYER}{n}": out for n, out in outputs.items()}
+    tensors = {"tokens": tokens, "positions": positions} | dict(kept)
     content = safetensors.torch.save(tensors, {"header": header.model_dump_json()})
     write_whole(path, content, durable=False)
 
@@ -137,8 +148,8 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     return _joined(place, label, [passes[number] for number in sorted(passes)])
 
 
-_Part = tuple[TraceHeader, NDArray[np.int64], NDArray[np.int64], dict[int, NDArray[np.float32]]]
-"""One file, one process's share of one pass: its header, tokens, positions and outputs."""
+_Part = tuple[TraceHeader, NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.float32]]]
+"""One file, one process's share of one pass: its header, tokens, positions, and what was kept of each layer by name."""
 
 
 def _read(path: Path) -> _Part:
@@ -147,12 +158,12 @@ def _read(path: Path) -> _Part:
             header = TraceHeader.model_validate_json((file.metadata() or {})["header"])
         views = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
         tensors = {name: _array(view) for name, view in views}
-        outputs = {
-            int(name.removeprefix(_LAYER)): array.astype(np.float32, copy=False)
+        kept = {
+            name: array.astype(np.float32, copy=False)
             for name, array in tensors.items()
-            if name.startswith(_LAYER)
+            if name.startswith((OUTPUT, QUERY, *READ))
         }
-        return header, tensors["tokens"], tensors["positions"], outputs
+        return header, tensors["tokens"], tensors["positions"], kept
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise _damaged(path, str(error).splitlines()[0]) from None
 
@@ -167,19 +178,30 @@ def _array(view: Mapping[str, Any]) -> NDArray[Any]:
 
 def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:
     complete = [_heads_joined(place, parts) for parts in passes]
-    layers = [set(outputs) for outputs in complete]
-    if any(layer != layers[0] for layer in layers):
-        raise _damaged(place, "the passes have different layers")
+
+    def rows(prefix: str) -> dict[int, NDArray[np.float32]]:
+        by_pass = [_of_layers(kept, prefix) for kept in complete]
+        if any(set(layers) != set(by_pass[0]) for layers in by_pass):
+            raise _damaged(place, "the passes have different layers")
+        return {layer: np.concatenate(_widened([layers[layer] for layers in by_pass])) for layer in sorted(by_pass[0])}
+
     firsts = [parts[0] for parts in passes]
+    reads = [_of_layers(complete[-1], prefix) for prefix in READ]
     return Trace(
         label=label,
         tokens=np.concatenate([tokens for _, tokens, _, _ in firsts]),
         positions=np.concatenate([positions for _, _, positions, _ in firsts]),
         phases=tuple(header.phase for header, tokens, _, _ in firsts for _ in tokens),
-        outputs={
-            layer: np.concatenate(_widened([outputs[layer] for outputs in complete])) for layer in sorted(layers[0])
-        },
+        outputs=rows(OUTPUT),
+        queries=rows(QUERY),
+        keys=reads[0],
+        values=reads[1],
     )
+
+
+def _of_layers(kept: Mapping[str, NDArray[np.float32]], prefix: str) -> dict[int, NDArray[np.float32]]:
+    """Return the tensors of one kind by layer."""
+    return {int(name.removeprefix(prefix)): array for name, array in kept.items() if name.startswith(prefix)}
 
 
 def _widened(passes: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
@@ -191,20 +213,21 @@ def _widened(passes: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
     return [np.pad(outputs, ((0, 0), (0, 0), (0, widest - outputs.shape[2]))) for outputs in passes]
 
 
-def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[int, NDArray[np.float32]]:
-    """Join the outputs of one pass by layer, with the heads of all processes in rank order."""
+def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[str, NDArray[np.float32]]:
+    """Join what was kept of one pass, with the heads of all processes in rank order."""
     first, *rows, _ = parts[0]
     for _, *others, _ in parts:
         if not all(map(np.array_equal, rows, others)):
             raise _damaged(place, f"the processes kept different rows of pass {first.number}")
     joined = {}
-    for layer in {layer for *_, outputs in parts for layer in outputs}:
-        shares = {header.rank: outputs[layer] for header, *_, outputs in parts if layer in outputs}
+    for name in sorted({name for *_, kept in parts for name in kept}):
+        shares = {header.rank: kept[name] for header, *_, kept in parts if name in kept}
         if sorted(shares) != list(range(first.ranks)):
+            layer = name.rpartition(".")[2]
             raise _damaged(
                 place, f"{len(shares)} of {first.ranks} processes wrote layer {layer} of pass {first.number}"
             )
-        joined[layer] = np.concatenate([shares[rank] for rank in sorted(shares)], axis=1)
+        joined[name] = np.concatenate([shares[rank] for rank in sorted(shares)], axis=1)
     return joined
 
 

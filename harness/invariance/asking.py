@@ -30,6 +30,8 @@ _ALTERNATIVES = 5
 """Alternatives that are returned with each token of a greedy text."""
 _AGAIN = 2
 """Probes that the base is sent at once the second time: other batches."""
+_BEHIND = 96
+"""Most tokens that follow a probe and its answer where both are scored as the beginning of a longer prompt."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class AskedArm:
         label: of the pass: its requests' ids begin with it.
         answers: id of a probe -> the tokens that the base wrote, which are forced; empty for the base itself.
         again: whether it is the base for the second time: in other batches, and in the opposite order.
+        longer: whether each probe is asked with the base's answer and further tokens behind it, all in one prefill: no feature is
+            on, and the kernels for other numbers of tokens compute the same.
         recurrent: whether the model keeps states, which the cache has only of the ends of earlier requests.
     """
 
@@ -50,6 +54,7 @@ class AskedArm:
     label: str
     answers: Mapping[str, tuple[int, ...]]
     again: bool = False
+    longer: bool = False
     recurrent: bool = False
 
 
@@ -86,6 +91,10 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
             server.flush_cache()
         if earlier := [_turn(asked, probe, turns[probe.id]) for probe in group if probe.id in turns]:
             (leave_in_cache if mixed else ask_together)(server, earlier)
+        if asked.longer:
+            scored = ask_together(server, [_longer(asked, probe) for probe in group])
+            replies |= {reply.probe: reply.model_copy(update={"decode": reply.prefill}) for reply in scored}
+            continue
         requests = [_request(asked, probe, turns.get(probe.id, 0)) for probe in group]
         replies |= {reply.probe: reply for reply in send(server, requests)}
     admissions = [
@@ -128,9 +137,13 @@ def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_onc
     )
 
 
-def _rid(asked: AskedArm, probe: Probe) -> str:
+def request_of(label: str, probe: str) -> str:
     """Name the request of a probe in a pass."""
-    return f"{forcing.PREFIX}{asked.label}:{probe.id}"
+    return f"{forcing.PREFIX}{label}:{probe}"
+
+
+def _rid(asked: AskedArm, probe: Probe) -> str:
+    return request_of(asked.label, probe.id)
 
 
 def _order(asked: AskedArm) -> list[Probe]:
@@ -138,7 +151,7 @@ def _order(asked: AskedArm) -> list[Probe]:
     if asked.again:
         order.reverse()
     elif "order" in asked.arm:
-        random.Random(asked.label).shuffle(order)
+        random.Random(" ".join(sorted(asked.arm))).shuffle(order)  # the same where an arm is asked again
     return order
 
 
@@ -216,6 +229,12 @@ def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
     return (
         f"in this server, an adapter that is not of zeros moves a log-probability by {apart:.2g} nats" if apart else ""
     )
+
+
+def _longer(asked: AskedArm, probe: Probe) -> ProbeRequest:
+    """Return the request for a probe and its answer, with some tokens behind them."""
+    behind = asked.load.prefix[: 1 + random.Random(probe.id).randrange(_BEHIND)]
+    return ProbeRequest(probe.id, _rid(asked, probe), (*probe.ids, *asked.answers[probe.id], *behind), probe.shared, 1)
 
 
 def answers_of(replies: Sequence[ProbeReply]) -> dict[str, tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,32 @@ from assay.harness.engines.sglang.features import ADAPTER_NAME
 from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.invariance import (
+    END,
+    ArmRecord,
+    InvarianceEnd,
+    InvarianceFolder,
+    InvarianceManifest,
+    TracedPlace,
+    WrittenText,
+)
 from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
-from assay.harness.invariance.asking import AskedArm, answers_of, ask, write_texts
+from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
-from assay.harness.invariance.outcome import bounds, outcome_of
+from assay.harness.invariance.outcome import ArmOutcome, bounds, outcome_of, rounds_by_shape, smallest
 from assay.harness.invariance.proof import shown
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
-from assay.harness.server.control import FAULTS, Control
+from assay.harness.server.control import FAULTS, TRACE, Control, TracedRequest
 
 _FAULT = "mask-top-left"
 """The fault that the probes must see, as in a run: calls with a cached prefix have it."""
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
+_TRACE_BYTES = 2 * 2**30
+"""Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
+_TRACED = 4
+"""Most sets of features that are asked again with a trace."""
 
 
 @dataclass
@@ -76,7 +88,9 @@ class InvarianceSession:
         self.folder.write_manifest(self._manifest())
         begun = time.monotonic()
         with self._stopping():
-            base, again = self._base("base"), self._base("base again")
+            base, again = self._base("base"), [self._base("base again")]
+            if rounds_by_shape(self.plan.dtype):
+                again.append(self._base("base longer"))
             if "prefix-cache" in self.plan.known:
                 self._sensitivity()
             limits = bounds(base, again, self.plan.dtype)
@@ -87,6 +101,8 @@ class InvarianceSession:
                 self._arm(arm, self.plan.mode)
             for arm in self.plan.arms:
                 self._reduce(arm, limits)
+            self._trace(limits)
+        END.write(self.folder.path, InvarianceEnd(arms=self._arms), self.folder.nonce)
 
     def _base(self, why: str) -> ArmRecord:
         """Run the base, without which nothing can be compared."""
@@ -97,13 +113,17 @@ class InvarianceSession:
             )
         return record
 
-    def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
-        """Return whether an arm that was run differs from its base; None if that cannot be said."""
+    def _outcome(self, arm: Arm, limits: dict[Measure, Bound]) -> ArmOutcome | None:
+        """Return what an arm that was run shows; None if its base was not run."""
         record, base = self.records[arm], self.records.get(base_of(arm, self.plan.known))
         if base is None or not base.complete:
             return None
-        state = outcome_of(base, record, limits, self.plan.known, self.plan.dtype).state
-        return {"differs": True, "same": False}.get(state)
+        return outcome_of(base, record, limits, self.plan.known, self.plan.dtype)
+
+    def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
+        """Return whether an arm that was run differs from its base; None if that cannot be said."""
+        judged = self._outcome(arm, limits)
+        return {"differs": True, "same": False}.get(judged.state) if judged else None
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
         """Run parts of a failing arm until the smallest that fails is what, and each of its features alone."""
@@ -126,16 +146,33 @@ class InvarianceSession:
             if (alone := closed([id_], known)) != smallest:
                 fails(alone)
 
-    def _arm(self, arm: Arm, why: str) -> ArmRecord:
+    def _trace(self, limits: dict[Measure, Bound]) -> None:
+        """Ask the smallest sets that differ again, their bases before them, with a trace of the first place at which they do."""
+        judged = {arm: self._outcome(arm, limits) for arm in self.records if arm}
+        failing = {arm: shows for arm, shows in judged.items() if shows is not None and shows.state == "differs"}
+        places = {
+            arm: TracedPlace(probe=first.probe, index=first.index)
+            for arm in smallest(failing)
+            if (first := failing[arm].first) is not None
+        }
+        chosen = list(places.items())[:_TRACED]
+        for base, place in dict.fromkeys((base_of(arm, self.plan.known), place) for arm, place in chosen):
+            for why in ("trace", "trace again"):
+                self._arm(base, why, place)
+        for arm, place in chosen:
+            self._arm(arm, "trace", place)
+
+    def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None) -> ArmRecord:
         """Run an arm and record it. What fails in its server is recorded, not raised."""
-        number, again = self._arms, why == "base again"
+        number, again = self._arms, why in ("base again", "trace again")
         self._arms += 1
         begun, problem, startup = time.monotonic(), "", 0.0
-        record = ArmRecord(number=number, features=tuple(sorted(arm)), why=why, server=self._servers)
+        record = ArmRecord(number=number, features=tuple(sorted(arm)), why=why, server=self._servers, traced=traced)
         try:
             server, startup = self._server_for(arm)
             begun = time.monotonic()
-            record = self._asked(server, arm, record, again)
+            with _tracing(server, record):
+                record = self._asked(server, arm, record, again)
         except EngineError as error:
             problem = error.found
             self._stop()
@@ -151,12 +188,14 @@ class InvarianceSession:
         known = self.plan.known
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
-        recurrent = model_shape(self.plan.run.model).recurrent
-        asked = AskedArm(self.plan.load, arm, f"{record.number:03d}", answers, again, recurrent)
+        recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
+        asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
         over = ask(server.engine, server.folder, asked)
-        texts = write_texts(
-            server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
-        )
+        texts: tuple[WrittenText, ...] = ()
+        if record.traced is None and not longer:
+            texts = write_texts(
+                server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
+            )
         proofs = {id_: shown(known[id_], over) for id_ in sorted(arm)}
         return record.model_copy(
             update={
@@ -199,7 +238,7 @@ class InvarianceSession:
         number, run, known = self._servers, self.plan.run, self.plan.every
         self._servers += 1
         flags: tuple[str, ...] = ()
-        environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1"}
+        environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1", TRACE: str(_TRACE_BYTES)}
         for id_, feature in known.items():
             flags += feature.on if id_ in features else feature.off
             environment |= feature.environment if id_ in features else {}
@@ -254,3 +293,12 @@ class InvarianceSession:
             dtype=plan.dtype,
             lengths={probe.id: (len(probe.ids), probe.shared, probe.depth) for probe in plan.load.probes},
         )
+
+
+def _tracing(server: _Running, record: ArmRecord) -> AbstractContextManager[object]:
+    """Have a server trace the request that an arm is asked again for, within the context; do nothing for any other arm."""
+    if record.traced is None:
+        return nullcontext()
+    request = request_of(record.label, record.traced.probe)
+    traced = TracedRequest(request=request, until=record.traced.index - 1)
+    return switched_on(server.engine, server.folder, Control(trace=record.label, traced=traced))

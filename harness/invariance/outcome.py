@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,23 +50,38 @@ class ArmOutcome:
     why: str = ""
 
 
-def bounds(base: ArmRecord, again: ArmRecord, dtype: str) -> dict[Measure, Bound]:
+def rounds_by_shape(dtype: str) -> bool:
+    """Return True if how many tokens are computed at once decides what is rounded visibly: kernels for them sum in other orders."""
+    return dtype != "float32"
+
+
+def floor_of(base: ArmRecord, again: Sequence[ArmRecord]) -> dict[Measure, Distance]:
+    """Measure what the base differs from itself by: in each measure the pass over the same tokens that is farthest away."""
+    return {
+        measure: max(
+            (Distance.of(places(base.replies, record.replies, measure)) for record in again),
+            key=lambda distance: distance.mean,
+        )
+        for measure in MEASURES
+    }
+
+
+def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Measure, Bound]:
     """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
 
     Args:
         base: the base.
-        again: the base again, in other batches.
+        again: the base again, in other batches and, where `rounds_by_shape`, in longer prompts.
         dtype: of the activations.
     """
     least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, EXACT_KL)
-    limits = {}
-    for measure in MEASURES:
-        floor = Distance.of(places(base.replies, again.replies, measure))
-        limits[measure] = Bound(
+    return {
+        measure: Bound(
             min(max(_MEAN_FACTOR * floor.mean, least), most),
             min(max(_WORST_FACTOR * floor.worst, _WORST_OVER_MEAN * least), _WORST_OVER_MEAN * most),
         )
-    return limits
+        for measure, floor in floor_of(base, again).items()
+    }
 
 
 def widened(
@@ -196,3 +211,10 @@ def outcome_of(
     arm = frozenset(record.features)
     drafts = max((known[id_].drafts for id_ in arm), default=0.0)
     return outcome(base, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known), drafts)
+
+
+def smallest(failing: Collection[Arm]) -> list[Arm]:
+    """Return the arms that differ of which no part does, smallest first."""
+    return sorted(
+        (arm for arm in failing if not any(other < arm for other in failing)), key=lambda arm: (len(arm), sorted(arm))
+    )

@@ -16,6 +16,7 @@ from assay.harness.judge import (
     envelope,
     executed_kernels,
     greedy_suite,
+    invariance_suite,
     latency_suite,
     logits_suite,
     op_matrix,
@@ -47,11 +48,12 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     certified.claim,
     logits_suite.claim,
     op_matrix.claim,
+    invariance_suite.claim,
     accuracy_suite.accuracy_tested,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
 how the others came out."""
-_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "latency")
+_SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "invariance", "latency")
 """The order in which a report lists its suites."""
 
 

@@ -18,6 +18,8 @@ WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
 """Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
 BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
+INVARIANCE = "invariance"
+"""Id of the suite that switches features of the candidate that must change nothing."""
 _ANSWERS, _LAYERS = ("accuracy", "greedy", "logits"), "layers"
 """Ids of the suites that compare what both servers answer, and of the one that holds each layer against the truth."""
 _LATENCY = "latency"
@@ -168,6 +170,8 @@ def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None, shown: str)
     if cause is not None and cause.does:
         return f"{cause.does}{shown}"
     ids = {suite.id for suite in regressed}
+    if ids == {INVARIANCE}:
+        return f"changes its output with features that must change nothing{shown}"
     other = "its accepted baseline" if ids == {BASELINE} else "the reference"
     return f"is {'slower' if ids == {_LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}{shown}"
 

@@ -6,13 +6,15 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
+from assay.harness.compare.parting import least_error
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import ArmOutcome, State, bounds, outcome_of
-from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell
+from assay.harness.invariance.outcome import ArmOutcome, State, bounds, floor_of, outcome_of, rounds_by_shape, smallest
+from assay.harness.judge.invariance_parting import parting_of, place_of
+from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
 
@@ -39,16 +41,16 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     """
     manifest, records = folder.manifest(), list(folder.arms())
     base = next((record for record in records if record.why == "base" and record.complete), None)
-    again = next((record for record in records if record.why == "base again" and record.complete), None)
-    if base is None or again is None:
+    again = [record for record in records if record.why in ("base again", "base longer") and record.complete]
+    if base is None or len(again) != 1 + rounds_by_shape(manifest.dtype):
         raise EvidenceError(
             f"{folder.path} has no base that was run twice.", "a folder that assay invariance completed", "run it again"
         )
     known = {id_: features_of(manifest.spec["device"])[id_] for id_ in manifest.features}
     limits = bounds(base, again, manifest.dtype)
-    arms = [record for record in records if record.features and record.why != "sensitivity"]
+    arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
     outcomes = _outcomes(base, arms, limits, known, manifest.dtype)
-    floor = {measure: Distance.of(places(base.replies, again.replies, measure)) for measure in MEASURES}
+    floor = floor_of(base, again)
     planned = [frozenset(arm) for arm in manifest.arms]
     done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
@@ -59,7 +61,8 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _decided(outcomes),
         _covered(lost, manifest),
     )
-    findings = _findings(manifest, outcomes, known)
+    partings = _partings(folder, records, outcomes, limits, known)
+    findings = _findings(manifest, outcomes, known, partings)
     verdict = _verdict(checks, outcomes)
     return InvarianceResult(
         verdict=verdict,
@@ -81,9 +84,10 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         probes=len(manifest.lengths),
         floor_kl=max(distance.mean for distance in floor.values()),
         bound_kl=max(bound.mean for bound in limits.values()),
-        arms=tuple(_rows(base, again, floor, limits, arms, outcomes)),
+        arms=tuple(_rows(base, again, limits, arms, outcomes)),
         features=tuple(_features(manifest, arms)),
         pairs=tuple(_pairs(known, outcomes)),
+        partings=tuple(partings.values()),
         left_out=tuple(lost),
         checks=checks,
         findings=tuple(findings),
@@ -178,21 +182,35 @@ def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict
     return "inconclusive" if unmet or "inconclusive" in states else "pass"
 
 
+def _partings(
+    folder: InvarianceFolder, records: Sequence[ArmRecord], outcomes: Sequence[ArmOutcome], limits: Mapping[Measure, Bound],
+    known: Mapping[str, Feature],
+) -> dict[Arm, PartingRow]:  # fmt: skip
+    """Say where in the model each smallest set of features that breaks parts from its base."""
+    failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
+    asked = {frozenset(record.features): record for record in reversed(records) if record.traced is None}
+    asked[BASE] = next(record for record in records if record.why == "base")
+    dtype = folder.manifest().dtype
+    least = {arm: least_error(dtype, any(known[id_].cost == "another kernel" for id_ in arm)) for arm in failing}
+    return {
+        arm: parting_of(folder, records, failing[arm], asked[base_of(arm, known)], limits, least[arm])
+        for arm in smallest(failing)
+    }
+
+
 def _findings(
-    manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature]
-) -> list[Finding]:
+    manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
+    partings: Mapping[Arm, PartingRow],
+) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
-    smallest = [arm for arm in failing if not any(other < arm for other in failing)]
-    return [
-        _finding(manifest, failing[arm], outcomes, known)
-        for arm in sorted(smallest, key=lambda arm: (len(arm), sorted(arm)))
-    ]
+    return [_finding(manifest, failing[arm], outcomes, known, parted) for arm, parted in partings.items()]
 
 
 def _finding(
-    manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature]
-) -> Finding:
+    manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
+    parted: PartingRow,
+) -> Finding:  # fmt: skip
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
     mean = judged.distances[measure].mean
@@ -203,6 +221,7 @@ def _finding(
     ]
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why else []
+    evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
     evidence += [
         f"also in {_name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
     ][:4]
@@ -211,7 +230,7 @@ def _finding(
         id=FINDING,
         title=f"{_name_of(judged.arm)} changes the output",
         severity="serious",
-        where=_where(judged, manifest),
+        where="; ".join(filter(None, [_where(judged, manifest), place_of(parted)])),
         diagnosis=f"{_name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),
@@ -255,12 +274,14 @@ def _command(manifest: InvarianceManifest, arm: Arm) -> str:
 
 
 def _rows(
-    base: ArmRecord, again: ArmRecord, floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound],
+    base: ArmRecord, again: Sequence[ArmRecord], limits: Mapping[Measure, Bound],
     arms: Sequence[ArmRecord], outcomes: Sequence[ArmOutcome],
 ) -> Iterable[ArmRow]:  # fmt: skip
-    agrees: State = "same" if all(limits[measure].holds(distance) for measure, distance in floor.items()) else "differs"
     yield _row(base, ArmOutcome(BASE, "same", {}))
-    yield _row(again, ArmOutcome(BASE, agrees, floor))
+    for record in again:
+        floor = floor_of(base, [record])
+        agrees: State = "same" if all(limits[measure].holds(floor[measure]) for measure in MEASURES) else "differs"
+        yield _row(record, ArmOutcome(BASE, agrees, floor))
     for record, judged in zip(arms, outcomes, strict=True):
         yield _row(record, judged)
 

@@ -21,7 +21,9 @@ class ArmRow(Part):
 
     number: int
     features: tuple[str, ...]
-    chosen_by: str = Field(description='"base", "pairs", "singles", "exactly", "reduction" or "sensitivity"')
+    chosen_by: str = Field(
+        description='"base", "base again", "base longer", "pairs", "singles", "exactly", "reduction" or "sensitivity"'
+    )
     verdict: Verdict
     why: str = Field(description="what decided; empty for a pass")
     server: int
@@ -57,6 +59,26 @@ class PairCell(Part):
     kl: float | None = Field(description="the smallest mean divergence of an arm that had both, in nats")
 
 
+class PartingRow(Part):
+    """Where in the model a set of features that breaks parts from its base, as observed when both were asked again."""
+
+    features: tuple[str, ...]
+    probe: str = Field("", description="whose request was traced; empty where no token of a probe differs")
+    index: int | None = Field(None, description="of the first token that differs, in its sequence, from 0")
+    place: str = Field(
+        "", description='"input" of attention, "cache", "attention", "behind attention"; empty if it was not observed'
+    )
+    layer: int | None = Field(None, description="the first that differs; behind attention, the last of the model")
+    names: tuple[str, ...] = Field((), description='what differs there: "q", "k", "v" or "output"')
+    head: int | None = Field(None, description="in which it differs most: a q head, or a kv head of K and V")
+    position: int | None = Field(None, description="of the first query or key that differs, from 0")
+    positions: int = Field(0, description="queries or keys that differ")
+    error: float | None = Field(None, description="the largest of a row, relative to the mean size of a row")
+    bound: float | None = Field(None, description="the largest that is none: of the base from itself in other batches")
+    says: str = Field("", description="the same in words")
+    not_observed: str = Field("", description="why it was not observed; empty if it was")
+
+
 class InvarianceResult(Judgement):
     __doc__ = f"A complete comparison of features. {RULE}"
 
@@ -84,6 +106,7 @@ class InvarianceResult(Judgement):
     arms: tuple[ArmRow, ...]
     features: tuple[FeatureRow, ...]
     pairs: tuple[PairCell, ...]
+    partings: tuple[PartingRow, ...] = Field((), description="one for each finding, in their order")
     left_out: tuple[tuple[str, str], ...] = Field((), description="pairs that the budget left out")
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]

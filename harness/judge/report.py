@@ -19,6 +19,7 @@ from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, SuiteVerdict
+from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Role
@@ -357,6 +358,9 @@ class Report(Judgement):
         None, description="what the suites saw of a seeded fault; null where none was seeded"
     )
     latency: LatencyResult | None = Field(None, description="null where nothing was timed")
+    invariance: InvarianceResult | None = Field(
+        None, description="features of the candidate that must change nothing; null where the policy names none"
+    )
     kernels: tuple[PassKernels, ...] = Field(
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )

@@ -138,7 +138,7 @@ class Attachment:
             if control.fault and not control.shadow and phase in control.fault_phases:
                 out = self._faults.seeded(call, out)
             if control.trace:
-                self._tracer.keep(control.trace, call, out)
+                self._tracer.keep(control.trace, call, out, control.traced)
         if number == self._last_layer:
             self._end()
         return out
@@ -150,7 +150,7 @@ class Attachment:
             raise error
         if control.shadow:
             self._shadow.note_failure(made.layer, made.phase, error)
-        if control.trace:
+        if control.trace and (control.traced is None or control.traced.request in made.requests):
             self._tracer.refuse(control.trace, str(error))
 
     def _end(self) -> None:

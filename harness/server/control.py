@@ -46,6 +46,19 @@ CONTROL = "control.json"
 _SUBSTITUTED = "substituted"
 
 
+class TracedRequest(Record):
+    """A request of which a trace has whole calls: what attention is given, what it reads, and what it returns.
+
+    Attributes:
+        request: the engine's id. Other requests of its batches are not kept.
+        until: position of the last query that is kept, from 0. Of the pass that computes it, K and V of all tokens up to it are
+            kept as attention reads them.
+    """
+
+    request: str
+    until: int
+
+
 class Control(Record):
     """The setting of a server with an attached candidate (``ASSAY_SHADOW``) for the passes that start from now on.
 
@@ -55,6 +68,7 @@ class Control(Record):
         substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
         trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
             serves one request; the next request needs a new label.
+        traced: the request that is traced, in whatever batch it is, with its inputs; None for the only one of every pass, without.
         fault: id of a fault of `assay.harness.bugs.catalogue.CATALOGUE` that outputs have; empty for none. With `shadow`, only
             those of the candidate in the shadow have it, in a session of its own; otherwise those that the model uses.
         fault_phases: phases of the calls that the model uses and that have the fault; by default all.
@@ -67,6 +81,7 @@ class Control(Record):
     shadow: bool = False
     substitute: tuple[int, ...] = ()
     trace: str = ""
+    traced: TracedRequest | None = None
     fault: str = ""
     fault_phases: tuple[str, ...] = PHASES
     profile: str = ""

@@ -5,7 +5,7 @@ Nothing here knows an engine. An engine's adapter gives each call to `assay.harn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -92,6 +92,10 @@ class EngineCall(Protocol):
     @property
     def is_served(self) -> bool:
         """True if the batch has requests; without one it is the engine's own, for warm-up or the capture of CUDA graphs."""
+
+    @property
+    def requests(self) -> Sequence[str]:
+        """The engine's ids of the requests of the batch."""
 
     def forward_pass(self, number: int) -> ForwardPass:
         """Describe the pass.

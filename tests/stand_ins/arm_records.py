@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.harness.engines.sglang.features import features_of
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores, WrittenText
+from assay.harness.evidence.invariance import (
+    END,
+    ArmRecord,
+    InvarianceEnd,
+    InvarianceFolder,
+    InvarianceManifest,
+    ProbeReply,
+    Scores,
+    WrittenText,
+)
 from assay.harness.evidence.records import Token
 
 PROMPT = 12
@@ -73,9 +82,10 @@ def write(
     *,
     base: bool = True,
     fault_seen: bool = True,
+    ended: bool = True,
     **manifest: Any,
 ) -> None:
-    """Write a folder of ``assay invariance`` with these arms after the base, in which a seeded fault was seen or not."""
+    """Write a folder with these arms after the base, in which a seeded fault was seen or not and which ended or did not."""
     names = [id_ for id_ in features_of("cpu") if any(id_ in record.features for record in made)]
     given = {
         "created": "2026-11-26T12:00:00+00:00",
@@ -101,3 +111,5 @@ def write(
     records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=float(fault_seen)))
     for record in records:
         folder.write(record)
+    if ended:
+        END.write(folder.path, InvarianceEnd(arms=len(records)), folder.nonce)

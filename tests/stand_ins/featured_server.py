@@ -7,10 +7,13 @@ import json
 import math
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
@@ -18,11 +21,15 @@ from assay.harness.engines.sglang.forcing import PREFIX
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.counters import ADMISSIONS, Admission
+from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import Token
-from assay.harness.server.control import read_setting
+from assay.harness.evidence.trace import TraceHeader, write_pass
+from assay.harness.server.control import Control, read_setting
 from assay.harness.sides import flag_values
 
 VOCABULARY = 97
+LAYERS, SPOILED = 3, 1
+"""Layers of the model, and that in whose attention a bug is."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,8 @@ class FeaturedServer(SGLangServer):
         depth = sampling["max_new_tokens"]
         cached = self._cached(ids, start)
         served = Served(self.flags, batch, cached, self.reloaded, streamed)
-        fault = bool(read_setting(Path(self.launch.evidence)).control.fault) and cached > 0
+        control = read_setting(Path(self.launch.evidence)).control
+        fault = bool(control.fault) and cached > 0
         shift = 1.0 if fault or type(self).bug(served) or self.adapter == OTHER_ADAPTER else 0.0
         forced = json.loads((Path(self.launch.evidence) / "forced.json").read_text()).get(rid, ())
         sequence, output = list(ids), []
@@ -144,6 +152,7 @@ class FeaturedServer(SGLangServer):
             output.append((top, forced[len(sequence)] if told else top[0][1]))
             sequence.append(output[-1][1])
         self.cache.append(tuple(sequence[:-1]))
+        self._trace(control, rid, sequence, shift)
         places, sums = range(start + 1, len(ids)), list(itertools.accumulate(ids))
         tops = [self._top(sums[place - 1], shift) for place in places]
         return {
@@ -159,6 +168,20 @@ class FeaturedServer(SGLangServer):
                 "output_top_logprobs": [top for top, _ in output],
             },
         }
+
+    def _trace(self, control: Control, rid: str, sequence: list[int], shift: float) -> None:
+        """Write the trace that the control asks for: of numbers that depend on the tokens, and in one layer on a bug."""
+        if control.traced is None or control.traced.request != rid:
+            return
+        ids = sequence[: control.traced.until + 1]
+        positions, kept = torch.arange(len(ids)), {}
+        for layer in range(LAYERS):
+            for kind, heads in (("q.", 4), ("k.", 2), ("v.", 2), ("layer.", 4)):
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{kind}{layer}{ids}".encode()))
+                size = 1 + shift if (kind, layer) == ("layer.", SPOILED) else 1.0
+                kept[f"{kind}{layer}"] = size * torch.randn(len(ids), heads, 8, generator=generator)
+        header = TraceHeader(run=self.launch.extra[RUN], request=rid, phase="extend", number=0, rank=0, ranks=1)
+        write_pass(Path(self.launch.evidence), control.trace, torch.tensor(ids), positions, kept, header)
 
     def _cached(self, ids: list[int], start: int) -> int:
         if "--disable-radix-cache" in self.flags or "SGLANG_RADIX_FORCE_MISS" in self.launch.extra:

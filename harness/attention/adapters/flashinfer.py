@@ -72,6 +72,7 @@ def _pages(call: AttentionCall, pool: PagedKV) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _paged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
+    scales = scales_of(call)  # refuses what no plan can be made for
     pool, wrapper = paged(call, _PAGE), _wrapper(kind, call)
     first, pages, last = _pages(call, pool)
     wrapper.plan(
@@ -79,7 +80,7 @@ def _paged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> At
         num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], page_size=_PAGE,
         causal=call.causal, custom_mask=_custom_mask(call), **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, scales_of(call), call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, scales, call.q, (pool.k, pool.v))
 
 
 def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -95,13 +96,14 @@ def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> A
 def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
     if max(call.lens_q) != 1 or min(call.lens_q) != 1:
         raise KernelRefused("a decode wrapper computes one query of each sequence")
+    scales = scales_of(call)  # refuses what no plan can be made for
     pool, wrapper = paged(call, _PAGE), _wrapper(kind, call)
     first, pages, last = _pages(call, pool)
     wrapper.plan(
         indptr=first, indices=pages, last_page_len=last, num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1],
         head_dim=call.q.shape[2], page_size=_PAGE, **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, scales_of(call), call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, scales, call.q, (pool.k, pool.v))
 
 
 _ASKS: dict[str, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,6 +53,11 @@ class SGLangCall:
     def is_served(self) -> bool:
         """True if the batch has requests and is not captured in a CUDA graph."""
         return bool(getattr(self.batch, "rids", None)) and not capturing()
+
+    @property
+    def requests(self) -> Sequence[str]:
+        """SGLang's ids of the requests of the batch."""
+        return tuple(self.batch.rids or ())
 
     def forward_pass(self, number: int) -> ForwardPass:
         """Describe the pass.

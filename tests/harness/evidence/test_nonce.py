@@ -52,7 +52,7 @@ def shadow(path: Path, nonce: str) -> Callable[[], object]:
 def trace(path: Path, nonce: str) -> Callable[[], object]:
     header = TraceHeader(run=nonce, request="q", phase="extend", number=0, rank=0, ranks=1)
     positions = torch.arange(2)
-    write_pass(path, "label", positions + 50, positions, {0: torch.zeros(2, 1, 4)}, header)
+    write_pass(path, "label", positions + 50, positions, {"layer.0": torch.zeros(2, 1, 4)}, header)
     return lambda: read_trace(path, "label", OURS)
 
 

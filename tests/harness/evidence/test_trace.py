@@ -16,7 +16,7 @@ from assay.harness.evidence.trace import TraceHeader, read_trace, write_pass, wr
 def write(folder: Path, number: int, layers: tuple[int, ...] = (0, 2), first: int = 0, dims: int = 4, **legend: Any) -> None:
     fields = {"request": "r", "phase": "extend", "number": number, "rank": 0, "ranks": 1} | legend
     rows = torch.arange(first, first + 2)
-    outputs = {layer: torch.full((2, 3, dims), layer + 0.5, dtype=torch.bfloat16) for layer in layers}
+    outputs = {f"layer.{layer}": torch.full((2, 3, dims), layer + 0.5, dtype=torch.bfloat16) for layer in layers}
     write_pass(folder, "a", rows + 50, rows, outputs, TraceHeader.model_validate(fields))
 
 

@@ -83,3 +83,16 @@ def test_states_are_left_in_the_cache_at_the_end_of_every_prefix(recurrent: bool
     assert len(probes) == len(load.probes)
     lengths = sorted({probe.shared for probe in load.probes} - {0}) if recurrent else [len(load.prefix)]
     assert warm == [[list(load.prefix[:length])] for length in lengths]
+
+
+def test_a_longer_prompt_scores_a_probe_and_its_answer_in_one_prefill(tmp_path: Path) -> None:
+    server, answers = Server(applies=True), {probe.id: tuple(range(probe.depth)) for probe in LOAD.probes}
+    (tmp_path / "admissions.jsonl").touch()
+    over = ask(server, tmp_path, AskedArm(LOAD, frozenset(), "002", answers, longer=True))  # type: ignore[arg-type]
+    sent = [ids for _, body in server.sent for ids in body["input_ids"]]
+    for probe, ids, reply in zip(LOAD.probes, sent, over.replies, strict=True):
+        known = [*probe.ids, *answers[probe.id]]
+        assert ids[: len(known)] == known
+        assert len(ids) > len(known)
+        assert reply.decode == reply.prefill
+        assert reply.decode.tokens[: len(known) - probe.shared - 1] == tuple(known[probe.shared + 1 :])

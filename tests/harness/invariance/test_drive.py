@@ -68,6 +68,46 @@ def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[st
     assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --exactly")
     if len(carriers) == 2:
         assert finding.diagnosis.count(": 0") == 2, "each alone changes nothing"
+    assert "; layer 1, attention, head " in finding.where
+    (parting,) = result.partings
+    assert (set(parting.features), parting.place, parting.layer, parting.names) == (carriers, "attention", 1, ("output",))
+    assert f"inside the model: {parting.says}" in finding.evidence
+
+
+def test_where_nothing_differs_nothing_is_asked_again(compared: Compare, tmp_path: Path) -> None:
+    result = compared(features=("batch", "prefix-cache"))
+    assert result.partings == ()
+    assert not list(tmp_path.glob("out/servers/*/trace"))
+
+
+def test_a_difference_that_does_not_come_again_has_no_place_in_the_model(compared: Compare) -> None:
+    asked: list[str] = []
+
+    def once(served: Any) -> bool:
+        asked.append("streamed" if served.streamed else "")
+        return served.streamed and asked.count("streamed") <= len(PROBES)
+
+    result = compared(once, features=("streamed",))
+    (parting,) = result.partings
+    assert (parting.place, parting.not_observed) == ("", "asked again with the trace on, it did not differ there")
+    assert "inside the model: not observed: asked again with the trace on, it did not differ there" in result.findings[0].evidence
+
+
+def test_a_server_that_writes_no_trace_is_not_observed(
+    compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(featured_server.FeaturedServer, "_trace", lambda *args: None)
+    result = compared(lambda served: served.streamed, features=("streamed",))
+    (parting,) = result.partings
+    assert "no pass was traced" in parting.not_observed
+    assert "layer" not in result.findings[0].where
+
+
+def test_few_sets_are_asked_again(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "_TRACED", 1)
+    result = compared(lambda served: served.streamed or served.batch > 2, features=("streamed", "batch"), mode="singles")
+    assert [parting.place for parting in result.partings] == ["attention", ""]
+    assert result.partings[1].not_observed == "it was not asked again with a trace"
 
 
 def test_exactly_compares_the_set_and_each_alone(compared: Compare) -> None:

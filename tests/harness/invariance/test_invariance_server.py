@@ -38,3 +38,14 @@ def test_a_seeded_fault_is_found_and_reduced(tmp_path: Path) -> None:
     (finding,) = result.findings
     assert finding.title == "conversation + prefix-cache changes the output"
     assert "--features=conversation,prefix-cache --exactly" in finding.reproduce
+    (parting,) = result.partings
+    assert (parting.place, parting.layer, parting.names, parting.positions) == ("cache", 0, ("k",), 1), parting
+    assert parting.position is not None
+
+
+def test_the_layer_of_a_tensor_that_was_not_loaded_again_is_named(tmp_path: Path) -> None:
+    side = Side(backend="torch_native", environment={FAULT: "half-reloaded"})
+    result = compare_features(RunSpec.of(reference=side, candidate=side), tmp_path / "out", features=("weights-again",))
+    (parting,) = result.partings
+    assert (parting.place, parting.layer, parting.names) == ("input", 1, ("q", "k", "v")), parting
+    assert result.findings[0].where.endswith(f"; layer 1, before attention, head {parting.head}")

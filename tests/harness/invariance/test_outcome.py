@@ -14,7 +14,7 @@ Limits = dict[Measure, Bound]
 
 @pytest.fixture(scope="module")
 def limits(arm_records: ModuleType) -> Limits:
-    return bounds(arm_records.BASE, arm_records.AGAIN, "float32")
+    return bounds(arm_records.BASE, [arm_records.AGAIN], "float32")
 
 
 @pytest.mark.parametrize("measure", ["prefill", "decode"])
@@ -66,17 +66,17 @@ def test_an_arm_without_a_common_position_shows_nothing(arm_records: ModuleType,
 
 def test_the_floor_excuses_no_more_than_its_dtype_can(arm_records: ModuleType) -> None:
     broken = arm_records.arm(number=1, why="base again", decode=1.0)
-    limits = bounds(arm_records.BASE, broken, "float32")
+    limits = bounds(arm_records.BASE, [broken], "float32")
     assert limits["decode"].mean <= 1e-6
-    assert bounds(arm_records.BASE, broken, "bfloat16")["decode"].mean == EXACT_KL
+    assert bounds(arm_records.BASE, [broken], "bfloat16")["decode"].mean == EXACT_KL
     assert outcome(arm_records.BASE, arm_records.arm("batch", decode=1.0), limits).state == "differs", (
         "as wrong as the base is in other batches"
     )
 
 
 def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
-    noisy = bounds(arm_records.BASE, arm_records.arm(number=1, why="base again", prefill=3e-3), "bfloat16")
-    quiet = bounds(arm_records.BASE, arm_records.BASE, "bfloat16")
+    noisy = bounds(arm_records.BASE, [arm_records.AGAIN, arm_records.arm(number=2, why="base longer", prefill=3e-3)], "bfloat16")
+    quiet = bounds(arm_records.BASE, [arm_records.BASE], "bfloat16")
     assert noisy["prefill"].mean > quiet["prefill"].mean
     assert noisy["decode"].mean == quiet["decode"].mean
 

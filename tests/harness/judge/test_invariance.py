@@ -25,7 +25,7 @@ Judge = Callable[..., InvarianceResult]
 @pytest.fixture
 def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
     def judge(records: Sequence[ArmRecord], again: ArmRecord | None = None, **manifest: Any) -> InvarianceResult:
-        folder = InvarianceFolder.new(tmp_path / "out")
+        folder = InvarianceFolder.new(tmp_path / f"out-{len(list(tmp_path.iterdir()))}")
         arm_records.write(folder, records, again, **manifest)
         return judge_invariance(folder)
 
@@ -99,6 +99,26 @@ def test_a_base_that_differs_from_itself_is_a_regression(judged: Judge, arm_reco
     assert result.headline.startswith("the base agrees with itself in other batches: ")
 
 
+def test_what_longer_prompts_round_otherwise_is_allowed_in_half_precision(judged: Judge, arm_records: ModuleType) -> None:
+    shift = 5e-3
+    arms = [
+        arm_records.arm(number=2, why="base longer", prefill=shift, decode=shift),
+        arm_records.arm("prefix-cache", number=3, prefill=shift, decode=shift),
+        arm_records.arm("page-size", "prefix-cache", number=4),
+    ]
+    planned = (("prefix-cache",), ("page-size", "prefix-cache"))
+    result = judged(arms, dtype="bfloat16", arms=planned)
+    assert result.verdict == "pass"
+    assert [arm.chosen_by for arm in result.arms][:3] == ["base", "base again", "base longer"]
+    wrong = arm_records.arm("prefix-cache", number=3, prefill=10 * shift, decode=shift)
+    assert judged([arms[0], wrong, arms[2]], dtype="bfloat16", arms=planned).verdict == "regression"
+
+
+def test_half_precision_is_not_judged_without_longer_prompts(judged: Judge, arm_records: ModuleType) -> None:
+    with pytest.raises(EvidenceError, match="base"):
+        judged([arm_records.arm("prefix-cache")], dtype="bfloat16")
+
+
 def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Judge, arm_records: ModuleType) -> None:
     planned = (("prefix-cache",), ("page-size",), ("page-size", "prefix-cache"))
     result = judged([arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)], arms=planned, minutes=1.0)
@@ -111,14 +131,14 @@ def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Jud
 
 def test_evidence_of_another_run_is_refused(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
     judged([arm_records.arm("prefix-cache")])
-    path = tmp_path / "out" / "arms" / "000.json"
+    path = tmp_path / "out-0" / "arms" / "000.json"
     path.write_text(path.read_text().replace('"run":"', '"run":"other', 1))
     with pytest.raises(EvidenceError, match="belongs to run other"):
-        judge_invariance(InvarianceFolder(tmp_path / "out"))
+        judge_invariance(InvarianceFolder(tmp_path / "out-0"))
 
 
 def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleType) -> None:
-    folder = InvarianceFolder.new(tmp_path / "out")
+    folder = InvarianceFolder.new(tmp_path / f"out-{len(list(tmp_path.iterdir()))}")
     arm_records.write(folder, [], base=False)
     with pytest.raises(EvidenceError, match="no base"):
         judge_invariance(folder)

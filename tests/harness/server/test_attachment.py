@@ -30,7 +30,7 @@ from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.evidence.trace import read_trace
 from assay.harness.server.candidates import Candidate, KernelCandidate, LazyCandidate
-from assay.harness.server.control import Control, set_control, substituted_calls
+from assay.harness.server.control import Control, TracedRequest, set_control, substituted_calls
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.shadow import Shadow
 from assay.harness.server.tracer import MAX_ROWS, rows_of
@@ -438,6 +438,68 @@ def test_processes_share_the_heads(stand_in: ModuleType, tmp_path: Path, monkeyp
             with pytest.raises(EvidenceError, match="1 of 2 processes wrote layer 0 of pass 0"):
                 read_trace(tmp_path, "one")
     assert np.array_equal(read_trace(tmp_path, "one").outputs[0], torch.cat(outs[::-1], 1).numpy())
+
+
+def traced(server: Any, folder: Path, *passes: tuple[str, list[tuple[int, int]], list[str]], until: int) -> Any:
+    """Trace request "x" up to a position over passes, and return the trace."""
+    server.step("extend", [(2, 0)])
+    set_control(folder, Control(trace="x", traced=TracedRequest(request="x", until=until)))
+    for phase, lens, rids in passes:
+        server.step(phase, lens, rids=rids)
+    return read_trace(folder, "x")
+
+
+def test_a_request_that_is_named_is_traced_with_its_inputs_in_any_batch(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    passes = [
+        ("extend", [(3, 0), (4, 2)], ["other", "x"]),
+        ("extend", [(5, 0)], ["third"]),
+        ("decode", [(1, 6), (1, 3)], ["x", "other"]),
+    ]
+    trace = traced(server, tmp_path, *passes, until=6)
+    assert trace.positions.tolist() == [2, 3, 4, 5, 6]
+    assert trace.tokens.tolist() == [2002, 2003, 2004, 2005, 1006], "second of the first batch, first of the last"
+    assert list(trace.queries) == list(trace.keys) == list(trace.values) == list(trace.outputs) == [0, 1, 2]
+    pool = server.runner.token_to_kv_pool
+    for layer in range(LAYERS):
+        assert trace.queries[layer].shape == trace.outputs[layer].shape == (5, HEADS, DIM)
+        assert np.array_equal(trace.keys[layer], pool.keys[layer][:7].numpy()), "as the last query reads them"
+        assert np.array_equal(trace.values[layer], pool.values[layer][:7].numpy())
+
+
+def test_a_named_request_is_traced_up_to_a_position(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    trace = traced(server, tmp_path, ("extend", [(40, 0)], ["x"]), ("decode", [(1, 40)], ["x"]), until=35)
+    assert trace.positions.tolist() == list(range(36)), "more rows than are chosen elsewhere, and none behind"
+    assert len(trace.keys[0]) == 36
+
+
+def test_passes_without_a_named_request_or_after_its_last_position_refuse_nothing(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    server.step("extend", [(2, 0)])
+    set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=3)))
+    server.step("extend", [(4, 0)], rids=["other"], mode="TARGET_VERIFY")
+    server.step("extend", [(4, 0)], rids=["x"])
+    server.step("extend", [(4, 4)], rids=["x"], mode="TARGET_VERIFY")
+    server.step("extend", [(6, 0)], rids=["x"])  # computed again
+    assert read_trace(tmp_path, "x").positions.tolist() == [0, 1, 2, 3]
+
+
+def test_a_pass_of_a_named_request_that_cannot_be_described_is_refused(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=6)))
+    server.step("extend", [(4, 0)], rids=["x"])
+    server.step("extend", [(4, 4)], rids=["x"], mode="TARGET_VERIFY")
+    with pytest.raises(EvidenceError, match="TARGET_VERIFY"):
+        read_trace(tmp_path, "x")
+
+
+def test_a_named_request_that_cannot_be_packed_is_refused_and_the_model_goes_on(attached: Attached, tmp_path: Path) -> None:
+    server = attached()
+    set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=1)))
+    assert len(server.step("extend", [(2, 0)], rids=["x"], arguments={"xyz": 1})) == LAYERS
+    with pytest.raises(EvidenceError, match=r"'x' is incomplete: .*'xyz'"):
+        read_trace(tmp_path, "x")
 
 
 # Seeded faults

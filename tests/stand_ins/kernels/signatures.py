@@ -165,6 +165,12 @@ class _Planned:
         assert float_workspace_buffer.dtype == torch.uint8
         assert kv_layout == "NHD"
 
+    @staticmethod
+    def _planned(dtype) -> Any:
+        if dtype == torch.int8:  # as FlashInfer's table of the names of compiled kernels
+            raise KeyError(dtype)
+        return dtype
+
     def _computed(self, q, paged_kv_cache, return_lse, k_scale=None, v_scale=None) -> Any:
         assert paged_kv_cache[0].dtype == self._kv_dtype
         keys, values = (
@@ -200,7 +206,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         block_tables=None, max_token_per_sequence=None,
         max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ):  # fmt: skip
-        self._mask, self._kv_dtype = custom_mask, kv_data_type
+        self._mask, self._kv_dtype = custom_mask, self._planned(kv_data_type)
         self._qo, self._first, self._pages, self._last = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._asked = {
             "scale": sm_scale, "causal": causal, "window": (window_left, -1), "softcap": logits_soft_cap or 0.0,
@@ -273,7 +279,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
             Softmax scale.
         """
         self._qo, self._first, self._mask = torch.arange(len(indptr)), indptr, None
-        self._pages, self._last, self._kv_dtype = indices, last_page_len, kwargs["kv_data_type"]
+        self._pages, self._last, self._kv_dtype = indices, last_page_len, self._planned(kwargs["kv_data_type"])
         self._asked = {
             "scale": kwargs["sm_scale"], "causal": True, "window": (kwargs.get("window_left", -1), -1),
             "softcap": kwargs.get("logits_soft_cap") or 0.0,

@@ -425,12 +425,19 @@ def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str
             kernel(E4M3(calls("extend", torch.float16)[0]))
 
 
-@pytest.mark.parametrize("name", ["signatures:unified_attention", "signatures:BatchPrefillWithPagedKVCacheWrapper"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "signatures:unified_attention",
+        "signatures:BatchPrefillWithPagedKVCacheWrapper",
+        "signatures:BatchDecodeWithPagedKVCacheWrapper",
+    ],
+)
 def test_scales_that_a_signature_has_no_place_for_are_refused_by_name(name: str) -> None:
     kernel = kernels.load(name)
     for form, per in OTHERWISE:
         with pytest.raises(KernelRefused, match=r"the signature has no stored_kv of .* with scales per tensor"):
-            kernel(_stored("kv", form, per, calls("extend")[0]))
+            kernel(_stored("kv", form, per, calls(kernels.declaration(kernel).phases[-1])[0]))
 
 
 @pytest.mark.parametrize("name", RIGHT)

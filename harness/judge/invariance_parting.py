@@ -1,0 +1,127 @@
+"""Where a set of features parts from its base inside the model: layer, boundary and head, of passes that were asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from assay.harness.compare.parting import Parting, parting
+from assay.harness.compare.probe_scores import MEASURES, Bound, Measure, places
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, TracedPlace
+from assay.harness.evidence.trace import Trace, read_trace
+from assay.harness.invariance.outcome import ArmOutcome
+from assay.harness.judge.invariance_result import PartingRow
+from assay.harness.text import counted, listed
+
+_NAMES = {"q": "q", "k": "K", "v": "V", "output": "the output"}
+_NOT_ASKED = "it was not asked again with a trace"
+
+
+def parting_of(
+    folder: InvarianceFolder,
+    records: Sequence[ArmRecord],
+    judged: ArmOutcome,
+    base: ArmRecord,
+    limits: Mapping[Measure, Bound],
+    least: float,
+) -> PartingRow:
+    """Say where an arm that differs parts from its base inside the model, or why that was not observed.
+
+    Args:
+        folder: has the traces.
+        records: all that was run.
+        judged: what the arm shows.
+        base: what it is compared with.
+        limits: bounds of the distances.
+        least: error of a call that is no difference.
+    """
+    features = tuple(sorted(judged.arm))
+    if judged.first is None:
+        return PartingRow(features=features, not_observed="no token of a probe differs, only what was written")
+    place = TracedPlace(probe=judged.first.probe, index=judged.first.index)
+    traced = [
+        _record_of(records, base.features, place, "trace"),
+        _record_of(records, base.features, place, "trace again"),
+        _record_of(records, features, place, "trace"),
+    ]
+    row = PartingRow(features=features, probe=place.probe, index=place.index)
+    if any(record is None for record in traced):
+        return row.model_copy(update={"not_observed": _NOT_ASKED})
+    known = [record for record in traced if record is not None]
+    if problem := next((record.problem for record in known if not record.complete), ""):
+        return row.model_copy(update={"not_observed": problem})
+    if not _differs_again(base, known[2], place, limits):
+        return row.model_copy(update={"not_observed": "asked again with the trace on, it did not differ there"})
+    try:
+        base_trace, again, own = (_trace_of(folder, record) for record in known)
+        at = parting(base_trace, again, own, least)
+    except EvidenceError as error:
+        return row.model_copy(update={"not_observed": error.found.rstrip(".")})
+    except ValueError as error:
+        return row.model_copy(update={"not_observed": str(error)})
+    return row.model_copy(
+        update={
+            "place": at.place,
+            "layer": at.layer,
+            "names": at.names,
+            "head": at.head,
+            "position": at.position,
+            "positions": at.positions,
+            "error": at.error,
+            "bound": at.bound,
+            "says": _said(at, own),
+        }
+    )
+
+
+def _record_of(records: Sequence[ArmRecord], features: Sequence[str], place: TracedPlace, why: str) -> ArmRecord | None:
+    wanted = set(features)
+    return next(
+        (each for each in records if each.traced == place and each.why == why and set(each.features) == wanted), None
+    )
+
+
+def _differs_again(base: ArmRecord, record: ArmRecord, place: TracedPlace, limits: Mapping[Measure, Bound]) -> bool:
+    """Return True if the pass that was traced differs from the base at the place, as the arm did."""
+    return any(
+        (at.probe, at.index) == (place.probe, place.index) and at.kl > limits[measure].mean
+        for measure in MEASURES
+        for at in places(base.replies, record.replies, measure)
+    )
+
+
+def _trace_of(folder: InvarianceFolder, record: ArmRecord) -> Trace:
+    return read_trace(folder.server_folder(record.server), record.label, folder.nonce)
+
+
+def place_of(row: PartingRow) -> str:
+    """Name the place in a few words, such as "layer 1, before attention, head 3"; empty where it was not observed."""
+    if not row.place:
+        return ""
+    words = {"input": "before attention", "cache": "KV cache", "attention": "attention"}
+    if row.place not in words:
+        return f"behind the attention of layer {row.layer}"
+    return f"layer {row.layer}, {words[row.place]}, {'KV head' if _of_keys(row.names) else 'head'} {row.head}"
+
+
+def _of_keys(names: Sequence[str]) -> bool:
+    return bool(names) and names[0] in ("k", "v")
+
+
+def _said(at: Parting, own: Trace) -> str:
+    """Say where a request parts from the base's, and what that leaves as the cause."""
+    what = listed([_NAMES[name] for name in at.names])
+    differ = "differ" if len(at.names) > 1 else "differs"
+    head = f"{'KV head' if _of_keys(at.names) else 'head'} {at.head}"
+    size = f"a relative error of {at.error:.2g}, most in {head}; up to {at.bound:.2g} is rounding"
+    before = f", and the output of attention in layer {at.layer - 1} is the same" if at.layer else ""
+    if at.place == "input":
+        unless = ": V is the same, so it is their positions, or RoPE" if at.names == ("q", "k") else before
+        return f"layer {at.layer}: {what} {differ} as they are computed ({size}){unless}"
+    if at.place == "cache":
+        many, first = counted(at.positions, "token"), (at.position or 0) + 1
+        return f"layer {at.layer}: {what} in the KV cache {differ} in {many}, first in token {first:,} ({size}), and q is the same"
+    if at.place == "attention":
+        return f"layer {at.layer}: the output of attention differs ({size}), and q, K and V are the same"
+    layers = counted(len(own.outputs), "layer")
+    return f"behind the last layer's attention: in all {layers} q, K, V and the output are the same"
