@@ -69,19 +69,25 @@ def floor_of(base: ArmRecord, again: Sequence[ArmRecord]) -> dict[Measure, Dista
 def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Measure, Bound]:
     """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
 
+    Where `rounds_by_shape`, prefill and decode have one floor, the larger: an answer that is scored in prefill and token by token
+    meets as different kernels as a prompt does that is computed at once and in parts.
+
     Args:
         base: the base.
         again: the base again, in other batches and, where `rounds_by_shape`, in longer prompts.
         dtype: of the activations.
     """
     least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, EXACT_KL)
-    return {
-        measure: Bound(
-            min(max(_MEAN_FACTOR * floor.mean, least), most),
-            min(max(_WORST_FACTOR * floor.worst, _WORST_OVER_MEAN * least), _WORST_OVER_MEAN * most),
+    floor = floor_of(base, again)
+    limits = {}
+    for measure in MEASURES:
+        shared = list(floor.values()) if rounds_by_shape(dtype) else [floor[measure]]
+        mean, worst = max(each.mean for each in shared), max(each.worst for each in shared)
+        limits[measure] = Bound(
+            min(max(_MEAN_FACTOR * mean, least), most),
+            min(max(_WORST_FACTOR * worst, _WORST_OVER_MEAN * least), _WORST_OVER_MEAN * most),
         )
-        for measure, floor in floor_of(base, again).items()
-    }
+    return limits
 
 
 def widened(

@@ -78,7 +78,10 @@ def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
     noisy = bounds(arm_records.BASE, [arm_records.AGAIN, arm_records.arm(number=2, why="base longer", prefill=3e-3)], "bfloat16")
     quiet = bounds(arm_records.BASE, [arm_records.BASE], "bfloat16")
     assert noisy["prefill"].mean > quiet["prefill"].mean
-    assert noisy["decode"].mean == quiet["decode"].mean
+    assert noisy["decode"] == noisy["prefill"], "in half precision, they share the larger floor"
+    longer = arm_records.arm(number=2, why="base longer", prefill=1e-4)
+    alone = bounds(arm_records.BASE, [arm_records.AGAIN, longer], "float32")
+    assert alone["decode"] != alone["prefill"]
 
 
 def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType, limits: Limits) -> None:
