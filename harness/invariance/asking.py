@@ -72,13 +72,13 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     """
     reloaded = _reload(server) if "weights-again" in asked.arm else ""
     woken = _sleep(server) if "sleep-wake" in asked.arm else ""
-    adapted = _apply_another(server, folder, asked) if "zero-lora" in asked.arm else ""
     order, size = _order(asked), _at_once(asked)
     mixed = "mixed-chunk" in asked.arm
     turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
     forced = {_rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
     forced |= {f"{_rid(asked, probe)}:turn": probe.ids for probe in order if probe.id in turns}
     forcing.tell(folder, forced)
+    adapted = _apply_another(server, folder, asked) if "zero-lora" in asked.arm else ""
     send: Callable[..., list[ProbeReply]] = ask_streamed if "streamed" in asked.arm else ask_together
     replies: dict[str, ProbeReply] = {}
     warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)

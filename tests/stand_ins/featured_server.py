@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.forcing import PREFIX
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
@@ -80,6 +81,7 @@ class FeaturedServer(SGLangServer):
             "disable_overlap_schedule": "--disable-overlap-schedule" in self.flags,
             "enable_mixed_chunk": "--enable-mixed-chunk" in self.flags,
             "disable_radix_cache": "--disable-radix-cache" in self.flags,
+            "enable_lora": "--enable-lora" in self.flags,
         }
 
     def fingerprint(self) -> None:
@@ -92,6 +94,8 @@ class FeaturedServer(SGLangServer):
         if path == "/update_weights_from_disk":
             self.reloaded = True
             return {"success": True, "message": "loaded"}
+        if "lora_adapter" in path:
+            return {"success": True}
         starts = body.get("logprob_start_len") or [len(ids) - 1 for ids in body["input_ids"]]
         requests = list(zip(body["rid"], body["input_ids"], starts, body["sampling_params"], strict=True))
         self.scored = "return_logprob" in body
@@ -139,7 +143,7 @@ class FeaturedServer(SGLangServer):
         served = Served(self.flags, batch, cached, self.reloaded, streamed)
         control = read_setting(Path(self.launch.evidence)).control
         fault = bool(control.fault) and cached > 0
-        shift = 1.0 if fault or type(self).bug(served) else 0.0
+        shift = 1.0 if fault or type(self).bug(served) or self.adapter == OTHER_ADAPTER else 0.0
         forced = json.loads((Path(self.launch.evidence) / "forced.json").read_text()).get(rid, ())
         sequence, output = list(ids), []
         for _ in range(depth):

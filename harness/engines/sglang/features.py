@@ -131,6 +131,14 @@ def _features(device: Device) -> Iterable[Feature]:
         requires=("batch",),
     )  # fmt: skip
 
+    kernels = ("--lora-backend=torch_native",) if device == "cpu" else ()
+    yield Feature(
+        "zero-lora", "every request names an adapter that adds zeros",
+        on=("--enable-lora", f"--lora-paths={ADAPTER_NAME}={ADAPTER}", *kernels), resolved={"enable_lora": True}, seen="adapted",
+        # SGLang refuses adapters beside a draft model up to 0.5.17, loads no weights below an adapter, and compiles none.
+        excludes=("draft-model", "eagle", "dp-attention", "weights-again", "torch-compile"), lacking=like_llama,
+    )  # fmt: skip
+
     yield from _on_gpus()
 
 
@@ -214,14 +222,6 @@ def _on_gpus() -> Iterable[Feature]:
         "expert-parallel", "two GPUs share the experts", on=("--tp-size=2", "--ep-size=2"), resolved={"tp_size": 2, "ep_size": 2},
         cost="another kernel", excludes=("tensor-parallel", "dp-attention"), devices=_GPU, lacks="it needs two GPUs", gpus=2,
         lacking=has_experts,
-    )  # fmt: skip
-    yield Feature(
-        "zero-lora", "every request names an adapter that adds zeros",
-        on=("--enable-lora", f"--lora-paths={ADAPTER_NAME}={ADAPTER}"),
-        resolved={"enable_lora": True}, seen="adapted",
-        # SGLang refuses adapters beside a draft model up to 0.5.17, loads no weights below an adapter, and compiles none.
-        excludes=("draft-model", "eagle", "dp-attention", "weights-again", "torch-compile"), devices=_GPU,
-        lacks="SGLang pins an adapter's memory, which needs a GPU", lacking=like_llama,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ In a server that assay did not start (no ``ASSAY_EVIDENCE``) the kernels can be 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Collection
@@ -34,6 +35,8 @@ def register() -> None:
     _ask_for_key()
     if os.environ.get("TRITON_INTERPRET") == "1":
         _interpret()
+    if "--enable-lora" in sys.argv:
+        _pin_nothing()
     if folder := os.environ.get(EVIDENCE):
         if os.environ.get(forcing.FORCED):
             forcing.install(Path(folder))
@@ -71,6 +74,25 @@ def _interpret() -> None:
             return (lambda: False) if name == "is_cpu" else getattr(platform, name)
 
     kv_cache_configurator.current_platform = NotCPU()
+
+
+def _pin_nothing() -> None:
+    """Have SGLang apply adapters where there is no GPU: it pins what is copied to one, which PyTorch refuses there."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+
+    def unpinned(make: Any) -> Any:
+        @functools.wraps(make)
+        def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+            return make(*args, **kwargs)
+
+        return made
+
+    for name in ("tensor", "empty", "zeros", "arange"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010 (a type checker wants a method)
 
 
 def _factory(name: str) -> Any:

@@ -8,7 +8,7 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.invariance.arms import BASE, base_of, clashes, closed, in_order, left_out, pairs, possible, server_of, singles
 
 CPU = features_of("cpu")
-KNOWN = {id_: feature for id_, feature in CPU.items() if not feature.unavailable("cpu", 0, {})}
+KNOWN = {id_: feature for id_, feature in CPU.items() if not feature.unavailable("cpu", 0, {"architectures": ["LlamaForCausalLM"]})}
 
 
 def own(id_: str, **settings: object) -> Feature:

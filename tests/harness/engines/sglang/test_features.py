@@ -91,4 +91,3 @@ def test_a_feature_says_what_a_model_lacks_for_it(id_: str, config: dict[str, ob
     said = FEATURES[id_].unavailable("cuda", 2, config)
     assert said.endswith(why)
     assert bool(said) == bool(why)
-    assert FEATURES[id_].unavailable("cpu", 0, config).startswith("not on cpu: ")

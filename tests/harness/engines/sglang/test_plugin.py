@@ -8,8 +8,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from assay.harness.engines.sglang.plugin import _judge_by_delegate, _meter_all
+from assay.harness.engines.sglang.plugin import _judge_by_delegate, _meter_all, _pin_nothing
 
 GUARDED = ["triton", "fa3"]
 
@@ -74,3 +75,17 @@ def test_the_backend_of_a_draft_model_is_not_metered(tmp_path: Path) -> None:
     assert backends["mine"](SimpleNamespace(is_draft_worker=True)) is made
     assert vars(made) == {}
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory is pinned where there is a GPU")
+def test_nothing_is_pinned_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tensor", "empty", "zeros", "arange"):
+        monkeypatch.setattr(torch, name, getattr(torch, name))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.pin_memory)
+    with pytest.raises(RuntimeError):
+        torch.tensor([1, 2], pin_memory=True)
+    _pin_nothing()
+    made = torch.tensor([1, 2], dtype=torch.int32, pin_memory=True)
+    assert (made.tolist(), made.dtype) == ([1, 2], torch.int32)
+    assert made.pin_memory() is made
+    assert torch.arange(3, pin_memory=True).tolist() == [0, 1, 2]
