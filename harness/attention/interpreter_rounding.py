@@ -29,24 +29,24 @@ def _nearest(interpreter: Any, convert: Callable[..., Any]) -> Callable[..., Any
 
     def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source == tl.float32 and target == tl.bfloat16 and rounding != towards_zero:
-            return bfloat16_bits(np.asarray(data))
+            return _bfloat16_bits(np.asarray(data))
         if target.name in _FP8 and source in (tl.float32, tl.float16, tl.bfloat16) and rounding != towards_zero:
             floats = np.float16 if source == tl.float16 else np.float32
             bits = np.asarray(data).astype(np.uint32) << 16 if source == tl.bfloat16 else np.asarray(data)
-            return fp8_bits(bits.view(floats), _FP8[target.name])
+            return _fp8_bits(bits.view(floats), _FP8[target.name])
         return convert(data, source, target, rounding)
 
     return convert_float
 
 
-def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Compute the bits of the bfloat16 numbers that are nearest to x, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)  # carries into the exponent, up to infinity
     return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded >> 16).astype(np.uint16).reshape(np.shape(x))
 
 
-def fp8_bits(x: NDArray[np.floating[Any]], dtype: str) -> NDArray[np.uint8]:
+def _fp8_bits(x: NDArray[np.floating[Any]], dtype: str) -> NDArray[np.uint8]:
     """Compute the bits of the numbers of a dtype of PyTorch that are nearest to x: of the largest one beyond that, as on a GPU."""
     import torch
 

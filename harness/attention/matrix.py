@@ -293,7 +293,7 @@ class _Values:
     asked: tuple[str, ...] | None = None
 
 
-def axes(
+def _axes(
     phase: str,
     size: Size = "small",
     dtypes: Sequence[torch.dtype] = DTYPES,
@@ -334,7 +334,7 @@ def _design(
     phase: str, size: Size, dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], prefix: bool, seed: int
 ) -> tuple[Row, ...]:
     """Return the rows of the design of one phase, axis -> value."""
-    drawn = axes(phase, size, dtypes, head_dims, prefix)
+    drawn = _axes(phase, size, dtypes, head_dims, prefix)
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([AxisPart(axis) for axis in drawn], 2)
     groups = (*_FULL, *dict.fromkeys(triples), *pairs)

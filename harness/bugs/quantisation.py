@@ -43,7 +43,7 @@ def attend(q, k, v, scale):
 _SMOOTHED = "int8(q, 128), int8(k - k.mean(1, keepdim=True), 64)"
 
 
-def int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
+def _int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
     """Quantise to int8 with one scale per head and block of tokens, and dequantise with the scale of the block `shift` further.
 
     Args:
@@ -71,12 +71,12 @@ def _neighbours_scale(what: str, shift: int, batch: Batch, b: int) -> Request | 
     r = batch[b]
     if (r.len_k <= K_BLOCK) if what == "k" else (r.len_q <= _Q_BLOCK):
         return None
-    q = int8(r.q, _Q_BLOCK, shift if what == "q" else 0)
-    return replace(r, q=q, k=int8(smooth(batch, b), K_BLOCK, shift if what == "k" else 0))
+    q = _int8(r.q, _Q_BLOCK, shift if what == "q" else 0)
+    return replace(r, q=q, k=_int8(smooth(batch, b), K_BLOCK, shift if what == "k" else 0))
 
 
 def _not_smoothed(r: Request) -> Request | None:
-    return replace(r, q=int8(r.q, _Q_BLOCK), k=int8(r.k, K_BLOCK)) if r.len_k > 1 else None
+    return replace(r, q=_int8(r.q, _Q_BLOCK), k=_int8(r.k, K_BLOCK)) if r.len_k > 1 else None
 
 
 def _smoothed_by_block(r: Request) -> Request | None:

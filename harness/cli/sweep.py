@@ -127,7 +127,7 @@ def _planned(spec: SweepSpec, ray: str | None) -> SweepPlan:
     from assay.harness.sweep.this_machine import gpus_here
 
     commands = {name: load_command(name) for name in commands_of(spec)}
-    options = {name: options_of(name, command.params) for name, command in commands.items()}
+    options = {name: _options_of(name, command.params) for name, command in commands.items()}
     here = "any GPU" if ray else ", ".join(sorted({*gpus_here().values()}))
     device = spec.limits.accelerator or (here if spec.limits.gpus else "CPU")
     planned = plan(spec, options, identify(spec.runtime_env, device))
@@ -141,7 +141,7 @@ def _planned(spec: SweepSpec, ray: str | None) -> SweepPlan:
     return planned
 
 
-def options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
+def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
     """Return the options and arguments of a command that a sweep can set, by the name of an axis."""
     from assay.harness.sweep.cells import Option
 

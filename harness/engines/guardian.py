@@ -54,7 +54,7 @@ class _Family:
     def look(self) -> None:
         """Note the shared memory that the processes have mapped."""
         for pid in descendants(os.getpid()):
-            self._shared |= shared_files(pid)
+            self._shared |= _shared_files(pid)
 
     def remove_shared(self) -> None:
         """Remove the shared memory that was noted and is left."""
@@ -117,7 +117,7 @@ def descendants(ancestor: int) -> list[int]:
     return family[1:]
 
 
-def shared_files(pid: int) -> set[str]:
+def _shared_files(pid: int) -> set[str]:
     """Return the files in shared memory, of the kinds of `_SHARED`, that a process has mapped; none if it has ended.
 
     They are recognised by their inodes: the C library makes a semaphore under another name, and then renames it.

@@ -138,7 +138,7 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the most informative last lines of this launch's log, indented, under the log's path."""
-        lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
+        lines = "\n".join(f"  {line}" for line in _telling_lines(self.recent_log()))
         log = shown(self.log)
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
@@ -181,7 +181,7 @@ class ServerProcess:
             self._main = min((pid for pid in states if _stat(pid)[1:2] == [str(self.pid)]), default=None)
         elif states.get(self._main, "X") in "XZ":
             return None
-        names = {pid: name_of(pid) for pid in states}
+        names = {pid: _name_of(pid) for pid in states}
         self._essential |= {pid: name for pid, name in names.items() if name.startswith(essential) or name == _UNNAMED}
         troubles = {
             pid: Trouble(self._essential.get(pid) or names[pid], pid, "is stopped, as by SIGSTOP", ended=False)
@@ -244,7 +244,7 @@ def _oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def name_of(pid: int) -> str:
+def _name_of(pid: int) -> str:
     """Return the name that a process gives itself, for example "sglang::scheduler"."""
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -255,7 +255,7 @@ def name_of(pid: int) -> str:
         return "a process"
 
 
-def telling_lines(log: str) -> list[str]:
+def _telling_lines(log: str) -> list[str]:
     """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
 
     After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the

@@ -73,7 +73,7 @@ class _Figure(NamedTuple):
         return (*quantity(self.name)[0], *filter(None, [self.task]))
 
 
-def figures(text: str) -> Iterator[_Figure]:
+def _figures(text: str) -> Iterator[_Figure]:
     """Yield the scores, times and rates that a line of prose or ``name: value`` states."""
     text = " ".join(text[:LONGEST].replace("\t", "  ").replace("  ", " \N{SYMBOL FOR SPACE} ").split())
     text = text.replace("\N{SYMBOL FOR SPACE} ", "").replace("\N{SYMBOL FOR SPACE}", "")
@@ -252,11 +252,11 @@ class _Statements:
         self.lines += 1
         within = self._open.line(number, text[:LONGEST])
         row = self._tables.row(text)
-        stated = list(figures(text) if row is None else row)
+        stated = list(_figures(text) if row is None else row)
         for figure in stated:
             self._state(figure, number, text)
         understood = within or bool(stated) or row is not None
-        id = "" if understood else fault(text)
+        id = "" if understood else _fault(text)
         if id:
             self._report(id, number, text)
         self.read += understood or bool(id)
@@ -314,7 +314,7 @@ def _findings(text: _Statements) -> Iterator[CitedFinding]:
         cites += [
             _cite(traceback.first, traceback.last, traceback.exception)
             for traceback in text.tracebacks
-            if fault(traceback.exception) == id
+            if _fault(traceback.exception) == id
         ]
         cites.sort(key=lambda cite: cite.first)
         if cites:
@@ -351,7 +351,7 @@ def _cite(first: int, last: int, text: str) -> Excerpt:
     return Excerpt(first=first, last=last, text=one_line(text))
 
 
-def fault(text: str) -> str:
+def _fault(text: str) -> str:
     """Return the id of the fault that a line reports; empty if it reports none."""
     text = text[:LONGEST]
     lower = text.lower()

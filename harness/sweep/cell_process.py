@@ -41,7 +41,7 @@ _KEEPS = (*_RESUMES, "bench")
 _VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
-class Cancelled(Exception):
+class _Cancelled(Exception):
     """The cell was to end early. It has no verdict, and what it has measured is kept."""
 
 
@@ -114,7 +114,7 @@ class CellWork:
         watch, told = Watch(self.limits, process, place.folder), ""
         while process.exit_status is None:
             if place.cancelled.wait(_POLL_S):
-                raise Cancelled
+                raise _Cancelled
             if excess := watch.excess():
                 return excess
             if (line := process.last_step()) != told:

@@ -81,7 +81,7 @@ def needs_of(limits: Limits, accelerator: str = "") -> Needs:
     return Needs(limits.cpus, limits.gpus, limits.memory_gb, accelerator or limits.accelerator)
 
 
-def cell_folder(sweep: Path, key: str) -> Path:
+def _cell_folder(sweep: Path, key: str) -> Path:
     """Return the folder of a cell."""
     return sweep / CELLS / key
 
@@ -156,7 +156,7 @@ class Sweep:
         """Take the cells that have ended, here or in the storage, and return those that are left."""
         self._stored = {*self.storage.names()} if self.storage else set()
         for key in self.plan.cells:
-            folder = cell_folder(self.folder, key)
+            folder = _cell_folder(self.folder, key)
             if self.storage and f"{CELLS}/{key}" in self._stored and finished(folder, key) is None:
                 remove(folder)
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ class Sweep:
         if self.storage is None:
             return
         failed = file_name(f".{record.created}") if record.verdict == "error" else ""
-        self.storage.put_folder(cell_folder(self.folder, record.key), f"{CELLS}/{record.key}{failed}")
+        self.storage.put_folder(_cell_folder(self.folder, record.key), f"{CELLS}/{record.key}{failed}")
 
     def _enough(self) -> bool:
         if not self.stop_after:
@@ -246,13 +246,13 @@ class Sweep:
     def _task(self, cell: SweepCell) -> Task[CellRecord]:
         """Make the task of a cell."""
         limits = self.state.spec.limits
-        inputs = {PACK: cell_folder(self.folder, cell.pack) / PACK} if cell.pack else {}
+        inputs = {PACK: _cell_folder(self.folder, cell.pack) / PACK} if cell.pack else {}
         work = CellWork(cell.key, cell.command, cell.axes, limits, self._commit)
-        return Task(cell.key, work, cell_folder(self.folder, cell.key), needs_of(limits, cell.accelerator), inputs)
+        return Task(cell.key, work, _cell_folder(self.folder, cell.key), needs_of(limits, cell.accelerator), inputs)
 
     def _ended(self, ended: Ended[CellRecord]) -> CellRecord:
         """Return the record of a cell that has ended: the one on disk, with its evidence, or that of an error."""
-        cell, folder = self.plan.cells[ended.task.key], cell_folder(self.folder, ended.task.key)
+        cell, folder = self.plan.cells[ended.task.key], _cell_folder(self.folder, ended.task.key)
         record = read_cell(folder)
         if ended.value is not None and record == ended.value:
             if record.verdict == "error" or finished(folder, cell.key) is not None:

@@ -148,7 +148,7 @@ def bisect_commits(
 
 @dataclass
 class _Prober:
-    """Has an executor make the probes, each a task; see `bisect_session.CommitProber`."""
+    """Has an executor make the probes, each a task; see `bisect_session._CommitProber`."""
 
     folder: BisectFolder
     spec: BisectSpec

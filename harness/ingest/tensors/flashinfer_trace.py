@@ -89,7 +89,7 @@ def _definition_name(call: AttentionCall) -> str:
     return f"gqa_ragged_prefill{causal}_h{call.q.shape[1]}_kv{call.k.shape[1]}_d{call.q.shape[2]}{dtype}"
 
 
-def definition_of(call: AttentionCall) -> dict[str, Any]:
+def _definition_of(call: AttentionCall) -> dict[str, Any]:
     """Make the definition of a call's kernel, as JSON."""
     dtype = str(call.q.dtype).removeprefix("torch.")
     const = {"num_qo_heads": call.q.shape[1], "num_kv_heads": call.k.shape[1], "head_dim": call.q.shape[2]}
@@ -142,7 +142,7 @@ def export_pack(pack: Path, folder: Path) -> _Exported:
         if name not in lines:
             write_whole(
                 folder / "definitions" / _OP_TYPE / f"{name}.json",
-                json.dumps(definition_of(call), indent=2),
+                json.dumps(_definition_of(call), indent=2),
                 durable=False,
             )
         lines.setdefault(name, []).append(_write_workload(folder, name, recorded))

@@ -40,7 +40,7 @@ _PHASES: dict[str, SegmentKind] = {
 }  # fmt: skip
 _PASSES: tuple[Callable[[str], object], ...] = (
     _STEP.match,
-    lambda name: phase_of(name) != "other",
+    lambda name: _phase_of(name) != "other",
     re.compile(r"ProfilerStep#\d+").fullmatch,
 )
 """Names of annotations that are forward passes: SGLang's ``step[…]`` come first, then names with a phase in them, then those of
@@ -97,7 +97,7 @@ def _steps(source: SourceFile) -> StepTrace:
     )  # fmt: skip
 
 
-def phase_of(name: str) -> SegmentKind:
+def _phase_of(name: str) -> SegmentKind:
     """Infer the phase that a name states: SGLang's ``step[DECODE bs=4]``, or a word in it; "other" if it states none."""
     if step := _STEP.match(name):
         return _PHASES.get(step[1], "other")
@@ -172,7 +172,7 @@ def _segments(
     for (number, named), ran in sorted(groups.items(), key=lambda item: item[1][0].ts):
         label = labels[number] if named else ""
         # By stream: how kernels of different streams interleave differs from run to run.
-        made.append(_segment(sorted(ran, key=lambda span: span.tid), label, phase_of(label)))
+        made.append(_segment(sorted(ran, key=lambda span: span.tid), label, _phase_of(label)))
     return tuple(made)
 
 
@@ -207,7 +207,7 @@ def _requests(spans: Spans) -> Iterator[Track]:
 
 
 def _phase(spans: Sequence[Span]) -> SegmentKind:
-    kinds = {phase_of(span.name) for span in spans} - {"other"}
+    kinds = {_phase_of(span.name) for span in spans} - {"other"}
     return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "other"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.bisect.layer_search import SearchResult, ddmin, find_layers, lead_needed, max_answers
+from assay.harness.bisect.layer_search import SearchResult, _ddmin, _lead_needed, _max_answers, find_layers
 
 LAYERS = tuple(range(32))
 ALPHA = 0.05
@@ -205,13 +205,13 @@ def ruin(noise: float, lead: int) -> float:
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
 @pytest.mark.parametrize("error", [0.2, 0.01, 1e-4])
 def test_the_lead_is_the_smallest_that_bounds_the_error(noise: float, error: float) -> None:
-    lead = lead_needed(noise, error)
+    lead = _lead_needed(noise, error)
     assert ruin(noise, lead) <= error
     assert lead == 1 or ruin(noise, lead - 1) > error
 
 
 def test_a_deterministic_floor_asks_once() -> None:
-    assert lead_needed(0.0, 1e-9) == max_answers(0.0, 1e-9) == 1
+    assert _lead_needed(0.0, 1e-9) == _max_answers(0.0, 1e-9) == 1
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.9, -0.1])
@@ -227,5 +227,5 @@ def test_missing_and_repeated_layers_are_refused(layers: tuple[int, ...]) -> Non
 
 
 def test_ddmin_finds_what_is_needed_among_many() -> None:
-    assert ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
-    assert ddmin([5], lambda some: True) == [5]
+    assert _ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
+    assert _ddmin([5], lambda some: True) == [5]

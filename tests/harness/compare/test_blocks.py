@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from assay.harness.compare.blocks import blocks_of, gaps, side_by_side, throughputs
+from assay.harness.compare.blocks import _gaps, blocks_of, side_by_side, throughputs
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.timings import Timing
 from assay.harness.sides import Role
@@ -40,7 +40,7 @@ def timing(
 
 
 def test_a_gap_is_shared_out_among_the_tokens_of_its_chunk() -> None:
-    assert gaps(timing()) == pytest.approx([0.010 / 3] * 3 + [0.040])
+    assert _gaps(timing()) == pytest.approx([0.010 / 3] * 3 + [0.040])
 
 
 def test_the_times_of_a_block() -> None:
