@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from assay.evals.loads import Shape
-from assay.harness.errors import UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
-from assay.harness.evidence.nonce import check_run, new_nonce
+from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.timings import AnswerLength, Timing
-from assay.harness.files import FolderLock, is_unused, write_whole
+from assay.harness.files import write_whole
 from assay.harness.schema import read_json
 
 FOLDER = "bench"
@@ -36,25 +33,6 @@ class BenchManifest(Origin):
 
 class BenchFolder(EvidenceFolder):
     """A bench's folder."""
-
-    @classmethod
-    def new(cls, path: Path, nonce: str = "") -> BenchFolder:
-        """Make a new folder.
-
-        Args:
-            path: its path.
-            nonce: that of the run to which the bench belongs; empty for a bench of its own.
-
-        Raises:
-            UsageError: it is not empty, or another process writes to it.
-            EvidenceError: it cannot be created.
-        """
-        lock = FolderLock(path) if is_unused(path) else None
-        if lock is None or not is_unused(path):
-            raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
-        folder = cls(path, nonce or new_nonce())
-        folder._lock = lock
-        return folder
 
     @property
     def complete(self) -> bool:
