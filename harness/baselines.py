@@ -218,11 +218,11 @@ def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -
         reason: why worse numbers are accepted; empty to refuse them.
 
     Raises:
-        UsageError: see `make`.
+        UsageError: see `_make`.
         EvidenceError: an accepted baseline is damaged.
     """
     known = stored.read_all(root)
-    made = {role: make(folder, role, verdict, reason) for role in measured_roles(folder)}
+    made = {role: _make(folder, role, verdict, reason) for role in measured_roles(folder)}
     return [Proposal(role, now, known.get(now.key.name)) for role, now in made.items()]
 
 
@@ -255,7 +255,7 @@ def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list
     ]
 
 
-def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
+def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
     """Make a baseline of a role's results in a run.
 
     Raises:

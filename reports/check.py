@@ -90,7 +90,7 @@ def message(result: CheckResult) -> str:
     return "\n".join(lines)
 
 
-def cause(results: Sequence[CheckResult]) -> str:
+def _cause(results: Sequence[CheckResult]) -> str:
     """Return what is wrong, by kernel: "last partial block of 64 lost; 74 of 107 calls"; empty if no finding is serious.
 
     Where a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
@@ -118,7 +118,7 @@ def cause(results: Sequence[CheckResult]) -> str:
 
 def _cause_first(result: CheckResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
-    why = cause([result])
+    why = _cause([result])
     return f"{why}: {result.extent()}" if why else result.summary()
 
 
@@ -136,7 +136,7 @@ def sentence(results: Sequence[CheckResult]) -> str:
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
     parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []
-    why = cause(results)
+    why = _cause(results)
     return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)
 
 

@@ -78,7 +78,7 @@ def caption(picture: Picture) -> str:
     return one_line("; ".join(parts), 600)
 
 
-def summary(picture: Picture) -> str:
+def _summary(picture: Picture) -> str:
     """The picture in words, for who cannot see it: how many pairs of a query and a key differ, and what else is wrong."""
     counts = {sign: sum(row.count(sign) for row in picture.cells) for sign in _CELL_WORDS}
     words = [f"{count:,} {_CELL_WORDS[sign]}" for sign, count in counts.items() if count]
@@ -124,7 +124,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     )
     parts = [
         f"<title>{escape('Attention weights: ' + caption(picture))}</title>",
-        f"<desc>{escape(summary(picture))}</desc>",
+        f"<desc>{escape(_summary(picture))}</desc>",
     ]
     for sign, name, x, line in entries:
         parts += _entry(sign, name, x, line * _LEGEND + 9)
@@ -144,7 +144,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     right = max(x + _entry_width(name) for _, name, x, _ in entries)
     right = max(right, *(panel.left + panel.width + _RIGHT for panel in (expected, read, difference)))
     return draw.image(
-        right, difference.bottom + _AXIS, f"Attention weights: {caption(picture)}; {summary(picture)}", parts
+        right, difference.bottom + _AXIS, f"Attention weights: {caption(picture)}; {_summary(picture)}", parts
     )
 
 

@@ -78,16 +78,15 @@ class PagedKV:
         return table.to(self.k.device)
 
 
-def paged(call: AttentionCall, page: int, seed: int = 0) -> PagedKV:
+def paged(call: AttentionCall, page: int) -> PagedKV:
     """Lay K and V of a call out in a paged pool: as they are stored, if the call has that.
 
     Args:
         call: a packed call.
         page: tokens per page.
-        seed: of the order of the pages.
     """
     used = _pages_of(call.lens_k, page)
-    pages = shuffled_pages(call.lens_k, page, used + 1, torch.Generator().manual_seed(seed))
+    pages = shuffled_pages(call.lens_k, page, used + 1, torch.Generator().manual_seed(0))
     [stale] = set(range(used + 1)) - set(torch.cat(pages).tolist())
     slots = torch.cat([slots_in(own, page, length) for own, length in zip(pages, call.lens_k, strict=True)])
     slots = slots.to(call.k.device)

@@ -106,7 +106,7 @@ def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
     if not claims:
         raise UsageError("No claim was given.", 'for example --says "MMLU >= 0.60"', "name what is to be checked")
     stated = [statement for path in evidence for statement in statements_of(path)]
-    checked = tuple(check(claim, stated) for claim in claims)
+    checked = tuple(_check(claim, stated) for claim in claims)
     return CheckedClaims(evidence=tuple(map(str, evidence)), claims=checked)
 
 
@@ -149,7 +149,7 @@ def _of_number(text: str, match: re.Match[str]) -> _Claim:
     return _Claim(text, "number", match["name"].strip(), low, high, strict, number, unit=given)
 
 
-def check(claim: _Claim, stated: Sequence[Statement]) -> _CheckedClaim:
+def _check(claim: _Claim, stated: Sequence[Statement]) -> _CheckedClaim:
     """Check a claim against the statements."""
     tests = [statement for statement in stated if statement.kind == "test"]
     if claim.kind == "all tests":

@@ -65,10 +65,6 @@ class SweepResult(Decided):
     combinations: tuple[SweptCombination, ...]
     ended_early: str = Field("", description="why cells were left out; empty if none was")
 
-    def of_verdict(self, verdict: Verdict | None) -> list[SweptCell]:
-        """List the cells with a verdict, or those that did not run."""
-        return [cell for cell in self.cells if cell.verdict == verdict]
-
 
 def swept(cell: SweepCell, record: CellRecord | None, problem: str = "", earlier: bool = False) -> SweptCell:
     """Describe what became of a cell; without a record it did not run, or failed before it could leave one."""

@@ -17,10 +17,10 @@ from assay.harness.baselines import (
     _differences,
     _find,
     _key_of,
+    _make,
     _own_errors_by_condition,
     accept,
     attach_baselines,
-    make,
     propose,
     status_of,
 )
@@ -226,7 +226,7 @@ def accept_both(plan: Plan, folder: RunFolder) -> None:
     """Store what both roles answered."""
     for role in ROLES:
         answers = [answer for answer in folder.answers() if answer.role == role]
-        write_baseline(Path(plan.spec.policy.baselines), make(folder, role, "pass"), answers)
+        write_baseline(Path(plan.spec.policy.baselines), _make(folder, role, "pass"), answers)
 
 
 def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
@@ -253,9 +253,9 @@ def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf)
 
 def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     with pytest.raises(UsageError, match="inconclusive"):
-        make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
+        _make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
     with pytest.raises(UsageError, match="no answers from a candidate server"):
-        make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
+        _make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
 
 
 def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
@@ -301,7 +301,7 @@ def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) 
     assert report.reproduce.startswith("assay gate ")
     assert "--reference-from=baseline" in report.reproduce
     with pytest.raises(UsageError, match="no answers from a reference server"):
-        make(second, "reference", "pass")
+        _make(second, "reference", "pass")
 
 
 def test_a_stored_reference_gives_the_number_of_layers(accepted_then_asked: RunOf) -> None:
@@ -313,7 +313,7 @@ def test_a_stored_reference_gives_the_number_of_layers(accepted_then_asked: RunO
 
 def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     first = run_of(plan, tmp_path / "first")
-    made = make(first, "candidate", "pass")
+    made = _make(first, "candidate", "pass")
     path = write_baseline(Path(plan.spec.policy.baselines), made, []) / FILE
     path.write_text(path.read_text().replace(made.key.engine, "SGLang 0 on cpu"))
     status = attach_baselines(open_folder(plan, tmp_path / "second"))

@@ -18,7 +18,7 @@ from assay.harness.localize.axes import Axis
 from assay.harness.offline import kernel_matrix
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_result import CheckResult
-from assay.reports.check import MAX_REFUSALS, _indifferent, _not_covered, cause, check_document, message, sentence
+from assay.reports.check import MAX_REFUSALS, _cause, _indifferent, _not_covered, check_document, message, sentence
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
@@ -135,11 +135,11 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
     extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::60])
     decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::18])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
-    assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
+    assert _cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
     assert message(extend).startswith(f"last partial block of 64 lost; {len(extend.failing)} of {len(extend.computed)} calls: ")
-    assert cause([decoded(rounded_oracle)]) == ""
+    assert _cause([decoded(rounded_oracle)]) == ""
     other = check(not_a_number, cases=cases(("decode",), dtypes=[torch.bfloat16])[:5])
-    named = cause([decode, other]).split("; ")
+    named = _cause([decode, other]).split("; ")
     assert named[0] == f"{decode.kernel}: last partial block of 64 lost"
     assert named[2].startswith(f"{other.kernel}: ")
 

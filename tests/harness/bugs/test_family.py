@@ -12,7 +12,7 @@ from assay.harness.attention.oracle import attend, oracle, requests
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK
 from assay.harness.bugs.family import BY_ID, FAMILY
-from assay.harness.bugs.quantisation import _int8, smooth
+from assay.harness.bugs.quantisation import _int8, _smooth
 
 
 def output(name: str, call: AttentionCall) -> Tensor:
@@ -59,7 +59,7 @@ def test_a_smoothed_k_is_invisible_unless_it_differs_between_keys() -> None:
     call = call_of([(5, 70)], (2, 1), 8, torch.float64, "cpu")
     biased = replace(call, k=call.k + 3)
     batch = requests(biased)
-    smoothed = torch.cat([attend(replace(r, k=smooth(batch, b))) for b, r in enumerate(batch)], dim=1)
+    smoothed = torch.cat([attend(replace(r, k=_smooth(batch, b))) for b, r in enumerate(batch)], dim=1)
     torch.testing.assert_close(smoothed.transpose(0, 1), oracle(biased))
     for name in ("k-smoothed-by-block", "k-smoothed-new-only"):
         assert float((output(name, biased) - oracle(biased)).abs().max()) > 0.01
