@@ -82,15 +82,10 @@ def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(grou
             assert task(frozenset(one.partners))
 
 
-def test_small_errors_that_add_up_are_not_blamed_on_a_few() -> None:
-    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 10), 0.0, ALPHA)
-    assert len(search.restored) == 23
-    assert not any(one.alone or one.partners for one in search.restored)
-
-
-def test_more_partners_than_are_searched_for() -> None:
-    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 31), 0.0, ALPHA)
-    assert len(search.restored) == 2
+@pytest.mark.parametrize(("wrong_from", "restored"), [(10, 23), (31, 2)])
+def test_small_errors_that_add_up_are_not_blamed_on_a_few(wrong_from: int, restored: int) -> None:
+    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < wrong_from), 0.0, ALPHA)
+    assert len(search.restored) == restored
     assert not any(one.alone or one.partners for one in search.restored)
 
 
@@ -145,16 +140,16 @@ def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
     assert probes(find_layers(LAYERS, alone(frozenset(guilty)), 0.0, ALPHA)) <= most, name
 
 
-def test_nothing_is_found_where_all_layers_are_right() -> None:
-    search = find_layers(LAYERS, lambda candidate: True, 0.0, ALPHA)
-    assert (search.outcome, search.restored, probes(search)) == ("nothing", (), 2)
-    assert "is right even with the candidate in all 32 layers" in search.why
-
-
-def test_a_failing_reference_is_inconclusive() -> None:
-    search = find_layers(LAYERS, lambda candidate: False, 0.0, ALPHA)
-    assert (search.outcome, search.restored, probes(search)) == ("inconclusive", (), 1)
-    assert "too noisy" in search.why
+@pytest.mark.parametrize(
+    ("right", "outcome", "asked", "why"),
+    [(True, "nothing", 2, "is right even with the candidate in all 32 layers"), (False, "inconclusive", 1, "too noisy")],
+)
+def test_nothing_is_found_where_all_layers_are_right_or_the_reference_fails(
+    right: bool, outcome: str, asked: int, why: str
+) -> None:
+    search = find_layers(LAYERS, lambda candidate: right, 0.0, ALPHA)
+    assert (search.outcome, search.restored, probes(search)) == (outcome, (), asked)
+    assert why in search.why
 
 
 def noisy(task: Task, noise: float, seed: int) -> Task:
