@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,10 +25,12 @@ from assay.harness.files import FolderLock, file_name, is_unused, timestamp, wri
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import Record, read_json
 from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, hashes, remove
-from assay.harness.sweep.cells import SweepCell, SweepPlan
+from assay.harness.sweep.cells import Combination, SweepCell, SweepPlan
 from assay.harness.sweep.executor import Ended, Executor, Needs, Task
-from assay.harness.sweep.result import STOPS, SweepResult, headline_of, swept, traced, worst
+from assay.harness.sweep.result import STOPS, SweepResult, SweptCell, SweptCombination
 from assay.harness.sweep.spec import Limits, SweepSpec
+from assay.harness.text import counted
+from assay.harness.verdict import WORST_FIRST, Verdict
 
 STATE = "sweep.json"
 NOT_SURVIVED, STOPPED, NO_PACK = (
@@ -138,17 +141,17 @@ class Sweep:
     def result(self, seconds: float = 0.0, ended_early: str = "") -> SweepResult:
         """Make the result of what has ended so far."""
         cells = [
-            swept(cell, self._records.get(key), self._skipped.get(key, STOPPED), key in self._earlier)
+            _swept(cell, self._records.get(key), self._skipped.get(key, STOPPED), key in self._earlier)
             for key, cell in self.plan.cells.items()
         ]
         verdicts = {cell.key: cell.verdict for cell in cells}
-        combinations = tuple(traced(combination, verdicts) for combination in self.plan.combinations)
+        combinations = tuple(_traced(combination, verdicts) for combination in self.plan.combinations)
         # A cell that was left out because an earlier stage decided is no gap.
-        counted = [cell for cell in cells if cell.verdict or self._skipped.get(cell.key) != NOT_SURVIVED]
+        shown = [cell for cell in cells if cell.verdict or self._skipped.get(cell.key) != NOT_SURVIVED]
         axes = {name: tuple(dict.fromkeys(c.axes[name] for c in combinations)) for name in self.state.spec.axes}
         return SweepResult(
-            verdict=worst(counted), command=self.state.command, folder=str(self.folder), created=timestamp(), seconds=seconds,
-            stages=self.state.spec.stages, axes=axes, headline=headline_of(counted), cells=tuple(counted),
+            verdict=_worst(shown), command=self.state.command, folder=str(self.folder), created=timestamp(), seconds=seconds,
+            stages=self.state.spec.stages, axes=axes, headline=_headline_of(shown), cells=tuple(shown),
             combinations=combinations, ended_early=ended_early,
         )  # fmt: skip
 
@@ -292,3 +295,46 @@ def estimate(sweep: Sweep, slots: int) -> tuple[float, int]:
         if (took := known.get(cell.command, sum(of_stage) / len(of_stage) if of_stage else None)) is not None:
             seconds, counted = seconds + took, counted + 1
     return seconds / max(1, slots), counted
+
+
+def _swept(cell: SweepCell, record: CellRecord | None, problem: str = "", earlier: bool = False) -> SweptCell:
+    """Describe what became of a cell; without a record it did not run, or failed before it could leave one."""
+    if record is None:
+        return SweptCell(key=cell.key, command=cell.command, axes=dict(cell.axes), verdict=None, problem=problem)
+    return SweptCell(
+        key=cell.key, command=cell.command, axes=dict(cell.axes), verdict=record.verdict, headline=record.headline,
+        problem=record.problem, seconds=record.seconds, attempts=record.attempts, worker=record.worker,
+        environment=record.environment, earlier=earlier,
+    )  # fmt: skip
+
+
+def _traced(combination: Combination, verdicts: Mapping[str, Verdict | None]) -> SweptCombination:
+    """Describe how far a combination came.
+
+    Args:
+        combination: the combination.
+        verdicts: by key of a cell; a cell that did not run has none.
+    """
+    reached, stopped = {}, ""
+    for cell in combination.cells:
+        if verdicts.get(cell.key) is None:
+            break
+        reached[cell.command[0]] = cell.key
+        if verdicts[cell.key] in STOPS:
+            stopped = cell.command[0]
+            break
+    return SweptCombination(axes=dict(combination.axes), cells=reached, stopped=stopped)
+
+
+def _worst(cells: Sequence[SweptCell]) -> Verdict:
+    """Return the verdict of a sweep: the worst of its cells'. One that did not run is undecided."""
+    verdicts = {cell.verdict or "inconclusive" for cell in cells}
+    return next((verdict for verdict in WORST_FIRST if verdict in verdicts), "inconclusive")
+
+
+def _headline_of(cells: Sequence[SweptCell]) -> str:
+    """Summarise a sweep in a sentence: "12 cells: 1 regression, 11 pass"."""
+    counts = Counter(cell.verdict for cell in cells)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in WORST_FIRST if counts[verdict]]
+    parts += [f"{counts[None]} not run"] if counts[None] else []
+    return f"{counted(len(cells), 'cell')}: {', '.join(parts)}."

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay.harness.attention.interpreter_rounding import _bfloat16_bits, _fp8_bits
+from assay.harness.attention.interpreter import _bfloat16_bits, _fp8_bits
 
 _COPY = """
 from assay.harness.attention.interpreter import interpret_without_gpu
