@@ -31,7 +31,7 @@ WIDTH = 980
 """Most CSS pixels of a picture: what a page has room for within a finding."""
 NARROW = 312
 """The same on a phone of 390 CSS pixels."""
-SMALLEST, LARGEST = 10, 20
+_SMALLEST, LARGEST = 10, 20
 """CSS pixels of a cell whose sign can be told from others, and of the largest cell."""
 _SHADED = 4
 """CSS pixels of a cell whose shade can be told from others."""
@@ -106,8 +106,8 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     gap = _GAP if width >= WIDTH else _NARROW_GAP
     across = _cell(width - label - _RIGHT - 2 * gap, 3, keys)
     above, room = _cell(width - label - _RIGHT - gap, 2, keys), width - label - _RIGHT
-    below: float = _cell(room, 1, keys) or SMALLEST
-    below = max(SMALLEST, below) if width >= WIDTH else min(max(SMALLEST, below), room / keys)
+    below: float = _cell(room, 1, keys) or _SMALLEST
+    below = max(_SMALLEST, below) if width >= WIDTH else min(max(_SMALLEST, below), room / keys)
     entries = _legend(picture, width)
     lines = 1 + max((line for *_, line in entries), default=0)
     top = lines * _LEGEND + _TITLE
@@ -153,7 +153,7 @@ def _cell(room: float, panels: int, keys: int) -> int:
 
     A weight's shade can be told on a smaller cell than a sign, and all three panels in a line are of one size.
     """
-    least = SMALLEST if panels == 3 else _SHADED
+    least = _SMALLEST if panels == 3 else _SHADED
     cell = min(LARGEST, math.floor(room / panels / keys))
     return cell if cell >= least and panels * max(cell * keys, _LEAST_WIDTH) <= room else 0
 
@@ -276,7 +276,7 @@ class _Panel:
             parts.append(draw.rect(self.left, self.right, y + 1, y + height - 1, RULE, 0.55))
             if kind != "right":
                 parts.append(draw.rect(self.left, self.left + 3, y + 1, y + height - 1, FORBIDDEN))
-            if height >= SMALLEST:
+            if height >= _SMALLEST:
                 parts.append(draw.text(_ROW_WORDS[kind], self.left + 8, y + height / 2, colour=INK))
         return parts
 

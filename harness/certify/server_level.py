@@ -71,7 +71,7 @@ from assay.harness.sides import Device, Role
 from assay.harness.text import some
 from assay.harness.verdict import Finding
 
-SUITES = ("layers", "logits", "greedy", "accuracy")
+_SUITES = ("layers", "logits", "greedy", "accuracy")
 _GREEDY_PROMPTS = 8
 """Greedy texts that are written under a fault: with 3 of 8 apart, a share of 10 % is rejected at 5 %."""
 _SHADOWED_TOKENS = 4
@@ -345,7 +345,7 @@ def _examine_run(level: ServerLevel) -> Examined:
     looks = tuple(
         Look(suite=suite.id, caught=suite.verdict == "regression", of=0)
         for suite in report.suites
-        if suite.id in SUITES
+        if suite.id in _SUITES
     )
     flagged = report.verdict == "regression"
     return Examined(
@@ -377,7 +377,7 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
         code=level.kernel.code, phases=level.kernel.declared.phases, noise=level.kernel.declared.noise,
         dtypes=(model.dtype,) if spec.device == "cuda" else ("float32",), torch=torch.__version__, layers=model.layers,
         heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.workload.order_seed,
-        suites=SUITES, version=installed_version(), source=source_hash(),
+        suites=_SUITES, version=installed_version(), source=source_hash(),
     )  # fmt: skip
 
 
@@ -389,7 +389,7 @@ def _reach(tokens: int, model: ModelShape, device: Device) -> int:
 def certified_spec(device: str, model: str, kernel: CertifiedKernel) -> RunSpec:
     """Make the spec of the run in whose servers faults are seeded: the certified kernel against the device's reference."""
     return make_spec(
-        {"device": device, "model": model, "candidate": kernel.backend, "suites": ",".join(reversed(SUITES))}, None
+        {"device": device, "model": model, "candidate": kernel.backend, "suites": ",".join(reversed(_SUITES))}, None
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assay.harness.sweep.session import Sweep
     from assay.harness.sweep.spec import SweepSpec
 
-PAGE, TEXT, CASES, RESULT = "index.html", "report.md", "report.junit.xml", "report.json"
+_PAGE, _TEXT, _CASES, _RESULT = "index.html", "report.md", "report.junit.xml", "report.json"
 """Files of a sweep's folder, besides its cells."""
 _OF_THE_SWEEP = ("out", "json", "html", "junit", "quiet", "verbose", "help")
 """Options of commands that a sweep sets itself."""
@@ -218,10 +218,10 @@ def _report(result: Any, folder: Path, json: bool, html: Path | None, junit: Pat
     from assay.reports.page import to_html
     from assay.reports.sweep import sweep_document
 
-    document = sweep_document(result, folder / PAGE)
+    document = sweep_document(result, folder / _PAGE)
     with too_late():
         files: Mapping[str, str] = {
-            PAGE: to_html(document), TEXT: to_markdown(document), CASES: to_junit(document), RESULT: document.json(result),
+            _PAGE: to_html(document), _TEXT: to_markdown(document), _CASES: to_junit(document), _RESULT: document.json(result),
         }  # fmt: skip
         for name, text in files.items():
             write_whole(folder / name, text)

@@ -11,8 +11,8 @@ from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.files import write_whole
 from assay.harness.schema import read_json
 
-FOLDER = "bench"
-MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
+_FOLDER = "bench"
+_MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 
 
 class BenchManifest(Origin):
@@ -46,7 +46,7 @@ class BenchFolder(EvidenceFolder):
             EvidenceError: the disk is full or not writable.
         """
         manifest = manifest.model_copy(update={"nonce": self.nonce})
-        write_whole(self.path / MANIFEST, manifest.model_dump_json(indent=2))
+        write_whole(self.path / _MANIFEST, manifest.model_dump_json(indent=2))
 
     def manifest(self) -> BenchManifest:
         """Read the record of what was timed.
@@ -55,8 +55,8 @@ class BenchFolder(EvidenceFolder):
             EvidenceError: it is missing or damaged, or of another run.
         """
         do = "check that the path is the folder of a bench, or run the bench again"
-        manifest = read_json(self.path / MANIFEST, BenchManifest, do)
-        check_run(self.path / MANIFEST, manifest.nonce, self._nonce)
+        manifest = read_json(self.path / _MANIFEST, BenchManifest, do)
+        check_run(self.path / _MANIFEST, manifest.nonce, self._nonce)
         return manifest
 
     def append(self, lines: list[Timing]) -> None:
@@ -78,4 +78,4 @@ class BenchFolder(EvidenceFolder):
 
 def bench_folder(run: RunFolder) -> BenchFolder:
     """Return the bench of a run, bound to it; the folder need not exist yet."""
-    return BenchFolder(run.path / FOLDER, run.nonce)
+    return BenchFolder(run.path / _FOLDER, run.nonce)

@@ -23,7 +23,7 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 from assay.harness.tracebacks import Traceback, Tracebacks
 
-LONGEST = 2_000
+_LONGEST = 2_000
 """Characters of a line that are read."""
 _LABEL = 80
 """Most characters of a name."""
@@ -75,7 +75,7 @@ class _Figure(NamedTuple):
 
 def _figures(text: str) -> Iterator[_Figure]:
     """Yield the scores, times and rates that a line of prose or ``name: value`` states."""
-    text = " ".join(text[:LONGEST].replace("\t", "  ").replace("  ", " \N{SYMBOL FOR SPACE} ").split())
+    text = " ".join(text[:_LONGEST].replace("\t", "  ").replace("  ", " \N{SYMBOL FOR SPACE} ").split())
     text = text.replace("\N{SYMBOL FOR SPACE} ", "").replace("\N{SYMBOL FOR SPACE}", "")
     if not _HINTS.search(text.lower()):
         return
@@ -130,7 +130,7 @@ class _Tables:
 
     def row(self, text: str) -> tuple[_Figure, ...] | None:
         """Return the figures in a line of a table, which may be none; None if the line belongs to no table."""
-        text = text[:LONGEST].strip()
+        text = text[:_LONGEST].strip()
         if not (text.startswith("|") and text.endswith("|") and len(text) > 1):
             self._before = self._columns = ()
             return None
@@ -250,7 +250,7 @@ class _Statements:
     def line(self, number: int, text: str) -> bool:
         """Read a line; return True if it states anything."""
         self.lines += 1
-        within = self._open.line(number, text[:LONGEST])
+        within = self._open.line(number, text[:_LONGEST])
         row = self._tables.row(text)
         stated = list(_figures(text) if row is None else row)
         for figure in stated:
@@ -272,12 +272,12 @@ class _Statements:
         known, lines = self.stated.setdefault(figure.name, ([], CitedLines()))
         if len(known) < KEPT:
             known.append(figure)
-        lines.see(number, text[:LONGEST])
+        lines.see(number, text[:_LONGEST])
 
     def _report(self, id: str, number: int, text: str) -> None:
         key = (id, _message(text))
         if key in self.faults or len(self.faults) < KEPT:
-            self.faults.setdefault(key, CitedLines()).see(number, text[:LONGEST])
+            self.faults.setdefault(key, CitedLines()).see(number, text[:_LONGEST])
 
 
 def _facts(text: _Statements) -> Iterator[Fact]:
@@ -353,7 +353,7 @@ def _cite(first: int, last: int, text: str) -> Excerpt:
 
 def _fault(text: str) -> str:
     """Return the id of the fault that a line reports; empty if it reports none."""
-    text = text[:LONGEST]
+    text = text[:_LONGEST]
     lower = text.lower()
     for id, pattern in _COMPILED:
         if pattern.search(lower):
@@ -363,7 +363,7 @@ def _fault(text: str) -> str:
 
 def _message(text: str) -> str:
     """Strip a line of its numbers: what two lines that report the same share."""
-    return _DIGIT.sub("0", text[:LONGEST])
+    return _DIGIT.sub("0", text[:_LONGEST])
 
 
 READER = FormatReader("text", "Text of an unknown program", _recognises, _read, _statements)

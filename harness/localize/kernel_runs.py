@@ -31,7 +31,7 @@ from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_
 _FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
 would be tighter."""
-MAX_QUERIES = 64
+_MAX_QUERIES = 64
 """Most queries of a call that are simulated one by one: those with the largest errors."""
 _AHEAD = 16
 """Calls of which the oracle's output is computed before the kernel's."""
@@ -175,7 +175,7 @@ class CallResult:
         suspects = (excess > 1).any(1).nonzero().flatten()
         if not len(suspects):
             return ()
-        worst = excess[suspects].amax(1).argsort(descending=True)[:MAX_QUERIES]
+        worst = excess[suspects].amax(1).argsort(descending=True)[:_MAX_QUERIES]
         suspects = suspects[worst].sort()[0]
         rows = suspects if self.cells.rows is None else self.cells.rows.cpu()[suspects]
         own, heads = own[suspects], self.own.shape[1]

@@ -63,7 +63,7 @@ roundings of the output's dtype. With the attribute and without it differ by 14 
 _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
 """Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
 
-VLLM = "vllm:"
+_VLLM = "vllm:"
 """Begins the names of vLLM's backends."""
 _IN_WORDS = {"custom_mask": "custom mask of drafts"}
 
@@ -255,7 +255,7 @@ def _of_backend(
         begin: is called with an attribute and a phase before the backend computes it.
         end: is called with the result.
     """
-    of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{VLLM}CPU_MLA")
+    of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{_VLLM}CPU_MLA")
     possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or not of_latents]
     asked = [attribute for attribute in possible if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
@@ -291,8 +291,8 @@ def _measured(backend: str, attribute: _Attribute, phase: str) -> Measured:
 
 def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
     """Make the kernel that a backend is. Raises what `kernel` does."""
-    of_vllm = backend.startswith(VLLM)
-    return vllm.kernel(backend.removeprefix(VLLM)) if of_vllm else kernel(backend)
+    of_vllm = backend.startswith(_VLLM)
+    return vllm.kernel(backend.removeprefix(_VLLM)) if of_vllm else kernel(backend)
 
 
 def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, layer: LayerRequest) -> Tensor:

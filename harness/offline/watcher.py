@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-COPY_S = 2.0
+_COPY_S = 2.0
 """Seconds that a call waits for a copy of its process to return too."""
 _forks = [0]
 """How often this process has called `os.fork`."""
@@ -61,7 +61,7 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
 
     A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. That
     call raises `_CopiedError` then, and so does each further one, which the kernel does not get. Where the kernel forks with
-    `os.fork`, its call waits for the copy up to `COPY_S`, once: what else is forked does not return from the call.
+    `os.fork`, its call waits for the copy up to `_COPY_S`, once: what else is forked does not return from the call.
     """
     process, copied = os.getpid(), mmap.mmap(-1, 1)  # memory that copies of the process share
     waited = False
@@ -88,7 +88,7 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
                 os._exit(0)
             watcher("ends")
             if _forks[0] > forks and not waited:
-                waited, end = True, time.monotonic() + COPY_S
+                waited, end = True, time.monotonic() + _COPY_S
                 while not copied[0] and time.monotonic() < end:
                     time.sleep(0.01)
             refuse_copied()

@@ -30,7 +30,7 @@ from assay.harness.verdict import Verdict, exit_code_of
 
 PACK = "pack"
 """Name of the input that is a replay pack, and of the folder into which a cell records one."""
-COMMIT = "commit"
+_COMMIT = "commit"
 """Entry of a cell's environment that says where it was run, and does not decide what it finds."""
 _LOG_KEPT = 1_000_000
 """Bytes of the log of a cell that took too much."""
@@ -87,7 +87,7 @@ class CellWork:
             process.stop()
         if excess:
             _discard(place.folder)
-        versions = environment() | ({COMMIT: self.commit} if self.commit else {})
+        versions = environment() | ({_COMMIT: self.commit} if self.commit else {})
         verdict, headline, problem = self._outcome(place.folder, process, excess)
         record = CellRecord(
             key=self.key, command=self.command, axes=dict(self.axes), verdict=verdict, headline=headline, problem=problem,

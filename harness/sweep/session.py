@@ -32,8 +32,8 @@ from assay.harness.sweep.spec import Limits, SweepSpec
 from assay.harness.text import counted
 from assay.harness.verdict import WORST_FIRST, Verdict
 
-STATE = "sweep.json"
-NOT_SURVIVED, STOPPED, NO_PACK = (
+_STATE = "sweep.json"
+_NOT_SURVIVED, _STOPPED, _NO_PACK = (
     "it did not survive an earlier stage",
     "the sweep was stopped",
     "its pack was not recorded",
@@ -61,7 +61,7 @@ def latest_folder() -> Path:
     Raises:
         UsageError: there is none.
     """
-    states = sorted(RUNS.glob(f"sweep-*/{STATE}"), key=lambda path: path.stat().st_mtime)
+    states = sorted(RUNS.glob(f"sweep-*/{_STATE}"), key=lambda path: path.stat().st_mtime)
     if not states:
         raise UsageError(f"There is no sweep in {RUNS}/.", "at least one", "name its folder with --out")
     return states[-1].parent
@@ -74,9 +74,9 @@ def read_state(folder: Path) -> SweepState:
         UsageError: there is none.
         EvidenceError: it is damaged.
     """
-    if not (folder / STATE).is_file():
-        raise UsageError(f"{folder} holds no sweep.", f"a folder with a {STATE}", "check the path given with --out")
-    return read_json(folder / STATE, SweepState, "start the sweep again with another --out")
+    if not (folder / _STATE).is_file():
+        raise UsageError(f"{folder} holds no sweep.", f"a folder with a {_STATE}", "check the path given with --out")
+    return read_json(folder / _STATE, SweepState, "start the sweep again with another --out")
 
 
 def needs_of(limits: Limits, accelerator: str = "") -> Needs:
@@ -141,13 +141,13 @@ class Sweep:
     def result(self, seconds: float = 0.0, ended_early: str = "") -> SweepResult:
         """Make the result of what has ended so far."""
         cells = [
-            _swept(cell, self._records.get(key), self._skipped.get(key, STOPPED), key in self._earlier)
+            _swept(cell, self._records.get(key), self._skipped.get(key, _STOPPED), key in self._earlier)
             for key, cell in self.plan.cells.items()
         ]
         verdicts = {cell.key: cell.verdict for cell in cells}
         combinations = tuple(_traced(combination, verdicts) for combination in self.plan.combinations)
         # A cell that was left out because an earlier stage decided is no gap.
-        shown = [cell for cell in cells if cell.verdict or self._skipped.get(cell.key) != NOT_SURVIVED]
+        shown = [cell for cell in cells if cell.verdict or self._skipped.get(cell.key) != _NOT_SURVIVED]
         axes = {name: tuple(dict.fromkeys(c.axes[name] for c in combinations)) for name in self.state.spec.axes}
         return SweepResult(
             verdict=_worst(shown), command=self.state.command, folder=str(self.folder), created=timestamp(), seconds=seconds,
@@ -176,13 +176,13 @@ class Sweep:
             UsageError: the folder holds something else, or another process sweeps there.
             EvidenceError: the storage cannot be read or written.
         """
-        if not (self.folder / STATE).exists() and not is_unused(self.folder):
+        if not (self.folder / _STATE).exists() and not is_unused(self.folder):
             raise UsageError(
                 f"{self.folder} exists and is not the folder of a sweep.", "a new folder, or that of a sweep",
                 "name another one with --out",
             )  # fmt: skip
         lock = FolderLock(self.folder)
-        write_whole(self.folder / STATE, self.state.model_dump_json(indent=1))
+        write_whole(self.folder / _STATE, self.state.model_dump_json(indent=1))
         self._commit = git_state(Path.cwd()).partition(" ")[0]
         self.load()
         for record in self._records.values():
@@ -200,12 +200,12 @@ class Sweep:
         if cell.key in self._records:
             return False
         if cell.pack and (cell.pack not in self._records or self._records[cell.pack].verdict != "pass"):
-            self._skipped[cell.key] = NO_PACK
+            self._skipped[cell.key] = _NO_PACK
             return False
         before = self._before.get(cell.key)
         if before is None or any(map(self._survived, before)):
             return True
-        self._skipped[cell.key] = NOT_SURVIVED
+        self._skipped[cell.key] = _NOT_SURVIVED
         return False
 
     def _survived(self, cells: Sequence[SweepCell]) -> bool:

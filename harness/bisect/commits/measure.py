@@ -37,7 +37,7 @@ _PRELOADED_MODULES = ["torch", "assay.harness.bisect.commits.probe", "triton", "
 _COMMAND_NOT_FOUND = (126, 127)
 CALLS, COPY = "calls", "copy"
 """Inputs of a probe: the file of the calls, of a replay; and for machines without the repository, a copy of the range."""
-GRACE_S = 30.0
+_GRACE_S = 30.0
 _FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
 """Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`."""
 
@@ -99,7 +99,7 @@ def _run_command(
             if gently and process.poll() is None:
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_S)
+                    process.wait(_GRACE_S)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()

@@ -35,7 +35,7 @@ LARGEST_INPUT = 1 << 30
 _DEFINED = ("name", "op_type", "axes", "inputs")
 _INPUTS = ("q", "k", "v", "qo_indptr", "kv_indptr")
 _TORCH = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int32", "int64")}
-REFERENCE = '''\
+_REFERENCE = '''\
 import math
 
 import torch
@@ -115,7 +115,7 @@ def _definition_of(call: AttentionCall) -> dict[str, Any]:
             "output": {"shape": ["total_q", "num_qo_heads", "head_dim"], "dtype": dtype},
             "lse": {"shape": ["total_q", "num_qo_heads"], "dtype": "float32", "description": "log-sum-exp, to base 2"},
         },
-        "reference": f"CAUSAL = {call.causal}\n{REFERENCE}",
+        "reference": f"CAUSAL = {call.causal}\n{_REFERENCE}",
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from assay.harness.schema import Part
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Decided
 
-KINDS_SHOWN, STEPS_SHOWN = 50, 200
+_KINDS_SHOWN, _STEPS_SHOWN = 50, 200
 """Most rows of the summary, and of the table of steps."""
 _ONE = {mlc_lines.ADD: ("adds its sequence", "adds one"), mlc_lines.FORK: ("forks its sequence", "forks one")}
 _MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}
@@ -168,8 +168,8 @@ class _Comparison:
         kinds, rows = _summary(differences), _rows(a, b)
         return TraceDiff(
             verdict=verdict, a=a.file, b=b.file, headline=headline, cites=_cites(differences), differences=len(differences),
-            kinds=kinds[:KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - KINDS_SHOWN), steps=rows[:STEPS_SHOWN],
-            steps_left_out=max(0, len(rows) - STEPS_SHOWN), notes=tuple(self._notes),
+            kinds=kinds[:_KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), steps=rows[:_STEPS_SHOWN],
+            steps_left_out=max(0, len(rows) - _STEPS_SHOWN), notes=tuple(self._notes),
         )  # fmt: skip
 
     def _refusal(self) -> str:
