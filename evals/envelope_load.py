@@ -1,7 +1,7 @@
 """The load of the envelope: few requests whose calls have every block count, cached and new, up to a length.
 
 Kernels compute in blocks, and what is wrong with one is wrong for some numbers of blocks, or at their borders. So the lengths that
-a load must have (`border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one.
+a load must have (`_border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one.
 
 Prompts are token ids (see `assay.evals.loads`). One long prompt is cached first. All others begin with as many of its tokens as
 shall come from the cache, so one request covers a number of cached tokens and one of new tokens; both together are the envelope's
@@ -36,7 +36,7 @@ _HEADER = 24
 """Cached tokens of every second request of a batch."""
 
 
-def border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
+def _border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
     """List the lengths from `first` to `last` that stand for all of them, ascending.
 
     Of every block of `BORDER` tokens these are its first length, its last but one and its last one; and `first` and `last`.
@@ -114,16 +114,16 @@ class LoadReach:
     @cached_property
     def lengths(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Phase -> id of a condition (`assay.harness.conditions.ENVELOPE`) -> the lengths that calls must have, ascending."""
-        new = border_points(1, self.at_once)
+        new = _border_points(1, self.at_once)
         return {
             "extend": {
                 "new-tokens": new,
                 "new-behind-prefix": new,
-                "prefix-tokens": border_points(1, self.tokens, self.page),
-                "total-tokens": border_points(1, self.tokens),
+                "prefix-tokens": _border_points(1, self.tokens, self.page),
+                "total-tokens": _border_points(1, self.tokens),
             },
             # A prompt has a token at least, so the first key of decode is the second one.
-            "decode": {"total-tokens": border_points(2, self.tokens)},
+            "decode": {"total-tokens": _border_points(2, self.tokens)},
         }
 
     def pairs(self) -> list[tuple[int, int]]:

@@ -99,10 +99,10 @@ def _exact(task: Any, name: str) -> Iterator[Question]:
             )
         text = task.fewshot_context(doc, num_fewshot=shots)
         id_, own = f"{name}-{index}", str(task.doc_to_text(doc))
-        yield Question(id_, name, "other", f"{text}{EXACT_FOOTER}", expected_form(target), own, unit=id_)
+        yield Question(id_, name, "other", f"{text}{EXACT_FOOTER}", _expected_form(target), own, unit=id_)
 
 
-def expected_form(target: str) -> str:
+def _expected_form(target: str) -> str:
     """Return a target in the form in which `parse_answer` gives answers: of a worked solution, what follows the last "####"."""
     final = target.rpartition("####")[2].strip()
     if final in LETTERS:

@@ -21,7 +21,7 @@ BUILTIN_SEED = 20261120
 """Seed of the built-in set. Training uses other seeds, and drops any draw whose facts are in the built-in set."""
 BUILTIN_POOL = 4096
 """Questions of the built-in set among which a run draws; more if it may ask more."""
-FEWEST_FACTS, MOST_FACTS = 4, 8
+_FEWEST_FACTS, _MOST_FACTS = 4, 8
 
 _ONSETS = "b d f g j k l m n p r s t v w z".split()
 _NAME_RHYMES = "al en ir on ul as ek om".split()
@@ -92,7 +92,7 @@ class Draw:
         return text, tuple(options), LETTERS[options.index(thing)]
 
 
-def draw(rng: random.Random, group: str, fewest: int = FEWEST_FACTS, most: int = MOST_FACTS) -> Draw:
+def draw(rng: random.Random, group: str, fewest: int = _FEWEST_FACTS, most: int = _MOST_FACTS) -> Draw:
     """Draw ``fewest`` to ``most`` facts without repeating a name or a thing."""
     count = rng.randint(fewest, most)
     facts = tuple(zip(rng.sample(NAMES, count), rng.sample(THINGS, count), strict=True))

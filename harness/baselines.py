@@ -48,7 +48,7 @@ class Status(Record):
     stored_reference: bool = False
 
 
-def key_of(manifest: Manifest, role: Role) -> Key:
+def _key_of(manifest: Manifest, role: Role) -> Key:
     """Return the key of a role's results in a run."""
     spec = recorded_spec(manifest.spec)
     side = spec.sides[role]
@@ -62,7 +62,7 @@ def key_of(manifest: Manifest, role: Role) -> Key:
     )
 
 
-def find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
+def _find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
     """Match each role with a baseline, or give the reasons why the others of its backend do not match."""
     matching = {role: [name for name, b in baselines.items() if b.key == key] for role, key in keys.items()}
     used = {role: names[0] for role, names in matching.items() if names}
@@ -86,7 +86,7 @@ def attach_baselines(folder: RunFolder) -> Status:
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
     root = Path(spec.policy.baselines)
-    status = find({role: key_of(manifest, role) for role in ROLES}, stored.read_all(root))
+    status = _find({role: _key_of(manifest, role) for role in ROLES}, stored.read_all(root))
     for role, name in status.used.items():
         shutil.copytree(root / name, folder.baseline(role), dirs_exist_ok=True)
     if spec.policy.reference_from == "baseline" and "reference" in status.used:
@@ -131,7 +131,7 @@ def counts_of(folder: RunFolder, role: Role) -> list[CallCount]:
     return list(stored.read_baseline(folder.baseline(role)).calls)
 
 
-def own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
+def _own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
     """Return the own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
     table = errors.table(by=("layer", "phase", "prefix"))
     layers, phases, prefixes = table.axes.values()
@@ -147,7 +147,7 @@ def own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
     """Return the own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
     errors = shadow_errors_of(folder) if role == "candidate" else None
-    return own_errors_by_condition(errors) if errors else {}
+    return _own_errors_by_condition(errors) if errors else {}
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _Difference:
     worse: bool
 
 
-def differences(before: Baseline | None, now: Baseline) -> list[_Difference]:
+def _differences(before: Baseline | None, now: Baseline) -> list[_Difference]:
     """Compare `now` with the baseline that it would replace. Worse means: less accurate, more own error, or no longer measured."""
     changes = []
     for numbers in ("numbers", "own_errors"):
@@ -205,7 +205,7 @@ class Proposal:
     @property
     def changes(self) -> list[_Difference]:
         """The differences that accepting it would make."""
-        return differences(self.before, self.now)
+        return _differences(self.before, self.now)
 
 
 def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -> list[Proposal]:
@@ -218,11 +218,11 @@ def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -
         reason: why worse numbers are accepted; empty to refuse them.
 
     Raises:
-        UsageError: see `make`.
+        UsageError: see `_make`.
         EvidenceError: an accepted baseline is damaged.
     """
     known = stored.read_all(root)
-    made = {role: make(folder, role, verdict, reason) for role in measured_roles(folder)}
+    made = {role: _make(folder, role, verdict, reason) for role in measured_roles(folder)}
     return [Proposal(role, now, known.get(now.key.name)) for role, now in made.items()]
 
 
@@ -255,7 +255,7 @@ def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list
     ]
 
 
-def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
+def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
     """Make a baseline of a role's results in a run.
 
     Raises:
@@ -278,7 +278,7 @@ def make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> B
         )
     numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}
     return Baseline(
-        key=key_of(manifest, role),
+        key=_key_of(manifest, role),
         accepted=timestamp(),
         run_id=manifest.run_id,
         git=manifest.git,

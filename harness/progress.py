@@ -82,7 +82,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         now = time.monotonic()
         with self._lock:
             entry = self._counts.setdefault(what, _Count(now, done, now))
-            left = "" if done >= total else eta(now - entry.since, done - entry.before, total - done, may_stop)
+            left = "" if done >= total else _eta(now - entry.since, done - entry.before, total - done, may_stop)
             if self._bars:
                 if entry.bar is None:
                     entry.bar = self._bars.add_task(what, total=total, note="")
@@ -138,7 +138,7 @@ class _State(ProgressColumn):
         )
 
 
-def eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
+def _eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
     """Estimate how long the rest takes at the rate so far, in words; empty while too little was timed.
 
     Args:

@@ -44,14 +44,14 @@ _NAME_LIMIT = 20
 """Most characters of a row's name."""
 _MAX_NAME_WIDTH = 215
 
-REFERENCE, CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
+_REFERENCE, _CANDIDATE = PALETTE["chart-reference"], PALETTE["chart-candidate"]
 _ANSWERS = {name: PALETTE[f"chart-{name}"] for name in ("right", "wrong", "unparsed")}
 _BOUND_OF_OWN = LegendKey("its bound", FORBIDDEN, dash="4 3")
-_CELLS = {"own": LegendKey("own error, worst cell", CANDIDATE)}
+_CELLS = {"own": LegendKey("own error, worst cell", _CANDIDATE)}
 _LAYERS = {
-    "whole": LegendKey("own", CANDIDATE),
+    "whole": LegendKey("own", _CANDIDATE),
     "inherited": LegendKey("inherited", PALETTE["chart-unparsed"], dash="2 3"),
-    "total": LegendKey("total", REFERENCE, dash="7 3"),
+    "total": LegendKey("total", _REFERENCE, dash="7 3"),
 }
 
 
@@ -74,7 +74,7 @@ def interval_chart(metric: Metric) -> str:
         parts += bound_rule(x, metric.bound, 0, _ROW_HEIGHT, edges[metric.bound_is])
     middle = _ROW_HEIGHT / 2
     parts.append(_span(x, metric.low, metric.high, middle))
-    parts.append(mark("circle", x(metric.value), middle, 5, CANDIDATE))
+    parts.append(mark("circle", x(metric.value), middle, 5, _CANDIDATE))
     at = ticks(x.low, x.high, 5)
     parts += axis_below(x, _ROW_HEIGHT, at)
     label = f"{one_line(metric.title)}: {number(metric.value)}, interval {interval(metric)}"
@@ -116,17 +116,17 @@ def condition_chart(rows: Sequence[ConditionRow]) -> str:
     names = [f"{one_line(row.bucket, _NAME_LIMIT)} ({row.items})" for row in seen]
     x = LinearScale(0, 1, _name_width(names) + 8, WIDTH - _MARGIN - 12)
     bottom = LEGEND_HEIGHT + _ROW_HEIGHT * len(seen)
-    parts = legend([LegendKey("reference", REFERENCE, "diamond"), LegendKey("candidate", CANDIDATE, "circle")])
+    parts = legend([LegendKey("reference", _REFERENCE, "diamond"), LegendKey("candidate", _CANDIDATE, "circle")])
     at = [0.0, 0.25, 0.5, 0.75, 1.0]
     parts += [line(x(value), LEGEND_HEIGHT, x(value), bottom, RULE) for value in at]
     for row, (name, condition) in enumerate(zip(names, seen, strict=True)):
         middle = LEGEND_HEIGHT + (row + 0.5) * _ROW_HEIGHT
         reference, candidate = condition.reference_right / condition.items, condition.candidate_right / condition.items
         parts.append(_row_name(x, name, middle, 8))
-        parts.append(line(x(reference), middle, x(candidate), middle, CANDIDATE, 2, stroke_opacity=0.35))
+        parts.append(line(x(reference), middle, x(candidate), middle, _CANDIDATE, 2, stroke_opacity=0.35))
         # The reference's mark is larger and drawn first, so that both show where the roles agree.
-        parts.append(mark("diamond", x(reference), middle, 6.5, REFERENCE, f"reference {reference:.3f}"))
-        parts.append(mark("circle", x(candidate), middle, 4.4, CANDIDATE, f"candidate {candidate:.3f}"))
+        parts.append(mark("diamond", x(reference), middle, 6.5, _REFERENCE, f"reference {reference:.3f}"))
+        parts.append(mark("circle", x(candidate), middle, 4.4, _CANDIDATE, f"candidate {candidate:.3f}"))
     parts += axis_below(x, bottom, at, rule=False)
     label = f"accuracy by {one_line(seen[0].title)}: " + "; ".join(
         f"{one_line(row.bucket)}: reference {share(row.reference_right, row.items)}, "
@@ -234,7 +234,7 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
     x = LinearScale(*ends, _name_width([row.metric for row in shown]), WIDTH - _MARGIN)
     bottom, limit = LEGEND_HEIGHT + _ROW_HEIGHT * len(shown), shown[0].bound
     parts = legend(
-        [LegendKey("reference / reference", REFERENCE, "diamond"), LegendKey("candidate", CANDIDATE, "circle")]
+        [LegendKey("reference / reference", _REFERENCE, "diamond"), LegendKey("candidate", _CANDIDATE, "circle")]
     )
     parts.append(line(x(1.0), LEGEND_HEIGHT, x(1.0), bottom, RULE, 1.5))
     parts += bound_rule(x, limit, LEGEND_HEIGHT, bottom, x.high)
@@ -246,11 +246,11 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
         if measured.floor is not None:
             parts.append(
                 mark(
-                    "diamond", x(measured.floor), middle, 4.7, REFERENCE, f"reference / reference {measured.floor:.3f}"
+                    "diamond", x(measured.floor), middle, 4.7, _REFERENCE, f"reference / reference {measured.floor:.3f}"
                 )
             )
         if measured.ratio is not None:
-            parts.append(mark("circle", x(measured.ratio), middle, 4.7, CANDIDATE, f"candidate {measured.ratio:.3f}"))
+            parts.append(mark("circle", x(measured.ratio), middle, 4.7, _CANDIDATE, f"candidate {measured.ratio:.3f}"))
     at = ticks(x.low, x.high, 5)
     parts += axis_below(x, bottom, at)
     label = (
@@ -261,7 +261,7 @@ def ratio_chart(rows: Sequence[LatencyRow], ends: tuple[float, float]) -> str:
 
 
 def _span(x: LinearScale, low: float, high: float, y: float) -> str:
-    return line(x(low), y, x(high), y, CANDIDATE, 3, stroke_linecap="round")
+    return line(x(low), y, x(high), y, _CANDIDATE, 3, stroke_linecap="round")
 
 
 def _name_width(names: Sequence[str]) -> float:

@@ -45,7 +45,7 @@ def _rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
     ]
 
 
-def indifferent(axes: Sequence[Axis]) -> str:
+def _indifferent(axes: Sequence[Axis]) -> str:
     """The axes for every value of which some call fails; empty if there are none."""
     right = {axis.name for axis in axes if axis.right}
     # "prefix" is that of one sequence of a call. Calls with 0 there may fail for the cached prefix of another one.
@@ -57,7 +57,7 @@ def indifferent(axes: Sequence[Axis]) -> str:
     return f"fails for every value of {', '.join(names)}" if names else ""
 
 
-def not_covered(result: CheckResult) -> list[str]:
+def _not_covered(result: CheckResult) -> list[str]:
     """The gaps: what its declaration leaves out, and what it refused for which reason."""
     gaps = result.coverage.gaps
     declared = [gap.sentence for gap in gaps if gap.why == DECLARED]
@@ -78,10 +78,10 @@ def message(result: CheckResult) -> str:
         table = [("axis", "fails (of calls)", "correct"), *_rows(result.axes)]
         widths = [max(len(row[column]) for row in table) for column in (0, 1)]
         lines += [f"  {name:<{widths[0]}}  {wrong:<{widths[1]}}  {right}" for name, wrong, right in table]
-        lines += [f"  {indifferent(result.axes)}"]
+        lines += [f"  {_indifferent(result.axes)}"]
     lines += [f"covered: {result.coverage.sentence}"] if result.coverage.sentence else []
     lines += [f"missing: {requirement}" for requirement in result.missing]
-    lines += [f"not covered: {gap}" for gap in not_covered(result)]
+    lines += [f"not covered: {gap}" for gap in _not_covered(result)]
     if result.smallest:
         lines += ["", f"smallest failing call: {result.smallest}"]
     lines += [f"reproduce: {result.again}"] if result.again else []
@@ -90,7 +90,7 @@ def message(result: CheckResult) -> str:
     return "\n".join(lines)
 
 
-def cause(results: Sequence[CheckResult]) -> str:
+def _cause(results: Sequence[CheckResult]) -> str:
     """Return what is wrong, by kernel: "last partial block of 64 lost; 74 of 107 calls"; empty if no finding is serious.
 
     Where a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
@@ -118,7 +118,7 @@ def cause(results: Sequence[CheckResult]) -> str:
 
 def _cause_first(result: CheckResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
-    why = cause([result])
+    why = _cause([result])
     return f"{why}: {result.extent()}" if why else result.summary()
 
 
@@ -136,7 +136,7 @@ def sentence(results: Sequence[CheckResult]) -> str:
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
     parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []
-    why = cause(results)
+    why = _cause(results)
     return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)
 
 
@@ -147,7 +147,7 @@ def check_document(result: CheckResult, verbose: bool = False) -> Document:
         result: of the check.
         verbose: whether a terminal gets the traceback of a kernel that raises.
     """
-    summary, gaps, shown = result.summary(), not_covered(result), result.traceback if verbose else ""
+    summary, gaps, shown = result.summary(), _not_covered(result), result.traceback if verbose else ""
     covered = [f"Covered: {result.coverage.sentence}."] if result.coverage.sentence else []
     missing = [f"Missing for a pass: {requirement}" for requirement in result.missing]
     left: list[Block] = [
@@ -185,7 +185,7 @@ def _where(result: CheckResult) -> list[Block]:
         return []
     blocks: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
     blocks.append(Table(("Axis", "Fails (of calls)", "Correct"), _rows(result.axes), style="side-by-side"))
-    blocks += [Line(words, "quiet")] if (words := indifferent(result.axes)) else []
+    blocks += [Line(words, "quiet")] if (words := _indifferent(result.axes)) else []
     return [Section("where", "Where it is wrong", blocks)]
 
 

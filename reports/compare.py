@@ -40,7 +40,7 @@ from assay.reports.document import (
 from assay.reports.runs import worst_text
 from assay.reports.summary import SIGNS, when
 
-SHOWN, FLIPS_SHOWN, ROWS_SHOWN, MOST_MAPS = 20, 5, 12, 24
+_SHOWN, FLIPS_SHOWN, _ROWS_SHOWN, _MOST_MAPS = 20, 5, 12, 24
 """Rows of each kind, flips, and rows of a group that the terminal shows; heat maps that the page draws."""
 _TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
 _LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
@@ -100,7 +100,7 @@ def _scores(result: CompareResult) -> list[Block]:
     refused: list[Block] = [
         Line(f"{one_line(task.task, 60)}: {one_line(task.why, 600)}", "quiet") for task in result.tasks if task.refused
     ]
-    table = Table(_TASK_COLUMNS, rows, most=SHOWN)
+    table = Table(_TASK_COLUMNS, rows, most=_SHOWN)
     return [Section("scores", "Scores", [table, Only("page", refused)], announced=True)]
 
 
@@ -146,7 +146,7 @@ def _outcomes(result: CompareResult) -> list[Block]:
         return []
     rows = [(one_line(outcome.test, 200), outcome.a, outcome.b) for outcome in result.outcomes]
     return [
-        Section("tests", "Tests with another outcome", [Table(("Test", "A", "B"), rows, most=SHOWN)], announced=True)
+        Section("tests", "Tests with another outcome", [Table(("Test", "A", "B"), rows, most=_SHOWN)], announced=True)
     ]
 
 
@@ -185,7 +185,7 @@ def runs_compared_document(result: RunsComparison) -> Document:
         reasons = [run.sentence, *pair.reasons[1:], result.covers]
         cases.append(CaseResult(run.name, "assay.compare", pair.verdict, run.sentence, reasons))
         cases += [CaseResult.of(check, f"assay.compare.{run.name}.checks") for check in pair.checks]
-    grids = [grid for maps in result.maps for grid in _named(result, maps)][:MOST_MAPS]
+    grids = [grid for maps in result.maps for grid in _named(result, maps)][:_MOST_MAPS]
     repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
     body: list[Block] = [
         *_runs(result),
@@ -243,7 +243,7 @@ def _group(result: RunsComparison, group: str, grids: Sequence[ErrorGrid]) -> Se
 def _rows(result: RunsComparison, rows: Sequence[RunRow]) -> Table:
     names = [run.name for run in result.runs]
     cells = [(one_line(row.title, 160), *map(_cell, row.cells)) for row in rows]
-    return Table(("", *names), cells, style="side-by-side", most=ROWS_SHOWN)
+    return Table(("", *names), cells, style="side-by-side", most=_ROWS_SHOWN)
 
 
 def _cell(cell: RunCell) -> Words:

@@ -93,7 +93,7 @@ def _in_brief(document: ingested.FileDocument) -> list[Block]:
     blocks: list[Block] = [Line(file_line(document.file))]
     for finding in document.findings:
         blocks.append(Findings([finding]))
-        if lines := cited(finding, document.file.unit):
+        if lines := _cited(finding, document.file.unit):
             blocks.append(Line(f"  {lines}"))
     blocks += [
         Line(f"{fact.title}: {one_line(fact.text)}") for fact in document.facts[:_MAX_FACTS] if not document.findings
@@ -120,7 +120,7 @@ def _findings(result: IngestResult) -> Section:
             blocks.append(Line(one_line(document.file.path, 120), "strong"))
         for finding in document.findings:
             blocks.append(Findings([finding]))
-            blocks += _quoted(finding.cites, cited(finding, document.file.unit), document.file.unit)
+            blocks += _quoted(finding.cites, _cited(finding, document.file.unit), document.file.unit)
         if document.file.format == UNKNOWN and not document.findings:
             blocks.append(Line("No reader knows this file.", "empty"))
     if quiet:
@@ -168,7 +168,7 @@ def _suites(result: IngestResult) -> list[Suite]:
         cases = [CaseResult("read", "assay.ingest", read, line, [line, *document.file.notes])]
         for finding in document.findings:
             said = f"{finding.where}: {finding.diagnosis}"
-            lines = [said, *finding.evidence, cited(finding, document.file.unit)]
+            lines = [said, *finding.evidence, _cited(finding, document.file.unit)]
             cases.append(CaseResult(finding.id, "assay.ingest.findings", _OUTCOMES[finding.severity], said, lines))
         suites.append(Suite(document.file.path, cases))
     return suites
@@ -200,7 +200,7 @@ def file_line(file: FileRead) -> str:
     return f"{one_line(file.path)}: {file.title}; {share}"
 
 
-def cited(finding: CitedFinding, unit: str) -> str:
+def _cited(finding: CitedFinding, unit: str) -> str:
     """The places that a finding follows from: "lines 51, 466-483"; empty if it cites none."""
     places = [_range(cite) for cite in finding.cites]
     several = len(places) > 1 or "-" in "".join(places)

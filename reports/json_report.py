@@ -51,16 +51,16 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def json_schema() -> dict[str, Any]:
+def _json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a written report, generated from `Report`."""
     schema = Report.model_json_schema(by_alias=True, mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:{SCHEMA}", **schema}
 
 
-def schema_text() -> str:
+def _schema_text() -> str:
     """Return what `SCHEMA_FILE` must hold."""
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    SCHEMA_FILE.write_text(schema_text(), encoding="utf-8")
+    SCHEMA_FILE.write_text(_schema_text(), encoding="utf-8")

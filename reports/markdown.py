@@ -26,22 +26,26 @@ def to_markdown(document: doc.Document, level: int = 2) -> str:
 
     Of checks those that are not ok are shown; charts and heat maps are left to the page.
     """
-    heading, said, foot = escape(document.title), f"**{escape(document.word)}**. {escape(document.headline, 700)}", ""
+    heading, said, foot = (
+        _escape(document.title),
+        f"**{_escape(document.word)}**. {_escape(document.headline, 700)}",
+        "",
+    )
     if document.verdict:
         word = document.word or document.verdict.capitalize()
-        heading, said = f"{_SIGNS[document.verdict]} {word}: {heading}", f"**{escape(document.headline, 700)}**"
+        heading, said = f"{_SIGNS[document.verdict]} {word}: {heading}", f"**{_escape(document.headline, 700)}**"
         foot = f"<sub>{' · '.join(['assay', *map(_words, document.crumbs)])}</sub>"
     lines = [f"{'#' * level} {heading}", "", said, "", *markdown_lines(document.body)]
     return "\n".join([*lines, *([foot] if foot else [])]).rstrip("\n") + "\n"
 
 
-def escape(text: str, limit: int = 200) -> str:
+def _escape(text: str, limit: int = 200) -> str:
     """`text` on one line, cut at `limit` characters, as Markdown that shows it literally."""
     shown = _SPECIAL.sub(lambda match: _escaped(match.group()), one_line(text, limit))
     return _LINKED.sub(lambda match: f"{match.group()}<!-- -->", shown)
 
 
-def code(text: str, limit: int = 200) -> str:
+def _code(text: str, limit: int = 200) -> str:
     """`text` as a code span, fenced by more backticks than it contains in a row. Not for tables: a pipe would end the cell."""
     shown = visible(text).replace("\n", " ") or " "
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
@@ -71,11 +75,11 @@ def _words(words: doc.Words) -> str:
     if isinstance(words, tuple):
         return "".join(map(_words, words))
     if isinstance(words, str):  # the spaces at its ends join it to its neighbours
-        return f"{' ' * words.startswith(' ')}{escape(words, 700)}{' ' * words.endswith(' ')}"
-    text = f"**{escape(words.text, 700)}**" if words.status == "strong" else escape(words.text, 700)
+        return f"{' ' * words.startswith(' ')}{_escape(words, 700)}{' ' * words.endswith(' ')}"
+    text = f"**{_escape(words.text, 700)}**" if words.status == "strong" else _escape(words.text, 700)
     text = f"{_SIGNS[words.sign]} {text}" if words.sign else text
     text = f"[{text}]({words.link})" if words.link else text
-    return f"{text} ({escape(words.note)})" if words.note else text
+    return f"{text} ({_escape(words.note)})" if words.note else text
 
 
 def markdown_lines(blocks: Iterable[doc.Block]) -> list[str]:
@@ -102,9 +106,9 @@ def _block(block: doc.Block) -> list[str]:
             unmet = [check for check in block.checks if check.status != "ok"]
             return [*map(_check, unmet[: block.most]), *_left(len(unmet), block.most), ""] if unmet else []
         case doc.Code():
-            return [*([f"{escape(block.label)}:", ""] if block.label else []), *_fenced(block.text, block.language)]
+            return [*([f"{_escape(block.label)}:", ""] if block.label else []), *_fenced(block.text, block.language)]
         case doc.Weights():
-            says = [escape(block.says, 700), ""] if block.says else []
+            says = [_escape(block.says, 700), ""] if block.says else []
             return [*_fenced(picture_text(block.picture, PLAIN_WIDTH).plain), *says]
         case doc.Fold():
             inner = markdown_lines(block.blocks)
@@ -123,20 +127,20 @@ def _left(of: int, most: int | None) -> list[str]:
 
 def _table(table: doc.Table) -> list[str]:
     sides = ("---:" if number in table.numbers else "---" for number in range(len(table.columns)))
-    lines = [f"**{escape(table.title)}**", ""] if table.title else []
+    lines = [f"**{_escape(table.title)}**", ""] if table.title else []
     left = _left(len(table.rows), table.most)
     more = [[left[0].removeprefix("- "), *[""] * (len(table.columns) - 1)]] if left else []
-    for row in (map(escape, table.columns), sides, *(map(_words, row) for row in table.rows[: table.most]), *more):
+    for row in (map(_escape, table.columns), sides, *(map(_words, row) for row in table.rows[: table.most]), *more):
         lines.append(f"| {' | '.join(row)} |")
-    return [*lines, "", *([escape(table.note, 700), ""] if table.note else [])]
+    return [*lines, "", *([_escape(table.note, 700), ""] if table.note else [])]
 
 
 def _finding(finding: Finding) -> list[str]:
     """A finding as a line of a list, with its evidence and the command that reproduces it below."""
-    observed = f" Observed: {escape(finding.observed, 400)}" if finding.observed else ""
+    observed = f" Observed: {_escape(finding.observed, 400)}" if finding.observed else ""
     explained = "".join(f" (explained by {_span(command)})" for command in explaining(finding))
-    lines = [f"- **{escape(finding.title)}**: {escape(finding.sentence, 500)}{observed}{explained}"]
-    lines += [f"  - {'; '.join(escape(line, 160) for line in finding.evidence[:3])}"] if finding.evidence else []
+    lines = [f"- **{_escape(finding.title)}**: {_escape(finding.sentence, 500)}{observed}{explained}"]
+    lines += [f"  - {'; '.join(_escape(line, 160) for line in finding.evidence[:3])}"] if finding.evidence else []
     return lines + ([f"  - {_span(finding.reproduce)}"] if finding.reproduce else [])
 
 
@@ -145,12 +149,10 @@ def _span(command: str) -> str:
     return (
         "the command that reproduces it is in report.html"
         if "\n" in joined or len(joined) > _COMMAND
-        else code(joined, _COMMAND)
+        else _code(joined, _COMMAND)
     )
 
 
 def _check(check: Check) -> str:
-    settles = f" To resolve: {escape(check.settles)}" if check.settles else ""
-    return (
-        f"- {doc.CHECK_SIGNS[check.status]} {check.status}: **{escape(check.title)}**: {escape(check.found)}.{settles}"
-    )
+    settles = f" To resolve: {_escape(check.settles)}" if check.settles else ""
+    return f"- {doc.CHECK_SIGNS[check.status]} {check.status}: **{_escape(check.title)}**: {_escape(check.found)}.{settles}"

@@ -31,7 +31,7 @@ WIDTH = 980
 """Most CSS pixels of a picture: what a page has room for within a finding."""
 NARROW = 312
 """The same on a phone of 390 CSS pixels."""
-SMALLEST, LARGEST = 10, 20
+_SMALLEST, LARGEST = 10, 20
 """CSS pixels of a cell whose sign can be told from others, and of the largest cell."""
 _SHADED = 4
 """CSS pixels of a cell whose shade can be told from others."""
@@ -78,7 +78,7 @@ def caption(picture: Picture) -> str:
     return one_line("; ".join(parts), 600)
 
 
-def summary(picture: Picture) -> str:
+def _summary(picture: Picture) -> str:
     """The picture in words, for who cannot see it: how many pairs of a query and a key differ, and what else is wrong."""
     counts = {sign: sum(row.count(sign) for row in picture.cells) for sign in _CELL_WORDS}
     words = [f"{count:,} {_CELL_WORDS[sign]}" for sign, count in counts.items() if count]
@@ -106,8 +106,8 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     gap = _GAP if width >= WIDTH else _NARROW_GAP
     across = _cell(width - label - _RIGHT - 2 * gap, 3, keys)
     above, room = _cell(width - label - _RIGHT - gap, 2, keys), width - label - _RIGHT
-    below: float = _cell(room, 1, keys) or SMALLEST
-    below = max(SMALLEST, below) if width >= WIDTH else min(max(SMALLEST, below), room / keys)
+    below: float = _cell(room, 1, keys) or _SMALLEST
+    below = max(_SMALLEST, below) if width >= WIDTH else min(max(_SMALLEST, below), room / keys)
     entries = _legend(picture, width)
     lines = 1 + max((line for *_, line in entries), default=0)
     top = lines * _LEGEND + _TITLE
@@ -124,7 +124,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     )
     parts = [
         f"<title>{escape('Attention weights: ' + caption(picture))}</title>",
-        f"<desc>{escape(summary(picture))}</desc>",
+        f"<desc>{escape(_summary(picture))}</desc>",
     ]
     for sign, name, x, line in entries:
         parts += _entry(sign, name, x, line * _LEGEND + 9)
@@ -144,7 +144,7 @@ def svg(picture: Picture, width: int = WIDTH) -> str:
     right = max(x + _entry_width(name) for _, name, x, _ in entries)
     right = max(right, *(panel.left + panel.width + _RIGHT for panel in (expected, read, difference)))
     return draw.image(
-        right, difference.bottom + _AXIS, f"Attention weights: {caption(picture)}; {summary(picture)}", parts
+        right, difference.bottom + _AXIS, f"Attention weights: {caption(picture)}; {_summary(picture)}", parts
     )
 
 
@@ -153,7 +153,7 @@ def _cell(room: float, panels: int, keys: int) -> int:
 
     A weight's shade can be told on a smaller cell than a sign, and all three panels in a line are of one size.
     """
-    least = SMALLEST if panels == 3 else _SHADED
+    least = _SMALLEST if panels == 3 else _SHADED
     cell = min(LARGEST, math.floor(room / panels / keys))
     return cell if cell >= least and panels * max(cell * keys, _LEAST_WIDTH) <= room else 0
 
@@ -276,7 +276,7 @@ class _Panel:
             parts.append(draw.rect(self.left, self.right, y + 1, y + height - 1, RULE, 0.55))
             if kind != "right":
                 parts.append(draw.rect(self.left, self.left + 3, y + 1, y + height - 1, FORBIDDEN))
-            if height >= SMALLEST:
+            if height >= _SMALLEST:
                 parts.append(draw.text(_ROW_WORDS[kind], self.left + 8, y + height / 2, colour=INK))
         return parts
 

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
+from assay.harness.judge.report import ErrorGrid, excess, out_of_bounds
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
 from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, Records, Section, blocks_of, plain
-from assay.reports.heat_maps import grid_data, grid_says, worst_grid
-from assay.reports.records import records_data
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
 """Most characters embedded of a prompt or an answer."""
+_Word = TypeVar("_Word", bound=Hashable)
 
 
 def to_html(document: Document) -> str:
@@ -105,6 +107,75 @@ def _favicon(verdict: Verdict | None) -> str:
     return "data:image/svg+xml," + quote(svg)
 
 
+def _records_data(block: Records) -> Markup:
+    """Return the rows as JSON for the page's script: of each column its words, and by row the index of its word.
+
+    A link often holds the row's last word: then only what stands around it is written, once.
+    """
+    columns = [_indexed([visible(row[at]) for row in block.rows]) for at in range(len(block.columns))]
+    around = []
+    for row, link in zip(block.rows, block.links, strict=True):
+        before, last, after = link.partition(quote(row[-1]))
+        around.append((before, after) if last else ("", "") if not link else (link, None))
+    kinds, links = _indexed(around)
+    data = {
+        "filters": list(block.filters), "verdict": block.verdict, "columns": list(block.columns),
+        "words": [words for words, _ in columns], "rows": [at for _, at in columns], "around": kinds, "links": links,
+    }  # fmt: skip
+    return htmlsafe_json_dumps(data, separators=(",", ":"))
+
+
+def _indexed(words: Sequence[_Word]) -> tuple[list[_Word], list[int]]:
+    """Return the different words, and the index of each among them."""
+    known: dict[_Word, int] = {}
+    indices = [known.setdefault(word, len(known)) for word in words]
+    return list(known), indices
+
+
+def _worst_grid(grids: Sequence[ErrorGrid]) -> ErrorGrid | None:
+    """The heat map with the worst cell; None if there is none."""
+    return max(grids, key=lambda grid: _worst(grid)[0], default=None)
+
+
+def _grid_data(grids: Sequence[ErrorGrid]) -> Markup:
+    """Return what layer_diff.js draws, as JSON that is safe within a script element."""
+    return htmlsafe_json_dumps([_payload(grid) for grid in grids], separators=(",", ":"))
+
+
+def _grid_says(grid: ErrorGrid) -> str:
+    """Return how many of its cells are out of bounds, in words."""
+    if all(bound is None for bound in grid.bounds):
+        return "no bound"
+    count = sum(map(sum, _beyond(grid)))
+    return f"{count:,} out of bounds" if count else "within bounds"
+
+
+def _payload(grid: ErrorGrid) -> dict[str, object]:
+    return {
+        "title": one_line(f"{grid.title}: {grid.where}"),
+        "column": grid.columns,
+        "rows": [one_line(label, 40) for label in grid.row_labels],
+        "columns": [one_line(label, 40) for label in grid.column_labels],
+        "bounds": grid.bounds,
+        "values": grid.values,
+        "beyond": _beyond(grid),
+        "worst": _worst(grid)[1],
+    }
+
+
+def _beyond(grid: ErrorGrid) -> list[list[int]]:
+    """Return which cells are out of bounds: 1 or 0, rows x columns."""
+    rows = zip(grid.values, grid.bounds, strict=True)
+    return [[int(out_of_bounds(error, bound)) for error in row] for row, bound in rows]
+
+
+def _worst(grid: ErrorGrid) -> tuple[float, tuple[int, int]]:
+    """The largest excess, and the row and column of the first cell that has it."""
+    rows = enumerate(zip(grid.values, grid.bounds, strict=True))
+    cells = ((excess(error, bound), (r, c)) for r, (row, bound) in rows for c, error in enumerate(row))
+    return max(cells, key=lambda cell: cell[0], default=(-1.0, (0, 0)))
+
+
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
@@ -127,10 +198,10 @@ _ENVIRONMENT.filters |= {
     "kind": lambda block: type(block).__name__,
     "svg": Markup,
     "plain": plain,
-    "grid_data": grid_data,
-    "grid_says": grid_says,
-    "worst_grid": worst_grid,
-    "records_data": records_data,
+    "grid_data": _grid_data,
+    "grid_says": _grid_says,
+    "worst_grid": _worst_grid,
+    "records_data": _records_data,
     "id": id,
 }
 _ENVIRONMENT.globals["check_signs"] = CHECK_SIGNS

@@ -387,7 +387,7 @@ def _cached(tokens: int | None) -> str:
     return "cached tokens unknown" if tokens is None else counted(tokens, "cached token")
 
 
-def split_divergence(divergence: DivergenceRow) -> tuple[str, str, str]:
+def _split_divergence(divergence: DivergenceRow) -> tuple[str, str, str]:
     """Both texts, split at the first word that differs: what they share, and the rest of the reference's and the candidate's.
 
     A `DivergenceRow` has the index of the first differing token but not the tokens' texts, so the split is found by
@@ -417,7 +417,7 @@ def _divergences(suite: SuiteResult) -> list[Block]:
 
 
 def _divergence(row: DivergenceRow) -> Entry:
-    common, reference, candidate = split_divergence(row)
+    common, reference, candidate = _split_divergence(row)
     change: tuple[str | Cell, ...] = ()
     if row.swing is not None:
         change = (", log-odds change by ", Cell(summary.number(row.swing), "strong"), " nats")

@@ -8,7 +8,7 @@ from assay.harness.verdict import Verdict
 from assay.reports.document import Block, Cell, Document, Facts, HeatMaps, Items, Line, Only, Section, Table, Words
 from assay.reports.summary import number
 
-TENSORS_SHOWN, NAMES_SHOWN = 100, 100
+_TENSORS_SHOWN, _NAMES_SHOWN = 100, 100
 """Most rows of the page; a terminal shows fewer."""
 _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "inconclusive": "Not compared"}
 _COLUMNS = ("layer", "boundary", "tensor", "cells out of bounds", "worst error", "bound", "first", "worst")
@@ -64,7 +64,7 @@ def _maps(result: TensorDiff) -> list[Block]:
 
 
 def _tensors(result: TensorDiff) -> list[Block]:
-    rows = [_row(row) for row in result.tensors if row.out_of_bounds][:TENSORS_SHOWN]
+    rows = [_row(row) for row in result.tensors if row.out_of_bounds][:_TENSORS_SHOWN]
     if not rows:
         return []
     table = Table(_COLUMNS, rows, numbers=(0, 3, 4, 5), most=12)
@@ -74,7 +74,7 @@ def _tensors(result: TensorDiff) -> list[Block]:
 
 
 def _not_compared(result: TensorDiff) -> list[Block]:
-    lines = [one_line(line, 300) for line in result.not_compared[:NAMES_SHOWN]]
+    lines = [one_line(line, 300) for line in result.not_compared[:_NAMES_SHOWN]]
     left = result.not_compared_count - len(lines)
     more: list[Block] = [Line(f"and {left:,} more", "quiet")] if left > 0 else []
     return [Section("not-compared", "Not compared", [Items(lines, most=8), *more], announced=True)] if lines else []

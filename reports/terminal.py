@@ -34,10 +34,10 @@ def say(console: Console, text: str | Text) -> None:
     the terminal itself would break it within a word or a number. Elsewhere a line stays one line, and so does a command, which
     begins with "$ ".
     """
-    copy(console, _folded(console, text) if console.is_terminal else text)
+    _copy(console, _folded(console, text) if console.is_terminal else text)
 
 
-def copy(console: Console, text: str | Text) -> None:
+def _copy(console: Console, text: str | Text) -> None:
     """Print code or commands, to be copied: never wrapped. What could move a terminal's cursor or hide is made visible."""
     text = Text(text) if isinstance(text, str) else text
     if (shown := _encodable(console, visible(text.plain))) != text.plain:
@@ -78,10 +78,10 @@ def _parts(console: Console, line: Text) -> list[Text]:
 
 def finding_lines(finding: Finding) -> list[str]:
     """A finding with its operator, picture and evidence, without the command that reproduces it."""
-    return finding_text(finding).plain.split("\n")
+    return _finding_text(finding).plain.split("\n")
 
 
-def finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
+def _finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
     """The same with colours; a picture takes at most so many columns."""
     lines = [Text(one_line(f"{finding.severity}: {finding.sentence}", 600))]
     lines += [Text(f"  observed: {one_line(finding.observed, 600)}")] if finding.observed else []
@@ -130,7 +130,7 @@ def _block(block: doc.Block, console: Console) -> None:
         case doc.Weights():
             say(console, "")
             for row in picture_text(block.picture, console.width - 2).split("\n"):
-                copy(console, Text("  ") + row)
+                _copy(console, Text("  ") + row)
             say(console, f"  {block.says}")
         case doc.Box() | doc.Only(medium="terminal"):
             _blocks(block.blocks, console)
@@ -149,7 +149,7 @@ def _facts(block: doc.Facts, console: Console) -> None:
 
 def _findings(block: doc.Findings, console: Console) -> None:
     for finding in block.findings:
-        say(console, finding_text(finding, console.width))
+        say(console, _finding_text(finding, console.width))
         if block.commands and finding.reproduce:
             say(console, f"  $ {finding.reproduce}")
 
@@ -168,7 +168,7 @@ def _code(block: doc.Code, console: Console) -> None:
     if block.label:
         say(console, f"\n{block.label}:")
     indent = "  " if block.label else ""
-    copy(console, "\n".join(f"{indent}{line}".rstrip() for line in block.text.rstrip("\n").split("\n")))
+    _copy(console, "\n".join(f"{indent}{line}".rstrip() for line in block.text.rstrip("\n").split("\n")))
 
 
 def _table(table: doc.Table, console: Console) -> None:

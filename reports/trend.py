@@ -48,7 +48,7 @@ def trend_document(trend: Trend) -> Document:
         rows = [_row(point, series) for point in last]
         left = len(series.points) - len(last)
         shown = [Only("terminal", [Line(f"The last {_LAST} of {len(series.points)}:", "quiet")])] if left else []
-        drawing: list[Block] = [Drawing(trend_chart(series, trend))] if number <= _DRAWN else []
+        drawing: list[Block] = [Drawing(_trend_chart(series, trend))] if number <= _DRAWN else []
         table = Table(("Date", "Commit", "Value", "Interval", "Bound", "Run"), rows, numbers=(2,), style="stacked")
         body.append(
             Section(f"series-{number}", one_line(series.title, 160), [*lines, *drawing, *shown, table], announced=True)
@@ -88,7 +88,7 @@ def trend_sections(trends: Sequence[Trend]) -> list[Block]:
     if drawn:
         left = len(moved) - len(drawn)
         blocks += [Items(lines), *([Line(f"… and {left}: see assay trend METRIC", "quiet")] if left else [])]
-        blocks.append(Fold("Charts", [Drawing(trend_chart(each, trend)) for each, trend in drawn]))
+        blocks.append(Fold("Charts", [Drawing(_trend_chart(each, trend)) for each, trend in drawn]))
     return [Section("trends", "Trends", blocks)]
 
 
@@ -115,7 +115,7 @@ def _figure(value: float) -> str:
     return f"{value:.3g}"
 
 
-def trend_chart(series: Series, trend: Trend) -> str:
+def _trend_chart(series: Series, trend: Trend) -> str:
     """A number by commit or date, oldest first: a mark with its interval each, the bound dashed, and a line where it moved.
 
     Returns:

@@ -25,7 +25,7 @@ _MAX_SEEN = 16
 
 
 @dataclass(frozen=True)
-class Overrun:
+class _Overrun:
     """An access outside of the tensors of a launch.
 
     Attributes:
@@ -48,7 +48,7 @@ class Overrun:
         return f"{self.does} {count:,} element{'s' * (count != 1)} {side} of {self.argument} ({self.line})"
 
 
-class Memory:
+class _Memory:
     """The memory that the kernel of a launch may access, and what it accessed besides.
 
     Attributes:
@@ -58,14 +58,14 @@ class Memory:
 
     def __init__(self) -> None:
         self.inside: dict[int, tuple[int, int]] = {}
-        self.overruns: list[Overrun] = []
+        self.overruns: list[_Overrun] = []
         self._names: list[tuple[str, int]] = []
         self._starts: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._ends: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._mapped: list[tuple[int, int]] = []
 
     @contextmanager
-    def watching(self) -> Iterator[list[Overrun]]:
+    def watching(self) -> Iterator[list[_Overrun]]:
         """Note accesses outside of a launch's tensors in the list, inside the context."""
         before, self.overruns = self.overruns, []
         try:
@@ -135,10 +135,10 @@ class Memory:
         bytes_ = int(at.max()) + size - end if far[2] > 0 else int(at.min()) - start
         name, element = self._names[far[1]]
         elements = -(-abs(bytes_) // element) * (1 if bytes_ > 0 else -1)
-        self.overruns.append(Overrun(does, name, elements, _line()))
+        self.overruns.append(_Overrun(does, name, elements, _line()))
 
 
-memory = Memory()
+memory = _Memory()
 """Of this process: the interpreter runs one kernel at a time."""
 
 

@@ -43,7 +43,7 @@ HEAD_DIMS = (64, 128)
 OTHER_HEAD_DIMS = (80, 96, 192, 256)
 """Head dims of Phi-2, Phi-3-mini, DeepSeek's prefill and Gemma."""
 
-PREFIXES: dict[Size, tuple[int, ...]] = {
+_PREFIXES: dict[Size, tuple[int, ...]] = {
     "small": (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200),
     "full": (0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000),
 }
@@ -53,7 +53,7 @@ _NEW: dict[Size, tuple[int, ...]] = {
     "full": (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 512),
 }
 """New tokens of an extend call. A decode call has one per sequence."""
-HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
+_HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
     "small": ((4, 4), (4, 2), (8, 2), (16, 2), (4, 1)),
     "full": ((8, 8), (8, 4), (8, 2), (16, 2), (8, 1)),
 }
@@ -293,7 +293,7 @@ class _Values:
     asked: tuple[str, ...] | None = None
 
 
-def axes(
+def _axes(
     phase: str,
     size: Size = "small",
     dtypes: Sequence[torch.dtype] = DTYPES,
@@ -306,10 +306,10 @@ def axes(
     """
     decode = phase == "decode"
     return {
-        "prefix": tuple(p for p in PREFIXES[size] if p or not decode) if prefix else (0,),
+        "prefix": tuple(p for p in _PREFIXES[size] if p or not decode) if prefix else (0,),
         "new": (1,) if decode else _NEW[size],
         "batch": tuple(_BATCHES[phase]) if prefix else ("one", "after no prefix"),
-        "heads": HEADS[size],
+        "heads": _HEADS[size],
         "head_dim": tuple(head_dims),
         "dtype": tuple(dtypes),
         "data": tuple(DATA),
@@ -334,7 +334,7 @@ def _design(
     phase: str, size: Size, dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], prefix: bool, seed: int
 ) -> tuple[Row, ...]:
     """Return the rows of the design of one phase, axis -> value."""
-    drawn = axes(phase, size, dtypes, head_dims, prefix)
+    drawn = _axes(phase, size, dtypes, head_dims, prefix)
     triples = (three for some in _TRIPLES for three in combinations(some, 3))
     pairs = combinations([AxisPart(axis) for axis in drawn], 2)
     groups = (*_FULL, *dict.fromkeys(triples), *pairs)
@@ -378,10 +378,10 @@ def cases(
     """
     kinds = DTYPES if dtypes is None else tuple(dtypes)
     dims = HEAD_DIMS if head_dims is None else tuple(head_dims)
-    if not phases or set(phases) - set(PHASES) or not kinds or not dims or size not in PREFIXES:
+    if not phases or set(phases) - set(PHASES) or not kinds or not dims or size not in _PREFIXES:
         raise ValueError(
             f"no matrix of phases {tuple(phases)}, dtypes {kinds}, head_dims {dims}, size {size!r}; expected at least "
-            f"one of each, phases from {PHASES} and a size from {tuple(PREFIXES)}"
+            f"one of each, phases from {PHASES} and a size from {tuple(_PREFIXES)}"
         )
     models = (COMMON if size == "full" and head_dims is None else ()) if like is None else tuple(like)
     if unknown := set(models) - set(SHAPES):
@@ -391,7 +391,7 @@ def cases(
     if "extend" in phases:
         # The calls of the seed case: a cached prefix of one token, and one of the questions' shared header.
         drawn += [
-            _Values("extend", prefix, new, "one", HEADS[size][1], dims[0], kinds[0], "normal", 16)
+            _Values("extend", prefix, new, "one", _HEADS[size][1], dims[0], kinds[0], "normal", 16)
             for new, prefix in ((41, 1), (34, 157))
         ]
     for phase in phases:
@@ -420,7 +420,7 @@ def _every(
 ) -> Iterator[_Values]:
     """Yield the calls that each dtype has with each head dim and number of heads."""
     of_v = cycle((0, *dims_v))
-    for number, (kind, dim, heads) in enumerate(product(kinds, dims, HEADS[size])):
+    for number, (kind, dim, heads) in enumerate(product(kinds, dims, _HEADS[size])):
         dim_v = next(of_v)
         for place, (new, prefix, batch) in enumerate(_EVERY[phase]):
             data = _SCALES[number % len(_SCALES)] if place == number % len(_EVERY[phase]) else "normal"
@@ -433,7 +433,7 @@ def _every(
 
 def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int]) -> Iterator[_Values]:
     """Yield long calls, larger batches, and data that are not part of the design."""
-    heads = HEADS[size][1]
+    heads = _HEADS[size][1]
     for new, prefix, batch, data in _FAR[phase]:
         yield _Values(phase, prefix, new, batch, heads, dims[0], kinds[-1], data)
     every = list(product(kinds, dims))
@@ -452,7 +452,7 @@ def _long(phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[i
         for batch in ("a shorter one first", "a longer one first"):  # one is made in the other's buffers
             yield _Values(phase, swapped[1], swapped[0], batch, heads, dim, kind)
         yield _Values(phase, 300, 34 if phase == "extend" else 1, "one", heads, dim, kind, "attention sink")
-    for number, others in enumerate(HEADS[size]):
+    for number, others in enumerate(_HEADS[size]):
         if others != heads:
             kind, dim = halves[number % len(halves)]
             new = 34 if phase == "extend" else 1
@@ -464,16 +464,16 @@ def _far_by_phase(
     phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], halves: Sequence[tuple[torch.dtype, int]]
 ) -> Iterator[_Values]:
     """Yield large batches, what only one phase has, and the longest calls."""
-    heads = HEADS[size][1]
+    heads = _HEADS[size][1]
     for batch, (kind, dim) in zip(_MANY, cycle(halves), strict=False):
         yield _Values(phase, 1, 1 if phase == "decode" else 4, batch, heads, dim, kind)
     if phase == "extend":
-        for others, kind in zip(HEADS[size], cycle(kinds), strict=False):
+        for others, kind in zip(_HEADS[size], cycle(kinds), strict=False):
             yield _Values(phase, 30, 9, "some without new tokens", others, dims[-1], kind, beyond=("batch",))
         for (new, prefix), (kind, dim) in zip(_LONG_CHUNKS, cycle(reversed(halves)), strict=False):
             yield _Values(phase, prefix, new, "one", heads, dim, kind)
     else:
-        for others, kind in zip(HEADS[size], cycle(kinds), strict=False):  # as a padded row of a captured graph
+        for others, kind in zip(_HEADS[size], cycle(kinds), strict=False):  # as a padded row of a captured graph
             yield _Values(phase, 40, 1, "a single key first", others, dims[-1], kind)
     new, prefix = _MANY_KEYS[phase]
     for kind, alike in zip(dict.fromkeys(kind for kind, _ in halves), cycle(("4 alike", "6 alike")), strict=False):
@@ -491,7 +491,7 @@ def _special(
     models: Sequence[str],
 ) -> Iterator[_Values]:
     """Yield the calls with one value outside of the design: of heads, layer, mode of autograd, layout or head dim."""
-    usual, dtype, dim, core = HEADS[size][1], cycle(kinds), cycle(dims), cycle(HEADS[size])
+    usual, dtype, dim, core = _HEADS[size][1], cycle(kinds), cycle(dims), cycle(_HEADS[size])
     halves = [kind for kind in kinds if kind.itemsize == 2] or kinds
     for new, prefix, batch in _EACH[phase]:
         at = partial(_Values, phase, prefix, new, batch)
@@ -528,7 +528,7 @@ def _asking(
     if "positions" in features:
         others = [value for name, value in _BY_POSITION.items() if name in features]
         values += [(other, place) for other in others for place in ("1000 keys evicted", "keys just behind")]
-    kind, dim, heads, data = cycle(kinds), cycle(dims), cycle(HEADS[size]), cycle(_CAPPED)
+    kind, dim, heads, data = cycle(kinds), cycle(dims), cycle(_HEADS[size]), cycle(_CAPPED)
     for value in values:
         for new, prefix, batch in _asking_calls(phase, value[-1]):
             of_data = next(data) if any(name.startswith("softcap") for name in value) else "normal"
@@ -546,7 +546,7 @@ def _on_grid(
     """Yield the calls on which a quantisation costs nothing, for a kernel that declares one."""
     if not noise.quantises:
         return
-    kind, dim, heads = cycle(kinds), cycle(dims), cycle(HEADS[size])
+    kind, dim, heads = cycle(kinds), cycle(dims), cycle(_HEADS[size])
     for data in (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,):
         for new, prefix, batch in _ASKING[phase] * 2:
             yield _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), data)

@@ -53,7 +53,7 @@ def merged(call: MergeCall) -> Outputs:
     return Outputs((weights[..., None] * call.outs.double()).sum(0), lse)
 
 
-def as_attention(call: MergeCall, nowhere: int = 0) -> AttentionCall:
+def _as_attention(call: MergeCall, nowhere: int = 0) -> AttentionCall:
     """Write a merge as attention: a sequence for each token, a key for each part.
 
     Args:
@@ -73,7 +73,7 @@ def as_attention(call: MergeCall, nowhere: int = 0) -> AttentionCall:
     )
 
 
-def as_merge(call: AttentionCall) -> MergeCall:
+def _as_merge(call: AttentionCall) -> MergeCall:
     """Read a merge back from its attention.
 
     Raises:
@@ -95,7 +95,7 @@ def merging(kernel: MergeKernel) -> Kernel:
     """Make a kernel of the contract of one that merges."""
 
     def attends(call: AttentionCall) -> Outputs:
-        given = as_merge(call)
+        given = _as_merge(call)
         try:
             return kernel(given)
         except AttributeError as error:
@@ -180,4 +180,4 @@ def _make(
         drawn[:, -nowhere:] = -torch.inf
     outs = torch.where(drawn.isinf()[..., None], 57.0, outs).to(dtype)
     call = MergeCall(outs.to(device), drawn.to(device))
-    return as_attention(call, nowhere)
+    return _as_attention(call, nowhere)

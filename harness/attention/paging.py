@@ -46,7 +46,7 @@ def slots_in(pages: Tensor, page: int, length: int) -> Tensor:
     return (pages[:, None] * page + torch.arange(page)).flatten()[:length]
 
 
-def pages_of(lens: Sequence[int], page: int) -> int:
+def _pages_of(lens: Sequence[int], page: int) -> int:
     """Count the pages that sequences fill."""
     return sum(-(-length // page) for length in lens)
 
@@ -78,16 +78,15 @@ class PagedKV:
         return table.to(self.k.device)
 
 
-def paged(call: AttentionCall, page: int, seed: int = 0) -> PagedKV:
+def paged(call: AttentionCall, page: int) -> PagedKV:
     """Lay K and V of a call out in a paged pool: as they are stored, if the call has that.
 
     Args:
         call: a packed call.
         page: tokens per page.
-        seed: of the order of the pages.
     """
-    used = pages_of(call.lens_k, page)
-    pages = shuffled_pages(call.lens_k, page, used + 1, torch.Generator().manual_seed(seed))
+    used = _pages_of(call.lens_k, page)
+    pages = shuffled_pages(call.lens_k, page, used + 1, torch.Generator().manual_seed(0))
     [stale] = set(range(used + 1)) - set(torch.cat(pages).tolist())
     slots = torch.cat([slots_in(own, page, length) for own, length in zip(pages, call.lens_k, strict=True)])
     slots = slots.to(call.k.device)
@@ -113,7 +112,7 @@ def through_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCal
         seed: of the two orders.
     """
     generator = torch.Generator().manual_seed(seed)
-    used = pages_of(call.lens_k, page)
+    used = _pages_of(call.lens_k, page)
     pages = shuffled_pages(call.lens_k, page, used, generator)
     requests = torch.randperm(len(pages), generator=generator).tolist()
     table = torch.zeros(len(pages), max(call.lens_k), dtype=torch.int32)

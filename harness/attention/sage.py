@@ -25,7 +25,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.kernels import declares
 
-HEAD_DIMS = (64, 128)
+_HEAD_DIMS = (64, 128)
 _PACKAGE = "sageattention"
 for _name in (_PACKAGE, "triton"):
     if find_spec(_name) is None:  # both take long to import; a server should not be the first to notice
@@ -77,7 +77,7 @@ def sage_attn_as_shipped(call: AttentionCall) -> Tensor:
 def _varlen(call: AttentionCall) -> Tensor:
     """Run ``sageattn_varlen`` on a call."""
     head_dim = call.q.shape[2]
-    if head_dim not in HEAD_DIMS or call.v.shape[2] != head_dim or call.q.shape[1] % call.k.shape[1]:
+    if head_dim not in _HEAD_DIMS or call.v.shape[2] != head_dim or call.q.shape[1] % call.k.shape[1]:
         raise KernelRefused(
             f"SageAttention cannot compute q {list(call.q.shape)}, k {list(call.k.shape)}, v {list(call.v.shape)}; it needs "
             f"head_dim 64 or 128, the same for v, and q heads that are a multiple of kv heads"

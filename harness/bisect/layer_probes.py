@@ -56,7 +56,7 @@ class _AnswerSet:
     seconds: float
 
 
-class ProbeServer:
+class _ProbeServer:
     """A running server with the candidate as the reference's shadow (``ASSAY_SHADOW``), and the prompts of a probe.
 
     Args:
@@ -141,8 +141,8 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
     )
     with running([server], spec.device, display):
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
-        result = search_layers(
-            ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency),
+        result = _search_layers(
+            _ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency),
             spec,
             by,
             display,
@@ -171,7 +171,7 @@ class _Probe:
 
     def __init__(
         self,
-        server: ProbeServer,
+        server: _ProbeServer,
         setup: LayerSetup,
         reference: _Reference,
         display: ProgressDisplay,
@@ -213,12 +213,14 @@ class _Probe:
         return right_prompts(self._reference.floors.by, self._server.items, self._reference.texts, answers.texts)
 
 
-def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay) -> LayerBisection:
+def _search_layers(
+    server: _ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay
+) -> LayerBisection:
     """Bisect on a running server.
 
     The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, the floor is
     identical and each set is probed once. Otherwise an answer of a probe may be wrong, see `answer_noise`, and sets are probed
-    repeatedly, see `assay.harness.bisect.layer_search.lead_needed`.
+    repeatedly, see `assay.harness.bisect.layer_search`.
 
     Args:
         server: the server and the prompts.
@@ -242,7 +244,7 @@ def search_layers(server: ProbeServer, spec: RunSpec, by: Criterion | None, disp
 
 
 def _ask_reference(
-    server: ProbeServer, token_limit: int, alpha: float, by: Criterion | None, display: ProgressDisplay
+    server: _ProbeServer, token_limit: int, alpha: float, by: Criterion | None, display: ProgressDisplay
 ) -> _Reference:
     """Ask the reference alone twice, and choose what must be right. Texts are short, whatever the limit of an answer."""
     short = min(token_limit, MAX_TOKENS)
@@ -263,7 +265,7 @@ def _ask_reference(
     return _Reference(own.texts, right, floors)
 
 
-def _setup(server: ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSetup:
+def _setup(server: _ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSetup:
     command = ["assay", "bisect", "layers", *spec.given_flags(BISECT_FLAGS), f"--questions={len(server.items)}"]
     return LayerSetup(
         reference=spec.reference.backend,

@@ -32,7 +32,7 @@ from assay.harness.schema import Record
 from assay.harness.text import ranges
 
 ProbeFunction = Callable[[frozenset[int]], bool]
-"""Receives the layers that run the candidate; returns whether the task is right. May be wrong, see `lead_needed`."""
+"""Receives the layers that run the candidate; returns whether the task is right. May be wrong, see `_lead_needed`."""
 SearchOutcome = Literal["found", "nothing", "inconclusive"]
 
 _MAX_EXPLAINED_LAYERS = 4
@@ -76,7 +76,7 @@ class SearchResult(Record):
     probed: tuple[tuple[frozenset[int], int, int], ...] = Field((), exclude=True)
 
 
-def lead_needed(noise: float, error: float) -> int:
+def _lead_needed(noise: float, error: float) -> int:
     """Compute the lead in answers that decides an outcome: Wald's sequential test of two simple hypotheses.
 
     Let each answer be wrong with probability at most e < 1/2, independently. One answer changes the log likelihood ratio of "right"
@@ -101,13 +101,13 @@ def lead_needed(noise: float, error: float) -> int:
 
 
 @cache
-def max_answers(noise: float, error: float) -> int:
+def _max_answers(noise: float, error: float) -> int:
     """Compute the number of answers that suffice for the lead with probability ``1 - error``, if `noise` is right.
 
     The walk is still undecided after N answers only if fewer than (N + m) / 2 of them are true: a binomial tail. More answers
     without the lead show, at level `error`, that the noise is greater or that the set is on the edge between right and wrong.
     """
-    lead = lead_needed(noise, error)
+    lead = _lead_needed(noise, error)
     answers = lead
     while noise and bdtrc((answers - lead) // 2, answers, noise) > error:
         answers += 1
@@ -141,7 +141,7 @@ class _AnswerCache:
         number = len(self._probed) + 1
         # Shares that sum to alpha over any number of sets: 1/2 + 1/6 + 1/12 + ... = 1.
         error = self._alpha / (number * (number + 1))
-        lead, most = lead_needed(self._noise, error), max_answers(self._noise, error)
+        lead, most = _lead_needed(self._noise, error), _max_answers(self._noise, error)
         right = wrong = 0
         while abs(right - wrong) < lead and right + wrong < most:
             if self._probe(key):
@@ -181,7 +181,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
     """
     if not layers or len(set(layers)) < len(layers):
         raise ValueError(f"the layers {list(layers)}; expected at least one, without repetition")
-    lead_needed(noise, alpha)
+    _lead_needed(noise, alpha)
     answers = _AnswerCache(probe, noise, alpha)
     try:
         if not answers.right(()):
@@ -204,7 +204,7 @@ def _restore(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
     kept = set(layers) - set(restored)
     # Every wrong set so far contains a restored layer, so a restored layer that is not needed reveals non-monotone answers.
     if any(answers.right(kept | {layer}) for layer in restored):
-        return ddmin(restored, lambda some: answers.right(set(layers) - set(some)))
+        return _ddmin(restored, lambda some: answers.right(set(layers) - set(some)))
     return restored
 
 
@@ -266,7 +266,7 @@ def _partners(layer: int, kept: Sequence[int], answers: _AnswerCache) -> tuple[i
     return tuple(sorted(partners))
 
 
-def ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[int]:
+def _ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[int]:
     """Reduce `items` to a subset for which `holds` is true, and false if any one of its items is removed.
 
     Args:

@@ -17,7 +17,7 @@ from assay.harness.attention.oracle import Request, attend, oracle, scores
 from assay.harness.bugs.bug import Batch, Bug, changing_in_batch
 from assay.harness.bugs.seeded import Effect, Recomputed, Where, changes, of_bug, own
 
-SPLIT = 64
+_SPLIT = 64
 """Keys of a part."""
 
 
@@ -42,7 +42,7 @@ def merged(r: Request, edges: list[int], wrong: Callable[[Tensor], Tensor] = lam
 
 def splits_of(r: Request) -> list[int]:
     """Return where the parts of a sequence's keys begin, and the end of the last one."""
-    return [*range(0, r.len_k, SPLIT), r.len_k]
+    return [*range(0, r.len_k, _SPLIT), r.len_k]
 
 
 def with_a_sink(r: Request) -> Tensor:
@@ -56,17 +56,17 @@ def _prefix_merged_in_base_2(r: Request) -> Tensor | None:
 
 def _splits_merged(wrong: Callable[[Tensor], Tensor]) -> Effect:
     """Merge the parts of the keys by something else than their log-sum-exps, which `merged` gives."""
-    return changes(lambda r: merged(r, splits_of(r), wrong) if r.len_k > SPLIT else None)
+    return changes(lambda r: merged(r, splits_of(r), wrong) if r.len_k > _SPLIT else None)
 
 
 def _by_next_head(r: Request) -> Tensor | None:
-    if r.len_k <= SPLIT or len(r.kv_head) < 2:
+    if r.len_k <= _SPLIT or len(r.kv_head) < 2:
         return None
     return merged(r, splits_of(r), lambda lse: lse.roll(-1, 1))
 
 
 def _last_split_lost(r: Request) -> Tensor | None:
-    return merged(r, splits_of(r)[:-1]) if r.len_k > SPLIT else None
+    return merged(r, splits_of(r)[:-1]) if r.len_k > _SPLIT else None
 
 
 def _empty_part_counted(batch: Batch, b: int) -> Tensor | None:
@@ -86,7 +86,7 @@ def _first_sequence_everywhere(call: AttentionCall, out: Tensor) -> Tensor | Non
 def _first_sequence_alone(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
     """Write the merged rows of the first sequence alone: those of the others keep what was there, which need not be finite."""
     ends = [end for end, new in zip(call.cu_seqlens_q.tolist()[1:], call.lens_q, strict=True) if new]
-    if len(ends) < 2 or max(call.lens_k) <= SPLIT:
+    if len(ends) < 2 or max(call.lens_k) <= _SPLIT:
         return None
     at = torch.arange(call.rows, device=call.q.device) if rows is None else rows
     return oracle(call, rows).masked_fill((at >= ends[0])[:, None, None], math.inf)
@@ -99,7 +99,7 @@ def _combined_at_wrong_strides(call: AttentionCall, rows: Tensor | None = None, 
     an operator without packed sequences has them.
     """
     lens, (_, heads, _), dim = {new for new in call.lens_q if new}, call.q.shape, call.v.shape[2]
-    if len(lens) != 1 or heads == 1 or max(call.lens_k) <= SPLIT:
+    if len(lens) != 1 or heads == 1 or max(call.lens_k) <= _SPLIT:
         return None
     right, tile = oracle(call), _TILES.get(math.gcd(dim, 128), 16)
     by_head = right.view(-1, *lens, heads, dim).transpose(1, 2).reshape(-1, dim)

@@ -43,7 +43,7 @@ def attend(q, k, v, scale):
 _SMOOTHED = "int8(q, 128), int8(k - k.mean(1, keepdim=True), 64)"
 
 
-def int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
+def _int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
     """Quantise to int8 with one scale per head and block of tokens, and dequantise with the scale of the block `shift` further.
 
     Args:
@@ -61,7 +61,7 @@ def int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
     return (whole * scale[..., wrong, :, :]).flatten(-3, -2)[..., :tokens, :]
 
 
-def smooth(batch: Batch, b: int) -> Tensor:
+def _smooth(batch: Batch, b: int) -> Tensor:
     """Subtract from K of a sequence the mean of K over all tokens of the batch, as in SageAttention's varlen path."""
     return batch[b].k - torch.cat([r.k for r in batch], dim=1).mean(1, keepdim=True)
 
@@ -71,12 +71,12 @@ def _neighbours_scale(what: str, shift: int, batch: Batch, b: int) -> Request | 
     r = batch[b]
     if (r.len_k <= K_BLOCK) if what == "k" else (r.len_q <= _Q_BLOCK):
         return None
-    q = int8(r.q, _Q_BLOCK, shift if what == "q" else 0)
-    return replace(r, q=q, k=int8(smooth(batch, b), K_BLOCK, shift if what == "k" else 0))
+    q = _int8(r.q, _Q_BLOCK, shift if what == "q" else 0)
+    return replace(r, q=q, k=_int8(_smooth(batch, b), K_BLOCK, shift if what == "k" else 0))
 
 
 def _not_smoothed(r: Request) -> Request | None:
-    return replace(r, q=int8(r.q, _Q_BLOCK), k=int8(r.k, K_BLOCK)) if r.len_k > 1 else None
+    return replace(r, q=_int8(r.q, _Q_BLOCK), k=_int8(r.k, K_BLOCK)) if r.len_k > 1 else None
 
 
 def _smoothed_by_block(r: Request) -> Request | None:
@@ -90,7 +90,7 @@ def _new_keys_smoothed(batch: Batch, b: int) -> Request | None:
     r = batch[b]
     if not r.prefix:
         return None
-    return replace(r, k=torch.cat([r.k[:, : r.prefix], smooth(batch, b)[:, r.prefix :]], dim=1))
+    return replace(r, k=torch.cat([r.k[:, : r.prefix], _smooth(batch, b)[:, r.prefix :]], dim=1))
 
 
 def _neighbours(what: str, by: int) -> str:

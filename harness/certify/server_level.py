@@ -71,7 +71,7 @@ from assay.harness.sides import Device, Role
 from assay.harness.text import some
 from assay.harness.verdict import Finding
 
-SUITES = ("layers", "logits", "greedy", "accuracy")
+_SUITES = ("layers", "logits", "greedy", "accuracy")
 _GREEDY_PROMPTS = 8
 """Greedy texts that are written under a fault: with 3 of 8 apart, a share of 10 % is rejected at 5 %."""
 _SHADOWED_TOKENS = 4
@@ -228,7 +228,7 @@ class ServerLevel:
             engine.ask(prompts, plan.spec.workload.concurrency, lambda index, reply: None)
             if engine.scorer is not None:
                 # As few tokens as on a CPU: each more is another pass of decode in the shadow, under each of the faults.
-                length = reach(self.spec.policy.envelope_tokens, self.model, self.spec.device)
+                length = _reach(self.spec.policy.envelope_tokens, self.model, self.spec.device)
                 short = LoadReach(length, self.model.context, chunk=length, depth=min(DEPTH.values()))
                 send(engine, engine.scorer, short_load(short, self.model.vocabulary, token), drop)
             write_now(place / SENSITIVITY, poke)
@@ -236,7 +236,7 @@ class ServerLevel:
         return seeded, compare_with_noise(read_shadow_errors(place / SENSITIVITY, nonce))
 
 
-def examine(fault: SeededFault, level: ServerLevel) -> Examined:
+def _examine(fault: SeededFault, level: ServerLevel) -> Examined:
     """Examine a fault in running servers with the suites of a run.
 
     Raises:
@@ -250,9 +250,9 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
     if fault.equivalent:
         outcome = "false alarm" if caught else "quiet"
     flagged = _flagged_places(under.against)
-    findings = findings_of(fault, level.kernel, level.recorded) if caught and not fault.equivalent else []
+    findings = _findings_of(fault, level.kernel, level.recorded) if caught and not fault.equivalent else []
     noise = level.kernel.declared.noise
-    effect = effect_of(fault, level.recorded, noise) if outcome == "missed" else None
+    effect = _effect_of(fault, level.recorded, noise) if outcome == "missed" else None
     unseen = f"{changed} calls were changed{hidden_words(effect, noise)}"
     return Examined(
         id=fault.id, kind="equivalent" if fault.equivalent else "fault", title=fault.title, links=fault.links,
@@ -265,7 +265,7 @@ def examine(fault: SeededFault, level: ServerLevel) -> Examined:
     )  # fmt: skip
 
 
-def findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[AttentionCall]) -> list[Finding]:
+def _findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[AttentionCall]) -> list[Finding]:
     """List what a report would name: the findings on recorded calls of the certified kernel with the fault.
 
     The calls are those that the run without a fault recorded, and the fault sits on the certified kernel in assay's own process, as
@@ -277,7 +277,7 @@ def findings_of(fault: SeededFault, kernel: CertifiedKernel, calls: Sequence[Att
         return list(findings)
 
 
-def effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) -> float | None:
+def _effect_of(fault: SeededFault, calls: Sequence[AttentionCall], noise: str) -> float | None:
     """Compute the largest effect of a fault on recorded calls, as `assay.harness.certify.hidden.largest_effect` measures it."""
     with few_threads(calls):
         return largest_effect(fault, widened(calls), noise)
@@ -345,7 +345,7 @@ def _examine_run(level: ServerLevel) -> Examined:
     looks = tuple(
         Look(suite=suite.id, caught=suite.verdict == "regression", of=0)
         for suite in report.suites
-        if suite.id in SUITES
+        if suite.id in _SUITES
     )
     flagged = report.verdict == "regression"
     return Examined(
@@ -362,14 +362,14 @@ def server_tasks(level: ServerLevel, only: Collection[str] = ()) -> list[Trial]:
         UsageError: there is nothing with one of these ids.
     """
     tasks = [Trial(HONEST, "honest", "honest kernel in a whole run", (), "", lambda: _examine_run(level))]
-    tasks += [Trial.of(fault, lambda fault: examine(fault, level)) for fault in CATALOGUE.values()]
+    tasks += [Trial.of(fault, lambda fault: _examine(fault, level)) for fault in CATALOGUE.values()]
     return chosen(tasks, only)
 
 
 def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
     """Return the envelope of the servers: what the policy of their run asks for."""
     spec, model = level.spec, level.model
-    length = reach(spec.policy.envelope_tokens, model, spec.device)
+    length = _reach(spec.policy.envelope_tokens, model, spec.device)
     return CertifiedEnvelope(
         level="server", device=spec.device, machine=torch.cuda.get_device_name() if spec.device == "cuda" else "",
         engine=f"SGLang {installed_packages().get('sglang', '')}", reference=spec.reference.backend, model=spec.reference.model,
@@ -377,11 +377,11 @@ def server_envelope(level: ServerLevel) -> CertifiedEnvelope:
         code=level.kernel.code, phases=level.kernel.declared.phases, noise=level.kernel.declared.noise,
         dtypes=(model.dtype,) if spec.device == "cuda" else ("float32",), torch=torch.__version__, layers=model.layers,
         heads=model.q_heads, most_new=length, longest=length, largest_batch=BATCH[spec.device], seed=spec.workload.order_seed,
-        suites=SUITES, version=installed_version(), source=source_hash(),
+        suites=_SUITES, version=installed_version(), source=source_hash(),
     )  # fmt: skip
 
 
-def reach(tokens: int, model: ModelShape, device: Device) -> int:
+def _reach(tokens: int, model: ModelShape, device: Device) -> int:
     """Return the number of tokens up to which requests under a fault reach."""
     return longest(tokens, model.context, DEPTH[device])
 
@@ -389,7 +389,7 @@ def reach(tokens: int, model: ModelShape, device: Device) -> int:
 def certified_spec(device: str, model: str, kernel: CertifiedKernel) -> RunSpec:
     """Make the spec of the run in whose servers faults are seeded: the certified kernel against the device's reference."""
     return make_spec(
-        {"device": device, "model": model, "candidate": kernel.backend, "suites": ",".join(reversed(SUITES))}, None
+        {"device": device, "model": model, "candidate": kernel.backend, "suites": ",".join(reversed(_SUITES))}, None
     )
 
 

@@ -70,7 +70,7 @@ class Spread:
                 dict[str, list[str]](),
                 dict[str, int](),
             )
-            for share in shares(left, self.executor.slots, self.even):
+            for share in _shares(left, self.executor.slots, self.even):
                 task = self._task(share, envelope, folder)
                 asked[task.key] = share
                 self.executor.submit(task)
@@ -93,7 +93,7 @@ class Spread:
         return Task(key, CellWork(key, command, {}, limits), folder / SHARES / key, self.needs)
 
 
-def shares(ids: Sequence[str], workers: int, even: bool) -> list[list[str]]:
+def _shares(ids: Sequence[str], workers: int, even: bool) -> list[list[str]]:
     """Divide ids among workers: into one share each, or each time into half of what is left, so that the last shares are small."""
     if even:
         return [[*ids[number::workers]] for number in range(min(workers, len(ids)))]

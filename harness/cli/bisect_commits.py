@@ -19,7 +19,7 @@ from assay.harness.cli.flags import Jobs, Ray, WithRay, existing, grouped_flags
 from assay.harness.cli.output import Json, deliver, new_folder
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 
-GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
+_GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
 """Exit codes of ``git bisect run``, by outcome."""
 
 _REPOSITORY = existing("a folder of a git repository")
@@ -193,7 +193,7 @@ def probe(
         spec = probe_spec(repo, {**settings, "kernel": kernel, "timeout": timeout})
         outcome, measured = probe_checkout(spec)
         say(probe_line(outcome, measured))
-        code = GIT_CODES[outcome.outcome]
+        code = _GIT_CODES[outcome.outcome]
     except AssayError as error:
         report_error(error)
         code = GIT_ABORT

@@ -28,12 +28,12 @@ class WithRay(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of a command line, where ``--ray`` alone stands for a Ray on this machine."""
         after = [*args[1:], ""]
-        bare = [word == "--ray" and not is_address(next_) for word, next_ in zip(args, after, strict=True)]
+        bare = [word == "--ray" and not _is_address(next_) for word, next_ in zip(args, after, strict=True)]
         words = ["--ray=local" if alone else word for word, alone in zip(args, bare, strict=True)]
         return super().parse_args(ctx, words)
 
 
-def is_address(word: str) -> bool:
+def _is_address(word: str) -> bool:
     """Return True if a word is the address of a Ray cluster: "auto", HOST:PORT or a URL."""
     return word == "auto" or (":" in word and not word.startswith("-"))
 

@@ -11,7 +11,7 @@ from assay.harness.errors import UsageError
 
 _SKIPPED = {"build", "dist", "node_modules", "site-packages", "test", "tests", "venv", "env", "__pycache__"}
 _SHOWN = 8
-MOST_FILES = 5_000
+_MOST_FILES = 5_000
 
 _TOML = Template("""\
 # What `assay run` and `assay gate` do in this folder. Flags of the same names override it; `assay run --help` lists them all.
@@ -118,7 +118,7 @@ def _kernels(root: Path) -> Iterator[str]:
 def _sources(root: Path) -> Iterator[Path]:
     """Yield the Python files of a repository, without its tests and what was installed or built into it."""
     folders, seen = [root], 0
-    while folders and seen < MOST_FILES:
+    while folders and seen < _MOST_FILES:
         for path in sorted(folders.pop().iterdir()):
             if path.is_dir() and not path.is_symlink():
                 if path.name not in _SKIPPED and not path.name.startswith(".") and not (path / "pyvenv.cfg").exists():

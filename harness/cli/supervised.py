@@ -35,13 +35,13 @@ def main() -> None:
         gone = UsageError("The working folder is not there any more.", "a folder", "change to one that is there")
         report_error(gone)
         sys.exit(gone.exit_code)
-    if runs_kernel(sys.argv[1:]):
-        wait_passively(sys.argv[1:])
-        sys.exit(supervise(run_command))
+    if _runs_kernel(sys.argv[1:]):
+        _wait_passively(sys.argv[1:])
+        sys.exit(_supervise(run_command))
     run_command()
 
 
-def runs_kernel(arguments: Sequence[str]) -> bool:
+def _runs_kernel(arguments: Sequence[str]) -> bool:
     """Return True if a command runs a kernel in its own process."""
     name = arguments[0] if arguments else ""
     if name == "certify":
@@ -49,7 +49,7 @@ def runs_kernel(arguments: Sequence[str]) -> bool:
     return name in ("check", "replay", "doctor") or (name == "bench" and "kernel" in arguments)
 
 
-def wait_passively(arguments: Sequence[str]) -> None:
+def _wait_passively(arguments: Sequence[str]) -> None:
     """Let OpenMP's threads sleep while they wait, for commands that do not time a kernel and unless the user has set it.
 
     It has to be done before torch is imported. Calls of the small matrix take less time than threads spend waiting for each other:
@@ -59,7 +59,7 @@ def wait_passively(arguments: Sequence[str]) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def supervise(command: Callable[[], None]) -> int:
+def _supervise(command: Callable[[], None]) -> int:
     """Run a command in a forked process, which has to be done before anything starts a thread, and wait for it.
 
     If it does not come to its end, but had found something, it runs once more to report that: without the kernel.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assay.harness.sweep.session import Sweep
     from assay.harness.sweep.spec import SweepSpec
 
-PAGE, TEXT, CASES, RESULT = "index.html", "report.md", "report.junit.xml", "report.json"
+_PAGE, _TEXT, _CASES, _RESULT = "index.html", "report.md", "report.junit.xml", "report.json"
 """Files of a sweep's folder, besides its cells."""
 _OF_THE_SWEEP = ("out", "json", "html", "junit", "quiet", "verbose", "help")
 """Options of commands that a sweep sets itself."""
@@ -127,7 +127,7 @@ def _planned(spec: SweepSpec, ray: str | None) -> SweepPlan:
     from assay.harness.sweep.this_machine import gpus_here
 
     commands = {name: load_command(name) for name in commands_of(spec)}
-    options = {name: options_of(name, command.params) for name, command in commands.items()}
+    options = {name: _options_of(name, command.params) for name, command in commands.items()}
     here = "any GPU" if ray else ", ".join(sorted({*gpus_here().values()}))
     device = spec.limits.accelerator or (here if spec.limits.gpus else "CPU")
     planned = plan(spec, options, identify(spec.runtime_env, device))
@@ -141,7 +141,7 @@ def _planned(spec: SweepSpec, ray: str | None) -> SweepPlan:
     return planned
 
 
-def options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
+def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
     """Return the options and arguments of a command that a sweep can set, by the name of an axis."""
     from assay.harness.sweep.cells import Option
 
@@ -218,10 +218,10 @@ def _report(result: Any, folder: Path, json: bool, html: Path | None, junit: Pat
     from assay.reports.page import to_html
     from assay.reports.sweep import sweep_document
 
-    document = sweep_document(result, folder / PAGE)
+    document = sweep_document(result, folder / _PAGE)
     with too_late():
         files: Mapping[str, str] = {
-            PAGE: to_html(document), TEXT: to_markdown(document), CASES: to_junit(document), RESULT: document.json(result),
+            _PAGE: to_html(document), _TEXT: to_markdown(document), _CASES: to_junit(document), _RESULT: document.json(result),
         }  # fmt: skip
         for name, text in files.items():
             write_whole(folder / name, text)

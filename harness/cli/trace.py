@@ -14,7 +14,7 @@ from assay.harness.extras import require
 trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(trace_app, name="trace", help="Read a trace of an engine or a profiler, compare two, or record one.")
 
-REQUEST_TIMEOUT_S = 600.0
+_REQUEST_TIMEOUT_S = 600.0
 """For a server of MLC-LLM."""
 
 
@@ -69,7 +69,7 @@ def record(
     from assay.harness.engines.mlc import MlcServer
     from assay.harness.files import write_whole
 
-    with MlcServer("reference", server, REQUEST_TIMEOUT_S) as engine:
+    with MlcServer("reference", server, _REQUEST_TIMEOUT_S) as engine:
         asks = [ChatRequest(f"{PROMPT_HEADER}\n\nHow much is {n} + {n}?", max_tokens) for n in range(1, requests + 1)]
         engine.ask(asks, 1, lambda index, reply: None)
         events = engine.event_trace()

@@ -22,7 +22,7 @@ TOP_LOGPROBS = 5
 
 AnswerKey = tuple[str, str, str, int]
 """`Answer.key`: suite, role, item, repeat."""
-CHUNK, LEAD = 4, 2
+CHUNK, _LEAD = 4, 2
 """Questions that are asked at once, and by how many a role may be ahead of the other when it asks for more, as multiples of the
 requests in flight: what only one role answers is wasted."""
 
@@ -111,7 +111,7 @@ def interview(
             cache_header(engine)
         asked = 0
         while part := stop.next_items(
-            role, cached.items[asked:], CHUNK * concurrency, LEAD * concurrency, engine.check
+            role, cached.items[asked:], CHUNK * concurrency, _LEAD * concurrency, engine.check
         ):
             ask(cached, slice(asked, asked + len(part)), concurrency, stop.enough)
             asked += len(part)

@@ -31,7 +31,7 @@ from assay.harness.server.control import MODEL_HASH, RECORD, SHADOW, TRACE, Cont
 from assay.harness.server.write_request import write_now
 from assay.harness.sides import Role
 
-TRACED_COLD, TRACED_WARM = 2, 4
+_TRACED_COLD, _TRACED_WARM = 2, 4
 """Prompts whose layer outputs are traced, of the cold and of the warm ones."""
 _TRACE_BYTES = 256 * 2**20
 """Byte budget of all traces of a server's process."""
@@ -176,10 +176,10 @@ def _trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contr
     Returns:
         The labels without the role: "0", "1", ...
     """
-    chosen = [*prompts[:TRACED_COLD], *prompts[-TRACED_WARM:]]
+    chosen = [*prompts[:_TRACED_COLD], *prompts[-_TRACED_WARM:]]
     for number, prompt in enumerate(chosen):
         set_control(place, control)
-        if number < TRACED_COLD:
+        if number < _TRACED_COLD:
             engine.flush_cache()
         else:
             cache_header(engine)

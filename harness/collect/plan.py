@@ -22,7 +22,7 @@ from assay.harness.evidence.records import Item, Suite
 from assay.harness.sides import ROLES, Role
 from assay.harness.workload import Workload
 
-COLD_EVERY, MAX_COLD = 8, 16
+_COLD_EVERY, _MAX_COLD = 8, 16
 """One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run."""
 COLD_QUESTIONS, WARM_QUESTIONS = 4, 12
 """Questions of the layer diff: with an empty cache, one by one, and with the shared header cached."""
@@ -188,5 +188,5 @@ def _item(suite: Suite, question: Question, place: int | None = None) -> Item:
         subject=question.subject,
         expected=question.answer,
         unit="" if question.unit == question.id else question.unit,
-        cold=place is not None and place < COLD_EVERY * MAX_COLD and place % COLD_EVERY == COLD_EVERY - 1,
+        cold=place is not None and place < _COLD_EVERY * _MAX_COLD and place % _COLD_EVERY == _COLD_EVERY - 1,
     )

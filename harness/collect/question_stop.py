@@ -14,7 +14,7 @@ from assay.harness.sides import ROLES, Role
 from assay.harness.stats.outlook import forecast
 from assay.harness.text import percent
 
-LOOK_EVERY, LOOK_SHARE = 8, 0.02
+_LOOK_EVERY, _LOOK_SHARE = 8, 0.02
 """New pairs after which the test looks again: so many, and at least this share of all. Any numbers keep the error rates; a look at
 4,096 pairs takes 50 ms of CPU time."""
 FLOOR_QUESTIONS = 32
@@ -65,7 +65,7 @@ class QuestionStop:
         """Take note of an answer."""
         with self._changed:
             self._take(answer)
-            due = self.pairs - self._looked >= max(LOOK_EVERY, LOOK_SHARE * self.pairs)
+            due = self.pairs - self._looked >= max(_LOOK_EVERY, _LOOK_SHARE * self.pairs)
             if self.reason is None and (due or self.pairs >= self.soonest):
                 self._look()
             self._changed.notify_all()

@@ -114,10 +114,10 @@ def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:
     return asked_roles(plan, folder)[0] if plan.has_layer_diff else None
 
 
-INTERRUPTED = "The run was interrupted."
+_INTERRUPTED = "The run was interrupted."
 
 
-def resuming(folder: RunFolder) -> str:
+def _resuming(folder: RunFolder) -> str:
     """Return the command that goes on with a run."""
     return f"{folder.manifest().command} --out={shlex.quote(shown(folder.path.absolute()))}"
 
@@ -137,7 +137,7 @@ def recorded(folder: RunFolder) -> Iterator[None]:
         failure = FailureResult.of("disk", error)
     except KeyboardInterrupt:
         failure = FailureResult(
-            kind="interrupted", cause="", found=INTERRUPTED, do=f"to resume it: {resuming(folder)}", details=""
+            kind="interrupted", cause="", found=_INTERRUPTED, do=f"to resume it: {_resuming(folder)}", details=""
         )
         raise
     except Exception as error:

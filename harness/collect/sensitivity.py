@@ -47,7 +47,7 @@ _FAULT = "mask-top-left"
 """The fault of the seed case, which only calls with a cached prefix show."""
 QUESTIONS, AT_ONCE = 24, 8
 """Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen."""
-PROMPTS = 5
+_PROMPTS = 5
 """Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05."""
 _SHADOWED = 2
 """Questions that are asked while the candidate in the shadow has the fault."""
@@ -202,7 +202,7 @@ def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
     path = logits_path(folder.path, ROLES[0], 0)
     if "logits" in parts and path.exists():
         scored = read_logits(path, folder.nonce)
-        chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:PROMPTS]
+        chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:_PROMPTS]
         logits = scored.only(chosen) if chosen else None
     asked = items if "answers" in parts else ()
     return _FaultLoad(asked, texts, logits, plan.spec.workload, plan.spec.policy)

@@ -76,7 +76,7 @@ class Block:
         return times[metric]
 
 
-def gaps(timing: Timing) -> list[float]:
+def _gaps(timing: Timing) -> list[float]:
     """Return the inter-token latencies of a request: each gap between chunks, divided evenly among the later chunk's tokens."""
     chunks = list(zip(timing.chunk_s, timing.chunk_tokens, strict=True))
     return [
@@ -97,7 +97,7 @@ def blocks_of(timings: Iterable[Timing]) -> list[Block]:
 
 
 def _block(timings: Sequence[Timing]) -> Block:
-    first, by_request = timings[0], [gaps(timing) for timing in timings]
+    first, by_request = timings[0], [_gaps(timing) for timing in timings]
     all_gaps = sorted(chain(*by_request))
     itl_s = statistics.median([statistics.fmean(own) for own in by_request if own] or [0.0])
     if itl_s <= 0:  # on a machine that is busy elsewhere, chunks are held back and read together

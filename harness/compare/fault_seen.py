@@ -8,7 +8,7 @@ from assay.evals.questions import parse_answer
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.stats.betting import log_wealth, p_value
 
-LOST, GAINED = 1.0, -1.0
+_LOST, _GAINED = 1.0, -1.0
 
 
 def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequence[Answer]) -> list[float]:
@@ -36,7 +36,7 @@ def p_no_loss(lost: Sequence[float], margin: float) -> float:
         lost: see `losses`.
         margin: of the suite, as a share of 1.
     """
-    return p_value(log_wealth(lost, margin, GAINED, LOST)) if lost else 1.0
+    return p_value(log_wealth(lost, margin, _GAINED, _LOST)) if lost else 1.0
 
 
 def p_within(divergences: Sequence[float], limit: float) -> float:

@@ -138,7 +138,7 @@ def _log_rest(logprobs: Array) -> Array:
     return np.asarray(np.log(np.maximum(1.0 - np.exp(logprobs).sum(axis=-1), _MIN_MASS)))
 
 
-def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:
+def _clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:
     """Compute the standard error of a mean over clustered values: those of one sequence are not independent.
 
     Source: Miller, Adding Error Bars to Evals (2024), section 2.2; with the correction G / (G - 1) for G clusters.
@@ -160,7 +160,7 @@ def clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | 
     return float(math.sqrt(groups / (groups - 1) * (sums @ sums)) / len(values))
 
 
-def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float) -> tuple[float, float]:
+def _share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float) -> tuple[float, float]:
     """Compute Wilson's interval of a share, of level ``1 - alpha``, for the effective number of independent items.
 
     The effective number is share (1 - share) / stderr^2, between the number of clusters and the number of values. Where all values
@@ -176,7 +176,7 @@ def share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float) -
     """
     same = np.asarray(same, np.float64)
     share, groups = float(same.mean()), len(np.unique(clusters))
-    error = clustered_stderr(same, clusters)
+    error = _clustered_stderr(same, clusters)
     effective = float(groups)
     if 0 < share < 1 and error is not None:
         effective = max(effective, share * (1 - share) / error**2 if error else math.inf)
@@ -329,7 +329,7 @@ def _row(
         )  # fmt: skip
     at = int(np.nanargmax(np.where(finite, kl, math.nan)))
     same = (p.best == q.best)[finite]
-    low, high = share_interval(same, clusters[finite], alpha)
+    low, high = _share_interval(same, clusters[finite], alpha)
     change = np.exp(q.token[finite], dtype=np.float64) - np.exp(p.token[finite], dtype=np.float64)
     median, p90, p99, p999 = (float(np.quantile(kl[finite], share)) for share in (0.5, 0.9, 0.99, 0.999))
     return LogitsRow(
@@ -337,7 +337,7 @@ def _row(
         positions=len(kl),
         sequences=len(sequences),
         mean_kl=_mean(kl),
-        stderr=clustered_stderr(kl[finite], clusters[finite]),
+        stderr=_clustered_stderr(kl[finite], clusters[finite]),
         median=median,
         p90=p90,
         p99=p99,

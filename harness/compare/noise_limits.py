@@ -32,7 +32,7 @@ MAX_SWING = 8.0
 """No noise family excuses a larger change of log-odds: a factor of 3,000."""
 
 
-def relative_error(noise: str) -> float:
+def _relative_error(noise: str) -> float:
     """Compute the relative size e of a noise family's rounding errors.
 
     Raises:
@@ -47,12 +47,12 @@ def relative_error(noise: str) -> float:
 
 def kl_limit(noise: Iterable[str]) -> float:
     """Compute the largest mean KL, in nats, that the declared noise of both roles explains: their errors add up in squares."""
-    return EXACT_KL + _KL_PER_SQUARE * sum(relative_error(name) ** 2 for name in noise)
+    return EXACT_KL + _KL_PER_SQUARE * sum(_relative_error(name) ** 2 for name in noise)
 
 
 def swing_limit(noise: Iterable[str]) -> float:
     """Compute the largest change of the log-odds of two tokens, in nats, that the declared noise of both roles explains."""
-    return min(EXACT_SWING + _SWING_PER_UNIT * math.hypot(*map(relative_error, noise)), MAX_SWING)
+    return min(EXACT_SWING + _SWING_PER_UNIT * math.hypot(*map(_relative_error, noise)), MAX_SWING)
 
 
 def change_limit(kl: float) -> float:

@@ -32,7 +32,7 @@ UNKILLABLE_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S, LOOK_AGAIN_S = 2.0, 0.1
 """Seconds between two looks at the files in /dev/shm that the processes have mapped, where the kernel does not tell when one is
 created; and from such news to a second look. What a process had mapped cannot be found once it was killed."""
-IN_CREATE, IN_NONBLOCK = 0x100, os.O_NONBLOCK  # linux/inotify.h
+_IN_CREATE, _IN_NONBLOCK = 0x100, os.O_NONBLOCK  # linux/inotify.h
 # Files of one family of processes: semaphores and shared memory of Python's multiprocessing, and those of SGLang, PyTorch and NCCL.
 _SHARED_MEMORY = "/dev/shm"
 _SHARED = re.compile(r"sem\.mp-|psm_|sglang_|torch_|nccl-")
@@ -54,7 +54,7 @@ class _Family:
     def look(self) -> None:
         """Note the shared memory that the processes have mapped."""
         for pid in descendants(os.getpid()):
-            self._shared |= shared_files(pid)
+            self._shared |= _shared_files(pid)
 
     def remove_shared(self) -> None:
         """Remove the shared memory that was noted and is left."""
@@ -117,7 +117,7 @@ def descendants(ancestor: int) -> list[int]:
     return family[1:]
 
 
-def shared_files(pid: int) -> set[str]:
+def _shared_files(pid: int) -> set[str]:
     """Return the files in shared memory, of the kinds of `_SHARED`, that a process has mapped; none if it has ended.
 
     They are recognised by their inodes: the C library makes a semaphore under another name, and then renames it.
@@ -133,8 +133,8 @@ def shared_files(pid: int) -> set[str]:
 
 def _watch_shared_memory() -> int:
     """Return a descriptor that is readable when a file is created in /dev/shm; -1 if there is none."""
-    events: int = _libc.inotify_init1(IN_NONBLOCK | os.O_CLOEXEC)
-    if events >= 0 and _libc.inotify_add_watch(events, _SHARED_MEMORY.encode(), IN_CREATE) < 0:
+    events: int = _libc.inotify_init1(_IN_NONBLOCK | os.O_CLOEXEC)
+    if events >= 0 and _libc.inotify_add_watch(events, _SHARED_MEMORY.encode(), _IN_CREATE) < 0:
         os.close(events)
         return -1
     return events

@@ -24,7 +24,7 @@ GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait."""
 LOOK_INTERVAL_S = 1.0
 """Seconds between two looks at the states of a server's processes."""
-TAIL_LINES, TAIL_BYTES, LINE_WIDTH, NAME_WIDTH = 20, 256 * 1024, 300, 60
+TAIL_LINES, _TAIL_BYTES, LINE_WIDTH, _NAME_WIDTH = 20, 256 * 1024, 300, 60
 
 # Never the reason for an exit: the "leaks" that nanobind (in Triton) reports at every exit, up to a hundred lines; successful
 # requests; SGLang's replies to our readiness queries; and the 400 lines of usage before an argparse error.
@@ -138,7 +138,7 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the most informative last lines of this launch's log, indented, under the log's path."""
-        lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
+        lines = "\n".join(f"  {line}" for line in _telling_lines(self.recent_log()))
         log = shown(self.log)
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
@@ -151,14 +151,14 @@ class ServerProcess:
         return next((line for line in reversed(_lines(self.recent_log())) if not _WARNS.search(line)), "")
 
     def wrote(self, text: str) -> bool:
-        """Return True if ``text`` (in lower case) occurs, in any case, in the last `TAIL_BYTES` of this launch's log."""
+        """Return True if ``text`` (in lower case) occurs, in any case, in the last `_TAIL_BYTES` of this launch's log."""
         return text in self.recent_log().lower()
 
     def recent_log(self) -> str:
-        """Return the last `TAIL_BYTES` of what this launch wrote, with its secret left out."""
+        """Return the last `_TAIL_BYTES` of what this launch wrote, with its secret left out."""
         with self.log.open("rb") as stream:
             end = stream.seek(0, os.SEEK_END)
-            stream.seek(max(self.log_start, end - TAIL_BYTES))
+            stream.seek(max(self.log_start, end - _TAIL_BYTES))
             text = stream.read().decode(errors="replace")
         return text.replace(self._secret, "***") if self._secret else text
 
@@ -181,7 +181,7 @@ class ServerProcess:
             self._main = min((pid for pid in states if _stat(pid)[1:2] == [str(self.pid)]), default=None)
         elif states.get(self._main, "X") in "XZ":
             return None
-        names = {pid: name_of(pid) for pid in states}
+        names = {pid: _name_of(pid) for pid in states}
         self._essential |= {pid: name for pid, name in names.items() if name.startswith(essential) or name == _UNNAMED}
         troubles = {
             pid: Trouble(self._essential.get(pid) or names[pid], pid, "is stopped, as by SIGSTOP", ended=False)
@@ -244,18 +244,18 @@ def _oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def name_of(pid: int) -> str:
+def _name_of(pid: int) -> str:
     """Return the name that a process gives itself, for example "sglang::scheduler"."""
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         if _SPAWNED in title:
             return _UNNAMED
-        return title[:NAME_WIDTH] or Path(f"/proc/{pid}/comm").read_text().strip()
+        return title[:_NAME_WIDTH] or Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "a process"
 
 
-def telling_lines(log: str) -> list[str]:
+def _telling_lines(log: str) -> list[str]:
     """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
 
     After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the

@@ -35,7 +35,7 @@ _EVENTS_OF_A_TOKEN, _FURTHER_EVENTS = 4, 64
 
 
 @dataclass(frozen=True)
-class TokenRequest(ChatRequest):
+class _TokenRequest(ChatRequest):
     """A prompt as token ids, whose answer must be exactly `max_tokens` long."""
 
     tokens: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class StreamReply(Reply):
     chunk_tokens: tuple[int, ...] = ()
 
 
-def read_stream(lines: Sequence[tuple[float, str]], ask: ChatRequest, sent_s: float) -> StreamReply:
+def _read_stream(lines: Sequence[tuple[float, str]], ask: ChatRequest, sent_s: float) -> StreamReply:
     """Parse the lines of a streamed completion.
 
     Args:
@@ -112,13 +112,13 @@ def _chunks(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[float, Chunk]]
 
 
 class _StreamClient(Client):
-    """A `Client` whose requests are `TokenRequest`s and whose replies are `StreamReply`s.
+    """A `Client` whose requests are `_TokenRequest`s and whose replies are `StreamReply`s.
 
     No request is sent twice: a retry would count as latency.
     """
 
     async def _reply(self, session: aiohttp.ClientSession, model: str, ask: ChatRequest) -> Reply:
-        assert isinstance(ask, TokenRequest)
+        assert isinstance(ask, _TokenRequest)
         arrivals: list[tuple[float, bytes]] = []
         body, sent_s = _completion_body(model, ask), time.perf_counter()
         unlimited, size, events = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s), 0, 0
@@ -156,7 +156,7 @@ class _StreamClient(Client):
         if refused:
             raise await self._refusal(refused)
         try:
-            return read_stream(_lines(arrivals), ask, sent_s)
+            return _read_stream(_lines(arrivals), ask, sent_s)
         except BadReply as error:
             raise self.error(
                 f"did not stream a completion of the requested length: {error}.",
@@ -176,7 +176,7 @@ def _lines(arrivals: Iterable[tuple[float, bytes]]) -> list[tuple[float, str]]:
     return [(came_s, line.decode(errors="replace").rstrip("\r")) for came_s, line in lines if line.strip()]
 
 
-def _completion_body(model: str, ask: TokenRequest) -> dict[str, Any]:
+def _completion_body(model: str, ask: _TokenRequest) -> dict[str, Any]:
     return {
         "model": model,
         "prompt": list(ask.tokens),
@@ -215,6 +215,6 @@ class Streamer:
             EngineError: the server failed, or an answer has another length.
         """
         replies: dict[int, Reply] = {}
-        asks = [TokenRequest("", output, tokens=tokens) for tokens in prompts]
+        asks = [_TokenRequest("", output, tokens=tokens) for tokens in prompts]
         self._client.ask(self._model, asks, concurrency, replies.__setitem__)
         return [reply for _, reply in sorted(replies.items()) if isinstance(reply, StreamReply)]

@@ -23,7 +23,7 @@ from assay.harness.reading import whole_file
 from assay.harness.schema import Record, read_json
 
 SCHEMA: Literal["assay.baseline/2"] = "assay.baseline/2"
-FILE, ANSWERS = "baseline.json", "answers.jsonl"
+FILE, _ANSWERS = "baseline.json", "answers.jsonl"
 
 
 class Key(Record):
@@ -104,7 +104,7 @@ def read_answers(folder: Path) -> list[Answer]:
     Raises:
         EvidenceError: they are damaged, or are not those that were accepted.
     """
-    path, accepted = folder / ANSWERS, read_baseline(folder).answers_sha256
+    path, accepted = folder / _ANSWERS, read_baseline(folder).answers_sha256
     if accepted and (not path.exists() or _sha256(whole_file(path, jsonl.LARGEST)) != accepted):
         raise EvidenceError(
             f"{path} was changed after it was accepted.",
@@ -133,7 +133,7 @@ def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) 
     """
     target, lines = folder / baseline.key.name, jsonl.lines_of(answers).encode()
     baseline = baseline.model_copy(update={"answers_sha256": _sha256(lines)})
-    write_whole(target / ANSWERS, lines)
+    write_whole(target / _ANSWERS, lines)
     write_whole(target / FILE, baseline.model_dump_json(indent=1) + "\n")
     return target
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from assay.evals.loads import Shape
-from assay.harness.errors import UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
-from assay.harness.evidence.nonce import check_run, new_nonce
+from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.timings import AnswerLength, Timing
-from assay.harness.files import FolderLock, is_unused, write_whole
+from assay.harness.files import write_whole
 from assay.harness.schema import read_json
 
-FOLDER = "bench"
-MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
+_FOLDER = "bench"
+_MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
 
 
 class BenchManifest(Origin):
@@ -37,25 +34,6 @@ class BenchManifest(Origin):
 class BenchFolder(EvidenceFolder):
     """A bench's folder."""
 
-    @classmethod
-    def new(cls, path: Path, nonce: str = "") -> BenchFolder:
-        """Make a new folder.
-
-        Args:
-            path: its path.
-            nonce: that of the run to which the bench belongs; empty for a bench of its own.
-
-        Raises:
-            UsageError: it is not empty, or another process writes to it.
-            EvidenceError: it cannot be created.
-        """
-        lock = FolderLock(path) if is_unused(path) else None
-        if lock is None or not is_unused(path):
-            raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
-        folder = cls(path, nonce or new_nonce())
-        folder._lock = lock
-        return folder
-
     @property
     def complete(self) -> bool:
         """True if the bench was played to its end: the counts of both servers are written last."""
@@ -68,7 +46,7 @@ class BenchFolder(EvidenceFolder):
             EvidenceError: the disk is full or not writable.
         """
         manifest = manifest.model_copy(update={"nonce": self.nonce})
-        write_whole(self.path / MANIFEST, manifest.model_dump_json(indent=2))
+        write_whole(self.path / _MANIFEST, manifest.model_dump_json(indent=2))
 
     def manifest(self) -> BenchManifest:
         """Read the record of what was timed.
@@ -77,8 +55,8 @@ class BenchFolder(EvidenceFolder):
             EvidenceError: it is missing or damaged, or of another run.
         """
         do = "check that the path is the folder of a bench, or run the bench again"
-        manifest = read_json(self.path / MANIFEST, BenchManifest, do)
-        check_run(self.path / MANIFEST, manifest.nonce, self._nonce)
+        manifest = read_json(self.path / _MANIFEST, BenchManifest, do)
+        check_run(self.path / _MANIFEST, manifest.nonce, self._nonce)
         return manifest
 
     def append(self, lines: list[Timing]) -> None:
@@ -100,4 +78,4 @@ class BenchFolder(EvidenceFolder):
 
 def bench_folder(run: RunFolder) -> BenchFolder:
     """Return the bench of a run, bound to it; the folder need not exist yet."""
-    return BenchFolder(run.path / FOLDER, run.nonce)
+    return BenchFolder(run.path / _FOLDER, run.nonce)

@@ -22,7 +22,7 @@ FOLDER = "counters"
 """Folder of the counter files, in a server's folder."""
 ADMISSIONS = "admissions.jsonl"
 """File of the prefill batches that the meter noted, in a server's folder."""
-TABLE_ROWS, TABLE_LAYERS = 64, 512
+_TABLE_ROWS, TABLE_LAYERS = 64, 512
 _TABLE = "{}.calls.i64"
 
 
@@ -94,13 +94,13 @@ class CounterFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._rows: dict[CounterRow, int] = {}
         self._folder, self._name, self._run = folder, name, run
-        self._table = np.memmap(folder / _TABLE.format(name), np.int64, "w+", shape=(TABLE_ROWS, TABLE_LAYERS))
+        self._table = np.memmap(folder / _TABLE.format(name), np.int64, "w+", shape=(_TABLE_ROWS, TABLE_LAYERS))
 
     def row(self, row: CounterRow) -> int:
-        """Return the index of the row that counts `row`, created at its first use. Raises ValueError beyond `TABLE_ROWS`."""
+        """Return the index of the row that counts `row`, created at its first use. Raises ValueError beyond `_TABLE_ROWS`."""
         if row not in self._rows:
-            if len(self._rows) == TABLE_ROWS:
-                raise ValueError(f"more than {TABLE_ROWS} kinds of attention call: {row}")
+            if len(self._rows) == _TABLE_ROWS:
+                raise ValueError(f"more than {_TABLE_ROWS} kinds of attention call: {row}")
             self._rows[row] = len(self._rows)
             _LEGENDS.write(self._folder, _Legend(rows=tuple(self._rows)), self._run, self._name)
         return self._rows[row]
@@ -137,7 +137,7 @@ def _tables(folder: Path, run: str) -> Iterator[tuple[str, dict[CounterRow, np.n
     for name, legend in _LEGENDS.read_each(folder, run).items():
         counts = folder / _TABLE.format(name)
         try:
-            table = np.fromfile(counts, np.int64).reshape(TABLE_ROWS, TABLE_LAYERS)
+            table = np.fromfile(counts, np.int64).reshape(_TABLE_ROWS, TABLE_LAYERS)
         except (OSError, ValueError) as error:
             raise EvidenceError(f"{counts} is damaged: {error}.", "a whole table of counts", RUN_AGAIN) from None
         yield name, dict(zip(legend.rows, table, strict=False))

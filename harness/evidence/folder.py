@@ -6,14 +6,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, read_by_process, read_counters
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.manifest import Manifest, Origin, Progress, ServerManifest, hash_items
-from assay.harness.evidence.nonce import check_run
+from assay.harness.evidence.nonce import check_run, new_nonce
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.run_file import Kind, RunFile
 from assay.harness.evidence.seal import check_seal, seal_of
@@ -27,17 +27,36 @@ _DAMAGED = "check that the path is the folder of a run, or run again"
 _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 
 
-class EvidenceFolder(ABC):
-    """The folder of a run or of a bench, with what the processes of both servers leave there.
+class BoundFolder(ABC):
+    """A folder whose files all carry the nonce in its manifest.
 
     Args:
         path: its path.
-        nonce: of the run or bench, where its manifest is not written yet.
+        nonce: that of its manifest, where it is not written yet.
     """
 
     def __init__(self, path: Path, nonce: str = "") -> None:
         self.path, self._nonce = path, nonce
         self._lock: FolderLock | None = None
+
+    @classmethod
+    def new(cls, path: Path, nonce: str = "") -> Self:
+        """Make a new folder, locked against other processes for as long as the result exists.
+
+        Args:
+            path: its path.
+            nonce: that of the run to which it belongs; empty for a folder of its own.
+
+        Raises:
+            UsageError: it is not empty, or another process writes to it.
+            EvidenceError: it cannot be created.
+        """
+        lock = FolderLock(path) if is_unused(path) else None
+        if lock is None or not is_unused(path):
+            raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
+        folder = cls(path, nonce or new_nonce())
+        folder._lock = lock
+        return folder
 
     @abstractmethod
     def manifest(self) -> Origin:
@@ -56,6 +75,10 @@ class EvidenceFolder(ABC):
         """
         self._nonce = self._nonce or self.manifest().nonce
         return self._nonce
+
+
+class EvidenceFolder(BoundFolder):
+    """The folder of a run or of a bench, with what the processes of both servers leave there."""
 
     def server_folder(self, role: Role) -> Path:
         """Return the folder in which a role's server writes its counters and admissions."""

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from assay.harness.schema import Record
 
 State = Literal["honours", "ignores", "wrong", "refuses", "crashes", "not measured"]
-WORST: tuple[State, ...] = ("ignores", "wrong", "crashes", "refuses", "not measured", "honours")
+_WORST: tuple[State, ...] = ("ignores", "wrong", "crashes", "refuses", "not measured", "honours")
 """The states, the worst first: what is ignored gives wrong outputs, and nobody is told."""
 
 
@@ -49,7 +49,7 @@ class BackendResult(Record):
     def state(self, attribute: str) -> State | None:
         """Return the worst state of an attribute over the phases; None if it was not measured."""
         states = {cell.state for cell in self.measured if cell.attribute == attribute}
-        return next((state for state in WORST if state in states), None)
+        return next((state for state in _WORST if state in states), None)
 
 
 class Honours(Record):

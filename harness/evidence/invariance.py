@@ -10,13 +10,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from assay.harness.errors import UsageError
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import BoundFolder, RunFolder
 from assay.harness.evidence.manifest import Origin
-from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
+from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.evidence.records import Token
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
-from assay.harness.files import FolderLock, is_unused, write_whole
+from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 
 FOLDER, MANIFEST = "invariance", "manifest.json"
@@ -175,42 +174,8 @@ ARMS = RunFile("arms/*.json", ArmRecord, RUN_AGAIN, durable=False)
 END = RunFile("end.json", InvarianceEnd, RUN_AGAIN)
 
 
-class InvarianceFolder:
-    """The folder of one invocation.
-
-    Args:
-        path: its path.
-        nonce: of the run, where its manifest is not written yet.
-    """
-
-    def __init__(self, path: Path, nonce: str = "") -> None:
-        self.path, self._nonce = path, nonce
-        self._lock: FolderLock | None = None
-
-    @classmethod
-    def new(cls, path: Path, nonce: str = "") -> InvarianceFolder:
-        """Make a new folder.
-
-        Args:
-            path: its path.
-            nonce: that of the run to which it belongs; empty for one of its own.
-
-        Raises:
-            UsageError: it is not empty, or another process writes to it.
-            EvidenceError: it cannot be created.
-        """
-        lock = FolderLock(path) if is_unused(path) else None
-        if lock is None or not is_unused(path):
-            raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
-        folder = cls(path, nonce or new_nonce())
-        folder._lock = lock
-        return folder
-
-    @property
-    def nonce(self) -> str:
-        """The nonce that every file carries."""
-        self._nonce = self._nonce or self.manifest().nonce
-        return self._nonce
+class InvarianceFolder(BoundFolder):
+    """The folder of one invocation."""
 
     @property
     def complete(self) -> bool:

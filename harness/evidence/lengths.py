@@ -34,7 +34,7 @@ def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
 
     Args:
         met: lengths of calls.
-        wanted: `border_points` of the lengths that calls should have, ascending.
+        wanted: the border points of the lengths that calls should have, ascending.
     """
     known = _lengths(met)
     covered = set(known)

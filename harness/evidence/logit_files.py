@@ -24,7 +24,7 @@ from assay.harness.schema import Record
 from assay.harness.sides import Role
 
 SCHEMA: Literal["assay.logits/1"] = "assay.logits/1"
-FOLDER = "logits"
+_FOLDER = "logits"
 CacheState = Literal["cold", "cached"]
 CACHE_STATES: tuple[CacheState, CacheState] = ("cold", "cached")
 """Scored with an empty prefix cache, and with the start of the sequence cached."""
@@ -143,7 +143,7 @@ class Logits:
 
 def logits_path(folder: Path, role: Role, repeat: int) -> Path:
     """Return the file of a scoring in a run's folder."""
-    return folder / FOLDER / f"{role}-{repeat}.safetensors"
+    return folder / _FOLDER / f"{role}-{repeat}.safetensors"
 
 
 def write_logits(folder: Path, logits: Logits) -> None:

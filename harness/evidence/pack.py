@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
 
 SCHEMA: Literal["assay.pack/2"] = "assay.pack/2"
 MANIFEST = "manifest.json"
-TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "reference")
+_TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "reference")
 """Tensors of a file, which also has "candidate" if the candidate computed the call."""
 CANDIDATE = "candidate"
 

@@ -38,7 +38,7 @@ _TOGETHER = 16
 """Files that are on their way at once."""
 
 
-class StoredFolder(Record):
+class _StoredFolder(Record):
     """``stored/NAME.json``: the files of a stored folder."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
@@ -120,7 +120,7 @@ class Storage(ABC):
         at = self._put_files(local, name, files, files.keys() - _LAST) | self._put_files(
             local, name, files, files.keys() & _LAST
         )
-        document = StoredFolder(files=files, at=at).model_dump_json(by_alias=True, indent=1).encode()
+        document = _StoredFolder(files=files, at=at).model_dump_json(by_alias=True, indent=1).encode()
         if not self.create(_list_of(name), document) and not self._same(name, files):
             raise EvidenceError(
                 f"{name} in {self.url} vanished while it was stored.", "a storage that keeps what it has"
@@ -257,12 +257,12 @@ class Storage(ABC):
             "choose another name",
         )
 
-    def _list_file(self, name: str) -> StoredFolder | None:
+    def _list_file(self, name: str) -> _StoredFolder | None:
         content = self.read(_list_of(name))
         if content is None:
             return None
         try:
-            return StoredFolder.model_validate_json(content)
+            return _StoredFolder.model_validate_json(content)
         except ValidationError as error:
             raise EvidenceError(
                 f"{_list_of(name)} in {self.url} is damaged: {error.errors(include_url=False)[0]['msg']}.",
@@ -270,7 +270,7 @@ class Storage(ABC):
                 "store the folder again under another name",
             ) from None
 
-    def _stored(self, name: str) -> StoredFolder:
+    def _stored(self, name: str) -> _StoredFolder:
         _check_name(name)
         stored = self._list_file(name)
         if stored is None:
@@ -281,14 +281,14 @@ class Storage(ABC):
             )
         return stored
 
-    def _read_file(self, name: str, file: str, stored: StoredFolder) -> bytes:
+    def _read_file(self, name: str, file: str, stored: _StoredFolder) -> bytes:
         content = self.read(stored.at.get(file, f"{name}/{file}")) if file in stored.files else None
         if content is None:
             raise EvidenceError(f"{name} in {self.url} has no {file}.", "a file that was stored", "check the name")
         self._check_hash(name, file, hashlib.sha256(content).hexdigest(), stored)
         return content
 
-    def _check_hash(self, name: str, file: str, found: str, stored: StoredFolder) -> None:
+    def _check_hash(self, name: str, file: str, found: str, stored: _StoredFolder) -> None:
         if found != stored.files[file]:
             raise EvidenceError(
                 f"{file} of {name} in {self.url} is not as it was stored.",

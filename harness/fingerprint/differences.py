@@ -539,17 +539,17 @@ def _runs(names: Mapping[str, str]) -> str:
     """Say which layers run what: "layers 7 to 11 run triton, the others flashinfer"."""
     if len(names) <= 1:
         return next(iter(names), "nothing")
-    fewest_first = sorted(names.items(), key=lambda item: len(of_ranges(item[1])))
+    fewest_first = sorted(names.items(), key=lambda item: len(_of_ranges(item[1])))
     *some, (most, _) = fewest_first
     return listed([f"{_layers(layers)} {name}" for name, layers in some]) + f", the others {most}"
 
 
 def _layers(ranges: str) -> str:
     words = listed(ranges.replace("-", " to ").split(", "))
-    return f"layer {words} runs" if len(of_ranges(ranges)) == 1 else f"layers {words} run"
+    return f"layer {words} runs" if len(_of_ranges(ranges)) == 1 else f"layers {words} run"
 
 
-def of_ranges(ranges: str) -> set[int]:
+def _of_ranges(ranges: str) -> set[int]:
     """Read numbers of layers that were written as "0-6, 12"."""
     parts = [part.partition("-") for part in ranges.replace(" ", "").split(",") if part]
     return {number for low, _, high in parts for number in range(int(low), int(high or low) + 1)}

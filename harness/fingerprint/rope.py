@@ -18,7 +18,7 @@ _TOLERANCE = 2.0**-12
 
 
 @dataclass(frozen=True)
-class Rope:
+class _Rope:
     """What a configuration asks of RoPE.
 
     Attributes:
@@ -38,7 +38,7 @@ class Rope:
     layers: str = ""
 
 
-def asked_ropes(config: Mapping[str, Any]) -> list[Rope]:
+def asked_ropes(config: Mapping[str, Any]) -> list[_Rope]:
     """Return what a ``config.json`` asks for, each reading of it; none where it has no base, or a type that is not known here."""
     config = {**config, **(config.get("text_config") or {})}
     given = config.get("rope_parameters") or {}
@@ -52,7 +52,7 @@ def asked_ropes(config: Mapping[str, Any]) -> list[Rope]:
     return [*_readings(config, scaling, "full_attention"), *_readings(config, own, "sliding_attention")]
 
 
-def _readings(config: Mapping[str, Any], given: Mapping[str, Any], layers: str) -> list[Rope]:
+def _readings(config: Mapping[str, Any], given: Mapping[str, Any], layers: str) -> list[_Rope]:
     theta = given.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base")))
     heads = int(config.get("num_attention_heads") or 0)
     head_dim = (
@@ -67,8 +67,8 @@ def _readings(config: Mapping[str, Any], given: Mapping[str, Any], layers: str) 
     most = int(given.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 0)
     plain = _plain(float(theta), dim)
 
-    def rope(frequencies: Sequence[float], scale: float = 1.0) -> Rope:
-        return Rope(kind, float(theta), factor, tuple(frequencies), scale, layers)
+    def rope(frequencies: Sequence[float], scale: float = 1.0) -> _Rope:
+        return _Rope(kind, float(theta), factor, tuple(frequencies), scale, layers)
 
     if kind in PLAIN:
         return [rope(plain)]
@@ -151,19 +151,19 @@ def same_frequencies(left: Sequence[float], right: Sequence[float], tolerance: f
     )
 
 
-def nearest(frequencies: Sequence[float], asked: Sequence[Rope], layers: str = "") -> Rope | None:
+def nearest(frequencies: Sequence[float], asked: Sequence[_Rope], layers: str = "") -> _Rope | None:
     """Return the one of several that frequencies are closest to, of those for a layer type if any is; None for none."""
     fitting = [rope for rope in asked if len(rope.frequencies) == len(frequencies)]
     own = [rope for rope in fitting if layers and rope.layers == layers] or fitting
 
-    def distance(rope: Rope) -> float:
+    def distance(rope: _Rope) -> float:
         return sum(abs(math.log(max(a, 1e-30) / b)) for a, b in zip(frequencies, rope.frequencies, strict=True))
 
     return min(own, key=distance, default=None)
 
 
 def wrong_rope(
-    frequencies: Sequence[float], scale: float, asked: Sequence[Rope], layers: str = "", tolerance: float = _TOLERANCE
+    frequencies: Sequence[float], scale: float, asked: Sequence[_Rope], layers: str = "", tolerance: float = _TOLERANCE
 ) -> str:
     """Say in which way frequencies and scale are not what a configuration asks for; empty if they are, or if it asks for nothing.
 

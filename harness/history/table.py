@@ -193,7 +193,7 @@ class RunTable:
         """Stamps of the runs and cells that have a result, by name."""
         if is_url(self.place) and not self.place.startswith("file://"):
             return dict.fromkeys(self._storage.names(), "")
-        return dict(local_results(Path(self.place.removeprefix("file://")).expanduser()))
+        return dict(_local_results(Path(self.place.removeprefix("file://")).expanduser()))
 
     def _read(self, names: list[str]) -> Iterator[tuple[str, Mapping[str, bytes]]]:
         if is_url(self.place) and not self.place.startswith("file://"):
@@ -210,7 +210,7 @@ def has_cells(root: Path) -> bool:
     return (root / CELLS).is_dir() or (root.is_dir() and any((path / CELLS).is_dir() for path in root.iterdir()))
 
 
-def local_results(root: Path) -> Iterator[tuple[str, str]]:
+def _local_results(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and the stamp of each run in a folder, and of each cell of the sweeps in it, that has a result.
 
     The folder may be a sweep's own.

@@ -22,7 +22,7 @@ from assay.harness.text import did_you_mean
 ALPHA = 0.01
 """Expected share of false alarms among the series of a trend that are said to have moved; where none moved, the rate of any."""
 By = Literal["commit", "date"]
-SHORT = {
+_SHORT = {
     "own-error": (OWN_ERROR,),
     "kl": ("mean-kl-cold", "mean-kl-cached"),
     "accuracy": ("candidate-accuracy",),
@@ -96,14 +96,14 @@ def trend_of(history: RunTable, metric: str, where: str = "", by: By = "date") -
 
     Args:
         history: the runs.
-        metric: id of a metric, or one of `SHORT`.
+        metric: id of a metric, or one of `_SHORT`.
         where: a condition on the columns, as of `RunTable.rows`; empty for all.
         by: what a change is between: two commits, in the order in which they were first run, or two dates of runs.
 
     Raises:
         UsageError: no run has the metric, or `where` is no condition.
     """
-    ids = SHORT.get(metric, (metric,))
+    ids = _SHORT.get(metric, (metric,))
     columns = (
         "run",
         "created",
@@ -133,8 +133,8 @@ def trend_of(history: RunTable, metric: str, where: str = "", by: By = "date") -
         known = sorted({row[8] for row in (history.rows("", columns) if where else rows) if row[8]})
         raise UsageError(
             f"No run{' of these' if where else ''} in {history.place} has the metric {metric}.",
-            f"one of {', '.join(SHORT)}, or one that a run has: {', '.join(known) or 'none has any'}",
-            (metric not in SHORT and did_you_mean(metric, [*SHORT, *known]))
+            f"one of {', '.join(_SHORT)}, or one that a run has: {', '.join(known) or 'none has any'}",
+            (metric not in _SHORT and did_you_mean(metric, [*_SHORT, *known]))
             or "name another one, or look at another place",
         )
     series = [_series(key, _ordered(points, by), by) for key, points in points.items()]
@@ -144,9 +144,9 @@ def trend_of(history: RunTable, metric: str, where: str = "", by: By = "date") -
 
 
 def usual_trends(history: RunTable, where: str = "") -> list[Trend]:
-    """Return the trends of those metrics of `SHORT` that any run has."""
+    """Return the trends of those metrics of `_SHORT` that any run has."""
     there = {name for (name,) in history.rows(where, ["metric"])}
-    return [trend_of(history, short, where) for short, ids in SHORT.items() if there & set(ids)]
+    return [trend_of(history, short, where) for short, ids in _SHORT.items() if there & set(ids)]
 
 
 def _series(key: tuple[str, ...], points: list[Point], by: By) -> Series:

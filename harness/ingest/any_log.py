@@ -23,7 +23,7 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 from assay.harness.tracebacks import Traceback, Tracebacks
 
-LONGEST = 2_000
+_LONGEST = 2_000
 """Characters of a line that are read."""
 _LABEL = 80
 """Most characters of a name."""
@@ -73,9 +73,9 @@ class _Figure(NamedTuple):
         return (*quantity(self.name)[0], *filter(None, [self.task]))
 
 
-def figures(text: str) -> Iterator[_Figure]:
+def _figures(text: str) -> Iterator[_Figure]:
     """Yield the scores, times and rates that a line of prose or ``name: value`` states."""
-    text = " ".join(text[:LONGEST].replace("\t", "  ").replace("  ", " \N{SYMBOL FOR SPACE} ").split())
+    text = " ".join(text[:_LONGEST].replace("\t", "  ").replace("  ", " \N{SYMBOL FOR SPACE} ").split())
     text = text.replace("\N{SYMBOL FOR SPACE} ", "").replace("\N{SYMBOL FOR SPACE}", "")
     if not _HINTS.search(text.lower()):
         return
@@ -130,7 +130,7 @@ class _Tables:
 
     def row(self, text: str) -> tuple[_Figure, ...] | None:
         """Return the figures in a line of a table, which may be none; None if the line belongs to no table."""
-        text = text[:LONGEST].strip()
+        text = text[:_LONGEST].strip()
         if not (text.startswith("|") and text.endswith("|") and len(text) > 1):
             self._before = self._columns = ()
             return None
@@ -250,13 +250,13 @@ class _Statements:
     def line(self, number: int, text: str) -> bool:
         """Read a line; return True if it states anything."""
         self.lines += 1
-        within = self._open.line(number, text[:LONGEST])
+        within = self._open.line(number, text[:_LONGEST])
         row = self._tables.row(text)
-        stated = list(figures(text) if row is None else row)
+        stated = list(_figures(text) if row is None else row)
         for figure in stated:
             self._state(figure, number, text)
         understood = within or bool(stated) or row is not None
-        id = "" if understood else fault(text)
+        id = "" if understood else _fault(text)
         if id:
             self._report(id, number, text)
         self.read += understood or bool(id)
@@ -272,12 +272,12 @@ class _Statements:
         known, lines = self.stated.setdefault(figure.name, ([], CitedLines()))
         if len(known) < KEPT:
             known.append(figure)
-        lines.see(number, text[:LONGEST])
+        lines.see(number, text[:_LONGEST])
 
     def _report(self, id: str, number: int, text: str) -> None:
         key = (id, _message(text))
         if key in self.faults or len(self.faults) < KEPT:
-            self.faults.setdefault(key, CitedLines()).see(number, text[:LONGEST])
+            self.faults.setdefault(key, CitedLines()).see(number, text[:_LONGEST])
 
 
 def _facts(text: _Statements) -> Iterator[Fact]:
@@ -314,7 +314,7 @@ def _findings(text: _Statements) -> Iterator[CitedFinding]:
         cites += [
             _cite(traceback.first, traceback.last, traceback.exception)
             for traceback in text.tracebacks
-            if fault(traceback.exception) == id
+            if _fault(traceback.exception) == id
         ]
         cites.sort(key=lambda cite: cite.first)
         if cites:
@@ -351,9 +351,9 @@ def _cite(first: int, last: int, text: str) -> Excerpt:
     return Excerpt(first=first, last=last, text=one_line(text))
 
 
-def fault(text: str) -> str:
+def _fault(text: str) -> str:
     """Return the id of the fault that a line reports; empty if it reports none."""
-    text = text[:LONGEST]
+    text = text[:_LONGEST]
     lower = text.lower()
     for id, pattern in _COMPILED:
         if pattern.search(lower):
@@ -363,7 +363,7 @@ def fault(text: str) -> str:
 
 def _message(text: str) -> str:
     """Strip a line of its numbers: what two lines that report the same share."""
-    return _DIGIT.sub("0", text[:LONGEST])
+    return _DIGIT.sub("0", text[:_LONGEST])
 
 
 READER = FormatReader("text", "Text of an unknown program", _recognises, _read, _statements)

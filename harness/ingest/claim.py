@@ -63,7 +63,7 @@ class _Claim(NamedTuple):
     unit: Unit | None = None
 
 
-class CheckedClaim(Part):
+class _CheckedClaim(Part):
     """One claim and what the evidence states."""
 
     claim: str
@@ -79,7 +79,7 @@ class CheckedClaims(Part):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     evidence: tuple[str, ...]
-    claims: tuple[CheckedClaim, ...]
+    claims: tuple[_CheckedClaim, ...]
 
     @computed_field(description="0 all confirmed, 1 one is refuted, 3 one is undecided")  # type: ignore[prop-decorator]
     @property
@@ -102,15 +102,15 @@ def verify(evidence: Sequence[Path], says: Sequence[str]) -> CheckedClaims:
         UsageError: no claim was given, there is no such file, or no reader takes it.
         EvidenceError: a report is damaged.
     """
-    claims = [parse(part) for text in says for part in re.split(r"[,;]\s+|\n", text) if part.strip()]
+    claims = [_parse(part) for text in says for part in re.split(r"[,;]\s+|\n", text) if part.strip()]
     if not claims:
         raise UsageError("No claim was given.", 'for example --says "MMLU >= 0.60"', "name what is to be checked")
     stated = [statement for path in evidence for statement in statements_of(path)]
-    checked = tuple(check(claim, stated) for claim in claims)
+    checked = tuple(_check(claim, stated) for claim in claims)
     return CheckedClaims(evidence=tuple(map(str, evidence)), claims=checked)
 
 
-def parse(text: str) -> _Claim:
+def _parse(text: str) -> _Claim:
     """Parse one claim.
 
     "=" allows what rounds to the digits that are given; "~" one unit of the last digit; "~0.60+" is at least that.
@@ -149,7 +149,7 @@ def _of_number(text: str, match: re.Match[str]) -> _Claim:
     return _Claim(text, "number", match["name"].strip(), low, high, strict, number, unit=given)
 
 
-def check(claim: _Claim, stated: Sequence[Statement]) -> CheckedClaim:
+def _check(claim: _Claim, stated: Sequence[Statement]) -> _CheckedClaim:
     """Check a claim against the statements."""
     tests = [statement for statement in stated if statement.kind == "test"]
     if claim.kind == "all tests":
@@ -163,12 +163,12 @@ def check(claim: _Claim, stated: Sequence[Statement]) -> CheckedClaim:
     )
 
 
-def _checked(claim: _Claim, outcome: Outcome, why: str, cites: Iterable[Statement] = ()) -> CheckedClaim:
+def _checked(claim: _Claim, outcome: Outcome, why: str, cites: Iterable[Statement] = ()) -> _CheckedClaim:
     quoted = tuple(one_line(f"{cite.where}: {cite.text}", 300) for cite in list(cites)[:_MAX_CITES])
-    return CheckedClaim(claim=claim.text, outcome=outcome, why=why, cites=quoted)
+    return _CheckedClaim(claim=claim.text, outcome=outcome, why=why, cites=quoted)
 
 
-def _all_tests(claim: _Claim, tests: list[Statement]) -> CheckedClaim:
+def _all_tests(claim: _Claim, tests: list[Statement]) -> _CheckedClaim:
     if not tests:
         return _checked(claim, "undecided", "the evidence has no tests")
     bad = [test for test in tests if test.value in ("failed", "error")]
@@ -182,7 +182,7 @@ def _all_tests(claim: _Claim, tests: list[Statement]) -> CheckedClaim:
     return _checked(claim, "confirmed", f"{len(tests)} tests, and each passed", tests)
 
 
-def _one_test(claim: _Claim, statements: list[Statement], tests: list[Statement]) -> CheckedClaim:
+def _one_test(claim: _Claim, statements: list[Statement], tests: list[Statement]) -> _CheckedClaim:
     if not statements:
         return _checked(claim, "undecided", f"the evidence has no test {claim.name}{_nearest(claim.name, tests)}")
     failed = [item for item in statements if item.value in ("failed", "error")]
@@ -195,7 +195,7 @@ def _one_test(claim: _Claim, statements: list[Statement], tests: list[Statement]
     return _checked(claim, "undecided", "it has no outcome, or was skipped", statements)
 
 
-def _number(claim: _Claim, stated: Sequence[Statement]) -> CheckedClaim:
+def _number(claim: _Claim, stated: Sequence[Statement]) -> _CheckedClaim:
     numbers = [statement for statement in stated if statement.kind == "number" and isinstance(statement.value, float)]
     meant = [number for number in numbers if _means(claim.name, number)]
     if not meant:

@@ -16,7 +16,7 @@ LEVEL = 0.05
 """Level of the test of a score against guessing."""
 
 
-def guessed_share(task: str) -> float | None:
+def _guessed_share(task: str) -> float | None:
     """Return the score that guessing gets on a task, by its name or its longest known beginning (`mmlu_anatomy`);
 
     None if unknown.
@@ -39,7 +39,7 @@ def below_guessing(
         evidence: what else is known.
         cites: the lines that state it.
     """
-    guess = guessed_share(task)
+    guess = _guessed_share(task)
     if guess is None or score >= guess:
         return None
     severity: Severity = "warning"

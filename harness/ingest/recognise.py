@@ -15,7 +15,7 @@ from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
-READERS = (
+_READERS = (
     "results.assay_run", "results.lm_eval", "results.sgl_eval", "results.inspect_ai", "results.simple_evals", "results.serving",
     "results.junit_results", "tensors.reader", "sglang_log.sglang_reader", "trace.mlc_engine", "trace.chrome", "any_log",
 )  # fmt: skip
@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 @cache
 def readers(package: str = "") -> tuple[FormatReader, ...]:
     """Return all readers, or those of a package of readers. They are imported on the first call."""
-    return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in READERS if name.startswith(package))
+    return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in _READERS if name.startswith(package))
 
 
 def reader_of(source: SourceFile, package: str = "") -> FormatReader | None:

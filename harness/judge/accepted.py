@@ -31,7 +31,7 @@ def claim(run: RunEvidence) -> Judged:
     """
     if run.baselines is None:
         return Judged()
-    checks = check_baselines(run.spec.sides, run.spec.policy, run.baselines)
+    checks = _check_baselines(run.spec.sides, run.spec.policy, run.baselines)
     if "candidate" not in run.baselines.used:
         return Judged(checks=checks)
     place = run.folder.baseline("candidate")
@@ -42,13 +42,13 @@ def claim(run: RunEvidence) -> Judged:
     decision = decide_accuracy(prefix, run.accuracy.rule) if prefix.pairs else None
     non_inferior = run.accuracy.outcome.reason == "non-inferior"
     own_errors = own_errors_of(run.folder, "candidate")
-    suite = compare_accepted(
+    suite = _compare_accepted(
         decision, accepted.own_errors, own_errors, run.spec.policy, non_inferior, synthetic=run.spec.workload.synthetic
     )
     return Judged(suite=suite, checks=checks)
 
 
-def compare_accepted(
+def _compare_accepted(
     decision: Decision | None,
     before: Mapping[str, float],
     now: Mapping[str, float],
@@ -117,7 +117,7 @@ def _judge(
         decision: on the answers; None where there were none.
         measured: whether an own error was measured both times.
         grown: whether one grew too far.
-        non_inferior: see `compare_accepted`.
+        non_inferior: see `_compare_accepted`.
     """
     if decision is None:
         return ("regression" if grown else "pass", _GROWTH, None) if measured else ("inconclusive", "", None)
@@ -140,7 +140,7 @@ def _growth_metric(policy: Policy, most: float) -> Metric:
     )
 
 
-def check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status) -> list[Check]:
+def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status) -> list[Check]:
     """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
     checks = [_check_candidate(sides["candidate"].backend, status, policy.baselines)]
     if policy.reference_from == "baseline" or "reference" in status.stale:

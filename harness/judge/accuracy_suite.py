@@ -49,7 +49,7 @@ def claim(run: RunEvidence) -> Judged:
         mismatched = [item for suite in run.compared for item in run.pairings[suite].mismatched]
         asked = _asked(run)
         answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in run.answers if a.repeat == 0}
-        checks.append(check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
+        checks.append(_check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
     if not run.accuracy.pairs:
         return Judged(checks=checks)
     lengths = lengths_of(run.accuracy.prefix.pairs, run.spec.policy)
@@ -100,7 +100,7 @@ def _check_question_plan(seed: int, questions: Questions) -> Check:
     return _PLANNED.check("missing", observed, RUN_AGAIN)
 
 
-def check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
+def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
     """Check that both roles answered every question.
 
     Args:

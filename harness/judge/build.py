@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -25,14 +25,15 @@ from assay.harness.judge import (
     same_servers,
     sensitivity,
 )
+from assay.harness.judge.answer_length_check import LENGTH_RATIO
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.decide import WHOLE, decide, holm_corrected, without_those_of_the_reference
+from assay.harness.judge.decide import BASELINE, WHOLE, decide, holm_corrected, without_those_of_the_reference
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.headline import scope_of, shown_by
 from assay.harness.judge.latency_result import LatencyResult
-from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
+from assay.harness.judge.report import EnvelopeResult, Environment, Report, ServerSummary, SuiteResult
 from assay.harness.reading import reading
 from assay.harness.sides import Role, differing
+from assay.harness.text import one_line
 from assay.harness.verdict import Finding, cause_of
 
 CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
@@ -91,8 +92,8 @@ def _build(folder: RunFolder) -> Report:
         progress.failure,
         cause=cause_of(causes),
         left_out=[suite for suite in WHOLE if suite not in spec.workload.suites],
-        shown=shown_by(suites),
-        scope=scope_of(manifest.model, questions, spec.workload.synthetic, covered, run.claimed),
+        shown=_shown_by(suites),
+        scope=_scope_of(manifest.model, questions, spec.workload.synthetic, covered, run.claimed),
     )
     covers = [f"The verdict covers {covered.sentence}."] if covered and judgement.verdict == "pass" else []
     return Report(
@@ -162,3 +163,45 @@ def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
         startup_s=server.startup_s,
         launch_command=server.launch_command,
     )
+
+
+def _shown_by(suites: Sequence[SuiteResult]) -> str:
+    """Describe how a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
+    for suite in (each for each in suites if each.verdict == "regression"):
+        if suite.id == "accuracy" and len(suite.tallies) == 2 and suite.decided_by != LENGTH_RATIO:
+            before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
+            return f"accuracy {before:.3f} -> {after:.3f}"
+        if suite.deciding_metric and suite.id != BASELINE:
+            return f"{suite.deciding_metric.title} {suite.deciding_metric.text}"
+    return ""
+
+
+def _tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
+    """Return the length that every phase reached."""
+    return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
+
+
+def _scope_of(
+    model: str, questions: int, synthetic: bool, envelope: EnvelopeResult | None, claimed: Sequence[str]
+) -> str:
+    """Describe what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's".
+
+    The tokens are those up to which calls were compared without a gap; with what was served, where that is less.
+
+    Args:
+        model: its name or path.
+        questions: that both roles answered; 0 if none was asked.
+        synthetic: whether they are synthetic.
+        envelope: what the layer diff covers; None without one.
+        claimed: phases that the candidate claims.
+    """
+    reach = [f"{questions:,} {'synthetic ' if synthetic else ''}questions"] if questions else []
+    if envelope and (tokens := _tokens(envelope.reached)):
+        served = _tokens(envelope.served_reached)
+        reach.append(f"up to {tokens:,} tokens")
+        if served < tokens:
+            reach[-1] += f" ({f'{served:,}' if served else 'none'} of them served)"
+    name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
+    others = [phase for phase in ("extend", "decode") if claimed and phase not in claimed]
+    delegated = f"; {' and '.join(others)} is the reference's" if others else ""
+    return f"on the {name} model{': ' if reach else ''}{', '.join(reach)}{delegated}"

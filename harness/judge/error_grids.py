@@ -43,7 +43,7 @@ _DIGITS = 4
 """Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
 
 
-def own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
+def _own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
     """Tabulate the own error of the finest cells, by phase and cached prefix, for those that were observed.
 
     Returns:
@@ -80,7 +80,7 @@ def layers_result(
         not_observed: further sentences on what was not observed.
         against_truth: the rows of `truth_rows`.
     """
-    errors = own_errors(shadow)
+    errors = _own_errors(shadow)
     header = shadow.headers[0]
     layers = sorted({*map(int, shadow.observed("layer"))})
     profile = tuple(depth) or depth_rows(shadow, bounds)
@@ -99,7 +99,7 @@ def layers_result(
         worst=tuple(
             WorstCall(
                 **case.model_dump(exclude={"relative_l1"}),
-                relative_l1=own_error(case.relative_l1),
+                relative_l1=_own_error(case.relative_l1),
                 bound=_bound(bounds, case.layer, case.phase),
             )
             for case in shadow.worst
@@ -126,14 +126,14 @@ def depth_rows(
             comes from the layers before.
         against_truth: own errors against the truth, which count instead of those against the reference where there are any.
     """
-    errors = own_errors(shadow)
+    errors = _own_errors(shadow)
     whole = shadow.table(("layer",)).relative_l1
     rows = []
     for layer in map(int, shadow.observed("layer")):
         own: list[tuple[OwnError, float | None]] = []
         for phase in shadow.observed("phase"):
             worst = np.concatenate([by_layer[layer].ravel() for (p, _), by_layer in errors.items() if p == phase])
-            own.append((own_error(float(_worst(worst))), _bound(bounds, layer, phase)))
+            own.append((_own_error(float(_worst(worst))), _bound(bounds, layer, phase)))
         here = [row for row in against_truth if row.layer == layer]
         own = [(row.own, row.bound) for row in here] or own
         error, bound = max(own, key=lambda pair: excess(*pair))
@@ -142,9 +142,9 @@ def depth_rows(
             DepthRow(
                 layer=layer,
                 own=error,
-                whole=own_error(float(whole[layer])),
-                total=own_error(total),
-                inherited=own_error(inherited),
+                whole=_own_error(float(whole[layer])),
+                total=_own_error(total),
+                inherited=_own_error(inherited),
                 bound=bound,
                 out_of_bounds=any(row.out_of_bounds for row in here) if here else any(starmap(out_of_bounds, own)),
             )
@@ -195,10 +195,10 @@ def _worst_of(measured: MeasuredCells) -> tuple[OwnError, float | None]:
         return None, None
     worst = int(np.argmax(measured.excess))
     bound = float(measured.bound[worst])
-    return own_error(float(measured.observed[worst])), float(f"{bound:.{_DIGITS}g}") if math.isfinite(bound) else None
+    return _own_error(float(measured.observed[worst])), float(f"{bound:.{_DIGITS}g}") if math.isfinite(bound) else None
 
 
-def own_error(value: float) -> OwnError:
+def _own_error(value: float) -> OwnError:
     """Convert an error for JSON, to `_DIGITS` significant digits; NaN is "not observed", infinity "not finite"."""
     if math.isnan(value):
         return None
@@ -228,7 +228,7 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[Er
                 "columns": columns,
                 "row_labels": [str(layer) for layer in range(len(values))],
                 "column_labels": labels,
-                "values": [[own_error(value) for value in row] for row in values.tolist()],
+                "values": [[_own_error(value) for value in row] for row in values.tolist()],
                 "bounds": [_bound(bounds, layer, phase) for layer in range(len(values))],
             }
         )

@@ -42,7 +42,7 @@ def claim(run: RunEvidence) -> Judged:
     return Judged(
         checks=[
             *check_kernel_ran(candidate, run.counts["candidate"], run.counts["reference"]),
-            *check_kernels_executed(candidate, run.kernels, "reference" not in run.measured),
+            *_check_kernels_executed(candidate, run.kernels, "reference" not in run.measured),
             *check_compiled(run.servers, run.counts),
         ]
     )
@@ -114,7 +114,7 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
     return [_COMPILED.met(met, observed, settles)]
 
 
-def check_kernels_executed(
+def _check_kernels_executed(
     server: ServerManifest | None, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool = False
 ) -> list[Check]:
     """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not.

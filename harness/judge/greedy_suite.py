@@ -22,7 +22,7 @@ from assay.harness.verdict import Finding, Verdict
 MIN_PROMPTS = 128
 """Fewer prompts give no pass. With 128 and a margin of 10 %, up to 6 texts apart pass: a candidate of which 2 % are apart passes in
 98.5 % of runs, and one of which 10 % are apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
-FLOOR_FACTOR = 3.0
+_FLOOR_FACTOR = 3.0
 """The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts."""
 _APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
 
@@ -69,12 +69,12 @@ class _Limit:
 
     @property
     def nats(self) -> float:
-        return max(swing_limit(self.declared), FLOOR_FACTOR * self.floor)
+        return max(swing_limit(self.declared), _FLOOR_FACTOR * self.floor)
 
     @property
     def source(self) -> str:
         if self.nats > swing_limit(self.declared):
-            return f"{FLOOR_FACTOR:g} times the floor"
+            return f"{_FLOOR_FACTOR:g} times the floor"
         noise = " and ".join(self.declared)
         return f"What is explained by {f'declared noise {noise}' if noise else 'rounding, since no other noise is declared'}"
 
@@ -95,7 +95,7 @@ def greedy_suite(
 ) -> SuiteResult:
     """Judge if few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
 
-    The limit of "close" is the larger of what the declared noise explains and `FLOOR_FACTOR` times the reference's own floor, which
+    The limit of "close" is the larger of what the declared noise explains and `_FLOOR_FACTOR` times the reference's floor, which
     erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
     than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to the envelope's requests
     are tested apart (`assay.harness.judge.envelope_texts`), with the same limit; the p value is that of both tests, by Bonferroni.
@@ -233,17 +233,17 @@ def _floors(pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[float]:
 def _erratic_words(floors: Sequence[float], erratic: Sequence[float]) -> str:
     return (
         f"asked again, {len(erratic)} of {len(floors)} of its answers changed by up to {max(erratic):.2g} nats, beyond what noise "
-        f"and {FLOOR_FACTOR:g} times their median explain."
+        f"and {_FLOOR_FACTOR:g} times their median explain."
     )
 
 
 def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], list[float]]:
     """Split the floors, in nats, into those of prompts that may set a limit, and those of an erratic reference, which may not.
 
-    Erratic is what exceeds `FLOOR_FACTOR` times the median, which a few answers do not move, and what noise explains; no floor
+    Erratic is what exceeds `_FLOOR_FACTOR` times the median, which a few answers do not move, and what noise explains; no floor
     raises the limit beyond `MAX_SWING`.
     """
-    usual = min(FLOOR_FACTOR * median(floors), MAX_SWING / FLOOR_FACTOR) if floors else 0.0
+    usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
     return [floor for floor in floors if floor <= most], [floor for floor in floors if floor > most]
 

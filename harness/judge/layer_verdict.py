@@ -19,9 +19,9 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, some, two_digits
 from assay.harness.verdict import Finding, Verdict, serious
 
-WORST_CELL, WORST_GAIN, WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
+_WORST_CELL, _WORST_GAIN, _WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
 _WORST_QUERY = "worst-query"
-WORST_CALL, POLICY = "worst-recorded-call", "largest-own-error"
+_WORST_CALL, _POLICY = "worst-recorded-call", "largest-own-error"
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
 _QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
 """Ids of findings that the cells show."""
@@ -80,7 +80,7 @@ def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
         why = f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}."
         return _far_beyond_the_reference(evidence) or ("inconclusive", why, "", None)
     tests = (
-        (against.cells, WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, WORST_GAIN), (against.apart, WORST_APART),
+        (against.cells, _WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, _WORST_GAIN), (against.apart, _WORST_APART),
     )  # fmt: skip
     for measured, metric in tests:
         if measured.flagged.any():
@@ -93,13 +93,13 @@ def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
             why = f"The largest own error is {largest.text}, above {largest.policy}."
             return "regression", why, largest.id, None
     if why := _missing(evidence):
-        return "inconclusive", why, WORST_CELL, None
+        return "inconclusive", why, _WORST_CELL, None
     cells = against.cells
     worst = f"The worst own error is {two_digits(float(cells.excess.max()))}x what noise explains"
     query = f"that of a single query {two_digits(float(against.queries.excess.max(initial=0.0)))}x"
     gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
     why = f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)})."
-    return "pass", why, WORST_CELL, None
+    return "pass", why, _WORST_CELL, None
 
 
 def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
@@ -112,7 +112,7 @@ def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
     reference = max(
         float(measured.excess.max(initial=0.0)) for measured in (against.reference, against.reference_queries)
     )
-    for measured, metric in ((against.cells, WORST_CELL), (against.queries, _WORST_QUERY)):
+    for measured, metric in ((against.cells, _WORST_CELL), (against.queries, _WORST_QUERY)):
         if measured.excess.max(initial=0.0) > _DECADE * reference:
             why = f"{_sentence(metric, measured, evidence.errors)}. The reference is off by {two_digits(reference)}x its own bound."
             return "regression", why, metric, None
@@ -126,10 +126,10 @@ def _judge_replay(replay: ReplayResult) -> _Ruling | None:
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
         why = one_line(wrong[0].sentence, 400)
-        return "regression", why, WORST_CALL if outside else "", None
+        return "regression", why, _WORST_CALL if outside else "", None
     if outside:
         why = f"The own error of a recorded call is {two_digits(replay.worst)}x what noise explains."
-        return "regression", why, WORST_CALL, None
+        return "regression", why, _WORST_CALL, None
     return None
 
 
@@ -166,13 +166,13 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
     against, errors = evidence.against, evidence.errors
     shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
-        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", WORST_CELL, rest, errors))
+        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", _WORST_CELL, rest, errors))
     if (queries := _unnamed(evidence, against.queries)).flagged.any() and not against.cells.flagged.any():
         shown.append(
             _finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", "serious", _WORST_QUERY, queries, errors)
         )
     if against.gains.flagged.any() and not against.cells.flagged.any():  # else the error explains the gain
-        shown.append(_finding(GAIN, "output scaled", "serious", WORST_GAIN, against.gains, errors))
+        shown.append(_finding(GAIN, "output scaled", "serious", _WORST_GAIN, against.gains, errors))
     return [finding.model_copy(update={"reproduce": reproduce}) for finding in shown if finding]
 
 
@@ -192,7 +192,7 @@ def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
 def _wrong_reference(evidence: LayerEvidence) -> Finding | None:
     """Make the finding that the reference is out of its own bounds, which shows nothing about the candidate; None if it is not."""
     against, title = evidence.against, "the reference is not right, so it proves nothing about the candidate"
-    for measured, metric in ((against.reference, WORST_CELL), (against.reference_queries, _WORST_QUERY)):
+    for measured, metric in ((against.reference, _WORST_CELL), (against.reference_queries, _WORST_QUERY)):
         if measured.flagged.any():
             return _finding(WRONG_REFERENCE, title, "warning", metric, measured, evidence.errors, "reference")
     return None
@@ -247,10 +247,10 @@ def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: 
     observed, bound, excess = (float(x[worst]) for x in (measured.observed, measured.bound, measured.excess))
     multiple = f"{two_digits(excess)}x" if np.isfinite(excess) else "beyond"
     what = {
-        WORST_CELL: "the own error is {}, {} what noise explains ({})",
+        _WORST_CELL: "the own error is {}, {} what noise explains ({})",
         _WORST_QUERY: "the own error of a query is {}, {} what noise explains ({})",
-        WORST_GAIN: "the output is scaled by {}, {} what noise explains ({})",
-        WORST_APART: "the outputs differ by {} over all queries, {} what noise explains ({})",
+        _WORST_GAIN: "the output is scaled by {}, {} what noise explains ({})",
+        _WORST_APART: "the outputs differ by {} over all queries, {} what noise explains ({})",
     }[metric].format(percent(observed), multiple, percent(bound))
     if metric == _WORST_QUERY:
         what += f", {_query(measured, worst, errors, role)}"
@@ -297,7 +297,7 @@ def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
     against, replay = evidence.against, evidence.replay
     metrics = [
         _metric(
-            WORST_CELL, "worst own error, cells of the layer diff", against.cells,
+            _WORST_CELL, "worst own error, cells of the layer diff", against.cells,
             "Relative L1 against fp64 on the same inputs, by cell",
         ),
         _metric(
@@ -305,11 +305,11 @@ def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
             "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
         ),
         _metric(
-            WORST_GAIN, "worst gain, heads of the layer diff", against.gains,
+            _WORST_GAIN, "worst gain, heads of the layer diff", against.gains,
             "Slope of the output on the truth, minus 1, by head, layer and phase",
         ),
         _metric(
-            WORST_APART, "worst difference from the reference", against.apart,
+            _WORST_APART, "worst difference from the reference", against.apart,
             "Relative L1 against the reference, by cell, over all queries",
         ),
     ]  # fmt: skip
@@ -327,7 +327,7 @@ def _metric(id_: str, title: str, measured: MeasuredCells, explain: str) -> Metr
 
 def _replayed_metric(replay: ReplayResult) -> Metric:
     return Metric(
-        id=WORST_CALL,
+        id=_WORST_CALL,
         title="worst own error, recorded calls",
         value=replay.worst if np.isfinite(replay.worst) else None,
         text=f"{two_digits(replay.worst)}x its bound",
@@ -346,7 +346,7 @@ def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]
     value = largest if np.isfinite(largest) else None
     return (
         Metric(
-            id=POLICY,
+            id=_POLICY,
             title="largest own error",
             value=value,
             text=NOT_FINITE if value is None else f"{value:.3g}",

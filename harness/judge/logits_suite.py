@@ -74,7 +74,7 @@ def claim(run: RunEvidence) -> Judged:
     """
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
-        comparison = compare_logits(folder.path, policy.alpha, folder.nonce)
+        comparison = _compare_logits(folder.path, policy.alpha, folder.nonce)
         return Judged(suite=judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic))
     if "logits" not in workload.suites:
         return Judged()
@@ -106,7 +106,7 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     )
 
 
-def compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
+def _compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
     """Compare both roles' scorings in a run's folder by condition, with the floor.
 
     Args:

@@ -11,7 +11,7 @@ from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import Check, Requirement, kernel_verdict, serious
 
 _RAN = Requirement("matrix-ran", "the candidate's kernel ran on the op-level matrix")
-SUITE = "matrix"
+_SUITE = "matrix"
 _WORST = "worst-of-matrix"
 
 
@@ -44,7 +44,7 @@ def _suite(record: MatrixRecord) -> SuiteResult:
             )
         )
     return SuiteResult(
-        id=SUITE,
+        id=_SUITE,
         title="Op-level matrix",
         synthetic=True,
         verdict=verdict,

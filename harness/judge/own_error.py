@@ -50,10 +50,10 @@ def claim(run: RunEvidence) -> Judged:
     suites, errors = run.spec.workload.suites, run.errors
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
     checks = [
-        check_cached_prefix(
+        _check_cached_prefix(
             [question.candidate for question in run.accuracy.pairs], None if "accuracy" in suites else errors
         ),
-        check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
+        _check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
     ]
     if errors is None:
         return Judged(checks=checks)
@@ -119,7 +119,7 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[fl
     return free_running_errors(list(zip(reference, candidate, strict=True)), errors.table(("layer",)).relative_l1)
 
 
-def check_layers(
+def _check_layers(
     suites: Sequence[str],
     errors: ShadowErrors | None,
     claimed: Sequence[str],
@@ -176,7 +176,7 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
     return f"{phase}: not layer {ranges(layers)}, head {ranges(heads)}", False
 
 
-def check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
+def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
     """Check that enough of the candidate's questions hit a cached prefix, as the server reports.
 
     Args:

@@ -21,8 +21,8 @@ def claim(run: RunEvidence) -> Judged:
     if not run.compares_servers:
         return Judged()
     check = check_same_servers(run.spec.sides, run.servers, run.argument_differences, "reference" not in run.measured)
-    check = with_fingerprints(check, run.fingerprints)
-    return Judged(checks=[with_common_settings(check, run.folder.read(COMMON_SETTINGS))])
+    check = _with_fingerprints(check, run.fingerprints)
+    return Judged(checks=[_with_common_settings(check, run.folder.read(COMMON_SETTINGS))])
 
 
 def check_same_servers(
@@ -61,7 +61,7 @@ def check_same_servers(
     return _SAME.check("ok", f"{same}; {compared} server arguments agree")
 
 
-def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
+def _with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
     """Decide the check on what the servers really served, too, where both were observed; it never becomes milder.
 
     Where one was not, the check says so.
@@ -100,7 +100,7 @@ def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
     return len(reported) == len(servers) and all(value == reported[0] for value in reported)
 
 
-def with_common_settings(check: Check, common: CommonSettings | None) -> Check:
+def _with_common_settings(check: Check, common: CommonSettings | None) -> Check:
     """Add to the check that both servers had the same flags what they were given so that it could be met.
 
     Args:

@@ -28,7 +28,7 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile
 
 _SLACK_BELOW = 2.0
 """An honest kernel of a finer granularity than its family's may cost this much less than the family's members."""
-GAIN_ROUNDINGS, GAIN_TF32 = 1 / 16, 1.5e-3
+_GAIN_ROUNDINGS, _GAIN_TF32 = 1 / 16, 1.5e-3
 """Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the same with TF32
 operands: cut off, both lose 2^-12 on average. Measured over the honest kernels of `benchmarks/honest_kernels.py`."""
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -172,9 +172,9 @@ def _noise(errors: TruthErrors, honest: Floats) -> Floats:
 def _tolerance(header: ShadowHeader) -> float:
     """Return how much an honest kernel may scale its output however many calls are averaged."""
     if header.dtype == "float32" and header.accumulation == "tf32":
-        return GAIN_TF32
+        return _GAIN_TF32
     coarsest = "float16" if header.accumulation == "fp16" and header.dtype == "float32" else header.dtype
-    return GAIN_ROUNDINGS * _EPS.get(coarsest, _EPS["bfloat16"]) + 4 * _EPS["float32"]
+    return _GAIN_ROUNDINGS * _EPS.get(coarsest, _EPS["bfloat16"]) + 4 * _EPS["float32"]
 
 
 def _gains(errors: TruthErrors, rate: float, tolerance: float) -> MeasuredCells:

@@ -128,7 +128,7 @@ class CallNoise:
         """Compute the bounds of the cells whose own error needs one, float64 [cells, num_q_heads]; `least_error` elsewhere.
 
         Only the cells with an own error above `least_error` are simulated. An own error above the bound of a cell of few queries is
-        compared with that of `_MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `rare_excess` adds to it.
+        compared with that of `_MAX_MEMBERS` too, unless it is obviously wrong (`_OBVIOUS`), and with what `_rare_excess` adds.
         """
         bounds = torch.full_like(own, least_error(self.call.q.dtype))
         needed = (own > bounds).any(1).nonzero().flatten().tolist()
@@ -143,7 +143,7 @@ class CallNoise:
             bounds[few] = torch.maximum(bounds[few], again)
         above = (own > bounds).any(1).nonzero().flatten().tolist()
         if above and (self.family.q is not None or self.family.k is not None):
-            bounds[above] += rare_excess(self.call, self.family, self.cells.only(above))
+            bounds[above] += _rare_excess(self.call, self.family, self.cells.only(above))
         small = [cell for cell in above if float(own[cell].min()) < _MOST_KEY_BY_KEY]
         if small and _may_add_key_by_key(self.call, self.family):
             bounds[small] += _by_cell(
@@ -197,7 +197,7 @@ def noise_on(call: AttentionCall, noise: str, cells: CallCells) -> CallNoise:
     return kept.setdefault((id(call), noise), CallNoise(call, noise, cells, at_once=True))
 
 
-def rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Tensor:
+def _rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Tensor:
     """Compute what a rare draw costs beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads].
 
     Storing Q and K shifts scores, and weights follow exponentially: where two keys are far apart and scores are coarse, a draw of

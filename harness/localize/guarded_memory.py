@@ -108,9 +108,9 @@ class GuardedKernel:
         return self.among(call, {})
 
     def among(self, call: AttentionCall, numbers: Mapping[tuple[str, _Side], Tensor]) -> Tensor | Outputs:
-        """Run the kernel with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `guards_of`."""
+        """Run the kernel with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `_guards_of`."""
         __tracebackhide__ = True
-        inputs = guards_of(call)
+        inputs = _guards_of(call)
         for guarded in inputs:
             for side in _SIDES:
                 if (guarded.name, side) in numbers:
@@ -139,7 +139,7 @@ class GuardedKernel:
         return out
 
 
-def guards_of(call: AttentionCall) -> list[_Guarded]:
+def _guards_of(call: AttentionCall) -> list[_Guarded]:
     """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
     guards = []
     for name in _GUARDED if call.spec.layout != "v in k" else _GUARDED[:2]:
@@ -216,7 +216,7 @@ def _read_outside(kernel: GuardedKernel, call: AttentionCall) -> str:
     if not same_values(usual[: call.rows], tensor_of(kernel(call.clone()))[: call.rows]):
         return ""
     reads: list[tuple[str, str]] = []
-    for guard in guards_of(call):
+    for guard in _guards_of(call):
         for side in _SIDES:
             if heads := _heads(kernel, call, usual, guard, side, 0):
                 far = _farthest(kernel, call, usual, guard, side)

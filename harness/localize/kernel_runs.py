@@ -31,7 +31,7 @@ from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_
 _FIT_ROUNDINGS = 3.0
 """A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
 would be tighter."""
-MAX_QUERIES = 64
+_MAX_QUERIES = 64
 """Most queries of a call that are simulated one by one: those with the largest errors."""
 _AHEAD = 16
 """Calls of which the oracle's output is computed before the kernel's."""
@@ -175,7 +175,7 @@ class CallResult:
         suspects = (excess > 1).any(1).nonzero().flatten()
         if not len(suspects):
             return ()
-        worst = excess[suspects].amax(1).argsort(descending=True)[:MAX_QUERIES]
+        worst = excess[suspects].amax(1).argsort(descending=True)[:_MAX_QUERIES]
         suspects = suspects[worst].sort()[0]
         rows = suspects if self.cells.rows is None else self.cells.rows.cpu()[suspects]
         own, heads = own[suspects], self.own.shape[1]
@@ -298,7 +298,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
         call: the call.
         outputs: [total_q, num_q_heads, head_dim_v], alone or with the log-sum-exps of a kernel that declares them.
         noise: noise family that the kernel declares, as `Declaration.noise`.
-        right: the oracle's output where it is known, as `truth` returns it.
+        right: the oracle's output where it is known, as `_truth` returns it.
 
     Raises:
         AssayError: the output breaks the contract.
@@ -309,7 +309,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
     rows = _compared(call)
-    cells, right = cells_of(call, rows), truth(call) if right is None else right
+    cells, right = cells_of(call, rows), _truth(call) if right is None else right
     if not all_finite(right):
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
@@ -322,7 +322,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
     return CallResult(call, out, cells, merged(off, cells), off, products, squares, limits, lse=lse)
 
 
-def truth(call: AttentionCall) -> Tensor:
+def _truth(call: AttentionCall) -> Tensor:
     """Compute what the oracle gives on the queries of a call that are compared, float64 [rows, num_q_heads, head_dim_v]."""
     return oracle(call, _compared(call))
 
@@ -435,7 +435,7 @@ def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall
     with ThreadPoolExecutor(1) as pool:
         try:
             for call in calls:
-                ahead.extend([pool.submit(truth, later) for later in islice(waiting, _AHEAD - len(ahead))])
+                ahead.extend([pool.submit(_truth, later) for later in islice(waiting, _AHEAD - len(ahead))])
                 yield call, ahead.popleft().result
         finally:  # also if the kernel is clearly wrong, or raised what ends the check
             pool.shutdown(wait=False, cancel_futures=True)

@@ -21,10 +21,10 @@ _LIBRARIES = frozenset(("torch", "triton", "numpy", "contextlib", "functools"))
 
 def raised(error: BaseException) -> str:
     """Describe an exception in words that follow "the kernel": "raised ValueError: no such head (mine.py, line 12, in forward)"."""
-    return f"{RAISED}{type(error).__name__}: {_said(error)[:200]} ({place(error)})"
+    return f"{RAISED}{type(error).__name__}: {_said(error)[:200]} ({_place(error)})"
 
 
-def place(error: BaseException) -> str:
+def _place(error: BaseException) -> str:
     """Return file, line and function of the innermost frame that is the kernel's own.
 
     Its own are the frame that assay called, unless that is a decorator of a library, and those of the same package or folder. The

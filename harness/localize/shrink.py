@@ -24,7 +24,7 @@ _MAX_RUNS = 400
 """Most runs of the kernel while a call is shrunk."""
 _SMALLER_DIMS = (8, 16, 32, 64, 128)
 """Smaller head dims that are tried on a kernel that declares none."""
-MAX_LITERALS = 4096
+_MAX_LITERALS = 4096
 """Most numbers that a test holds as literals: about 90 kB of text."""
 
 
@@ -195,10 +195,10 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
         imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import CallSpec, Mask, assert_correct, call_of"
         return partial(_test, kernel_path, imports, text, excused)
     numbers = sum(t.numel() for t in (call.q, call.k, call.v))
-    if numbers > MAX_LITERALS:
+    if numbers > _MAX_LITERALS:
         raise AssayError(
             f"The kernel fails on this call's own data only, which is {numbers} numbers.",
-            f"at most {MAX_LITERALS} numbers in a test",
+            f"at most {_MAX_LITERALS} numbers in a test",
             "shrink the call first, or keep it in a replay pack",
         )
     tensors = "".join(f"    {name}={_literal(tensor)},\n" for name, tensor in call.tensors.items())

@@ -26,10 +26,10 @@ def does(bug: Bug | None, condition: str) -> str:
         condition: words of the condition under which it shows, as `SequenceCondition.words`; empty for always.
     """
     act = "computes something other than attention" if bug is None else bug.does or f"computes {bug.title}"
-    return f"{act} {when(condition)}".rstrip()
+    return f"{act} {_when(condition)}".rstrip()
 
 
-def when(condition: str) -> str:
+def _when(condition: str) -> str:
     """Describe the condition as a headline does: "once a prefix is cached"; empty for always."""
     return _ONCE.get(condition, f"where {condition}") if condition else ""
 

@@ -63,7 +63,7 @@ roundings of the output's dtype. With the attribute and without it differ by 14 
 _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
 """Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
 
-VLLM = "vllm:"
+_VLLM = "vllm:"
 """Begins the names of vLLM's backends."""
 _IN_WORDS = {"custom_mask": "custom mask of drafts"}
 
@@ -71,7 +71,7 @@ Change = Callable[[AttentionCall], AttentionCall]
 
 
 @dataclass(frozen=True)
-class Attribute:
+class _Attribute:
     """Something that a layer can ask of a backend.
 
     Attributes:
@@ -143,38 +143,38 @@ def _narrow(call: AttentionCall) -> AttentionCall:
 
 
 ATTRIBUTES = (
-    Attribute("softcap", "Gemma 2, Grok", {"softcap": 1.0}, mistaken={"": _plain}),
-    Attribute(
+    _Attribute("softcap", "Gemma 2, Grok", {"softcap": 1.0}, mistaken={"": _plain}),
+    _Attribute(
         "window", "Gemma 2 and 3, gpt-oss, Mistral", {"mask": Mask(window=_WINDOW)},
         mistaken={
             "": _plain, "one key fewer": partial(_with_window, _WINDOW - 1), "one key more": partial(_with_window, _WINDOW + 1),
         },
     ),
-    Attribute("sinks", "gpt-oss", {"sinks": (1.0, 2.0, -1.0, 3.0)}, mistaken={"": _plain}),
-    Attribute("temperature", "Grok", {"temperature": 8}, mistaken={"": _plain}),
-    Attribute(
+    _Attribute("sinks", "gpt-oss", {"sinks": (1.0, 2.0, -1.0, 3.0)}, mistaken={"": _plain}),
+    _Attribute("temperature", "Grok", {"temperature": 8}, mistaken={"": _plain}),
+    _Attribute(
         "KV scales", "checkpoints with an FP8 KV cache", layer=LayerRequest(torch.float8_e4m3fn, (_SCALE, _SCALE)), prepare=_small,
         mistaken={"": partial(_unscaled, True), "stored without scales": partial(_unscaled, False)},
         phases=tuple(PHASES)[1:3], limit=0.3,  # q and the weights may be rounded to FP8 too; without scales it is 0.6 or more
     ),
-    Attribute("not causal", "encoders", {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",)),
-    Attribute(
+    _Attribute("not causal", "encoders", {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",)),
+    _Attribute(
         "cross attention", "Mllama, Whisper", {"mask": Mask(causal=False)}, LayerRequest(cross=True), phases=("prefill", "decode"),
     ),
-    Attribute("chain of drafts", "EAGLE, n-grams", prepare=partial(as_tree, "chain"), phases=("verification",)),
-    Attribute(
+    _Attribute("chain of drafts", "EAGLE, n-grams", prepare=partial(as_tree, "chain"), phases=("verification",)),
+    _Attribute(
         "tree of drafts", "EAGLE with --speculative-eagle-topk", prepare=partial(as_tree, "binary tree"),
         mistaken={"": _without_mask}, phases=("verification",),
     ),
-    Attribute(
+    _Attribute(
         "mla", "DeepSeek, Kimi", prepare=_latent,
         mistaken={"without the dims with RoPE": _without_rope, "scaled for 576 dims": lambda call: call.with_spec(scale=576**-0.5)},
     ),
-    Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
-    Attribute("pages of 16", "--page-size 16", page=16),
-    Attribute("pages of 64", "--page-size 64", page=64),
-    Attribute("bfloat16", "--dtype bfloat16", dtype=torch.bfloat16),
-    Attribute("float32", "--dtype float32", dtype=torch.float32, limit=_ROUNDINGS * _TF32),
+    _Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
+    _Attribute("pages of 16", "--page-size 16", page=16),
+    _Attribute("pages of 64", "--page-size 64", page=64),
+    _Attribute("bfloat16", "--dtype bfloat16", dtype=torch.bfloat16),
+    _Attribute("float32", "--dtype float32", dtype=torch.float32, limit=_ROUNDINGS * _TF32),
 )  # fmt: skip
 
 
@@ -232,14 +232,14 @@ def _work(
     _watcher: Watcher,
     callbacks: Callbacks,
 ) -> BackendResult:
-    return of_backend(backend, attributes, known, callbacks["begin"], callbacks["end"])
+    return _of_backend(backend, attributes, known, callbacks["begin"], callbacks["end"])
 
 
 def _ended(known: Known) -> BackendResult:
     raise ended_early(known.how, "the rest is measured in another one")
 
 
-def of_backend(
+def _of_backend(
     backend: str,
     attributes: Collection[str] | None = None,
     known: Collection[tuple[str, str]] = (),
@@ -255,7 +255,7 @@ def of_backend(
         begin: is called with an attribute and a phase before the backend computes it.
         end: is called with the result.
     """
-    of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{VLLM}CPU_MLA")
+    of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{_VLLM}CPU_MLA")
     possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or not of_latents]
     asked = [attribute for attribute in possible if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
@@ -274,7 +274,7 @@ def of_backend(
     return BackendResult(backend=backend, measured=tuple(measured))
 
 
-def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
+def _measured(backend: str, attribute: _Attribute, phase: str) -> Measured:
     try:
         made = _made(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
     except (KernelRefused, ImportError) as error:
@@ -291,8 +291,8 @@ def _measured(backend: str, attribute: Attribute, phase: str) -> Measured:
 
 def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
     """Make the kernel that a backend is. Raises what `kernel` does."""
-    of_vllm = backend.startswith(VLLM)
-    return vllm.kernel(backend.removeprefix(VLLM)) if of_vllm else kernel(backend)
+    of_vllm = backend.startswith(_VLLM)
+    return vllm.kernel(backend.removeprefix(_VLLM)) if of_vllm else kernel(backend)
 
 
 def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, layer: LayerRequest) -> Tensor:
@@ -315,7 +315,7 @@ def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, laye
 
 def _attempt(
     backend: NativeKernel | vllm.NativeKernel,
-    attribute: Attribute,
+    attribute: _Attribute,
     phase: str,
     lens: list[tuple[int, int]],
     heads: tuple[int, int],
@@ -341,7 +341,7 @@ def _attempt(
     return measured(state="wrong", says="neither with nor without it", error=error)
 
 
-def _call(attribute: Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]) -> AttentionCall:
+def _call(attribute: _Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]) -> AttentionCall:
     call = attribute.prepare(call_of(lens, heads, _HEAD_DIM, attribute.dtype, default_device()))
     spec = dict(attribute.spec)
     if "sinks" in spec:
@@ -379,7 +379,7 @@ _WORDS = {
 """Words of which an error has one that refuses an attribute."""
 
 
-def _names(error: Exception, attribute: Attribute) -> bool:
+def _names(error: Exception, attribute: _Attribute) -> bool:
     """Return True if an error is a refusal of the attribute: an error on purpose that names it.
 
     A `TypeError` for an argument that a function does not have names it too, and is no refusal.
@@ -388,7 +388,7 @@ def _names(error: Exception, attribute: Attribute) -> bool:
     return on_purpose and any(word in str(error).lower() for word in _WORDS[attribute.name])
 
 
-def _smallest(backend: NativeKernel | vllm.NativeKernel, attribute: Attribute, measured: Measured) -> str:
+def _smallest(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, measured: Measured) -> str:
     """Write a test of the smallest call in which a backend does the same."""
     for lens in [*_SMALL[measured.phase], PHASES[measured.phase]]:
         heads = (1, 1) if len(lens) == 1 else _HEADS

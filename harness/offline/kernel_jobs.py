@@ -50,7 +50,7 @@ def main() -> None:
         os.write(descriptor, f"{line}\n".encode())
 
     candidate = Backend.parse(jobs.candidate)
-    kernel = watched(jobs.candidate, candidate.kernel(), note)
+    kernel = _watched(jobs.candidate, candidate.kernel(), note)
     note("")  # it is loaded
     if jobs.first:
         note(FIRST + one_line(_failing_first(jobs.first, kernel), 1_000))
@@ -68,7 +68,7 @@ def main() -> None:
         note(MATRIX + record.model_dump_json())
 
 
-def watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
+def _watched(name: str, kernel: Kernel, note: Callable[[str], None]) -> Kernel:
     """Wrap the kernel to note each call before it, and after it; on a GPU, once it has computed the call."""
 
     def forward(call: AttentionCall) -> Tensor:

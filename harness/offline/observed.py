@@ -51,7 +51,7 @@ else:
 
 READ_OUT_S = 30.0
 """Most seconds that reading a wrong kernel takes, unless the user says otherwise."""
-PICTURE_CALLS, PICTURE_S = 300, 10.0
+PICTURE_CALLS, _PICTURE_S = 300, 10.0
 """Budget of reading one call for its picture."""
 _MAX_WEIGHTS = 2**25
 """Most weights of a call that are read at once: 256 MB."""
@@ -73,7 +73,7 @@ _ROW_SPREAD = 3.0
 
 
 @dataclass(frozen=True)
-class Observed:
+class _Observed:
     """The result of reading a kernel.
 
     Attributes:
@@ -119,7 +119,7 @@ class Reader:
         declared: Declaration,
         results: Sequence[CallResult],
         recorded: bool = False,
-    ) -> Observed:
+    ) -> _Observed:
         """Read a kernel whose findings want it, on calls that are made for it.
 
         Args:
@@ -132,11 +132,11 @@ class Reader:
         """
         plain = [result for result in results if not result.call.features]
         if len(plain) < len(results) and not any(result.fails for result in plain) and self.wants(findings, results):
-            return Observed(
+            return _Observed(
                 tuple(with_evidence(findings, "only calls that ask for a feature are wrong, and those are not read"))
             )
         if not self.wants(findings, plain):
-            return Observed(tuple(findings))
+            return _Observed(tuple(findings))
         results = plain
         reading = self._read(kernel, declared, results)
         if isinstance(reading, str):
@@ -147,7 +147,7 @@ class Reader:
             reading = _tried(reading, results)
             named = with_operator(findings, reading)
         else:
-            seen = held(reading, _smallest(results))
+            seen = _held(reading, _smallest(results))
             outputs = f"{seen.explained:,} of {seen.wrong:,} wrong outputs of the recorded calls"
             if seen.share >= _HELD_SHARE:
                 named = with_evidence(with_operator(findings, _tried(reading, results)), f"it gives {outputs}")
@@ -156,14 +156,14 @@ class Reader:
                 named = with_evidence(findings, other)
         if serious(named)[0].picture is None:
             named = _with_picture(named, kernel, declared, results)
-        return Observed(tuple(named), _light(reading))
+        return _Observed(tuple(named), _light(reading))
 
     def observe_outputs(
         self,
         findings: Sequence[Finding],
         results: Sequence[CallResult],
         others: Iterable[tuple[AttentionCall, Tensor]] = (),
-    ) -> Observed:
+    ) -> _Observed:
         """Read a backend that cannot be asked, and is wrong on recorded calls, from their outputs.
 
         Args:
@@ -173,24 +173,24 @@ class Reader:
         """
         results = [result for result in results if not result.call.features]
         if not (_READS and self.seconds > 0 and results and serious(findings)):
-            return Observed(tuple(findings))
+            return _Observed(tuple(findings))
         calls = _recorded_outputs(results, others)
         try:
             read, picture = read_recorded(calls, self.seconds)
         except Exception as error:  # as in `read_kernel`
-            return Observed(
+            return _Observed(
                 tuple(with_evidence(findings, f"nothing was read: {type(error).__name__}: {str(error)[:200]}"))
             )
         named = with_operator(findings, read)
         shown = with_evidence(named, picture=picture or serious(named)[0].picture)
-        return Observed(tuple(shown), _light(read))
+        return _Observed(tuple(shown), _light(read))
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
         reading = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
         if isinstance(reading, str) or not said(reading):
             return ""
-        return said(reading) if held(reading, [result]).share >= _HELD_SHARE else ""
+        return said(reading) if _held(reading, [result]).share >= _HELD_SHARE else ""
 
     def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
         """Read a kernel in a dtype in which it is wrong, on the device of its calls; or return why there is no read-out."""
@@ -253,12 +253,12 @@ def _tried(reading: ReadOut, results: Sequence[CallResult]) -> ReadOut:
     failing = [result for result in known if result.fails]
     kinds = {_unspoken(result.call) for result in failing}
     passing = [result for result in known if not result.fails and _unspoken(result.call) in kinds]
-    seen = held(reading, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
+    seen = _held(reading, [*failing, *passing[:: max(1, len(passing) // _PASSING)]])
     if not seen.wrong:
         return replace(reading, unsure=True)
     if seen.exact:
         others = [result for result in known if not result.fails and _unspoken(result.call) not in kinds]
-        apart = held(reading, others[:: max(1, len(others) // _PASSING)]) if reading.exact else seen
+        apart = _held(reading, others[:: max(1, len(others) // _PASSING)]) if reading.exact else seen
         return replace(reading, whole=reading.exact and not apart.false)
     if seen.share < reading.share:
         return replace(reading, all=seen)
@@ -280,7 +280,7 @@ def _remembers(reading: ReadOut, call: AttentionCall) -> bool:
     return not np.array_equal(reading.operator.outputs(first), reading.operator.outputs(later), equal_nan=True)
 
 
-def held(reading: ReadOut, results: Sequence[CallResult]) -> Agreement:
+def _held(reading: ReadOut, results: Sequence[CallResult]) -> Agreement:
     """Test an operator on the calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
 
     Args:
@@ -319,10 +319,10 @@ def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
     )
 
 
-def picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
+def _picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
     """Draw the picture of a failing call, read off the kernel now; or return why there is none."""
     call = result.call
-    ask = Prober(GuardedKernel(kernel), PICTURE_CALLS, time.monotonic() + PICTURE_S, str(call.q.device))
+    ask = Prober(GuardedKernel(kernel), PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
     out = ask(call)
     if out is None:
         return f"asked again, the kernel does not answer {describe(call)}"
@@ -360,7 +360,7 @@ def _with_picture(
         return list(findings)
     try:
         with few_threads([smallest.call]):
-            picture = picture_on(kernel, declared, smallest)
+            picture = _picture_on(kernel, declared, smallest)
     except Exception as error:  # as in `read_kernel`
         picture = f"the call could not be read: {type(error).__name__}: {str(error)[:200]}"
     return with_evidence(findings, picture) if isinstance(picture, str) else with_evidence(findings, picture=picture)

@@ -288,7 +288,7 @@ def _result(
         recorded=len(examined.recorded),
         with_prefix=sum(has_cached_prefix(record.served_prefixes) for record in examined.chosen),
         worst=max((result.worst for result in run.results), default=0.0),
-        bounds=tuple(bounds_of(run.results)),
+        bounds=tuple(_bounds_of(run.results)),
         findings=tuple(findings),
         not_tested=tuple(not_tested),
         first_finding_s=first_finding_s,
@@ -312,7 +312,7 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
     return chosen + [record for record in recorded if record.entry.chosen == "worst" and id(record) not in known]
 
 
-def bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
+def _bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
     """Compute the largest bound of each layer and phase, and the largest own error as a multiple of its bound."""
     groups: dict[tuple[int, str], list[CallResult]] = {}
     for result in results:

@@ -10,7 +10,7 @@ from assay.harness.attention.call import AttentionCall
 
 
 @dataclass(frozen=True)
-class Work:
+class _Work:
     """The work of a correct kernel on a call.
 
     Attributes:
@@ -29,14 +29,14 @@ class Work:
         return self.qk_flops + self.pv_flops
 
 
-def work_of(call: AttentionCall) -> Work:
+def work_of(call: AttentionCall) -> _Work:
     """Count the work of a call under the correct mask."""
     heads = call.q.shape[1]
     spans = (call.spec.mask.span(np.arange(q), q, k) for q, k in zip(call.lens_q, call.lens_k, strict=True))
     pairs = sum(int((stop - first).clip(0).sum()) for first, stop in spans)
     out = call.q.shape[0] * heads * call.v.shape[2] * call.q.element_size()
     size = sum(t.numel() * t.element_size() for t in (call.q, call.k, call.v)) + out
-    return Work(2 * pairs * heads * call.q.shape[2], 2 * pairs * heads * call.v.shape[2], size)
+    return _Work(2 * pairs * heads * call.q.shape[2], 2 * pairs * heads * call.v.shape[2], size)
 
 
 _LIMITS: dict[str, tuple[dict[str, float], float]] = {

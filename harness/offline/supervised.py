@@ -24,7 +24,7 @@ _CALLBACKS = ("before_reading", "progress", "on_first")
 """Parameters that are functions of whoever asks for a check: they are called in its process, not in that of the kernel."""
 
 
-def bound(function: Callable[..., T], *positional: Any, **named: Any) -> Work[T]:
+def _bound(function: Callable[..., T], *positional: Any, **named: Any) -> Work[T]:
     """Make work of a function that takes a `watcher`, with its arguments. It can be pickled if they can."""
     return functools.partial(_do, functools.partial(function, *positional, **named))
 
@@ -48,7 +48,7 @@ def _in_own_process_of(ended: Callable[[Known], T]) -> Callable[[Callable[P, T]]
             callbacks: Any = {name: kwargs[name] for name in _CALLBACKS if name in kwargs}
             named = {name: value for name, value in kwargs.items() if name not in callbacks}
             shared = [*filter(callable, args), named.get("kernel"), *cases]
-            return in_own_process(bound(function, *args, **named), ended, shared=shared, callbacks=callbacks)
+            return in_own_process(_bound(function, *args, **named), ended, shared=shared, callbacks=callbacks)
 
         return apart
 
@@ -89,7 +89,7 @@ def check_and_read(kernel: str | Kernel, case: Case, again: str, reader: Reader)
     Returns:
         The result, and the reader with what it has read.
     """
-    work = bound(_check_and_read, kernel, case, again, reader)
+    work = _bound(_check_and_read, kernel, case, again, reader)
     shared = (kernel, named(kernel)[1], case)
     return in_own_process(work, lambda known: (_of_check(known), reader), shared=shared)
 

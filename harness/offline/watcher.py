@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-COPY_S = 2.0
+_COPY_S = 2.0
 """Seconds that a call waits for a copy of its process to return too."""
 _forks = [0]
 """How often this process has called `os.fork`."""
 os.register_at_fork(after_in_parent=lambda: _forks.__setitem__(0, _forks[0] + 1))
 
 
-class CopiedError(Exception):
+class _CopiedError(Exception):
     """A kernel forked its process, and a call returned in the copy too."""
 
 
@@ -60,15 +60,15 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
     """Wrap the kernel to report each call to the watcher; on a GPU, a call ends once it is computed.
 
     A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. That
-    call raises `CopiedError` then, and so does each further one, which the kernel does not get. Where the kernel forks with
-    `os.fork`, its call waits for the copy up to `COPY_S`, once: what else is forked does not return from the call.
+    call raises `_CopiedError` then, and so does each further one, which the kernel does not get. Where the kernel forks with
+    `os.fork`, its call waits for the copy up to `_COPY_S`, once: what else is forked does not return from the call.
     """
     process, copied = os.getpid(), mmap.mmap(-1, 1)  # memory that copies of the process share
     waited = False
 
     def refuse_copied() -> None:
         if copied[0]:
-            raise CopiedError("it forked its process, and its call returned in the copy too")
+            raise _CopiedError("it forked its process, and its call returned in the copy too")
 
     def forward(call: AttentionCall) -> Tensor | Outputs:
         nonlocal waited
@@ -88,7 +88,7 @@ def watched(kernel: Kernel, watcher: Watcher) -> Kernel:
                 os._exit(0)
             watcher("ends")
             if _forks[0] > forks and not waited:
-                waited, end = True, time.monotonic() + COPY_S
+                waited, end = True, time.monotonic() + _COPY_S
                 while not copied[0] and time.monotonic() < end:
                     time.sleep(0.01)
             refuse_copied()

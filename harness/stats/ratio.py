@@ -154,7 +154,7 @@ def _beyond(n: int, tail: float) -> int:
     return int(np.searchsorted(np.cumsum(counts) / counts.sum(), tail, side="right")) - 1
 
 
-def p_at_most(logs: Sequence[float], bound: float) -> float:
+def _p_at_most(logs: Sequence[float], bound: float) -> float:
     """Compute the one-sided p value of "the ratio is at most ``bound``": small where the ratio is clearly above it.
 
     The larger of two p values: Wilcoxon's signed-rank test, which assumes no distribution but ignores dependence; and, where
@@ -210,7 +210,7 @@ def decide_ratios(
     """Decide on all ratios of a run together.
 
     - *regression*: the entire interval is above the bound and farther from 1 than both ends of the reference's own interval (see
-      `extent`); the reference against itself is not also above the bound; and the p value of "at most the bound" is below
+      `_extent`); the reference against itself is not also above the bound; and the p value of "at most the bound" is below
       ``alpha`` after Holm's correction for the number of ratios (one of many is always the largest). So a machine too busy to time
       anything raises no false alarm.
     - *pass*: the entire interval is below the bound. A run passes only if all its ratios do, which needs no correction.
@@ -226,7 +226,7 @@ def decide_ratios(
     """
     if bound < 1:
         raise ValueError(f"a bound of {bound} fails the reference against itself")
-    corrected = holm([p_at_most(logs, bound) for logs, _ in measured])
+    corrected = holm([_p_at_most(logs, bound) for logs, _ in measured])
     return [
         _decide(ratio_of(logs, alpha), ratio_of(floor, alpha), p, bound, alpha)
         for (logs, floor), p in zip(measured, corrected, strict=True)
@@ -243,7 +243,7 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
         needed = MIN_RATIOS * max(1, ratio.n // max(1, floor.n))
     elif high < bound:
         verdict, why = "pass", f"{text}: below the bound of {bound:g}."
-    elif low > bound and (low <= extent(floor) or floor.interval.low > bound):
+    elif low > bound and (low <= _extent(floor) or floor.interval.low > bound):
         why = (
             f"{text}: above the bound of {bound:g}, but the reference against itself measures {floor.value:.3f} "
             f"({floor.interval.low:.3f} to {floor.interval.high:.3f}): too noisy to call. To resolve: a quieter machine or more "
@@ -252,7 +252,7 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
     elif low > bound and p < alpha:
         verdict, why = "regression", f"{text}: above the bound of {bound:g}."
     else:
-        needed = ratios_needed(ratio, bound)
+        needed = _ratios_needed(ratio, bound)
         resolve = f"to resolve: about {needed} ratios" if needed else "no practical number of ratios would resolve this"
         beyond = "above" if low > bound else "not clear of"
         corrected = f", but not significant among all ratios (p = {p:.2g})" if low > bound else ""
@@ -263,7 +263,7 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
     return RatioDecision(verdict, why, ratio, floor, p, needed)
 
 
-def extent(floor: Ratio) -> float:
+def _extent(floor: Ratio) -> float:
     """Return how far from 1 a true ratio of 1 may be measured, by its interval, as a factor of at least 1.
 
     A busy machine slows one server's processes down for seconds at a time: its blocks agree with each other, and no interval shows
@@ -273,7 +273,7 @@ def extent(floor: Ratio) -> float:
     return max(high, 1 / low if low else math.inf)
 
 
-def ratios_needed(ratio: Ratio, bound: float) -> int | None:
+def _ratios_needed(ratio: Ratio, bound: float) -> int | None:
     """Estimate with how many ratios the interval would clear the bound, if it shrinks with the square root of their number.
 
     Returns:

@@ -10,12 +10,14 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from assay.harness.collect.machine import installed_packages
+from assay.harness.engines import guardian
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.cell import FILE, LOG, OUT, RESULT, CellRecord, read_cell, write_cell
@@ -23,13 +25,12 @@ from assay.harness.evidence.certificate import installed_version, source_hash
 from assay.harness.files import timestamp
 from assay.harness.sweep.executor import Workplace
 from assay.harness.sweep.spec import Limits
-from assay.harness.sweep.watch import Watch
 from assay.harness.text import how_ended, one_line
 from assay.harness.verdict import Verdict, exit_code_of
 
 PACK = "pack"
 """Name of the input that is a replay pack, and of the folder into which a cell records one."""
-COMMIT = "commit"
+_COMMIT = "commit"
 """Entry of a cell's environment that says where it was run, and does not decide what it finds."""
 _LOG_KEPT = 1_000_000
 """Bytes of the log of a cell that took too much."""
@@ -39,9 +40,14 @@ _RESUMES = ("run", "certify")
 _KEEPS = (*_RESUMES, "bench")
 """Commands with a folder of evidence, given with ``--out``."""
 _VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+PROCESSES = 2048
+"""Most processes of a cell at a time. Servers have dozens, and a kernel on its own has its own limit, of 256."""
+_GB = 10**9
+_EXPENSIVE_S = 1.0
+"""Seconds between two looks at what takes the longest to find out: memory and files."""
 
 
-class Cancelled(Exception):
+class _Cancelled(Exception):
     """The cell was to end early. It has no verdict, and what it has measured is kept."""
 
 
@@ -81,7 +87,7 @@ class CellWork:
             process.stop()
         if excess:
             _discard(place.folder)
-        versions = environment() | ({COMMIT: self.commit} if self.commit else {})
+        versions = environment() | ({_COMMIT: self.commit} if self.commit else {})
         verdict, headline, problem = self._outcome(place.folder, process, excess)
         record = CellRecord(
             key=self.key, command=self.command, axes=dict(self.axes), verdict=verdict, headline=headline, problem=problem,
@@ -111,10 +117,10 @@ class CellWork:
 
     def _wait(self, process: ServerProcess, place: Workplace) -> str:
         """Wait until the command has ended, or takes too much: what of, in words."""
-        watch, told = Watch(self.limits, process, place.folder), ""
+        watch, told = _Watch(self.limits, process, place.folder), ""
         while process.exit_status is None:
             if place.cancelled.wait(_POLL_S):
-                raise Cancelled
+                raise _Cancelled
             if excess := watch.excess():
                 return excess
             if (line := process.last_step()) != told:
@@ -199,3 +205,62 @@ def _result(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return result if isinstance(result, dict) else {}
+
+
+class _Watch:
+    """Watches one running cell.
+
+    Args:
+        limits: of the cell.
+        process: its process.
+        folder: its folder.
+    """
+
+    def __init__(self, limits: Limits, process: ServerProcess, folder: Path) -> None:
+        self._limits, self._process, self._folder = limits, process, folder
+        self._begun = self._looked = time.monotonic()
+
+    def excess(self) -> str:
+        """Return in words what the cell takes too much of; empty for nothing."""
+        now, limits = time.monotonic(), self._limits
+        if now - self._begun > limits.minutes * 60:
+            return f"it did not end within {limits.minutes:g} min"
+        if now - self._looked < _EXPENSIVE_S:
+            return ""
+        self._looked = now
+        family = guardian.descendants(self._process.pid)
+        if len(family) > PROCESSES:
+            return f"it started more than {PROCESSES} processes"
+        if limits.memory_gb and _memory(family, limits.memory_gb * _GB) > limits.memory_gb * _GB:
+            return f"its processes took more than {limits.memory_gb:g} GB of memory"
+        if _size(self._folder) + _size(self._process.scratch) > limits.disk_gb * _GB:
+            return f"its files took more than {limits.disk_gb:g} GB"
+        return ""
+
+
+def _memory(family: list[int], most: float) -> float:
+    """Return the bytes of memory that processes take together.
+
+    What they share counts once for each of them, unless that would be more than `most`: the exact count is expensive.
+    """
+    resident = sum(_counted(pid, "status", "VmRSS:") for pid in family)
+    return sum(_counted(pid, "smaps_rollup", "Pss:") for pid in family) if resident > most else resident
+
+
+def _counted(pid: int, file: str, name: str) -> float:
+    """Read a number of kB from a file of a process; 0 if it has ended."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of the files in a folder and below."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(root, name)).st_size
+    return total

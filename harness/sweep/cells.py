@@ -94,7 +94,7 @@ def plan(spec: SweepSpec, options: Mapping[str, Options], identify: Identify) ->
     """
     stages: tuple[str, ...] = spec.stages
     records = len(stages) > 1 and "replay" in stages
-    check_names(spec, options)
+    _check_names(spec, options)
     cells: dict[str, SweepCell] = {}
     combinations = []
     for axes in _product(spec):
@@ -103,12 +103,12 @@ def plan(spec: SweepSpec, options: Mapping[str, Options], identify: Identify) ->
         made = [_cell(stage, given, axes, options, identify, pack if stage == "replay" else None) for stage in stages]
         for cell in [*([pack] if pack else []), *made]:
             cells.setdefault(cell.key, cell)
-        combinations.append(Combination(shown(axes), tuple(cells[cell.key] for cell in made)))
+        combinations.append(Combination(_shown(axes), tuple(cells[cell.key] for cell in made)))
     ordered = sorted(cells.values(), key=lambda cell: [_RECORD, *stages].index(cell.command[0]))
     return SweepPlan(tuple(combinations), {cell.key: cell for cell in ordered})
 
 
-def check_names(spec: SweepSpec, options: Mapping[str, Options]) -> None:
+def _check_names(spec: SweepSpec, options: Mapping[str, Options]) -> None:
     """Refuse names that are options of none of a sweep's commands.
 
     Raises:
@@ -136,7 +136,7 @@ def check_names(spec: SweepSpec, options: Mapping[str, Options]) -> None:
                 )
 
 
-def shown(axes: Axes) -> dict[str, str]:
+def _shown(axes: Axes) -> dict[str, str]:
     """Spell the values of axes as text."""
     return {name: _text(value) for name, value in axes.items()}
 
@@ -160,26 +160,26 @@ def _cell(
     """Make the cell of a stage: it takes those of the values that are options of its command."""
     taken = {name: given[name] for name in options[stage] if name in given}
     if stage in ("check", "replay") and "candidate" in taken:
-        taken["candidate"] = without_server(_text(taken["candidate"]))
+        taken["candidate"] = _without_server(_text(taken["candidate"]))
     accelerator = _text(given.get(DEVICE_AXIS, ""))
-    command = (*stage.split(), *words(taken, options[stage]))
+    command = (*stage.split(), *_words(taken, options[stage]))
     decided = {"command": command, "pack": pack.key if pack else "", **identify(taken, accelerator)}
     key = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]
     own = {name: value for name, value in axes.items() if name in options[stage] or name == DEVICE_AXIS}
     if stage == _RECORD:
         own.pop("candidate", None)
     of_pack = pack.axes if pack else {}
-    return SweepCell(key, command, {**of_pack, **shown(own)}, accelerator, pack.key if pack else "")
+    return SweepCell(key, command, {**of_pack, **_shown(own)}, accelerator, pack.key if pack else "")
 
 
-def without_server(candidate: str) -> str:
+def _without_server(candidate: str) -> str:
     """Return the name by which a candidate is called without a server: that of an engine's own backend begins with the engine."""
     return (
         f"{Side.model_fields['engine'].default}:{candidate}" if Backend.parse(candidate).kind == "native" else candidate
     )
 
 
-def words(taken: Axes, options: Options) -> list[str]:
+def _words(taken: Axes, options: Options) -> list[str]:
     """Return values as words of a command line: flags first, then arguments in their order."""
     flags: list[str] = []
     for name, value in taken.items():

@@ -32,7 +32,7 @@ def identify(runtime_env: Mapping[str, Any], device: str) -> Callable[[Mapping[s
         device: kind of device, for cells that name none.
     """
     here = json.dumps([environment(), {**runtime_env}], sort_keys=True, default=str)
-    files, code = cache(file_identity), cache(code_identity)
+    files, code = cache(_file_identity), cache(_code_identity)
 
     def of(taken: Mapping[str, Value], accelerator: str) -> dict[str, str]:
         decisive = {"environment": here, "device": accelerator or device}
@@ -43,14 +43,14 @@ def identify(runtime_env: Mapping[str, Any], device: str) -> Callable[[Mapping[s
     return of
 
 
-def code_identity(name: str) -> str:
+def _code_identity(name: str) -> str:
     """Hash the code of a backend: its source files and the packages that they import; empty for what is no kernel."""
     if not Backend.parse(name).is_kernel:
         return ""
     return _hash(json.dumps(source_hashes(name), sort_keys=True))
 
 
-def file_identity(path: Path) -> str:
+def _file_identity(path: Path) -> str:
     """Hash a file, or all files of a folder; empty if there is nothing at the path."""
     path = path.expanduser()
     files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []

@@ -31,7 +31,7 @@ from assay.harness.text import one_line
 Say = Callable[[str, str], None]
 LOCAL = "local"
 """The address with which Ray is started on this machine for as long as the executor exists, even beside another one."""
-ATTEMPTS = 8
+_ATTEMPTS = 8
 """Times that a task is started before its lost workers count as its own doing: more than preemption explains."""
 IN_FLIGHT = 512
 """Most tasks that Ray is given at a time: enough to keep a large cluster busy, and for its autoscaler to see what waits."""
@@ -284,7 +284,7 @@ class OnRay:
 
         its_own = isinstance(error, ray.exceptions.RayTaskError | ray.exceptions.RuntimeEnvSetupError)
         why = one_line(str(error).strip().splitlines()[-1] if its_own else type(error).__name__, 300)
-        if its_own or given.number >= ATTEMPTS:
+        if its_own or given.number >= _ATTEMPTS:
             lost = f"Its workers were lost {given.number} times: {why}"
             problem = f"It cannot run on a worker: {why}" if its_own else lost
             failure = EngineError(problem, "a worker that has the environment and lasts", "see the logs of Ray")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from assay.harness.evidence.cell import CellRecord
 from assay.harness.schema import RULE, Part
-from assay.harness.sweep.cells import Combination, SweepCell
-from assay.harness.text import counted
-from assay.harness.verdict import WORST_FIRST, Decided, Verdict
+from assay.harness.verdict import Decided, Verdict
 
 SCHEMA: Literal["assay.sweep/1"] = "assay.sweep/1"
 STOPS: tuple[Verdict, ...] = ("regression", "error")
@@ -64,50 +59,3 @@ class SweepResult(Decided):
     cells: tuple[SweptCell, ...]
     combinations: tuple[SweptCombination, ...]
     ended_early: str = Field("", description="why cells were left out; empty if none was")
-
-    def of_verdict(self, verdict: Verdict | None) -> list[SweptCell]:
-        """List the cells with a verdict, or those that did not run."""
-        return [cell for cell in self.cells if cell.verdict == verdict]
-
-
-def swept(cell: SweepCell, record: CellRecord | None, problem: str = "", earlier: bool = False) -> SweptCell:
-    """Describe what became of a cell; without a record it did not run, or failed before it could leave one."""
-    if record is None:
-        return SweptCell(key=cell.key, command=cell.command, axes=dict(cell.axes), verdict=None, problem=problem)
-    return SweptCell(
-        key=cell.key, command=cell.command, axes=dict(cell.axes), verdict=record.verdict, headline=record.headline,
-        problem=record.problem, seconds=record.seconds, attempts=record.attempts, worker=record.worker,
-        environment=record.environment, earlier=earlier,
-    )  # fmt: skip
-
-
-def traced(combination: Combination, verdicts: Mapping[str, Verdict | None]) -> SweptCombination:
-    """Describe how far a combination came.
-
-    Args:
-        combination: the combination.
-        verdicts: by key of a cell; a cell that did not run has none.
-    """
-    reached, stopped = {}, ""
-    for cell in combination.cells:
-        if verdicts.get(cell.key) is None:
-            break
-        reached[cell.command[0]] = cell.key
-        if verdicts[cell.key] in STOPS:
-            stopped = cell.command[0]
-            break
-    return SweptCombination(axes=dict(combination.axes), cells=reached, stopped=stopped)
-
-
-def worst(cells: Sequence[SweptCell]) -> Verdict:
-    """Return the verdict of a sweep: the worst of its cells'. One that did not run is undecided."""
-    verdicts = {cell.verdict or "inconclusive" for cell in cells}
-    return next((verdict for verdict in WORST_FIRST if verdict in verdicts), "inconclusive")
-
-
-def headline_of(cells: Sequence[SweptCell]) -> str:
-    """Summarise a sweep in a sentence: "12 cells: 1 regression, 11 pass"."""
-    counts = Counter(cell.verdict for cell in cells)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in WORST_FIRST if counts[verdict]]
-    parts += [f"{counts[None]} not run"] if counts[None] else []
-    return f"{counted(len(cells), 'cell')}: {', '.join(parts)}."

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,13 +25,15 @@ from assay.harness.files import FolderLock, file_name, is_unused, timestamp, wri
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import Record, read_json
 from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, hashes, remove
-from assay.harness.sweep.cells import SweepCell, SweepPlan
+from assay.harness.sweep.cells import Combination, SweepCell, SweepPlan
 from assay.harness.sweep.executor import Ended, Executor, Needs, Task
-from assay.harness.sweep.result import STOPS, SweepResult, headline_of, swept, traced, worst
+from assay.harness.sweep.result import STOPS, SweepResult, SweptCell, SweptCombination
 from assay.harness.sweep.spec import Limits, SweepSpec
+from assay.harness.text import counted
+from assay.harness.verdict import WORST_FIRST, Verdict
 
-STATE = "sweep.json"
-NOT_SURVIVED, STOPPED, NO_PACK = (
+_STATE = "sweep.json"
+_NOT_SURVIVED, _STOPPED, _NO_PACK = (
     "it did not survive an earlier stage",
     "the sweep was stopped",
     "its pack was not recorded",
@@ -58,7 +61,7 @@ def latest_folder() -> Path:
     Raises:
         UsageError: there is none.
     """
-    states = sorted(RUNS.glob(f"sweep-*/{STATE}"), key=lambda path: path.stat().st_mtime)
+    states = sorted(RUNS.glob(f"sweep-*/{_STATE}"), key=lambda path: path.stat().st_mtime)
     if not states:
         raise UsageError(f"There is no sweep in {RUNS}/.", "at least one", "name its folder with --out")
     return states[-1].parent
@@ -71,9 +74,9 @@ def read_state(folder: Path) -> SweepState:
         UsageError: there is none.
         EvidenceError: it is damaged.
     """
-    if not (folder / STATE).is_file():
-        raise UsageError(f"{folder} holds no sweep.", f"a folder with a {STATE}", "check the path given with --out")
-    return read_json(folder / STATE, SweepState, "start the sweep again with another --out")
+    if not (folder / _STATE).is_file():
+        raise UsageError(f"{folder} holds no sweep.", f"a folder with a {_STATE}", "check the path given with --out")
+    return read_json(folder / _STATE, SweepState, "start the sweep again with another --out")
 
 
 def needs_of(limits: Limits, accelerator: str = "") -> Needs:
@@ -81,7 +84,7 @@ def needs_of(limits: Limits, accelerator: str = "") -> Needs:
     return Needs(limits.cpus, limits.gpus, limits.memory_gb, accelerator or limits.accelerator)
 
 
-def cell_folder(sweep: Path, key: str) -> Path:
+def _cell_folder(sweep: Path, key: str) -> Path:
     """Return the folder of a cell."""
     return sweep / CELLS / key
 
@@ -138,17 +141,17 @@ class Sweep:
     def result(self, seconds: float = 0.0, ended_early: str = "") -> SweepResult:
         """Make the result of what has ended so far."""
         cells = [
-            swept(cell, self._records.get(key), self._skipped.get(key, STOPPED), key in self._earlier)
+            _swept(cell, self._records.get(key), self._skipped.get(key, _STOPPED), key in self._earlier)
             for key, cell in self.plan.cells.items()
         ]
         verdicts = {cell.key: cell.verdict for cell in cells}
-        combinations = tuple(traced(combination, verdicts) for combination in self.plan.combinations)
+        combinations = tuple(_traced(combination, verdicts) for combination in self.plan.combinations)
         # A cell that was left out because an earlier stage decided is no gap.
-        counted = [cell for cell in cells if cell.verdict or self._skipped.get(cell.key) != NOT_SURVIVED]
+        shown = [cell for cell in cells if cell.verdict or self._skipped.get(cell.key) != _NOT_SURVIVED]
         axes = {name: tuple(dict.fromkeys(c.axes[name] for c in combinations)) for name in self.state.spec.axes}
         return SweepResult(
-            verdict=worst(counted), command=self.state.command, folder=str(self.folder), created=timestamp(), seconds=seconds,
-            stages=self.state.spec.stages, axes=axes, headline=headline_of(counted), cells=tuple(counted),
+            verdict=_worst(shown), command=self.state.command, folder=str(self.folder), created=timestamp(), seconds=seconds,
+            stages=self.state.spec.stages, axes=axes, headline=_headline_of(shown), cells=tuple(shown),
             combinations=combinations, ended_early=ended_early,
         )  # fmt: skip
 
@@ -156,7 +159,7 @@ class Sweep:
         """Take the cells that have ended, here or in the storage, and return those that are left."""
         self._stored = {*self.storage.names()} if self.storage else set()
         for key in self.plan.cells:
-            folder = cell_folder(self.folder, key)
+            folder = _cell_folder(self.folder, key)
             if self.storage and f"{CELLS}/{key}" in self._stored and finished(folder, key) is None:
                 remove(folder)
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -173,13 +176,13 @@ class Sweep:
             UsageError: the folder holds something else, or another process sweeps there.
             EvidenceError: the storage cannot be read or written.
         """
-        if not (self.folder / STATE).exists() and not is_unused(self.folder):
+        if not (self.folder / _STATE).exists() and not is_unused(self.folder):
             raise UsageError(
                 f"{self.folder} exists and is not the folder of a sweep.", "a new folder, or that of a sweep",
                 "name another one with --out",
             )  # fmt: skip
         lock = FolderLock(self.folder)
-        write_whole(self.folder / STATE, self.state.model_dump_json(indent=1))
+        write_whole(self.folder / _STATE, self.state.model_dump_json(indent=1))
         self._commit = git_state(Path.cwd()).partition(" ")[0]
         self.load()
         for record in self._records.values():
@@ -197,12 +200,12 @@ class Sweep:
         if cell.key in self._records:
             return False
         if cell.pack and (cell.pack not in self._records or self._records[cell.pack].verdict != "pass"):
-            self._skipped[cell.key] = NO_PACK
+            self._skipped[cell.key] = _NO_PACK
             return False
         before = self._before.get(cell.key)
         if before is None or any(map(self._survived, before)):
             return True
-        self._skipped[cell.key] = NOT_SURVIVED
+        self._skipped[cell.key] = _NOT_SURVIVED
         return False
 
     def _survived(self, cells: Sequence[SweepCell]) -> bool:
@@ -236,7 +239,7 @@ class Sweep:
         if self.storage is None:
             return
         failed = file_name(f".{record.created}") if record.verdict == "error" else ""
-        self.storage.put_folder(cell_folder(self.folder, record.key), f"{CELLS}/{record.key}{failed}")
+        self.storage.put_folder(_cell_folder(self.folder, record.key), f"{CELLS}/{record.key}{failed}")
 
     def _enough(self) -> bool:
         if not self.stop_after:
@@ -246,13 +249,13 @@ class Sweep:
     def _task(self, cell: SweepCell) -> Task[CellRecord]:
         """Make the task of a cell."""
         limits = self.state.spec.limits
-        inputs = {PACK: cell_folder(self.folder, cell.pack) / PACK} if cell.pack else {}
+        inputs = {PACK: _cell_folder(self.folder, cell.pack) / PACK} if cell.pack else {}
         work = CellWork(cell.key, cell.command, cell.axes, limits, self._commit)
-        return Task(cell.key, work, cell_folder(self.folder, cell.key), needs_of(limits, cell.accelerator), inputs)
+        return Task(cell.key, work, _cell_folder(self.folder, cell.key), needs_of(limits, cell.accelerator), inputs)
 
     def _ended(self, ended: Ended[CellRecord]) -> CellRecord:
         """Return the record of a cell that has ended: the one on disk, with its evidence, or that of an error."""
-        cell, folder = self.plan.cells[ended.task.key], cell_folder(self.folder, ended.task.key)
+        cell, folder = self.plan.cells[ended.task.key], _cell_folder(self.folder, ended.task.key)
         record = read_cell(folder)
         if ended.value is not None and record == ended.value:
             if record.verdict == "error" or finished(folder, cell.key) is not None:
@@ -292,3 +295,46 @@ def estimate(sweep: Sweep, slots: int) -> tuple[float, int]:
         if (took := known.get(cell.command, sum(of_stage) / len(of_stage) if of_stage else None)) is not None:
             seconds, counted = seconds + took, counted + 1
     return seconds / max(1, slots), counted
+
+
+def _swept(cell: SweepCell, record: CellRecord | None, problem: str = "", earlier: bool = False) -> SweptCell:
+    """Describe what became of a cell; without a record it did not run, or failed before it could leave one."""
+    if record is None:
+        return SweptCell(key=cell.key, command=cell.command, axes=dict(cell.axes), verdict=None, problem=problem)
+    return SweptCell(
+        key=cell.key, command=cell.command, axes=dict(cell.axes), verdict=record.verdict, headline=record.headline,
+        problem=record.problem, seconds=record.seconds, attempts=record.attempts, worker=record.worker,
+        environment=record.environment, earlier=earlier,
+    )  # fmt: skip
+
+
+def _traced(combination: Combination, verdicts: Mapping[str, Verdict | None]) -> SweptCombination:
+    """Describe how far a combination came.
+
+    Args:
+        combination: the combination.
+        verdicts: by key of a cell; a cell that did not run has none.
+    """
+    reached, stopped = {}, ""
+    for cell in combination.cells:
+        if verdicts.get(cell.key) is None:
+            break
+        reached[cell.command[0]] = cell.key
+        if verdicts[cell.key] in STOPS:
+            stopped = cell.command[0]
+            break
+    return SweptCombination(axes=dict(combination.axes), cells=reached, stopped=stopped)
+
+
+def _worst(cells: Sequence[SweptCell]) -> Verdict:
+    """Return the verdict of a sweep: the worst of its cells'. One that did not run is undecided."""
+    verdicts = {cell.verdict or "inconclusive" for cell in cells}
+    return next((verdict for verdict in WORST_FIRST if verdict in verdicts), "inconclusive")
+
+
+def _headline_of(cells: Sequence[SweptCell]) -> str:
+    """Summarise a sweep in a sentence: "12 cells: 1 regression, 11 pass"."""
+    counts = Counter(cell.verdict for cell in cells)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in WORST_FIRST if counts[verdict]]
+    parts += [f"{counts[None]} not run"] if counts[None] else []
+    return f"{counted(len(cells), 'cell')}: {', '.join(parts)}."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.evals.lm_eval_tasks import draw_task, expected_form
+from assay.evals.lm_eval_tasks import _expected_form, draw_task
 from assay.evals.questions import parse_answer
 from assay.harness.errors import UsageError
 
@@ -69,4 +69,4 @@ def test_other_tasks_are_refused(folder: Path, name: str, found: str) -> None:
     ("target", "form"), [("C", "C"), ("72", "72"), ("6 * 2 = 12\n#### 1,200", "1200"), (" Paris. ", "paris"), ("3 to 4", "3 to 4")]
 )
 def test_targets_take_the_form_in_which_answers_are_parsed(target: str, form: str) -> None:
-    assert expected_form(target) == form
+    assert _expected_form(target) == form

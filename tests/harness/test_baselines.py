@@ -14,13 +14,13 @@ import torch
 
 from assay.harness.baselines import (
     Status,
+    _differences,
+    _find,
+    _key_of,
+    _make,
+    _own_errors_by_condition,
     accept,
     attach_baselines,
-    differences,
-    find,
-    key_of,
-    make,
-    own_errors_by_condition,
     propose,
     status_of,
 )
@@ -34,7 +34,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
-from assay.harness.judge.accepted import check_baselines, compare_accepted
+from assay.harness.judge.accepted import _check_baselines, _compare_accepted
 from assay.harness.judge.build import build
 from assay.harness.judge.decide import holm_corrected
 from assay.harness.judge.suite_decisions import decide_accuracy
@@ -60,7 +60,7 @@ def baseline(of: Key, accuracy: float = 0.9, own: dict[str, float] | None = None
 def test_a_baseline_matches_if_its_complete_key_does() -> None:
     keys: dict[Role, Key] = {"reference": key("torch_native"), "candidate": key()}
     stored = [baseline(key()), baseline(key("torch_native", "SGLang 0 on cpu")), baseline(key("other"))]
-    status = find(keys, {one.key.name: one for one in stored})
+    status = _find(keys, {one.key.name: one for one in stored})
     assert status.used == {"candidate": key().name}
     assert status.stale == {"reference": "engine was 'SGLang 0 on cpu', now 'SGLang 1 on cpu'"}
     assert set(status.unused) == {key("torch_native", "SGLang 0 on cpu").name, key("other").name}
@@ -69,7 +69,7 @@ def test_a_baseline_matches_if_its_complete_key_does() -> None:
 @pytest.mark.parametrize("field", ["engine", "model_hash", "hardware", "items_hash"])
 def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
     other = key().model_copy(update={field: "x"})
-    status = find({"candidate": key()}, {other.name: baseline(other)})
+    status = _find({"candidate": key()}, {other.name: baseline(other)})
     assert field.replace("_", " ") in status.stale["candidate"]
     assert not status.used
 
@@ -102,7 +102,7 @@ def test_a_damaged_status_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 def checked(status: Status) -> Check:
     spec = make_spec({"candidate": "mine:f"})
-    (only,) = check_baselines(spec.sides, spec.policy, status)
+    (only,) = _check_baselines(spec.sides, spec.policy, status)
     return only
 
 
@@ -128,18 +128,18 @@ def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path:
 def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
     before = baseline(key(), 0.9, {"layer 0": 0.01, "layer 1": 0.02, "layer 2": 0.03})
     now = baseline(key(), 0.89, {"layer 0": 0.01001, "layer 1": 0.03, "layer 3": 0.5})
-    worse = {change.name for change in differences(before, now) if change.worse}
+    worse = {change.name for change in _differences(before, now) if change.worse}
     assert worse == {"accuracy", "layer 1", "layer 2"}
-    assert not any(change.worse for change in differences(None, now))
+    assert not any(change.worse for change in _differences(None, now))
 
 
 def test_growth_of_rounding_is_not_worse() -> None:
-    changes = differences(baseline(key(), own={"l": 1e-8}), baseline(key(), own={"l": 9e-6}))
+    changes = _differences(baseline(key(), own={"l": 1e-8}), baseline(key(), own={"l": 9e-6}))
     assert not any(change.worse for change in changes)
 
 
 def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
-    changes = differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
+    changes = _differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
     assert {change.name for change in changes if change.worse} == {"l"}
 
 
@@ -147,18 +147,18 @@ POLICY = make_spec({"growth": 1.5}).policy
 
 
 def test_growth_of_own_error_is_compared_with_the_policy() -> None:
-    assert compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, POLICY, synthetic=True).verdict == "pass"
-    grown = compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, POLICY, synthetic=True)
+    assert _compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, POLICY, synthetic=True).verdict == "pass"
+    grown = _compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, POLICY, synthetic=True)
     assert (grown.verdict, "growth = 1.5 (--growth)" in grown.why) == ("regression", True)
-    assert compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, POLICY, synthetic=True).verdict == "regression"
-    assert compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, POLICY, synthetic=True).verdict == "pass", "rounding does not grow"
-    assert compare_accepted(None, {"a": 0.01}, {"b": 0.01}, POLICY, synthetic=True).verdict == "inconclusive"
+    assert _compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, POLICY, synthetic=True).verdict == "regression"
+    assert _compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, POLICY, synthetic=True).verdict == "pass", "rounding does not grow"
+    assert _compare_accepted(None, {"a": 0.01}, {"b": 0.01}, POLICY, synthetic=True).verdict == "inconclusive"
 
 
 def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(prefix: Callable[..., Prefix]) -> None:
     equal = decide_accuracy(prefix(500, 0, 0, 0), RULE)
     before, now = {"a": 0.001}, {"a": 0.04}
-    alone, beside = (compare_accepted(decision, before, now, POLICY, synthetic=True) for decision in (None, equal))
+    alone, beside = (_compare_accepted(decision, before, now, POLICY, synthetic=True) for decision in (None, equal))
     for suite in (alone, beside):
         others = [suite.model_copy(update={"id": f"s{n}", "verdict": "pass", "p_regression": 0.9}) for n in range(4)]
         assert holm_corrected([suite, *others], 0.05)[0].verdict == "regression"
@@ -170,14 +170,14 @@ RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "pass"), (60, "regression")])
 def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str, prefix: Callable[..., Prefix]) -> None:
     decision = decide_accuracy(prefix(200 - lost, lost), RULE)
-    assert compare_accepted(decision, {}, {}, POLICY, synthetic=True).verdict == verdict
+    assert _compare_accepted(decision, {}, {}, POLICY, synthetic=True).verdict == verdict
 
 
 def test_too_few_common_answers_pass_only_with_a_run_that_shows_the_candidate_non_inferior(prefix: Callable[..., Prefix]) -> None:
     few, worse = decide_accuracy(prefix(20, 1), RULE), decide_accuracy(prefix(0, 30), RULE)
-    assert compare_accepted(few, {}, {}, POLICY, synthetic=True).verdict == "inconclusive"
-    assert compare_accepted(few, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "pass"
-    assert compare_accepted(worse, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "regression"
+    assert _compare_accepted(few, {}, {}, POLICY, synthetic=True).verdict == "inconclusive"
+    assert _compare_accepted(few, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "pass"
+    assert _compare_accepted(worse, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "regression"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_metric_that_decided_is_named(
     lost: int | None, own_error: float, decided_by: str, prefix: Callable[..., Prefix]
 ) -> None:
     decision = None if lost is None else decide_accuracy(prefix(200 - lost, lost), RULE)
-    compared = compare_accepted(decision, {"a": 0.01}, {"a": own_error}, POLICY, synthetic=True)
+    compared = _compare_accepted(decision, {"a": 0.01}, {"a": own_error}, POLICY, synthetic=True)
     assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
 
 
@@ -226,7 +226,7 @@ def accept_both(plan: Plan, folder: RunFolder) -> None:
     """Store what both roles answered."""
     for role in ROLES:
         answers = [answer for answer in folder.answers() if answer.role == role]
-        write_baseline(Path(plan.spec.policy.baselines), make(folder, role, "pass"), answers)
+        write_baseline(Path(plan.spec.policy.baselines), _make(folder, role, "pass"), answers)
 
 
 def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
@@ -247,15 +247,15 @@ def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf)
     folder = run_of(plan, tmp_path / "first")
     manifest = folder.manifest()
     other = manifest.model_copy(update={"model_hashes": dict.fromkeys(ROLES, "another")})
-    assert key_of(manifest, "candidate") != key_of(other, "candidate")
-    assert key_of(manifest, "candidate") != key_of(manifest, "reference")
+    assert _key_of(manifest, "candidate") != _key_of(other, "candidate")
+    assert _key_of(manifest, "candidate") != _key_of(manifest, "reference")
 
 
 def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     with pytest.raises(UsageError, match="inconclusive"):
-        make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
+        _make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
     with pytest.raises(UsageError, match="no answers from a candidate server"):
-        make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
+        _make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
 
 
 def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
@@ -301,7 +301,7 @@ def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) 
     assert report.reproduce.startswith("assay gate ")
     assert "--reference-from=baseline" in report.reproduce
     with pytest.raises(UsageError, match="no answers from a reference server"):
-        make(second, "reference", "pass")
+        _make(second, "reference", "pass")
 
 
 def test_a_stored_reference_gives_the_number_of_layers(accepted_then_asked: RunOf) -> None:
@@ -313,7 +313,7 @@ def test_a_stored_reference_gives_the_number_of_layers(accepted_then_asked: RunO
 
 def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
     first = run_of(plan, tmp_path / "first")
-    made = make(first, "candidate", "pass")
+    made = _make(first, "candidate", "pass")
     path = write_baseline(Path(plan.spec.policy.baselines), made, []) / FILE
     path.write_text(path.read_text().replace(made.key.engine, "SGLang 0 on cpu"))
     status = attach_baselines(open_folder(plan, tmp_path / "second"))
@@ -336,11 +336,11 @@ def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
     sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
     header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
     seen = with_roles_exchanged(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
-    errors = own_errors_by_condition(seen)
+    errors = _own_errors_by_condition(seen)
     assert errors["layer-0-extend-cached-prefix-0"] == 0
     assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
     assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
-    assert own_errors_by_condition(with_roles_exchanged(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
+    assert _own_errors_by_condition(with_roles_exchanged(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])

@@ -11,7 +11,7 @@ import torch
 
 from assay.harness import cli, doctor
 from assay.harness.config import make_spec
-from assay.harness.doctor import Examination, RunNeed, examine
+from assay.harness.doctor import Examination, _RunNeed, examine
 from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError
 
@@ -33,7 +33,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "kernels_of_the_doctor.py").write_text(KERNELS)
 
 
-def examined(**flags: object) -> dict[str, RunNeed]:
+def examined(**flags: object) -> dict[str, _RunNeed]:
     return {one.id: one for one in examine(make_spec({"candidate": RIGHT, **flags}))}
 
 

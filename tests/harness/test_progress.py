@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness import progress
-from assay.harness.progress import ProgressDisplay, duration, eta
+from assay.harness.progress import ProgressDisplay, _eta, duration
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:
@@ -60,8 +60,8 @@ def test_what_is_left_is_estimated_from_the_rate(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_is_estimated_from_one_step() -> None:
-    assert eta(10.0, 1, 99) == ""
-    assert eta(0.0, 5, 99) == ""
+    assert _eta(10.0, 1, 99) == ""
+    assert _eta(0.0, 5, 99) == ""
 
 
 def test_durations() -> None:

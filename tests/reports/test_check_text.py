@@ -18,7 +18,7 @@ from assay.harness.localize.axes import Axis
 from assay.harness.offline import kernel_matrix
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.check_result import CheckResult
-from assay.reports.check import MAX_REFUSALS, cause, check_document, indifferent, message, not_covered, sentence
+from assay.reports.check import MAX_REFUSALS, _cause, _indifferent, _not_covered, check_document, message, sentence
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
@@ -91,7 +91,7 @@ def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
 
 def test_what_is_not_covered_is_summarised() -> None:
     result = decoded(picky)
-    lines = not_covered(result)
+    lines = _not_covered(result)
     assert len(lines) == MAX_REFUSALS + 1
     assert lines[-1].endswith("more refusals")
     assert "[bold]no[/] float32" in printed(result)
@@ -135,11 +135,11 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
     extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::60])
     decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::18])
     failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
-    assert cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
+    assert _cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
     assert message(extend).startswith(f"last partial block of 64 lost; {len(extend.failing)} of {len(extend.computed)} calls: ")
-    assert cause([decoded(rounded_oracle)]) == ""
+    assert _cause([decoded(rounded_oracle)]) == ""
     other = check(not_a_number, cases=cases(("decode",), dtypes=[torch.bfloat16])[:5])
-    named = cause([decode, other]).split("; ")
+    named = _cause([decode, other]).split("; ")
     assert named[0] == f"{decode.kernel}: last partial block of 64 lost"
     assert named[2].startswith(f"{other.kernel}: ")
 
@@ -147,5 +147,5 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
 def test_the_prefix_of_one_sequence_is_not_blamed_where_the_cached_prefixes_of_a_call_decide() -> None:
     data, drawn = Axis("data", {"normal": (1, 2)}, ()), Axis("prefix", {"0": (1, 2), "1": (2, 2)}, ())
     by_call = Axis("cached prefix", {"all": (2, 2), "some": (1, 1)}, ("none",))
-    assert indifferent([data, drawn, by_call]) == "fails for every value of data"
-    assert indifferent([data, drawn]) == "fails for every value of data, prefix"
+    assert _indifferent([data, drawn, by_call]) == "fails for every value of data"
+    assert _indifferent([data, drawn]) == "fails for every value of data, prefix"

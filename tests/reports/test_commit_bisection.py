@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.bisect.commits.state import BisectResult, BisectSpec, BisectState, CommitProbe, Measurement, RangeCommit
-from assay.reports.commit_bisection import ProgressView, bisection_document, probe_line, progress
+from assay.reports.commit_bisection import ProgressView, _progress, bisection_document, probe_line
 from assay.reports.terminal import render
 
 HASHES = [f"{i:02x}" * 20 for i in range(9)]
@@ -68,9 +68,9 @@ def test_on_a_terminal_the_table_is_live() -> None:
 
 
 def test_progress_says_how_many_commits_are_left() -> None:
-    assert "checking the ends of a range of 8 commits" in progress(state(1))
-    assert "2 probes, 0 commits skipped; 8 of 8 commits left" in progress(state(2))
-    assert "4 probes, 1 commits skipped; 5 of 8 commits left" in progress(state(4))
+    assert "checking the ends of a range of 8 commits" in _progress(state(1))
+    assert "2 probes, 0 commits skipped; 8 of 8 commits left" in _progress(state(2))
+    assert "4 probes, 1 commits skipped; 5 of 8 commits left" in _progress(state(4))
     made = console(terminal=False)
     render(bisection_document(state(4)), made)
     assert "5 of 8 commits left" in written(made)

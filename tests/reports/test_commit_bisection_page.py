@@ -11,8 +11,7 @@ import pytest
 from assay.harness.bisect.commits.state import BisectResult, BisectSpec, BisectState, Change, CommitInfo, CommitProbe, RangeCommit
 from assay.harness.verdict import Finding
 from assay.reports import page
-from assay.reports.commit_bisection import bisection_document
-from assay.reports.commit_bisection_chart import error_chart
+from assay.reports.commit_bisection import _error_chart, bisection_document
 from assay.reports.svg import PALETTE
 
 HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
@@ -93,7 +92,7 @@ def test_commit_messages_stay_text_and_no_other_script_may_run() -> None:
 def test_the_chart_has_a_mark_for_each_probe_and_a_line_for_the_commit() -> None:
     made = state()
     assert made.result
-    svg = error_chart(made, made.result)
+    svg = _error_chart(made, made.result)
     root = ET.fromstring(svg)
     assert root.get("aria-label") == "worst own error by commit, 20 commits: 1 good, 2 bad, 1 skip"
     assert set(re.findall(r'(?:fill|stroke)="(#[^"]+)"', svg)) <= set(PALETTE.values())
@@ -101,5 +100,5 @@ def test_the_chart_has_a_mark_for_each_probe_and_a_line_for_the_commit() -> None
     assert svg.count(f'stroke="{line}"') == 1
     ambiguous = state("ambiguous")
     assert ambiguous.result
-    assert error_chart(ambiguous, ambiguous.result).count(f'stroke="{line}"') == 2
-    assert error_chart(made.model_copy(update={"probes": ()}), made.result) == ""
+    assert _error_chart(ambiguous, ambiguous.result).count(f'stroke="{line}"') == 2
+    assert _error_chart(made.model_copy(update={"probes": ()}), made.result) == ""

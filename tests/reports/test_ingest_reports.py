@@ -11,7 +11,7 @@ from rich.console import Console
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.result import Excerpt, FileDocument, FileRead, IngestResult
 from assay.reports import junit, page, terminal
-from assay.reports.ingest import cited, ingest_document, place
+from assay.reports.ingest import _cited, ingest_document, place
 
 TRACE = Path(__file__).parents[1] / "data/traces/mlc_engine.txt"
 LOG = Path(__file__).parents[1] / "data/sglang_log/seed.log"
@@ -55,7 +55,7 @@ def test_the_text_has_findings_lines_facts_and_the_conclusion(result: IngestResu
     lines = text.splitlines()
     assert lines[0].startswith("✕ Regression: mmlu 0.125")
     finding = next(index for index, line in enumerate(lines) if line.startswith("serious: test_mmlu: mmlu 0.125"))
-    assert "  lines " + cited(result.documents[0].findings[0], "line").removeprefix("lines ") in lines[finding:]
+    assert "  lines " + _cited(result.documents[0].findings[0], "line").removeprefix("lines ") in lines[finding:]
     assert "Tests (3 passed, 1 failed)" in text
     assert text.rstrip().endswith(result.next_steps[-1])
 
@@ -129,7 +129,7 @@ def test_an_unknown_file_is_not_green() -> None:
 def test_places() -> None:
     finding = ingest([LOG]).documents[0].findings[0]
     one, many = Excerpt(first=3, last=3, text=""), Excerpt(first=5, last=9, text="")
-    says = [cited(finding.model_copy(update={"cites": cites}), "event") for cites in ((), (one,), (many,), (one, many))]
+    says = [_cited(finding.model_copy(update={"cites": cites}), "event") for cites in ((), (one,), (many,), (one, many))]
     assert says == ["", "event 3", "events 5-9", "events 3, 5-9"]
     assert (place(one, "line"), place(many, "line")) == ("line 3", "lines 5-9")
 

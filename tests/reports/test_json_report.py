@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 from assay.harness.schema import RULE
-from assay.reports.json_report import SCHEMA_FILE, json_schema, schema_text, to_json
+from assay.reports.json_report import SCHEMA_FILE, _json_schema, _schema_text, to_json
 
 
 def test_committed_schema_is_the_generated_one() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run: python -m assay.reports.json_report"
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == _schema_text(), "run: python -m assay.reports.json_report"
 
 
 def test_schema_is_a_json_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(json_schema())
+    jsonschema.Draft202012Validator.check_schema(_json_schema())
 
 
 def test_round_trip(any_report: Report, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_the_schema_does_not_allow_is_not_written(examples: ModuleType) -> 
 
 
 def test_a_report_must_name_its_schema_and_have_no_unknown_keys(examples: ModuleType) -> None:
-    validator = jsonschema.Draft202012Validator(json_schema())
+    validator = jsonschema.Draft202012Validator(_json_schema())
     document = json.loads(to_json(examples.regression()))
     validator.validate(document)
     assert not validator.is_valid({key: value for key, value in document.items() if key != "schema"})
@@ -74,4 +74,4 @@ def test_a_report_must_name_its_schema_and_have_no_unknown_keys(examples: Module
 
 
 def test_the_schema_states_its_rule_of_compatibility() -> None:
-    assert RULE in json_schema()["description"]
+    assert RULE in _json_schema()["description"]

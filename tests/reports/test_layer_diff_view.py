@@ -15,8 +15,8 @@ from assay.harness.text import percent
 from assay.reports import junit, markdown, page
 from assay.reports.charts import WIDE, cells_chart, layers_chart
 from assay.reports.document import HeatMaps, blocks_of
-from assay.reports.heat_maps import grid_says, worst_grid
 from assay.reports.layer_section import layer_diff_section
+from assay.reports.page import _grid_says, _worst_grid
 from assay.reports.run_report import run_document
 from assay.reports.summary import layer_diff_lines, worst_cells
 
@@ -97,10 +97,10 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
 def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> None:
     blocks = blocks_of(layer_diff_section(layer_diffs.one_head(8, 8)).blocks)
     heads = next(block for block in blocks if isinstance(block, HeatMaps) and not block.small)
-    worst = worst_grid(heads.grids)
+    worst = _worst_grid(heads.grids)
     assert worst is not None
     assert worst.id == "extend-cached-prefix-by-head"
-    assert list(map(grid_says, heads.grids)) == ["within bounds", "2 out of bounds", "within bounds"]
+    assert list(map(_grid_says, heads.grids)) == ["within bounds", "2 out of bounds", "within bounds"]
 
 
 def test_without_bounds_nothing_is_called_within_them(report: Report) -> None:

@@ -13,7 +13,7 @@ from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import LayersResult, Report
 from assay.harness.verdict import Check, Finding
 from assay.reports import markdown
-from assay.reports.markdown import code, escape
+from assay.reports.markdown import _code, _escape
 from assay.reports.run_report import run_document
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -94,7 +94,7 @@ def test_hostile_text_shows_and_does_nothing(examples: ModuleType) -> None:
 @settings(max_examples=300, deadline=None)
 @given(TEXT | MARKED)
 def test_escaped_text_is_shown_as_it_is(text: str) -> None:
-    shown = escape(text, 200)
+    shown = _escape(text, 200)
     for before in ("", "- ", "**b**: "):
         tokens = _tokens(before + shown)
         allowed = {"paragraph_open", "paragraph_close", "inline", "text", "text_special", "html_inline", "strong_open"}
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
 @settings(max_examples=200, deadline=None)
 @given(TEXT | MARKED)
 def test_escaped_text_stays_in_its_cell(text: str) -> None:
-    tokens = _tokens(f"| a | b |\n| --- | --- |\n| {escape(text)} | end |\n")
+    tokens = _tokens(f"| a | b |\n| --- | --- |\n| {_escape(text)} | end |\n")
     cells = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "td_open"]
     assert len(cells) == 2
     assert cells[1] == "end"
@@ -123,13 +123,13 @@ def test_escaped_text_stays_in_its_cell(text: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(TEXT | MARKED)
 def test_code_is_one_code_span(text: str) -> None:
-    spans = [token for token in _tokens("x " + code(text)) if token.type != "text"]
+    spans = [token for token in _tokens("x " + _code(text)) if token.type != "text"]
     assert [token.type for token in spans if token.type == "code_inline"] == ["code_inline"]
     assert spans[-2].content.strip(" ") == _plain(text).replace("\n", " ").strip(" ")
 
 
 def test_numbers_and_names_stay_readable_in_the_source() -> None:
-    assert escape("sage_attn_as_shipped: 0.977, -0.05 (5 %)") == "sage_attn_as_shipped: 0.977, -0.05 (5 %)"
+    assert _escape("sage_attn_as_shipped: 0.977, -0.05 (5 %)") == "sage_attn_as_shipped: 0.977, -0.05 (5 %)"
 
 
 def test_a_command_of_several_lines_is_not_mangled(examples: ModuleType) -> None:

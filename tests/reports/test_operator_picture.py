@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture
-from assay.reports.operator_picture import NARROW, WIDTH, caption, summary, svg, text
+from assay.reports.operator_picture import NARROW, WIDTH, _summary, caption, svg, text
 from assay.reports.svg import PALETTE
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -50,10 +50,10 @@ def test_a_static_image_in_the_colours_of_the_page_with_an_alternative_text(exam
     found = svg(picture)
     root = ET.fromstring(found)
     assert root.get("role") == "img"
-    for words in (caption(picture), summary(picture)):
+    for words in (caption(picture), _summary(picture)):
         assert words in (root.get("aria-label") or "")
     assert caption(picture) in (root.findtext(f"{SVG}title") or "")
-    assert root.findtext(f"{SVG}desc") == summary(picture)
+    assert root.findtext(f"{SVG}desc") == _summary(picture)
     assert set(re.findall(r'(?:fill|stroke)="(#[^"]+)"', found)) <= set(PALETTE.values())
     assert {element.tag for element in root.iter()} <= {
         f"{SVG}{tag}" for tag in ("svg", "path", "line", "rect", "text", "title", "desc")
@@ -129,7 +129,7 @@ def test_the_caption_says_what_is_shown(examples: ModuleType) -> None:
 
 
 def test_the_summary_counts_what_differs(examples: ModuleType) -> None:
-    assert summary(examples.picture(examples.EVERY_KIND)) == (
+    assert _summary(examples.picture(examples.EVERY_KIND)) == (
         "pairs of a query and a key: 5 as expected, 1 unseen, 1 wrongly seen, 1 wrong weight, 1 from elsewhere; NaN in 1 query; "
         "infinite in 1 query; zero in 1 query; constant in 1 query; right, not read in 1 query; wrong, not read in 1 query"
     )

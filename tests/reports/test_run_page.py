@@ -256,7 +256,7 @@ def test_split_divergence(reference: str, candidate: str, common: str, reference
         item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
         candidate_cached_tokens=None,
     )  # fmt: skip
-    assert run_report.split_divergence(divergence) == (common, reference_rest, candidate_rest)
+    assert run_report._split_divergence(divergence) == (common, reference_rest, candidate_rest)
 
 
 def test_what_was_not_seen_is_not_zero(examples: ModuleType) -> None:

@@ -4,7 +4,7 @@ from types import ModuleType
 
 from assay.harness.ingest.result import CitedFinding
 from assay.harness.verdict import Finding
-from assay.reports.terminal import finding_lines, finding_text
+from assay.reports.terminal import _finding_text, finding_lines
 
 
 def test_operator_and_picture_come_before_the_evidence(examples: ModuleType) -> None:
@@ -26,7 +26,7 @@ def test_a_finding_without_them_is_as_short_as_it_was(examples: ModuleType) -> N
 
 def test_a_narrow_terminal_gets_a_narrow_picture(examples: ModuleType) -> None:
     [found] = examples.regression().findings
-    lines = finding_text(found, 24).plain.splitlines()
+    lines = _finding_text(found, 24).plain.splitlines()
     assert lines[2].strip() == "difference"
     assert max(map(len, lines[2:-3])) <= 24
 

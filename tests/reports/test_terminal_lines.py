@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from assay.reports.terminal import copy, say
+from assay.reports.terminal import _copy, say
 
 LONG = "  - " + "worst own error 3613 %, 14 million times its bound of 0.00026 %; " * 3 + "the end"
 COMMAND = "  $ assay replay " + "a-folder-with-a-long-name/" * 4 + " --candidate mine:forward"
@@ -45,7 +45,7 @@ def test_a_pipe_gets_one_line() -> None:
 def test_a_command_and_code_are_never_broken(terminal: bool) -> None:
     assert printed(COMMAND, terminal=terminal) == COMMAND + "\n"
     console = Console(file=io.StringIO(), width=80, force_terminal=terminal)
-    copy(console, LONG)
+    _copy(console, LONG)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == LONG + "\n"
 

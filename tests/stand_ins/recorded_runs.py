@@ -22,7 +22,7 @@ import torch
 
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
-from assay.harness.baselines import attach_baselines, make
+from assay.harness.baselines import _make, attach_baselines
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
@@ -291,7 +291,7 @@ def gated(path: Path, right: Callable[[int, int], bool] = lambda number, cached:
     first = answered(path.parent / f"{path.name}-accepted", baselines=str(root))
     for role in ROLES:
         answers = [answer for answer in first.answers() if answer.role == role]
-        write_baseline(root, make(first, role, "pass"), answers)
+        write_baseline(root, _make(first, role, "pass"), answers)
     attach_baselines(answered(path, right=right, baselines=str(root), **policy))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import CallSpec
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.engines.sglang.attach import observe
+from assay.harness.engines.sglang.attach import _observe
 from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
@@ -128,4 +128,4 @@ def attach(
     faulty = FaultyCandidate(candidate, faults) if candidate else None
     behind = Shadow(folder / SENSITIVITY, faulty, None)
     attachment = Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind)
-    observe(server.backend, "mine", attachment, Pages(server.runner), server.replays)
+    _observe(server.backend, "mine", attachment, Pages(server.runner), server.replays)

@@ -43,8 +43,8 @@ class Parameters:
     @classmethod
     def of(cls, function: Any) -> Parameters:
         """Read the parameters of a function, or of a class with `plan` and `run`."""
-        parts = (function.plan, function.run) if is_planned(function) else (function,)
-        read = [cls._of_part(part, bound=not is_planned(function)) for part in parts]
+        parts = (function.plan, function.run) if _is_planned(function) else (function,)
+        read = [cls._of_part(part, bound=not _is_planned(function)) for part in parts]
         return cls(
             frozenset(chain.from_iterable(part.names for part in read)),
             frozenset(chain.from_iterable(part.required for part in read)),
@@ -110,7 +110,7 @@ def scales_of(
     return call.k_scale.flatten(), call.v_scale.flatten()
 
 
-def is_planned(function: Any) -> bool:
+def _is_planned(function: Any) -> bool:
     """Return True for a class whose instances are planned for a batch, and then run, as FlashInfer's wrappers are."""
     return inspect.isclass(function) and callable(getattr(function, "plan", None)) and hasattr(function, "run")
 

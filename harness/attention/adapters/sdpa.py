@@ -70,10 +70,10 @@ def _mask(call: AttentionCall, number: int, packed: slice, len_k: int) -> Tensor
     if bias is None:
         return None if bool(seen.all()) else seen
     bias = bias.masked_fill(~seen, -torch.inf)[None]
-    return bias if bias.device.type == "cpu" else exactly_as(bias, call.q.dtype)
+    return bias if bias.device.type == "cpu" else _exactly_as(bias, call.q.dtype)
 
 
-def exactly_as(bias: Tensor, dtype: torch.dtype) -> Tensor:
+def _exactly_as(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias in a dtype that holds it exactly.
 
     Raises:

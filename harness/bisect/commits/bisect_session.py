@@ -63,7 +63,7 @@ class Asked:
     name_bug: bool = False
 
 
-class CommitProber(Protocol):
+class _CommitProber(Protocol):
     """Measures commits."""
 
     @property
@@ -112,7 +112,7 @@ class Session:
     """One bisection."""
 
     def __init__(
-        self, folder: BisectFolder, state: BisectState, prober: CommitProber, repository: Repository, show: Show
+        self, folder: BisectFolder, state: BisectState, prober: _CommitProber, repository: Repository, show: Show
     ) -> None:
         self._folder, self._prober, self._repository, self._show = folder, prober, repository, show
         self.state = state

@@ -34,7 +34,7 @@ from assay.harness.offline.replay import choose
 from assay.harness.sweep.executor import Executor, Needs, Task
 from assay.harness.sweep.this_machine import ThisMachine
 
-ANYWHERE = Needs()
+_ANYWHERE = Needs()
 """What a probe needs of a worker by default."""
 
 
@@ -104,7 +104,7 @@ def latest_folder() -> BisectFolder:
 
 
 def bisect_commits(
-    spec: BisectSpec, folder: BisectFolder, show: Show, executor: Executor | None = None, needs: Needs = ANYWHERE
+    spec: BisectSpec, folder: BisectFolder, show: Show, executor: Executor | None = None, needs: Needs = _ANYWHERE
 ) -> BisectState:
     """Find the commit that made a kernel worse, or resume the bisection in `folder`.
 
@@ -148,7 +148,7 @@ def bisect_commits(
 
 @dataclass
 class _Prober:
-    """Has an executor make the probes, each a task; see `bisect_session.CommitProber`."""
+    """Has an executor make the probes, each a task; see `bisect_session._CommitProber`."""
 
     folder: BisectFolder
     spec: BisectSpec

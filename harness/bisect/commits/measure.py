@@ -37,7 +37,7 @@ _PRELOADED_MODULES = ["torch", "assay.harness.bisect.commits.probe", "triton", "
 _COMMAND_NOT_FOUND = (126, 127)
 CALLS, COPY = "calls", "copy"
 """Inputs of a probe: the file of the calls, of a replay; and for machines without the repository, a copy of the range."""
-GRACE_S = 30.0
+_GRACE_S = 30.0
 _FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
 """Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`."""
 
@@ -64,7 +64,7 @@ def run_build(
     if not command:
         return "", 0.0
     begun = time.monotonic()
-    code = run_command(["/bin/sh", "-c", command], folder, environment, timeout, log, cancelled=cancelled)
+    code = _run_command(["/bin/sh", "-c", command], folder, environment, timeout, log, cancelled=cancelled)
     seconds = time.monotonic() - begun
     if code is None:
         return f"the build did not finish within {timeout:.0f} s", seconds
@@ -79,7 +79,7 @@ def run_build(
     return (f"the build exited with {code}: {_tail(log)}" if code else ""), seconds
 
 
-def run_command(
+def _run_command(
     command: list[str], folder: Path, environment: Mapping[str, str], timeout: float, log: Path, gently: bool = False,
     cancelled: Cancelled = lambda: False,
 ) -> int | None:  # fmt: skip
@@ -99,7 +99,7 @@ def run_command(
             if gently and process.poll() is None:
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_S)
+                    process.wait(_GRACE_S)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -233,7 +233,7 @@ class CommitProbing:
             else:
                 measured = self._replayed(tree.path, place, log)
                 if measured.status == "measured" and spec.measure_with == "accuracy":
-                    measured = measured.model_copy(update=accuracy(spec, tree.path, place, log))
+                    measured = measured.model_copy(update=_accuracy(spec, tree.path, place, log))
         return measured.model_copy(update={"seconds": time.monotonic() - begun, "build_seconds": build_seconds})
 
     def _built(self, tree: Worktree, place: Workplace, log: Path) -> tuple[str, float]:
@@ -260,7 +260,7 @@ class CommitProbing:
             return Forks().run(task, self.spec.timeout, place.cancelled.is_set)
 
 
-def accuracy(spec: BisectSpec, tree: Path, place: Workplace, log: Path) -> dict[str, object]:
+def _accuracy(spec: BisectSpec, tree: Path, place: Workplace, log: Path) -> dict[str, object]:
     """Run ``assay run`` with a commit's kernel as the candidate, in a new process: one imports a kernel only once.
 
     Returns:
@@ -275,7 +275,7 @@ def accuracy(spec: BisectSpec, tree: Path, place: Workplace, log: Path) -> dict[
     environment = {**place.environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "assay", "run", "--candidate", spec.kernel, "--out", str(folder.resolve())]
     command += spec.run_args
-    code = run_command(
+    code = _run_command(
         command, place.folder, environment, spec.timeout, log, gently=True, cancelled=place.cancelled.is_set
     )
     if code in (ExitCode.PASS, ExitCode.REGRESSION):

@@ -22,7 +22,7 @@ _PACK, _EDGES = "pack", "shallow"
 _FIELDS = "%H%x1f%P%x1f%an <%ae>%x1f%aI%x1f%s%x1f%b"
 
 
-class GitFailed(AssayError):
+class _GitFailed(AssayError):
     """A git command failed; no commit is to blame. Exit code 3."""
 
 
@@ -203,7 +203,7 @@ def _run_git(
         errors="replace", input=given, start_new_session=True,
     )  # fmt: skip
     if check and done.returncode:
-        raise GitFailed(
+        raise _GitFailed(
             f"git {args[0]} failed in {folder}: {done.stderr.strip()}", "a sound repository and room on the disk",
             "see git's message; the same command then resumes",
         )  # fmt: skip

@@ -164,7 +164,7 @@ class SearchAnswer:
 
 
 @dataclass(frozen=True)
-class Belief:
+class _Belief:
     """The state of knowledge after some outcomes.
 
     Attributes:
@@ -185,7 +185,7 @@ class Belief:
         return float(self.weights @ self.good_as_bad), float(self.weights @ self.bad_as_good)
 
 
-def believe(history: History, counts: Mapping[str, OutcomeCounts], good: OutcomeCounts) -> Belief:
+def believe(history: History, counts: Mapping[str, OutcomeCounts], good: OutcomeCounts) -> _Belief:
     """Compute the probability of each suspect given all outcomes.
 
     Args:
@@ -207,7 +207,7 @@ def believe(history: History, counts: Mapping[str, OutcomeCounts], good: Outcome
     logs = good_logs + bad_logs
     weights = np.exp(logs - logs.max())
     consistent = (wrong_good == 0) & (total.bad + good.bad == right_bad)
-    return Belief(weights / weights.sum(), consistent, good_as_bad, bad_as_good)
+    return _Belief(weights / weights.sum(), consistent, good_as_bad, bad_as_good)
 
 
 def _rate(prior: tuple[float, float, float], wrong: Floats, right: Floats) -> tuple[Floats, Floats]:
@@ -253,7 +253,7 @@ def next_round(
     """Choose what to probe at once: the ends until they are proven, and with what is left of `most`, as if they will be, commits.
 
     Args:
-        history: see `next_probes`, as for `counts`, `skipped`, `good` and `confidence`.
+        history: see `_next_probes`, as for `counts`, `skipped`, `good` and `confidence`.
         counts: see there.
         skipped: see there.
         good: see there.
@@ -264,7 +264,7 @@ def next_round(
     """
     probes, stated = list[NextProbe](), [OutcomeCounts(), OutcomeCounts()]
     while True:
-        step = prove_ends(ends[0].seen + stated[0], ends[1].seen + stated[1], repeats)
+        step = _prove_ends(ends[0].seen + stated[0], ends[1].seen + stated[1], repeats)
         if step not in _PROBED_END or len(probes) == most:
             break
         which, purpose, outcome = _PROBED_END[step]
@@ -273,7 +273,7 @@ def next_round(
     if step == "proven" and len(probes) < most:
         bad = ends[1].commit
         counts = {**counts, bad: counts.get(bad, OutcomeCounts()) + stated[1]}
-        answer = next_probes(history, counts, skipped, good + stated[0], confidence, most - len(probes))
+        answer = _next_probes(history, counts, skipped, good + stated[0], confidence, most - len(probes))
         if isinstance(answer, SearchAnswer):
             return tuple(probes) or answer
         return (*probes, *answer)
@@ -281,7 +281,7 @@ def next_round(
     return tuple(probes) or cast(Refuted, step)
 
 
-def prove_ends(good: OutcomeCounts, bad: OutcomeCounts, repeats: int) -> EndStep:
+def _prove_ends(good: OutcomeCounts, bad: OutcomeCounts, repeats: int) -> EndStep:
     """Choose which end to probe next, or prove that the bad revision comes out bad more often than the good one.
 
     Args:
@@ -313,7 +313,7 @@ def _more_often_bad(counts: OutcomeCounts, other: OutcomeCounts) -> float:
     return float(mass @ (below[1:] + below[:-1]) / 2)
 
 
-def next_probes(
+def _next_probes(
     history: History,
     counts: Mapping[str, OutcomeCounts],
     skipped: Collection[str],
@@ -357,7 +357,7 @@ def _search(
     history: History,
     known: Mapping[str, OutcomeCounts],
     skipped: Collection[str],
-    belief: Belief,
+    belief: _Belief,
     confidence: float,
     most: int,
 ) -> tuple[NextProbe, ...] | SearchAnswer:
@@ -374,7 +374,7 @@ def _search(
     # Far more than probes that are wrong one time in ten need.
     if sum(count.total for count in known.values()) > 50 + 40 * math.log2(len(history) + 1):
         return flaky
-    builds = np.where(available, buildable(history, known, skipped), 0.0)
+    builds = np.where(available, _buildable(history, known, skipped), 0.0)
     chosen = _batch(history, belief, builds, most)
     probes = [
         NextProbe(history.commits[i], "confirm" if probed[i] or i in chosen[:place] else "search")
@@ -383,11 +383,11 @@ def _search(
     return tuple(probes) or flaky
 
 
-def _batch(history: History, belief: Belief, builds: Floats, most: int) -> list[int]:
+def _batch(history: History, belief: _Belief, builds: Floats, most: int) -> list[int]:
     """Choose up to so many commits whose outcomes together carry the most; empty if none carries anything."""
     chosen, joint = list[int](), belief.weights[:, None]
     while len(chosen) < most:
-        gain = information(history, belief, joint) * builds
+        gain = _information(history, belief, joint) * builds
         if gain.max() <= _NEGLIGIBLE_BITS:
             break
         chosen.append(int(gain.argmax()))
@@ -397,7 +397,7 @@ def _batch(history: History, belief: Belief, builds: Floats, most: int) -> list[
     return chosen
 
 
-def buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Collection[str]) -> Floats:
+def _buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Collection[str]) -> Floats:
     """Estimate how likely each commit is to build, relative to one far from any that does not; float64 [n].
 
     Breakage persists over several commits: at distance d from k broken ones with no working one in between, d / (d + 2^(k - 1)),
@@ -418,7 +418,7 @@ def buildable(history: History, known: Mapping[str, OutcomeCounts], skipped: Col
     return builds
 
 
-def information(history: History, belief: Belief, joint: Floats | None = None) -> Floats:
+def _information(history: History, belief: _Belief, joint: Floats | None = None) -> Floats:
     """Compute the bits that one more outcome of each commit carries about which suspect is the culprit; float64 [n].
 
     The entropy of the outcome minus its expected entropy if the culprit were known, with each suspect's own expected rates.

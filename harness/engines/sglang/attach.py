@@ -117,10 +117,10 @@ def attach(
     if getattr(runner, "is_draft_worker", False):
         return backend  # the kernel contract does not cover the calls of a speculative draft model
     attachment, replays = _attachment(runner, folder, candidate, record_bytes, trace_bytes, model_hash)
-    return observe(backend, name, attachment, _pages(runner), replays)
+    return _observe(backend, name, attachment, _pages(runner), replays)
 
 
-def observe(backend: Any, name: str, attachment: Attachment, pages: Pages, replays: Replays) -> Any:
+def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages, replays: Replays) -> Any:
     """Give every call of a backend object to the attachment from now on, and return the object.
 
     Args:

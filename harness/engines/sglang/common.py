@@ -1,7 +1,7 @@
 """The settings that an attention backend forces on its server, found out before either server starts, and given to both.
 
 SGLang resolves some arguments by the backend: with torch_native, for example, it captures no CUDA graphs. Two servers with
-different backends would then differ in more than the backend. `common_settings` has the flags that make them agree; `agree` asks
+different backends would then differ in more than the backend. `_common_settings` has the flags that make them agree; `agree` asks
 SGLang itself, in processes that resolve a command line and start nothing, until nothing differs or nothing more can be done.
 """
 
@@ -43,7 +43,7 @@ _NUMBERS = (
 """Arguments that change the numbers of both servers: the user decides about them."""
 
 
-def common_settings(
+def _common_settings(
     reference: Mapping[str, Any], candidate: Mapping[str, Any], names: Mapping[Role, str], asked: Collection[str] = ()
 ) -> CommonSettings:
     """Return the flags that make two servers' arguments agree.
@@ -101,7 +101,7 @@ def agree(
     Returns:
         The flags with their reasons. What could not be found out or made equal is in `impossible`; the servers then show it.
     """
-    resolve = resolve or resolved_arguments
+    resolve = resolve or _resolved_arguments
     names = {role: launches[role].backend for role in ROLES}
     agreed = CommonSettings()
     for _ in range(_ROUNDS):
@@ -111,7 +111,7 @@ def agree(
                 reference, candidate = pool.map(resolve, now)
         except EngineError as error:
             return agreed.model_copy(update={"impossible": (str(error),)})
-        common = common_settings(reference, candidate, names, asked)
+        common = _common_settings(reference, candidate, names, asked)
         new = tuple(flag for flag in common.flags if flag not in agreed.flags)
         still = tuple(f"{reason}, although both were given it" for reason in common.because) if not new else ()
         agreed = CommonSettings(
@@ -124,7 +124,7 @@ def agree(
     return agreed
 
 
-def resolved_arguments(launch: Launch) -> dict[str, Any]:
+def _resolved_arguments(launch: Launch) -> dict[str, Any]:
     """Resolve a launch's command line with SGLang's own parser, in a process that starts no server.
 
     Raises:

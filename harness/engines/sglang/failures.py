@@ -32,7 +32,7 @@ _LINE_LIMIT = 300
 
 
 @dataclass(frozen=True)
-class LogFailure:
+class _LogFailure:
     """The statement of a log about a failure.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Raised:
     kernel: str
 
 
-def read(log: str, situation: Situation = ANYWHERE) -> LogFailure:
+def read(log: str, situation: Situation = ANYWHERE) -> _LogFailure:
     """Find in a server's log why it failed.
 
     Args:
@@ -117,22 +117,22 @@ def read(log: str, situation: Situation = ANYWHERE) -> LogFailure:
         for raised in chain:
             for cause in CAUSES:
                 if match := cause.pattern.search(raised.text):
-                    return LogFailure(
+                    return _LogFailure(
                         _headline(raised.text, where), cause.id, remedy(cause, match, situation), survivable
                     )
     for line in lines:
         for cause in CAUSES:
             if cause.anywhere and not _SETTINGS.match(line) and (match := cause.pattern.search(line)):
-                return LogFailure(_without_stamp(line), cause.id, remedy(cause, match, situation))
+                return _LogFailure(_without_stamp(line), cause.id, remedy(cause, match, situation))
     if died is not None and died.cause and survivable:
         return died
     if chain:
         line = _headline(chain[0].text, where)
-        return LogFailure(line, "kernel", KERNEL, survivable) if where else LogFailure(line, survivable=survivable)
+        return _LogFailure(line, "kernel", KERNEL, survivable) if where else _LogFailure(line, survivable=survivable)
     if died is not None:  # with status 1, which sys.exit has if it is given a text
         return replace(died, cause="exit", do=EXIT)
     last = next((line for line in reversed(lines) if _FATAL.search(line) and not _SETTINGS.match(line)), "")
-    return LogFailure(_without_stamp(last), survivable=True)
+    return _LogFailure(_without_stamp(last), survivable=True)
 
 
 def ended(
@@ -163,12 +163,12 @@ def ended(
     deadly = next((name for name in ENDINGS if how.endswith(name)), "")
     known = "SGLang ended its own processes" if itself else f"Its process {process} {how}" if process else f"It {how}"
     if deadly and not itself and (failure.survivable or not failure.line):
-        failure = LogFailure("", ENDINGS[deadly][0], situation.words(ENDINGS[deadly][1]))
+        failure = _LogFailure("", ENDINGS[deadly][0], situation.words(ENDINGS[deadly][1]))
     elif process and not failure.line:
-        failure = LogFailure("", "exit", EXIT)
+        failure = _LogFailure("", "exit", EXIT)
     said = failure.line or (f"its process {process} {how}{_last_words(log.splitlines())}." if process else "")
     if out_of_memory and failure.cause in ("killed", ""):
-        failure = LogFailure(failure.line, "out-of-memory", situation.words(OUT_OF_MEMORY))
+        failure = _LogFailure(failure.line, "out-of-memory", situation.words(OUT_OF_MEMORY))
         said = f"the system ran out of memory and killed it ({said.rstrip('.') or how})."
     return EngineError(
         f"{who} failed {when}: {said}" if said else f"{who} {how} {when}.",
@@ -179,12 +179,12 @@ def ended(
     )
 
 
-def _death(lines: list[str], situation: Situation) -> LogFailure | None:
+def _death(lines: list[str], situation: Situation) -> _LogFailure | None:
     """Find in a log why a process ended without an exception; an exit status of 1, which exceptions give too, is no cause."""
     for number, line in enumerate(lines):
         if (match := _FAULT.search(line)) and (name := next((n for n in _SIGNALS if match[1].startswith(n)), "")):
             cause, do = ENDINGS[_SIGNALS[name]]
-            return LogFailure(
+            return _LogFailure(
                 f"{one_line(match[0], _LINE_LIMIT)}{_fault_place(lines[number + 1 :])}", cause, situation.words(do)
             )
     for number, line in enumerate(lines):
@@ -194,9 +194,9 @@ def _death(lines: list[str], situation: Situation) -> LogFailure | None:
         how = how_ended(status)
         said = f"its {which} {how}{_last_words(lines[:number])}"
         if status > 0:
-            return LogFailure(said, "exit" if status > 1 else "", EXIT if status > 1 else UNKNOWN_REMEDY)
+            return _LogFailure(said, "exit" if status > 1 else "", EXIT if status > 1 else UNKNOWN_REMEDY)
         cause, do = ENDINGS.get(how.rpartition(" ")[2], ("", UNKNOWN_REMEDY))
-        return LogFailure(said, cause, situation.words(do))
+        return _LogFailure(said, cause, situation.words(do))
     return None
 
 

@@ -29,7 +29,7 @@ _POSITIONS = 12
 """Tokens of the prefill whose position ids are observed."""
 
 
-def take(flags: list[str]) -> None:
+def _take(flags: list[str]) -> None:
     """Load the model that a server with these flags would serve, print its fingerprint, and end the process."""
     begun = time.perf_counter()
     _import_only(flags)
@@ -125,4 +125,4 @@ def _write(made: Fingerprint) -> None:
 
 
 if __name__ == "__main__":
-    take(sys.argv[1:])
+    _take(sys.argv[1:])

@@ -137,12 +137,12 @@ def observe_graphs(observer: GraphObserver | None = None) -> None:
         _observers.append(observer)
     for module, name in RUNNERS:
         try:
-            watch_runner(getattr(importlib.import_module(module), name))
+            _watch_runner(getattr(importlib.import_module(module), name))
         except (ImportError, AttributeError):
             continue
 
 
-def watch_runner(runner: type) -> None:
+def _watch_runner(runner: type) -> None:
     """Make a class of graph runners note the batch that it serves, while it does, and heed the observers.
 
     Raises:

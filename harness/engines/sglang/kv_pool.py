@@ -79,7 +79,7 @@ def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "
     )
 
 
-def scales_of(layer: Any) -> tuple[float, float]:
+def _scales_of(layer: Any) -> tuple[float, float]:
     """Return what a layer's stored K and V are multiplied by; 1 where its checkpoint has no scales."""
     scales = []
     for name in ("k_scale", "v_scale"):
@@ -141,10 +141,10 @@ class Pages:
         where = KVWriteLoc(batch.out_cache_loc, window)
         if self._latents:  # a pool of latents takes no scales
             self._cache.set_kv_buffer(
-                layer, where, k / scales_of(layer)[0] if self.stores_fewer_bits(layer, k) else k, v
+                layer, where, k / _scales_of(layer)[0] if self.stores_fewer_bits(layer, k) else k, v
             )
         elif self.stores_fewer_bits(layer, k):  # SGLang divides in place what it is given
-            self._cache.set_kv_buffer(layer, where, k.clone(), v.clone(), *scales_of(layer))
+            self._cache.set_kv_buffer(layer, where, k.clone(), v.clone(), *_scales_of(layer))
         else:
             self._cache.set_kv_buffer(layer, where, k, v)
 
@@ -189,7 +189,7 @@ class Pages:
         k = _gathered(keys, kept.slots)
         v = k[..., : layer.v_head_dim] if latent else _gathered(values, kept.slots)
         if keys.dtype != q.dtype:
-            scales = [torch.full((1, 1, 1), scale, device=q.device) for scale in scales_of(layer)]
+            scales = [torch.full((1, 1, 1), scale, device=q.device) for scale in _scales_of(layer)]
             stored = dict(zip(("stored_k", "stored_v", "k_scale", "v_scale"), (k, v, *scales), strict=True))
             k, v = ((x.float() * scale).to(q.dtype) for x, scale in zip((k, v), scales, strict=True))
             v = k[..., : layer.v_head_dim] if latent else v

@@ -16,7 +16,7 @@ from assay.harness.server.candidates import Candidate, KernelCandidate, LazyCand
 from assay.harness.server.observed_call import ObservedCall
 
 
-class BackendCandidate:
+class _BackendCandidate:
     """An attention backend of SGLang. It reads the same pool and does not write to it."""
 
     reads_given = True
@@ -55,4 +55,4 @@ def make_candidate(name: str, runner: Any) -> Candidate:
         raise KernelRefused(f"unknown candidate {name!r}; expected a module:function or one of {', '.join(known)}")
     # Below the meter: calls of the shadow are not calls that the model used.
     create = unmetered(ATTENTION_BACKENDS[name])
-    return LazyCandidate(name, lambda: BackendCandidate(name, create(runner)))
+    return LazyCandidate(name, lambda: _BackendCandidate(name, create(runner)))

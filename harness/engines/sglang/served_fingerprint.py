@@ -21,14 +21,14 @@ _WAIT_S = 60.0
 """Seconds that the processes of a server may take after the reply: they read all weights."""
 
 
-class Asked(Engine, Protocol):
+class _Asked(Engine, Protocol):
     """A server that takes requests of SGLang's own interface."""
 
     def send(self, path: str, body: dict[str, Any]) -> Any:
         """POST a JSON body, and return the JSON response."""
 
 
-def fingerprint_of(server: Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
+def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
     """Take the fingerprint of a running server; one short request is asked on an empty cache, and the control is left off.
 
     Returns:
@@ -82,7 +82,7 @@ def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[F
         time.sleep(0.05)
 
 
-def _tokens(server: Asked, model: Path) -> Tokens:
+def _tokens(server: _Asked, model: Path) -> Tokens:
     """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats."""
     names = list(TEXTS)
     fields: dict[str, Any] = {}

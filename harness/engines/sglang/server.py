@@ -73,7 +73,7 @@ class SGLangServer(Engine):
         try:
             for attempt in range(1, _PORT_ATTEMPTS + 1):
                 try:
-                    self._start_on(free_port())
+                    self._start_on(_free_port())
                     return
                 except _PortTaken as taken:
                     if attempt == _PORT_ATTEMPTS:
@@ -251,7 +251,7 @@ def _plain(title: str) -> str:
     return next((name for name in ("scheduler", "detokenizer") if cut and name.startswith(cut)), title)
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """Find a port of 127.0.0.1 that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

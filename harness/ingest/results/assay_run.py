@@ -16,8 +16,8 @@ from assay.harness.judge.questions import parsed_from_text
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 
-SUITE = "accuracy"
-REPORT = "report.json"
+_SUITE = "accuracy"
+_REPORT = "report.json"
 _OUTCOMES = {"pass": "passed", "regression": "failed", "ok": "passed", "failed": "failed"}
 
 
@@ -25,7 +25,7 @@ def _recognises(source: SourceFile) -> bool:
     """Recognise a folder with a manifest and items, or with a report; or JSON with the schema of a report."""
     if source.path.is_dir():
         return _is_run(source.path) or (
-            (source.path / REPORT).is_file() and _is_report(SourceFile.of(source.path / REPORT))
+            (source.path / _REPORT).is_file() and _is_report(SourceFile.of(source.path / _REPORT))
         )
     return _is_report(source)
 
@@ -45,7 +45,7 @@ def report_of(source: SourceFile) -> Report:
     path = source.path
     if path.is_dir() and _is_run(path):
         return build(RunFolder(path))
-    return read_report(path / REPORT if path.is_dir() else path)
+    return read_report(path / _REPORT if path.is_dir() else path)
 
 
 def _statements(source: SourceFile) -> Iterable[Statement]:
@@ -72,9 +72,9 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     given = {
         answer.item: answer
         for answer in answers
-        if answer.suite == SUITE and answer.role == "candidate" and answer.repeat == 0
+        if answer.suite == _SUITE and answer.role == "candidate" and answer.repeat == 0
     }
-    asked = [item for item in items if item.suite == SUITE]
+    asked = [item for item in items if item.suite == _SUITE]
     reading.sets.append(
         ResultSet(
             source=str(source.path),

@@ -21,7 +21,7 @@ from assay.harness.text import one_line
 Kind = Literal["answers", "latencies", "tests"]
 _MOST_EXCERPTS = 5
 """Units that were not understood of which the first lines are quoted."""
-ROWS_SHOWN = 50
+_ROWS_SHOWN = 50
 """Rows of a table of an ingested file."""
 
 
@@ -238,7 +238,9 @@ def _figures(sets: list[ResultSet]) -> FactTable:
     runs = [result_set for result_set in sets if result_set.kind == "latencies"]
     columns = tuple(dict.fromkeys(name for run in runs for name in run.figures))
     rows = [(run.task, f"{run.failed:,}", *(run.figures.get(name, "") for name in columns)) for run in runs]
-    return FactTable(id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:ROWS_SHOWN]))
+    return FactTable(
+        id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:_ROWS_SHOWN])
+    )
 
 
 def _table(sets: list[ResultSet]) -> FactTable:
@@ -252,8 +254,8 @@ def _table(sets: list[ResultSet]) -> FactTable:
             "" if results.shots is None else str(results.shots),
             f"{sum(item.parsed is None for item in results.items):,}" if results.kind == "answers" else "",
         )
-        for results in sets[:ROWS_SHOWN]
+        for results in sets[:_ROWS_SHOWN]
     ]
     columns = ("task", "metric", "items", "mean score", "shots", "unparsed")
-    note = f"The first {ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > ROWS_SHOWN else ""
+    note = f"The first {_ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > _ROWS_SHOWN else ""
     return FactTable(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

@@ -11,7 +11,7 @@ import re
 from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_log.facts import KEPT, Log
 
-KIND = "kernel-call"
+_KIND = "kernel-call"
 _CALL = "SGLang Kernel API Call: "
 _EXCEPTION = "SGLang Kernel API Exception: "
 _SECTIONS = {"Positional input arguments:": "input", "Keyword input arguments:": "input", "Output:": "output"}
@@ -37,10 +37,10 @@ class KernelCalls:
             self._name, self._section, self._finite = message.removeprefix(_CALL), "", True
             if self._name in self._log.calls or len(self._log.calls) < KEPT:
                 self._log.calls[self._name] += 1
-            return KIND
+            return _KIND
         if message.startswith(_EXCEPTION):
             self._log.notices.setdefault(("crash", message[:200]), CitedLines()).see(number, message)
-            return KIND
+            return _KIND
         return ""
 
     def bare(self, number: int, text: str) -> str:
@@ -49,13 +49,13 @@ class KernelCalls:
             return ""
         if text in _SECTIONS:
             self._section = _SECTIONS[text]
-            return KIND
+            return _KIND
         if self._section and _VALUE.fullmatch(text):
             count = _COUNT.fullmatch(text)
             if count and int(count[1]):
                 self._not_finite(number, text)
-            return KIND
-        return KIND if _DUMPED.fullmatch(text) else ""
+            return _KIND
+        return _KIND if _DUMPED.fullmatch(text) else ""
 
     def _not_finite(self, number: int, text: str) -> None:
         """Note NaN in a result of a call whose inputs had none. Inputs may be buffers that were never written to."""

@@ -35,7 +35,7 @@ LARGEST_INPUT = 1 << 30
 _DEFINED = ("name", "op_type", "axes", "inputs")
 _INPUTS = ("q", "k", "v", "qo_indptr", "kv_indptr")
 _TORCH = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int32", "int64")}
-REFERENCE = '''\
+_REFERENCE = '''\
 import math
 
 import torch
@@ -89,7 +89,7 @@ def _definition_name(call: AttentionCall) -> str:
     return f"gqa_ragged_prefill{causal}_h{call.q.shape[1]}_kv{call.k.shape[1]}_d{call.q.shape[2]}{dtype}"
 
 
-def definition_of(call: AttentionCall) -> dict[str, Any]:
+def _definition_of(call: AttentionCall) -> dict[str, Any]:
     """Make the definition of a call's kernel, as JSON."""
     dtype = str(call.q.dtype).removeprefix("torch.")
     const = {"num_qo_heads": call.q.shape[1], "num_kv_heads": call.k.shape[1], "head_dim": call.q.shape[2]}
@@ -115,7 +115,7 @@ def definition_of(call: AttentionCall) -> dict[str, Any]:
             "output": {"shape": ["total_q", "num_qo_heads", "head_dim"], "dtype": dtype},
             "lse": {"shape": ["total_q", "num_qo_heads"], "dtype": "float32", "description": "log-sum-exp, to base 2"},
         },
-        "reference": f"CAUSAL = {call.causal}\n{REFERENCE}",
+        "reference": f"CAUSAL = {call.causal}\n{_REFERENCE}",
     }  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def export_pack(pack: Path, folder: Path) -> _Exported:
         if name not in lines:
             write_whole(
                 folder / "definitions" / _OP_TYPE / f"{name}.json",
-                json.dumps(definition_of(call), indent=2),
+                json.dumps(_definition_of(call), indent=2),
                 durable=False,
             )
         lines.setdefault(name, []).append(_write_workload(folder, name, recorded))

@@ -83,17 +83,17 @@ class DumpedPass:
     layers: dict[int, LayerCall]
 
 
-class MissingPart(EvidenceError):
+class _MissingPart(EvidenceError):
     """A pass lacks what a call needs."""
 
 
-def _lacking(number: int, what: str, do: str) -> MissingPart:
+def _lacking(number: int, what: str, do: str) -> _MissingPart:
     """Make the error for a pass that lacks something."""
     expected = "q, k and v of every attention call, positions and sequence lengths"
-    return MissingPart(f"pass {number} lacks {what}", expected, do)
+    return _MissingPart(f"pass {number} lacks {what}", expected, do)
 
 
-def split(
+def _split(
     number: int, positions: Tensor, lens: Sequence[int] | None, requests: Sequence[str], count: int | None = None
 ) -> tuple[SequencePart, ...]:
     """List the sequences of a pass.
@@ -173,7 +173,7 @@ def passes_of(dump: Dump, model: DumpedModel | None, problems: list[str]) -> Ite
     for make in made:
         try:
             yield make()
-        except (MissingPart, Unreadable) as error:
+        except (_MissingPart, Unreadable) as error:
             problems.append(error.found + (f"; {error.do}" if error.do else ""))
 
 
@@ -206,7 +206,7 @@ def _dumper_pass(number: int, held: list[StoredTensor], model: DumpedModel | Non
         if module:
             inputs = [names[f"{module}.inputs.{i}"].map() for i in range(3)]
             layers[layer] = _layer_call(number, model, inputs, names.get(f"{module}.output"))
-    return _checked(number, split(number, positions, lens, requests), ids, layers)
+    return _checked(number, _split(number, positions, lens, requests), ids, layers)
 
 
 def _hooked_pass(number: int, held: list[StoredTensor], model: DumpedModel | None) -> DumpedPass:
@@ -229,7 +229,7 @@ def _hooked_pass(number: int, held: list[StoredTensor], model: DumpedModel | Non
             k, qkv = names[f"{base}rotary_emb.1"].map(), names[f"{base}qkv_proj"].map()
             v = qkv[:, q[0].numel() + k[0].numel() :]
             layers[layer] = _layer_call(number, model, (q, k, v), names.get(f"{base}attn"))
-    sequences = split(number, info["positions"].map(), info["seq_lens"].map().tolist(), ())
+    sequences = _split(number, info["positions"].map(), info["seq_lens"].map().tolist(), ())
     return _checked(number, sequences, info["input_ids"].map() if "input_ids" in info else None, layers)
 
 
@@ -247,7 +247,7 @@ def _api_passes(dump: Dump, model: DumpedModel | None) -> Iterator[tuple[int, An
     layers = model.layers if model else 0
     if calls and not layers:
         unnamed = "kernel API logs do not name the layer of a call."
-        raise MissingPart(unnamed, "the number of layers", "name the model's folder with --model")
+        raise _MissingPart(unnamed, "the number of layers", "name the model's folder with --model")
     for start in range(0, len(calls) - layers + 1, max(layers, 1)):
         yield start // layers, calls[start : start + layers]
 
@@ -283,7 +283,7 @@ def _api_pass(number: int, held: list[tuple[Path, Path | None]], model: DumpedMo
     if positions is None:
         raise _lacking(number, "positions", "let SGLANG_KERNEL_API_DUMP_INCLUDE admit kernels.fused_op.*")
     count = int(batch.group(2)) if batch else None
-    return _checked(number, split(number, positions, None, (), count), None, layers)
+    return _checked(number, _split(number, positions, None, (), count), None, layers)
 
 
 def _checked(

@@ -25,7 +25,7 @@ from assay.harness.localize.kernel_runs import measure
 from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
 _BUDGET_MB = 256
-ALL = 1 << 30
+_ALL = 1 << 30
 """A reservoir that keeps every call: a trace was sampled by whoever recorded it, and does not name layers."""
 
 
@@ -65,7 +65,7 @@ def trace_to_pack(trace: Path, folder: Path, budget_mb: int = _BUDGET_MB) -> Imp
         UsageError: the folder has other content.
         EvidenceError: the trace holds no attention call that can be replayed; the message states why.
     """
-    made = _Maker(trace, "FlashInfer Trace", folder, "", budget_mb, reservoir=ALL)
+    made = _Maker(trace, "FlashInfer Trace", folder, "", budget_mb, reservoir=_ALL)
     made.add_whole((call, None) for call in calls_of(trace, made.problems))
     return made.finish()
 

@@ -31,7 +31,7 @@ KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of what runs on a device, in PyTorch's traces."""
 _OPERATORS = frozenset({"cpu_op"})
 _ANNOTATIONS = frozenset({"user_annotation"})
-MLC, PYTORCH, UNKNOWN = "MLC-LLM's event recorder", "PyTorch's profiler", "an unknown writer"
+_MLC, _PYTORCH, _UNKNOWN = "MLC-LLM's event recorder", "PyTorch's profiler", "an unknown writer"
 _WITHOUT_CATEGORY = {"M": "metadata", "C": "counter", **dict.fromkeys("iI", "instant"), **dict.fromkeys("stf", "flow")}
 _HEAD = re.compile(r'\s*(?:\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id)"|\{.*"traceEvents"\s*:\s*\[)', re.DOTALL)
 _STEP = re.compile(r"step\[(\w+)")
@@ -40,7 +40,7 @@ _PHASES: dict[str, SegmentKind] = {
 }  # fmt: skip
 _PASSES: tuple[Callable[[str], object], ...] = (
     _STEP.match,
-    lambda name: phase_of(name) != "other",
+    lambda name: _phase_of(name) != "other",
     re.compile(r"ProfilerStep#\d+").fullmatch,
 )
 """Names of annotations that are forward passes: SGLang's ``step[…]`` come first, then names with a phase in them, then those of
@@ -86,8 +86,8 @@ def _steps(source: SourceFile) -> StepTrace:
     if stream.ended and (stream.head or "compressed" in stream.ended):
         violations.append(Violation("trace-cut-off", "end of the file", stream.ended, (number,) if number else ()))
     writer = _writer(spans, stream.head)
-    tracks = tuple(_requests(spans)) if writer == MLC else _profile(spans)
-    violations += _decoded_before_prefill(tracks) if writer == MLC else ()
+    tracks = tuple(_requests(spans)) if writer == _MLC else _profile(spans)
+    violations += _decoded_before_prefill(tracks) if writer == _MLC else ()
     return StepTrace(
         FileRead.of(
             source, "chrome-trace", f"Chrome trace events of {writer}", number - refused, refused, "event", unread,
@@ -97,7 +97,7 @@ def _steps(source: SourceFile) -> StepTrace:
     )  # fmt: skip
 
 
-def phase_of(name: str) -> SegmentKind:
+def _phase_of(name: str) -> SegmentKind:
     """Infer the phase that a name states: SGLang's ``step[DECODE bs=4]``, or a word in it; "other" if it states none."""
     if step := _STEP.match(name):
         return _PHASES.get(step[1], "other")
@@ -110,13 +110,13 @@ def phase_of(name: str) -> SegmentKind:
 def _writer(spans: Spans, head: str) -> str:
     categories = {span.cat for span in spans.all}
     if categories & (KERNELS | _OPERATORS | _ANNOTATIONS) or '"schemaVersion"' in head:
-        return PYTORCH
+        return _PYTORCH
     phases = {phase for phase, _ in spans.kinds}
     if categories == {""} and phases <= set("BEi") and all(
         span.pid == "1" and (span.name == "finish" or _COUNTED.search(span.name)) for span in spans.all[:100]
     ):  # fmt: skip
-        return MLC
-    return UNKNOWN
+        return _MLC
+    return _UNKNOWN
 
 
 def _profile(spans: Spans) -> tuple[Track, ...]:
@@ -172,7 +172,7 @@ def _segments(
     for (number, named), ran in sorted(groups.items(), key=lambda item: item[1][0].ts):
         label = labels[number] if named else ""
         # By stream: how kernels of different streams interleave differs from run to run.
-        made.append(_segment(sorted(ran, key=lambda span: span.tid), label, phase_of(label)))
+        made.append(_segment(sorted(ran, key=lambda span: span.tid), label, _phase_of(label)))
     return tuple(made)
 
 
@@ -207,7 +207,7 @@ def _requests(spans: Spans) -> Iterator[Track]:
 
 
 def _phase(spans: Sequence[Span]) -> SegmentKind:
-    kinds = {phase_of(span.name) for span in spans} - {"other"}
+    kinds = {_phase_of(span.name) for span in spans} - {"other"}
     return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "other"
 
 
@@ -240,7 +240,7 @@ def _facts(trace: StepTrace) -> Iterator[Fact]:
     kinds = Counter(segment.kind for segment in trace.segments)
     phases = ", ".join(f"{kind} {number:,}" for kind, number in sorted(kinds.items()))
     yield Fact(id="segments", title="Segments by phase", text=phases or "none")
-    if trace.writer == MLC:
+    if trace.writer == _MLC:
         engine = trace.tracks[:40:2]
         sampled = [str(sum(step.name == "sampling" for s in track.segments for step in s.steps)) for track in engine]
         yield Fact(id="tokens", title="Tokens sampled, by request", text=", ".join(sampled))

@@ -27,7 +27,7 @@ from assay.harness.schema import Part
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Decided
 
-KINDS_SHOWN, STEPS_SHOWN = 50, 200
+_KINDS_SHOWN, _STEPS_SHOWN = 50, 200
 """Most rows of the summary, and of the table of steps."""
 _ONE = {mlc_lines.ADD: ("adds its sequence", "adds one"), mlc_lines.FORK: ("forks its sequence", "forks one")}
 _MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}
@@ -168,8 +168,8 @@ class _Comparison:
         kinds, rows = _summary(differences), _rows(a, b)
         return TraceDiff(
             verdict=verdict, a=a.file, b=b.file, headline=headline, cites=_cites(differences), differences=len(differences),
-            kinds=kinds[:KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - KINDS_SHOWN), steps=rows[:STEPS_SHOWN],
-            steps_left_out=max(0, len(rows) - STEPS_SHOWN), notes=tuple(self._notes),
+            kinds=kinds[:_KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), steps=rows[:_STEPS_SHOWN],
+            steps_left_out=max(0, len(rows) - _STEPS_SHOWN), notes=tuple(self._notes),
         )  # fmt: skip
 
     def _refusal(self) -> str:
@@ -264,7 +264,7 @@ class _Comparison:
             texts.append(self._place(places[-1], "after " if lacks else ""))
             steps.append(None if lacks else segment.steps[index])
         ours, theirs = steps
-        shorten = ours is None or theirs is None or short_name(ours.name) != short_name(theirs.name)
+        shorten = ours is None or theirs is None or _short_name(ours.name) != _short_name(theirs.name)
         left, right = (self._phrase(step, shorten) for step in steps)
         if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
             right = _ONE[theirs.name][1]
@@ -279,7 +279,7 @@ class _Comparison:
             return f"polls {step.name}"
         if step.name in _ONE:
             return _ONE[step.name][0]
-        return f"{self._runs} {one_line(short_name(step.name) if shorten else step.name, 200)}"
+        return f"{self._runs} {one_line(_short_name(step.name) if shorten else step.name, 200)}"
 
     def _of_answers(self, a: Track, b: Track) -> _Difference:
         where, lines = f"{a.name}, answer", (a.output_at[0], b.output_at[0])
@@ -306,7 +306,7 @@ def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, in
     return [(start + a1, start + a2, start + b1, start + b2) for tag, a1, a2, b1, b2 in blocks if tag != "equal"]
 
 
-def short_name(name: str) -> str:
+def _short_name(name: str) -> str:
     """Strip a kernel's name of its templates' arguments and its parameters: ``flash_fwd_kernel`` of a C++ signature."""
     plain = name.removeprefix("void ").replace(_ANONYMOUS, "")
     return re.split(r"[<(]", plain, maxsplit=1)[0].strip() or name

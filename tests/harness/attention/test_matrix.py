@@ -13,7 +13,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import Declaration
-from assay.harness.attention.matrix import LONG, Case, Size, axes, cases, model_cases
+from assay.harness.attention.matrix import LONG, Case, Size, _axes, cases, model_cases
 from assay.harness.attention.oracle import oracle
 
 SIZES = ["small", pytest.param("full", marks=pytest.mark.slow)]
@@ -31,7 +31,7 @@ def words(axis: str, value: object) -> str:
 
 def uncovered(made: list[Case], phase: str, size: Size, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Combinations of values of the axes of each group that occur in no case. "cached" is whether there is a prefix."""
-    design = {axis: [words(axis, v) for v in values] for axis, values in axes(phase, size).items()}
+    design = {axis: [words(axis, v) for v in values] for axis, values in _axes(phase, size).items()}
     design["cached"] = ["True"] if phase == "decode" else ["False", "True"]
     seen = [{a: v.split()[-1] if a == "heads" else v for a, v in c.condition.items()} for c in made]
     seen = [one | {"cached": str(one["prefix"] != "0")} for one in seen if one["phase"] == phase]
@@ -62,7 +62,7 @@ ALL = ["prefix", "new", "batch", "heads", "head_dim", "dtype", "data", "page"]
 def test_pairs_triples_and_what_users_run_are_covered(phase: str, size: Size) -> None:
     made = cases((phase,), size=size)
     groups: list[tuple[str, ...]] = [("dtype", "head_dim", "heads", "cached")]
-    core = set(product(*([words(a, v) for v in axes(phase, size)[a]] for a in ("dtype", "head_dim", "heads"))))
+    core = set(product(*([words(a, v) for v in _axes(phase, size)[a]] for a in ("dtype", "head_dim", "heads"))))
     for holds in (_has_nine_and_a_long_one, _is_more_than_a_block_behind_a_prefix)[: 2 if phase == "extend" else 1]:
         assert core == {_core(call) for call in _made(phase, size) if holds(call)} & core
     for some in (["batch", "heads"], ["batch", "new"], ["heads", "new"], ["data"]):
@@ -221,7 +221,7 @@ def test_each_path_of_a_kernel_meets_what_goes_wrong_in_one_of_them(
     phase: str, holds: Callable[[AttentionCall], bool], where: str, size: Size
 ) -> None:
     """Two looks for wrong kernels that pass found 20 and 14 that were wrong in one dtype, head dim and number of heads."""
-    core = set(product(*([words(a, v) for v in axes(phase, size)[a]] for a in ("dtype", "head_dim", "heads"))))
+    core = set(product(*([words(a, v) for v in _axes(phase, size)[a]] for a in ("dtype", "head_dim", "heads"))))
     missing = core - {_core(call) for call in _made(phase, size) if holds(call)}
     assert not missing, f"a kernel that is wrong only {where} passes in {missing}"
 

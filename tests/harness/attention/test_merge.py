@@ -14,7 +14,7 @@ from torch import Tensor
 from assay.harness import cli
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, Outputs
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.merge import MergeCall, MergeKernel, as_attention, as_merge, merge_cases, merged, merging
+from assay.harness.attention.merge import MergeCall, MergeKernel, _as_attention, _as_merge, merge_cases, merged, merging
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import ExitCode
@@ -59,11 +59,11 @@ def test_merged_parts_of_attention_are_attention() -> None:
 def test_a_merge_is_the_attention_that_stands_for_it(lses: str) -> None:
     for case in [case for case in CASES if case.condition["log-sum-exps"] == lses][::4]:
         call = case.make()
-        merge = as_merge(call.clone())
+        merge = _as_merge(call.clone())
         assert len(merge.outs) == int(case.condition["parts"])
         if len(merge.outs[0]) > 1:
             assert (merge.lses == -math.inf).any() == ("-inf" in lses or "without" in lses)
-        again = as_attention(merge, call.spec.padded_rows)
+        again = _as_attention(merge, call.spec.padded_rows)
         assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in call.tensors.items())
         expected = merged(merge)
         torch.testing.assert_close(oracle(call), expected.out[: call.rows])
@@ -146,7 +146,7 @@ def test_a_merge_that_is_wrong_is_found(kernel: MergeKernel, id: str, where: set
 
 def test_only_merges_are_merged() -> None:
     with pytest.raises(KernelRefused, match="this is no merge"):
-        as_merge(call_of([(1, 9), (1, 3)], (4, 4), 16, torch.float16, "cpu"))
+        _as_merge(call_of([(1, 9), (1, 3)], (4, 4), 16, torch.float16, "cpu"))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from rich.console import Console
 from assay.evals.questions import PROMPT_HEADER, prompt_hash
 from assay.evals.synthetic import questions
 from assay.harness.backend import Backend
-from assay.harness.bisect.layer_probes import ProbeServer, bisect_layers, search_layers
+from assay.harness.bisect.layer_probes import _ProbeServer, _search_layers, bisect_layers
 from assay.harness.bisect.layer_task import LayerBisection
 from assay.harness.cli.app import load_command
 from assay.harness.collect.plan import Plan
@@ -105,9 +105,9 @@ def spec(**changes: object) -> RunSpec:
 
 
 def bisect(server: Server, by: str | None = None, **changes: object) -> LayerBisection:
-    probed = ProbeServer(server, server.evidence, ITEMS, 32, 8)
+    probed = _ProbeServer(server, server.evidence, ITEMS, 32, 8)
     with ProgressDisplay(Console(quiet=True)) as display:
-        return search_layers(probed, spec(**changes), by, display)  # type: ignore[arg-type]
+        return _search_layers(probed, spec(**changes), by, display)  # type: ignore[arg-type]
 
 
 def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.bisect.layer_search import SearchResult, ddmin, find_layers, lead_needed, max_answers
+from assay.harness.bisect.layer_search import SearchResult, _ddmin, _lead_needed, _max_answers, find_layers
 
 LAYERS = tuple(range(32))
 ALPHA = 0.05
@@ -82,15 +82,10 @@ def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(grou
             assert task(frozenset(one.partners))
 
 
-def test_small_errors_that_add_up_are_not_blamed_on_a_few() -> None:
-    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 10), 0.0, ALPHA)
-    assert len(search.restored) == 23
-    assert not any(one.alone or one.partners for one in search.restored)
-
-
-def test_more_partners_than_are_searched_for() -> None:
-    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < 31), 0.0, ALPHA)
-    assert len(search.restored) == 2
+@pytest.mark.parametrize(("wrong_from", "restored"), [(10, 23), (31, 2)])
+def test_small_errors_that_add_up_are_not_blamed_on_a_few(wrong_from: int, restored: int) -> None:
+    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < wrong_from), 0.0, ALPHA)
+    assert len(search.restored) == restored
     assert not any(one.alone or one.partners for one in search.restored)
 
 
@@ -145,16 +140,16 @@ def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
     assert probes(find_layers(LAYERS, alone(frozenset(guilty)), 0.0, ALPHA)) <= most, name
 
 
-def test_nothing_is_found_where_all_layers_are_right() -> None:
-    search = find_layers(LAYERS, lambda candidate: True, 0.0, ALPHA)
-    assert (search.outcome, search.restored, probes(search)) == ("nothing", (), 2)
-    assert "is right even with the candidate in all 32 layers" in search.why
-
-
-def test_a_failing_reference_is_inconclusive() -> None:
-    search = find_layers(LAYERS, lambda candidate: False, 0.0, ALPHA)
-    assert (search.outcome, search.restored, probes(search)) == ("inconclusive", (), 1)
-    assert "too noisy" in search.why
+@pytest.mark.parametrize(
+    ("right", "outcome", "asked", "why"),
+    [(True, "nothing", 2, "is right even with the candidate in all 32 layers"), (False, "inconclusive", 1, "too noisy")],
+)
+def test_nothing_is_found_where_all_layers_are_right_or_the_reference_fails(
+    right: bool, outcome: str, asked: int, why: str
+) -> None:
+    search = find_layers(LAYERS, lambda candidate: right, 0.0, ALPHA)
+    assert (search.outcome, search.restored, probes(search)) == (outcome, (), asked)
+    assert why in search.why
 
 
 def noisy(task: Task, noise: float, seed: int) -> Task:
@@ -205,13 +200,13 @@ def ruin(noise: float, lead: int) -> float:
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
 @pytest.mark.parametrize("error", [0.2, 0.01, 1e-4])
 def test_the_lead_is_the_smallest_that_bounds_the_error(noise: float, error: float) -> None:
-    lead = lead_needed(noise, error)
+    lead = _lead_needed(noise, error)
     assert ruin(noise, lead) <= error
     assert lead == 1 or ruin(noise, lead - 1) > error
 
 
 def test_a_deterministic_floor_asks_once() -> None:
-    assert lead_needed(0.0, 1e-9) == max_answers(0.0, 1e-9) == 1
+    assert _lead_needed(0.0, 1e-9) == _max_answers(0.0, 1e-9) == 1
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.9, -0.1])
@@ -227,5 +222,5 @@ def test_missing_and_repeated_layers_are_refused(layers: tuple[int, ...]) -> Non
 
 
 def test_ddmin_finds_what_is_needed_among_many() -> None:
-    assert ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
-    assert ddmin([5], lambda some: True) == [5]
+    assert _ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
+    assert _ddmin([5], lambda some: True) == [5]

@@ -12,7 +12,7 @@ from assay.harness.attention.oracle import attend, oracle, requests
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK
 from assay.harness.bugs.family import BY_ID, FAMILY
-from assay.harness.bugs.quantisation import int8, smooth
+from assay.harness.bugs.quantisation import _int8, _smooth
 
 
 def output(name: str, call: AttentionCall) -> Tensor:
@@ -44,12 +44,12 @@ def test_a_shared_prefix_leaks_nothing() -> None:
 def test_int8_has_a_scale_for_each_block_and_head() -> None:
     x = torch.randn(2, 150, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, :64] *= 100
-    back = int8(x, 64)
+    back = _int8(x, 64)
     for head in range(2):
         for rows in (slice(0, 64), slice(64, 128), slice(128, 150)):
             step = float(x[head, rows].abs().max()) / 127
             assert float((back[head, rows] - x[head, rows]).abs().max()) <= step / 2 + 1e-12
-    wrong = int8(x, 64, shift=1)
+    wrong = _int8(x, 64, shift=1)
     ratio = float(x[0, 64:128].abs().max() / x[0, :64].abs().max())
     torch.testing.assert_close(wrong[0, :64], back[0, :64] * ratio)
     torch.testing.assert_close(wrong[:, 128:], back[:, 128:])  # nothing follows the last block
@@ -59,7 +59,7 @@ def test_a_smoothed_k_is_invisible_unless_it_differs_between_keys() -> None:
     call = call_of([(5, 70)], (2, 1), 8, torch.float64, "cpu")
     biased = replace(call, k=call.k + 3)
     batch = requests(biased)
-    smoothed = torch.cat([attend(replace(r, k=smooth(batch, b))) for b, r in enumerate(batch)], dim=1)
+    smoothed = torch.cat([attend(replace(r, k=_smooth(batch, b))) for b, r in enumerate(batch)], dim=1)
     torch.testing.assert_close(smoothed.transpose(0, 1), oracle(biased))
     for name in ("k-smoothed-by-block", "k-smoothed-new-only"):
         assert float((output(name, biased) - oracle(biased)).abs().max()) > 0.01

@@ -15,7 +15,7 @@ from assay.harness.certify.kernel import CertifiedKernel, certified_kernel
 from assay.harness.certify.op_level import OpLevel, honest
 from assay.harness.certify.op_tasks import op_envelope
 from assay.harness.certify.pins import is_named
-from assay.harness.certify.server_level import certified_spec, effect_of, findings_of
+from assay.harness.certify.server_level import _effect_of, _findings_of, certified_spec
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.evidence.certificate import HIDDEN
@@ -46,20 +46,20 @@ def recorded() -> list[AttentionCall]:
     ],
 )
 def test_a_fault_is_named_on_the_calls_that_the_run_recorded(recorded: list[AttentionCall], id: str, named: bool | None) -> None:
-    assert is_named(CATALOGUE[id], findings_of(CATALOGUE[id], CertifiedKernel(), recorded)) is named
+    assert is_named(CATALOGUE[id], _findings_of(CATALOGUE[id], CertifiedKernel(), recorded)) is named
 
 
 @pytest.mark.slow
 def test_a_fault_in_a_kernel_that_quantises_is_named_on_recorded_calls(recorded: list[AttentionCall]) -> None:
     fault = CATALOGUE["mask-top-left-layer-2"]
     kernel = CertifiedKernel(honest("int8_qk", 1), "mine:int8")
-    assert [(one.id, one.where.startswith("extend, ")) for one in findings_of(fault, kernel, recorded)] == [
+    assert [(one.id, one.where.startswith("extend, ")) for one in _findings_of(fault, kernel, recorded)] == [
         ("mask-top-left", False)
     ]
 
 
 def test_a_fault_that_is_missed_is_measured_on_recorded_calls(recorded: list[AttentionCall]) -> None:
-    small, large = (effect_of(CATALOGUE[id], recorded, "int8_qk") for id in ("accumulator-fp16", "scale-doubled"))
+    small, large = (_effect_of(CATALOGUE[id], recorded, "int8_qk") for id in ("accumulator-fp16", "scale-doubled"))
     assert small is not None
     assert large is not None
     assert 0 < small <= HIDDEN < large

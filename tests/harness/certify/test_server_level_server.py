@@ -7,7 +7,7 @@ from rich.console import Console
 
 from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.certify.kernel import CertifiedKernel
-from assay.harness.certify.server_level import ServerLevel, certified_spec, examine
+from assay.harness.certify.server_level import ServerLevel, _examine, certified_spec
 from assay.harness.progress import ProgressDisplay
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -17,7 +17,7 @@ def test_one_pair_of_servers_sees_one_fault_after_the_other(tmp_path: Path) -> N
     kernel = CertifiedKernel()
     spec = certified_spec("cpu", "tiny", kernel)
     with ServerLevel(spec, tmp_path / "run", ProgressDisplay(Console(quiet=True)), kernel) as level:
-        found = {id: examine(CATALOGUE[id], level) for id in ("mask-top-left", "identity", "layer-2-zero", "gain-0.1-percent")}
+        found = {id: _examine(CATALOGUE[id], level) for id in ("mask-top-left", "identity", "layer-2-zero", "gain-0.1-percent")}
     assert {id: one.outcome for id, one in found.items()} == {
         "mask-top-left": "caught", "identity": "quiet", "layer-2-zero": "caught", "gain-0.1-percent": "caught",
     }  # fmt: skip

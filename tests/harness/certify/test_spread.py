@@ -12,7 +12,7 @@ from rich.console import Console
 
 from assay.harness.certify import spread
 from assay.harness.certify.session import CannotContinueError, Kept, certify
-from assay.harness.certify.spread import Spread, shares
+from assay.harness.certify.spread import Spread, _shares
 from assay.harness.evidence.certificate import CertifiedEnvelope, Examined
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sweep.executor import Needs, Workplace
@@ -62,7 +62,7 @@ DEADLY: dict[str, int] = {}
 
 
 @pytest.fixture(autouse=True)
-def _shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spread, "CellWork", Share)
     SERVED[:], RAN[:] = [envelope()], []
     DEADLY.clear()
@@ -75,7 +75,7 @@ def spreading(jobs: int = 4, even: bool = False) -> Spread:
 def test_shares_cover_everything_once_and_become_smaller() -> None:
     for workers in (1, 2, 7, 30):
         for even in (False, True):
-            divided = shares(IDS, workers, even)
+            divided = _shares(IDS, workers, even)
             assert sorted(id for share in divided for id in share) == sorted(IDS)
             sizes = [len(share) for share in divided]
             if even:
@@ -84,7 +84,7 @@ def test_shares_cover_everything_once_and_become_smaller() -> None:
             else:
                 assert sizes == sorted(sizes, reverse=True)
                 assert sizes[-1] == 1, "no worker waits for more than the last one"
-    assert shares([], 3, even=True) == shares([], 3, even=False) == []
+    assert _shares([], 3, even=True) == _shares([], 3, even=False) == []
 
 
 def test_joined_results_are_those_of_one_process(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.cli.supervised import GRACE_S, runs_kernel, wait_passively
+from assay.harness.cli.supervised import GRACE_S, _runs_kernel, _wait_passively
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.server.pack_writer import PackWriter
 
@@ -185,7 +185,7 @@ from assay.harness.cli import supervised
 supervised.GRACE_S = {SHORT_GRACE_S}
 def command():
 {body}
-code = supervised.supervise(command)
+code = supervised._supervise(command)
 print("supervisor: ", code, flush=True)
 sys.exit(code)
 """
@@ -306,8 +306,8 @@ def test_only_commands_that_run_a_kernel_are_supervised() -> None:
         ["check", "k"], ["replay", "pack"], ["bench", "kernel", "pack"],
         ["certify", "--candidate", "k"], ["certify", "--candidate=k"],
     )  # fmt: skip
-    assert all(runs_kernel(arguments) for arguments in supervised_ones)
-    assert not any(runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"], ["certify"]))
+    assert all(_runs_kernel(arguments) for arguments in supervised_ones)
+    assert not any(_runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"], ["certify"]))
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_threads_wait_without_burning_cpu_where_nothing_is_timed(
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if given:
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    wait_passively(arguments)
+    _wait_passively(arguments)
     assert os.environ.get("OMP_WAIT_POLICY") == policy
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
 

@@ -19,8 +19,8 @@ import torch
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import load_command
-from assay.harness.cli.flags import is_address
-from assay.harness.cli.sweep import options_of
+from assay.harness.cli.flags import _is_address
+from assay.harness.cli.sweep import _options_of
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.sweep.spec import COMMANDS
@@ -51,7 +51,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: str) -> None:
-    options = options_of(command, load_command(command).params)
+    options = _options_of(command, load_command(command).params)
     assert "candidate" in options
     assert not {"out", "json", "html", "junit", "quiet", "verbose", "help"} & set(options)
     assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound", "certify": "fault"}[
@@ -60,10 +60,10 @@ def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: st
 
 
 def test_kinds_of_options_are_those_of_the_commands() -> None:
-    certify, bench = (options_of(name, load_command(name).params) for name in ("certify", "bench"))
+    certify, bench = (_options_of(name, load_command(name).params) for name in ("certify", "bench"))
     assert (certify["fault"].kind, certify["read_out"].kind, certify["level"].kind) == ("repeated", "switch", "value")
     assert (bench["cuda_graphs"].kind, bench["cuda_graphs"].off) == ("switch", "--no-cuda-graphs")
-    check = options_of("check", load_command("check").params)
+    check = _options_of("check", load_command("check").params)
     assert check["candidate"].required
     assert not check["candidate"].flag
 
@@ -116,7 +116,7 @@ def test_cells_are_shown_before_they_run_and_an_error_hides_nothing(
     [("auto", True), ("10.0.0.1:6379", True), ("ray://head:10001", True), ("sweep.toml", False), ("--jobs", False), ("", False)],
 )
 def test_what_follows_ray_is_an_address_or_something_else(word: str, address: bool) -> None:
-    assert is_address(word) == address
+    assert _is_address(word) == address
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings
-from assay.harness.judge.same_servers import with_common_settings
+from assay.harness.judge.same_servers import _with_common_settings
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, CheckStatus
 
@@ -77,5 +77,5 @@ def test_common_settings_of_another_run_are_refused(tmp_path: Path) -> None:
 )
 def test_the_check_says_what_both_were_given(status: CheckStatus, found: str) -> None:
     check = Check(id="same-servers", title="t", status=status, found="fine")
-    assert with_common_settings(check, FORCED).found == found
-    assert with_common_settings(check, None) == check
+    assert _with_common_settings(check, FORCED).found == found
+    assert _with_common_settings(check, None) == check

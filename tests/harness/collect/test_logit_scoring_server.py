@@ -22,7 +22,7 @@ from assay.harness.engines.sglang.score import score
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.judge.logits_suite import compare_logits
+from assay.harness.judge.logits_suite import _compare_logits
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import Role
 
@@ -108,7 +108,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
         patch.setenv("PYTHONPATH", str(folder))
         with serve(tmp_path_factory.mktemp("candidate"), "candidate", "wrong_behind_a_prefix:kernel") as server:
             score_role(server, items(), answers, folder, display)
-    return compare_logits(folder, 0.05), folder, answers, seen
+    return _compare_logits(folder, 0.05), folder, answers, seen
 
 
 def test_sequences_are_the_prompts_and_the_recorded_answers(scored: Scored) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.collect.plan import prepare
-from assay.harness.collect.run_folder import open_folder, resuming
+from assay.harness.collect.run_folder import _resuming, open_folder
 from assay.harness.config import RunSpec
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import UsageError
@@ -69,9 +69,9 @@ def test_the_commands_of_a_run_hold_no_path_of_its_host(kernel: Path, tmp_path: 
     below = open_folder(prepare(spec), tmp_path / "repo" / "runs" / "1")
     beside = open_folder(prepare(spec), tmp_path / "elsewhere")
     assert "'--model=~/models/m'" in below.manifest().command
-    assert resuming(below).endswith(" --out=runs/1")
-    assert resuming(beside).endswith(" --out='~/elsewhere'")
-    assert str(tmp_path) not in resuming(below) + resuming(beside)
+    assert _resuming(below).endswith(" --out=runs/1")
+    assert _resuming(beside).endswith(" --out='~/elsewhere'")
+    assert str(tmp_path) not in _resuming(below) + _resuming(beside)
     repeated = RunSpec.of(
         reference="torch_native", candidate="changing_kernel:forward", model="~/models/m", questions=4, suites=("accuracy",)
     )

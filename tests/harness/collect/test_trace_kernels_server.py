@@ -11,7 +11,7 @@ from assay.harness.collect.trace_kernels import is_traced, trace_kernels
 from assay.harness.config import RunSpec
 from assay.harness.evidence.executed import KERNEL_TRACES, passes_of
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.judge.executed_kernels import check_kernels_executed
+from assay.harness.judge.executed_kernels import _check_kernels_executed
 from assay.harness.sides import ROLES, Role
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
@@ -69,9 +69,9 @@ def test_a_kernel_that_declares_int8_and_answers_with_pytorchs_attention_is_caug
     _, folder = traced
     servers = {server.role: server for server in folder.progress().servers}
     traces = {role: list(KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce).values()) for role in ROLES}
-    (check,) = check_kernels_executed(servers["candidate"], traces)
+    (check,) = _check_kernels_executed(servers["candidate"], traces)
     assert check.status == "failed"
     assert "scaled_dot_product" in check.found
     honest = servers["reference"].model_copy(update={"role": "candidate"})
-    (check,) = check_kernels_executed(honest, {"candidate": traces["reference"], "reference": []}, stored=True)
+    (check,) = _check_kernels_executed(honest, {"candidate": traces["reference"], "reference": []}, stored=True)
     assert (check.status, check.found.startswith("ran: ")) == ("ok", True)

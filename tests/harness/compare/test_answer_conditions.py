@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,19 +92,17 @@ def test_the_seed_case_is_named_by_its_cached_prefix() -> None:
     )
 
 
-def test_of_equivalent_splits_the_cached_prefix_is_named() -> None:
-    # All cached prompts are long, too: the prefix is the nearer cause.
-    pairs = [make_pair(True, cached=1, prompt=60) for _ in range(32)]
-    pairs += [make_pair(False, cached=54, prompt=120) for _ in range(32)]
-    telling = most_telling(by_condition(pairs))
-    assert telling is not None
-    assert telling[1][0].by == "cached-prefix"
-
-
-def test_of_two_telling_splits_the_sharper_is_named() -> None:
-    # Most, but not all, of the prompts with a cached prefix are of one batch size, so that separates too, but less.
-    pairs = [make_pair(cached=1, batch=1) for _ in range(30)] + [make_pair(cached=1, batch=8) for _ in range(10)]
-    pairs += [make_pair(False, batch=8) for _ in range(30)]
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        # All cached prompts are long, too: the prefix is the nearer cause.
+        [make_pair(True, cached=1, prompt=60)] * 32 + [make_pair(False, cached=54, prompt=120)] * 32,
+        # Most, but not all, of the prompts with a cached prefix are of one batch size, so that separates too, but less.
+        [make_pair(cached=1, batch=1)] * 30 + [make_pair(cached=1, batch=8)] * 10 + [make_pair(False, batch=8)] * 30,
+    ],
+    ids=["equivalent", "sharper"],
+)
+def test_of_two_telling_splits_the_nearer_or_sharper_is_named(pairs: list[Pair]) -> None:
     telling = most_telling(by_condition(pairs))
     assert telling is not None
     assert telling[1][0].by == "cached-prefix"

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from assay.harness.compare.blocks import blocks_of, gaps, side_by_side, throughputs
+from assay.harness.compare.blocks import _gaps, blocks_of, side_by_side, throughputs
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.timings import Timing
 from assay.harness.sides import Role
@@ -40,7 +41,7 @@ def timing(
 
 
 def test_a_gap_is_shared_out_among_the_tokens_of_its_chunk() -> None:
-    assert gaps(timing()) == pytest.approx([0.010 / 3] * 3 + [0.040])
+    assert _gaps(timing()) == pytest.approx([0.010 / 3] * 3 + [0.040])
 
 
 def test_the_times_of_a_block() -> None:
@@ -65,16 +66,13 @@ def test_unreported_cached_tokens_are_unknown_and_not_zero() -> None:
     assert blocks_of([timing(cached=0)])[0].cached_tokens == 0
 
 
-def test_answers_that_came_in_one_chunk_have_no_inter_token_latency() -> None:
-    whole = timing().model_copy(update={"chunk_s": (0.07,), "chunk_tokens": (5,)})
-    with pytest.raises(EvidenceError, match="in one chunk"):
-        blocks_of([whole])
-
-
-def test_answers_whose_chunks_were_read_at_one_instant_have_no_inter_token_latency() -> None:
-    held_back = timing().model_copy(update={"chunk_s": (0.07, 0.07, 0.07)})
-    with pytest.raises(EvidenceError, match="at one instant"):
-        blocks_of([held_back])
+@pytest.mark.parametrize(
+    ("chunks", "says"),
+    [({"chunk_s": (0.07,), "chunk_tokens": (5,)}, "in one chunk"), ({"chunk_s": (0.07, 0.07, 0.07)}, "at one instant")],
+)
+def test_answers_that_came_at_once_have_no_inter_token_latency(chunks: dict[str, Any], says: str) -> None:
+    with pytest.raises(EvidenceError, match=says):
+        blocks_of([timing().model_copy(update=chunks)])
 
 
 def test_ratios_are_of_blocks_of_the_same_round() -> None:

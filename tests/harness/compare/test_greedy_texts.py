@@ -59,11 +59,6 @@ def test_a_swing_within_the_limit_is_close_if_each_token_is_among_the_others_alt
     assert (divergence.gap, divergence.swing) == (pytest.approx(0.5), pytest.approx(0.7))
 
 
-def test_the_limit_holds_for_both_roles_together() -> None:
-    assert (divergence := compare_text(*diverging(0.5), 0.03, 0.69)) is not None
-    assert divergence.kind == "apart"
-
-
 def test_a_certain_swap_is_apart_although_each_token_is_among_the_others_alternatives() -> None:
     reference, candidate = (token("A", -1e-7, B=-16.0),), (token("B", -1e-7, A=-16.0),)
     assert (divergence := compare_text(reference, candidate, 0.01, 8.0)) is not None
@@ -91,12 +86,6 @@ def test_an_alternative_that_is_not_finite_is_apart() -> None:
     reference, candidate = (token("A", -0.5, B=math.nan),), (token("B", -0.5, A=-0.6),)
     assert (divergence := compare_text(reference, candidate, 10.0, 10.0)) is not None
     assert (divergence.kind, divergence.swing) == ("apart", None)
-
-
-def test_a_token_outside_the_candidates_alternatives_is_apart() -> None:
-    divergence = compare_text(*diverging(0.5, candidate_top=False), 0.03, LIMIT)
-    assert divergence is not None
-    assert divergence.kind == "apart"
 
 
 def test_a_token_outside_the_references_alternatives_is_apart_by_an_unknown_gap() -> None:
@@ -128,11 +117,18 @@ def test_of_two_alternatives_with_one_text_the_better_counts() -> None:
     assert divergence.kind == "tie"
 
 
-def test_a_reference_that_did_not_take_its_best_token_is_no_tie() -> None:
-    # A negative gap is as far from a tie as a positive one.
-    divergence = compare_text(*diverging(-0.6), 0.03, LIMIT)
-    assert divergence is not None
-    assert divergence.kind == "close"
+@pytest.mark.parametrize(
+    ("texts", "limit", "kind"),
+    [
+        pytest.param(diverging(0.5), 0.69, "apart", id="the limit holds for both roles together"),
+        pytest.param(diverging(0.5, candidate_top=False), LIMIT, "apart", id="outside the candidate's alternatives"),
+        # A negative gap is as far from a tie as a positive one.
+        pytest.param(diverging(-0.6), LIMIT, "close", id="the reference did not take its best token"),
+    ],
+)
+def test_a_swing_beyond_the_floor_is_no_tie(texts: tuple[tuple[Token, ...], ...], limit: float, kind: str) -> None:
+    assert (divergence := compare_text(*texts, 0.03, limit)) is not None
+    assert divergence.kind == kind
 
 
 def test_the_floor_of_equal_runs_is_zero() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr, softmax
 
-from assay.harness.compare.logits import clustered_stderr, compare_roles, merged_kl, share_interval
+from assay.harness.compare.logits import _clustered_stderr, _share_interval, compare_roles, merged_kl
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import CACHE_STATES, CacheState, Logits, LogitsHeader, Positions, ScoredSequence
 from assay.harness.sides import Role
@@ -86,9 +86,9 @@ def test_the_clustered_error_is_the_formula_of_the_paper() -> None:
     off = values - values.mean()
     sums = np.array([off[clusters == g].sum() for g in range(30)])
     expected = math.sqrt((sums**2).sum() * 30 / 29) / len(values)
-    assert clustered_stderr(values, clusters) == pytest.approx(expected, rel=1e-9)
+    assert _clustered_stderr(values, clusters) == pytest.approx(expected, rel=1e-9)
     fit = OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": clusters})
-    assert clustered_stderr(values, clusters) == pytest.approx(float(fit.bse[0]), rel=1e-9)
+    assert _clustered_stderr(values, clusters) == pytest.approx(float(fit.bse[0]), rel=1e-9)
     assert expected > 2 * values.std(ddof=1) / math.sqrt(len(values))  # what treating positions as independent would say
 
 
@@ -97,11 +97,11 @@ def test_the_clustered_error_is_what_drawing_sequences_again_gives() -> None:
     values = np.repeat(generator.normal(size=200), 5) + generator.normal(size=1000)
     means = values.reshape(200, 5).mean(axis=1)
     drawn = generator.choice(means, (4000, 200)).mean(axis=1).std()
-    assert clustered_stderr(values, np.repeat(np.arange(200), 5)) == pytest.approx(drawn, rel=0.05)
+    assert _clustered_stderr(values, np.repeat(np.arange(200), 5)) == pytest.approx(drawn, rel=0.05)
 
 
 def test_one_sequence_has_no_error() -> None:
-    assert clustered_stderr([1.0, 2.0], [7, 7]) is None
+    assert _clustered_stderr([1.0, 2.0], [7, 7]) is None
 
 
 def test_the_interval_counts_what_the_clusters_leave_independent() -> None:
@@ -109,14 +109,14 @@ def test_the_interval_counts_what_the_clusters_leave_independent() -> None:
 
     clusters = np.repeat(np.arange(20), 10)
     whole = np.repeat(np.arange(20) % 4 > 0, 10)  # all positions of a sequence agree: 20 items, not 200
-    low, high = share_interval(whole, clusters, ALPHA)
+    low, high = _share_interval(whole, clusters, ALPHA)
     wilson = proportion_confint(15, 20, method="wilson")
     assert (low, high) == pytest.approx(wilson, abs=0.01)
     spread = np.tile(np.arange(10) > 2, 20)  # every sequence has the same share: no more certain than 200 items
-    assert share_interval(spread, clusters, ALPHA) == pytest.approx(proportion_confint(140, 200, method="wilson"))
-    halves = share_interval(np.tile([True, False], 100), np.repeat(np.arange(100), 2), ALPHA)  # an error of exactly 0
+    assert _share_interval(spread, clusters, ALPHA) == pytest.approx(proportion_confint(140, 200, method="wilson"))
+    halves = _share_interval(np.tile([True, False], 100), np.repeat(np.arange(100), 2), ALPHA)  # an error of exactly 0
     assert halves == pytest.approx(proportion_confint(100, 200, method="wilson"))
-    assert share_interval(np.ones(200), clusters, ALPHA) == pytest.approx((proportion_confint(20, 20, method="wilson")[0], 1.0))
+    assert _share_interval(np.ones(200), clusters, ALPHA) == pytest.approx((proportion_confint(20, 20, method="wilson")[0], 1.0))
 
 
 def test_the_interval_has_the_error_rate_that_is_asked_for() -> None:

@@ -7,11 +7,19 @@ import math
 import pytest
 
 from assay.harness.attention.noise import FAMILIES
-from assay.harness.compare.noise_limits import EXACT_KL, EXACT_SWING, MAX_SWING, change_limit, kl_limit, relative_error, swing_limit
+from assay.harness.compare.noise_limits import (
+    EXACT_KL,
+    EXACT_SWING,
+    MAX_SWING,
+    _relative_error,
+    change_limit,
+    kl_limit,
+    swing_limit,
+)
 
 
 def test_a_kernel_that_declares_nothing_gets_what_rounding_explains() -> None:
-    assert relative_error("") == 0.0
+    assert _relative_error("") == 0.0
     assert kl_limit([]) == kl_limit(["", ""]) == EXACT_KL
     assert swing_limit([]) == swing_limit(["", ""]) == EXACT_SWING
 
@@ -36,9 +44,9 @@ def test_what_was_measured_for_int8_is_within_its_limits_with_room() -> None:
 
 
 def test_a_composition_has_limits_too() -> None:
-    assert relative_error("k:e4m3-head,v:e4m3-head") == pytest.approx(math.sqrt(2) * 0.026)
+    assert _relative_error("k:e4m3-head,v:e4m3-head") == pytest.approx(math.sqrt(2) * 0.026)
     with pytest.raises(ValueError, match="no noise family"):
-        relative_error("nonsense")
+        _relative_error("nonsense")
 
 
 def test_a_log_likelihood_changes_by_at_most_the_root_of_twice_the_kl() -> None:

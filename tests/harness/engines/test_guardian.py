@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from assay.harness.engines.guardian import LOOK_AGAIN_S, descendants, shared_files
+from assay.harness.engines.guardian import LOOK_AGAIN_S, _shared_files, descendants
 from assay.harness.engines.process import ServerProcess, Trouble
 
 ROOT = Path(__file__).parents[3]
@@ -192,7 +192,7 @@ def test_semaphores_are_found_although_they_were_renamed(tmp_path: Path) -> None
         assert wait_for((tmp_path / "ready").exists)
         semaphore = f"/dev/shm/sem.{(tmp_path / 'name').read_text().removeprefix('/')}"
         assert Path(semaphore).exists()
-        assert shared_files(psutil.Process(process.pid).children()[0].pid) == {semaphore}
+        assert _shared_files(psutil.Process(process.pid).children()[0].pid) == {semaphore}
         for child in psutil.Process(process.pid).children(recursive=True)[::-1]:
             child.send_signal(signal.SIGSTOP if "resource_tracker" in " ".join(child.cmdline()) else 0)
     finally:
@@ -209,7 +209,7 @@ def test_shared_memory_that_the_server_leaves_is_removed(tmp_path: Path, ending:
     try:
         assert wait_for((tmp_path / "ready").exists)
         (server,) = psutil.Process(process.pid).children()
-        assert wait_for(lambda: shared_files(server.pid) == set(map(str, files[:3])))
+        assert wait_for(lambda: _shared_files(server.pid) == set(map(str, files[:3])))
         if ending == "killed":
             time.sleep(5 * LOOK_AGAIN_S)
             server.kill()

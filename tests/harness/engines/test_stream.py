@@ -16,11 +16,11 @@ import pytest
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
-from assay.harness.engines.stream import Streamer, TokenRequest, read_stream
+from assay.harness.engines.stream import Streamer, _read_stream, _TokenRequest
 from assay.harness.engines.wire import BadReply
 from assay.harness.errors import EngineError
 
-ASK = TokenRequest("", 3, tokens=(5, 6))
+ASK = _TokenRequest("", 3, tokens=(5, 6))
 
 
 def chunk(tokens: int | None, text: str = "x", reason: str | None = None) -> str:
@@ -43,7 +43,7 @@ def timed(lines: list[str], start: float = 10.0) -> list[tuple[float, str]]:
 
 
 def test_tokens_are_counted_on_arrival_even_those_without_text() -> None:
-    reply = read_stream(timed(GOOD), ASK, 10.0)
+    reply = _read_stream(timed(GOOD), ASK, 10.0)
     assert reply.chunk_s == pytest.approx((0.1, 0.2, 0.3))
     assert reply.chunk_tokens == (1, 2, 3)
     assert reply.latency_s == pytest.approx(0.5)
@@ -53,13 +53,13 @@ def test_tokens_are_counted_on_arrival_even_those_without_text() -> None:
 
 def test_a_chunk_of_several_tokens_and_one_of_none() -> None:
     lines = [chunk(2), chunk(2, "z"), chunk(3, "y", "length"), last(), "data: [DONE]"]
-    reply = read_stream(timed(lines), ASK, 10.0)
+    reply = _read_stream(timed(lines), ASK, 10.0)
     assert (reply.chunk_tokens, reply.chunk_s) == ((2, 3), pytest.approx((0.1, 0.3)))
 
 
 def test_without_running_counts_a_chunk_is_one_token() -> None:
     lines = [chunk(None), chunk(None), chunk(None, "y", "length"), last(cached=None), "data: [DONE]"]
-    reply = read_stream(timed(lines), ASK, 10.0)
+    reply = _read_stream(timed(lines), ASK, 10.0)
     assert reply.chunk_tokens == (1, 2, 3)
     assert reply.cached_tokens is None
 
@@ -78,7 +78,7 @@ def test_without_running_counts_a_chunk_is_one_token() -> None:
 )
 def test_an_incomplete_stream_is_refused(lines: list[str], says: str) -> None:
     with pytest.raises(BadReply, match=says):
-        read_stream(timed(lines), ASK, 10.0)
+        _read_stream(timed(lines), ASK, 10.0)
 
 
 Behaviour = Callable[["Handler"], None]
@@ -214,7 +214,7 @@ def test_a_stream_without_end_is_given_up(mock: Mock, monkeypatch: pytest.Monkey
 
 
 def test_comments_between_the_chunks_are_none() -> None:
-    assert read_stream(timed([": waiting", *GOOD]), ASK, 10.0).text == "xy"
+    assert _read_stream(timed([": waiting", *GOOD]), ASK, 10.0).text == "xy"
 
 
 def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.evals.envelope_load import border_points
+from assay.evals.envelope_load import _border_points
 from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words, ranges_of, stood_for
 
 
@@ -16,15 +16,15 @@ def test_lengths_are_kept_as_ranges() -> None:
 
 
 def test_a_block_was_met_where_its_first_last_but_one_and_last_length_were() -> None:
-    wanted = border_points(1, 128)
+    wanted = _border_points(1, 128)
     assert wanted == (1, 63, 64, 65, 127, 128)
     assert stood_for(ranges_of(wanted), wanted) == ((1, 128),)
     assert gaps(ranges_of(wanted), wanted) == ()
 
 
-@pytest.mark.parametrize("lost", border_points(1, 128))
+@pytest.mark.parametrize("lost", _border_points(1, 128))
 def test_without_one_side_of_a_border_the_lengths_of_a_block_stand_for_themselves(lost: int) -> None:
-    wanted = border_points(1, 128)
+    wanted = _border_points(1, 128)
     missing = gaps(ranges_of(set(wanted) - {lost}), wanted)
     assert any(first <= lost <= last for first, last in missing)
     assert sum(last - first + 1 for first, last in missing) == 64 - 2
@@ -33,13 +33,13 @@ def test_without_one_side_of_a_border_the_lengths_of_a_block_stand_for_themselve
 def test_what_was_met_beyond_stays_and_what_lies_between_is_a_gap() -> None:
     """The envelope of issue 25: decode was compared at 1 to 200 and at 577 to 584, and called "to 584"."""
     met: Ranges = ((1, 200), (577, 584))
-    wanted = border_points(1, 512)
+    wanted = _border_points(1, 512)
     assert in_words(stood_for(met, wanted)) == "1 to 200 and 577 to 584"
     assert gaps(met, wanted) == ((201, 512),)
 
 
 def test_only_multiples_of_a_page_are_wanted_of_what_is_cached() -> None:
-    wanted = border_points(1, 256, 16)
+    wanted = _border_points(1, 256, 16)
     assert wanted == (64, 128, 192, 256)
     assert gaps(ranges_of(wanted), wanted) == ()
     assert gaps(((64, 64), (256, 256)), wanted) == ((65, 192),)

@@ -60,24 +60,18 @@ def test_a_refused_trace_says_why(tmp_path: Path) -> None:
         read_trace(tmp_path, "a")
 
 
-def test_a_lost_pass_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "other", "says"),
+    [
+        (2, {}, "there are 2 passes, but their numbers go up to 2"),
+        (1, {"layers": (0,)}, "the passes have different layers"),
+        (1, {"request": "s"}, "more than one request"),
+    ],
+)
+def test_passes_that_do_not_go_together_are_refused(tmp_path: Path, number: int, other: dict[str, Any], says: str) -> None:
     write(tmp_path, 0)
-    write(tmp_path, 2)
-    with pytest.raises(EvidenceError, match="there are 2 passes, but their numbers go up to 2"):
-        read_trace(tmp_path, "a")
-
-
-def test_passes_with_different_layers_are_damaged(tmp_path: Path) -> None:
-    write(tmp_path, 0)
-    write(tmp_path, 1, layers=(0,))
-    with pytest.raises(EvidenceError, match="the passes have different layers"):
-        read_trace(tmp_path, "a")
-
-
-def test_two_requests_under_one_label_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, 0)
-    write(tmp_path, 1, request="s")
-    with pytest.raises(EvidenceError, match="more than one request"):
+    write(tmp_path, number, **other)
+    with pytest.raises(EvidenceError, match=says):
         read_trace(tmp_path, "a")
 
 

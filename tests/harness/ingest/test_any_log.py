@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest import any_log
-from assay.harness.ingest.any_log import fault, figures
+from assay.harness.ingest.any_log import _fault, _figures
 from assay.harness.ingest.claim import verify
 from assay.harness.ingest.recognise import UNKNOWN, ingest
 from assay.harness.ingest.result import FileDocument
@@ -125,7 +125,7 @@ def test_a_traceback_without_an_end_is_kept(tmp_path: Path) -> None:
     ],
 )
 def test_faults_are_told_apart(line: str, id: str) -> None:
-    assert fault(line) == id
+    assert _fault(line) == id
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_faults_are_told_apart(line: str, id: str) -> None:
 )  # fmt: skip
 def test_long_lines_cost_no_more_than_their_length(line: str) -> None:
     began = time.process_time()
-    list(figures(line))
-    fault(line)
+    list(_figures(line))
+    _fault(line)
     assert time.process_time() - began < 0.5
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.claim import CheckedClaims, Outcome, check, parse, verify
+from assay.harness.ingest.claim import CheckedClaims, Outcome, _check, _parse, verify
 from assay.harness.ingest.result import Statement
 from assay.reports.write import write_reports
 
@@ -82,11 +82,11 @@ def test_a_refuted_claim_outweighs_an_undecided_one(seed_log: Path) -> None:
     ],
 )
 def test_numbers(claim: str, value: float, outcome: str) -> None:
-    assert check(parse(claim), [number("mmlu_score", value)]).outcome == outcome
+    assert _check(_parse(claim), [number("mmlu_score", value)]).outcome == outcome
 
 
 def test_one_contradiction_is_enough() -> None:
-    found = check(parse("MMLU >= 0.6"), [number("mmlu_score", 0.7), number("mmlu_score", 0.5)])
+    found = _check(_parse("MMLU >= 0.6"), [number("mmlu_score", 0.7), number("mmlu_score", 0.5)])
     assert (found.outcome, found.cites) == ("refuted", ("x.log:7: mmlu_score=0.5",))
     assert found.why == "the evidence states 0.5"
 
@@ -94,12 +94,12 @@ def test_one_contradiction_is_enough() -> None:
 @pytest.mark.parametrize("said", ["score", "Accuracy", "acc"])
 def test_a_score_without_a_name_is_any_word_for_it(said: str) -> None:
     stated = [number("Score", 0.5), number("mmlu_score", 0.9)]
-    found = check(parse(f"{said} >= 0.6"), stated)
+    found = _check(_parse(f"{said} >= 0.6"), stated)
     assert (found.outcome, found.why) == ("refuted", "the evidence states 0.5")
 
 
 def test_the_score_of_another_metric_is_not_taken() -> None:
-    assert check(parse("MMLU >= 0.6"), [number("mmlu_latency", 64.0), number("mmlu_pro_score", 0.7)]).outcome == "undecided"
+    assert _check(_parse("MMLU >= 0.6"), [number("mmlu_latency", 64.0), number("mmlu_pro_score", 0.7)]).outcome == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_score_of_another_metric_is_not_taken() -> None:
 )
 def test_all_tests(outcomes: list[str], expected: str) -> None:
     stated = [Statement("test", (f"a.py::test_{i}",), one, "x:1", one) for i, one in enumerate(outcomes)]
-    assert check(parse("all tests passed"), stated).outcome == expected
+    assert _check(_parse("all tests passed"), stated).outcome == expected
 
 
 def test_a_failure_that_only_the_summary_counts_refutes(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
-from assay.harness.ingest.guessing import below_guessing, guessed_share
+from assay.harness.ingest.guessing import _guessed_share, below_guessing
 
 
 @pytest.mark.parametrize(
     ("task", "share"), [("mmlu", 0.25), ("MMLU_anatomy", 0.25), ("mmlu_pro_law", 0.1), ("mmlux", None), ("gsm8k", None)]
 )
 def test_guessing_is_known_by_the_longest_name(task: str, share: float | None) -> None:
-    assert guessed_share(task) == share
+    assert _guessed_share(task) == share
 
 
 def test_a_score_below_guessing_has_its_exact_p_value() -> None:

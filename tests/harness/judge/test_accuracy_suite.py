@@ -5,15 +5,15 @@ from pathlib import Path
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.judge.accuracy_suite import accuracy_tested, check_all_answered
+from assay.harness.judge.accuracy_suite import _check_all_answered, accuracy_tested
 from assay.harness.judge.evidence import RunEvidence
 
 
 def test_all_answered() -> None:
-    assert check_all_answered(8, 8, ()).status == "ok"
-    assert check_all_answered(8, 7, ()).status == "missing"
-    assert check_all_answered(0, 0, ()).status == "missing"
-    other = check_all_answered(8, 7, ("mmlu-3",))
+    assert _check_all_answered(8, 8, ()).status == "ok"
+    assert _check_all_answered(8, 7, ()).status == "missing"
+    assert _check_all_answered(0, 0, ()).status == "missing"
+    other = _check_all_answered(8, 7, ("mmlu-3",))
     assert (other.status, other.found) == ("missing", "7 of 8; answers to another prompt: 1, the first to mmlu-3")
     assert "--out" in other.settles
 

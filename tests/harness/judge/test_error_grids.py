@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from assay.harness.evidence.error_sums import SUMS
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.error_grids import depth_rows, layers_result, own_error, own_errors
+from assay.harness.judge.error_grids import _own_error, _own_errors, depth_rows, layers_result
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds
 from assay.harness.judge.report_file import read_report
 from assay.reports.json_report import to_json
@@ -90,7 +90,7 @@ def test_text_that_looks_like_numbers_is_not_touched(examples: ModuleType) -> No
 def test_an_output_that_is_partly_not_finite_is_not_finite(layer_diffs: ModuleType) -> None:
     run = layer_diffs.cells(1, 1, _only({(0, 0, "extend", "0", "0", "only"): INFINITE}))
     assert np.isfinite(run.table(("layer",)).relative_l1).all(), "the other elements are finite, so the table is"
-    [errors] = own_errors(run).values()
+    [errors] = _own_errors(run).values()
     assert errors[0, 0, 0, 0] == INFINITE
 
 
@@ -112,13 +112,13 @@ def test_every_picture_shows_the_same_worst(layer_diffs: ModuleType, found: dict
     for phase in ("extend", "decode"):
         for layer in range(3):
             seen = [value for (at, _, p, *_), value in found.items() if (at, p) == (layer, phase)]
-            worst = own_error(max(seen)) if seen else None
+            worst = _own_error(max(seen)) if seen else None
             for columns in ("head", "prefix", "batch"):
                 grids = [g for g in result.grids if g.columns == columns and g.id.startswith(f"{phase}-")]
                 values = [value for grid in grids if layer < len(grid.values) for value in grid.values[layer]]
                 assert max(values, key=lambda value: excess(value, None), default=None) == worst
     for row in result.depth:
-        assert row.own == own_error(max(value for (layer, *_), value in found.items() if layer == row.layer))
+        assert row.own == _own_error(max(value for (layer, *_), value in found.items() if layer == row.layer))
 
 
 def test_depth_takes_the_phase_that_is_most_beyond_its_bound(layer_diffs: ModuleType) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.evidence.executed import ExecutedKernel, KernelKind, KernelTrace, TracedPass
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.judge.executed_kernels import MAX_NAME, check_kernels_executed, listed_passes
+from assay.harness.judge.executed_kernels import MAX_NAME, _check_kernels_executed, listed_passes
 from assay.harness.sides import Role
 from assay.harness.verdict import Check
 
@@ -52,7 +52,7 @@ def checked(
         "candidate": [candidate] if candidate else [],
         "reference": [] if stored else [other or reference()],
     }
-    return check_kernels_executed(server, traces, stored)
+    return _check_kernels_executed(server, traces, stored)
 
 
 def status(candidate: KernelTrace | None, other: KernelTrace | None = None, **more: object) -> str:
@@ -152,7 +152,7 @@ def test_each_process_of_a_server_must_run_it() -> None:
         "reference": [reference()],
     }
     server = ServerManifest(role="candidate", backend="mine", engine="e", claimed_phases=("extend",))
-    (check,) = check_kernels_executed(server, traces)
+    (check,) = _check_kernels_executed(server, traces)
     assert check.status == "failed"
 
 
@@ -177,8 +177,8 @@ def test_kernels_of_sglangs_own_backends_are_known(backend: str, name: str) -> N
 
 def test_a_server_that_assay_did_not_start_is_left_to_the_check_of_calls() -> None:
     server = ServerManifest(role="candidate", backend="http://x", engine="e", claimed_phases=())
-    assert check_kernels_executed(server, {"candidate": [], "reference": []}) == []
-    assert check_kernels_executed(None, {"candidate": [], "reference": []}) == []
+    assert _check_kernels_executed(server, {"candidate": [], "reference": []}) == []
+    assert _check_kernels_executed(None, {"candidate": [], "reference": []}) == []
 
 
 def test_a_report_lists_kernels_by_role_and_shortens_names() -> None:

@@ -50,36 +50,36 @@ def cells(
     ],
 )
 def test_every_layer_in_a_phase_that_the_candidate_claims(seen: ShadowErrors | None, status: str) -> None:
-    assert checks.check_layers(ASKED, seen, ("extend",), range(4)).status == status
+    assert checks._check_layers(ASKED, seen, ("extend",), range(4)).status == status
 
 
 def test_a_claimed_phase_that_was_not_observed_is_missing() -> None:
-    check = checks.check_layers(ASKED, cells([0, 1, 2, 3]), ("extend", "decode"), range(4))
+    check = checks._check_layers(ASKED, cells([0, 1, 2, 3]), ("extend", "decode"), range(4))
     assert (check.status, check.found) == ("missing", "extend: 4 layers; decode: not observed")
 
 
 def test_heads_of_a_process_that_shares_the_model_are_missing() -> None:
-    check = checks.check_layers(ASKED, cells([0, 1, 2, 3], heads=(0, 1)), ("extend",), range(4))
+    check = checks._check_layers(ASKED, cells([0, 1, 2, 3], heads=(0, 1)), ("extend",), range(4))
     assert (check.status, check.found) == ("missing", "extend: not layer 0-3, head 2-3")
 
 
 def test_layers_that_were_not_asked_for_are_not_checked() -> None:
-    assert checks.check_layers(("accuracy",), None, ("extend",), range(4)).status == "not checked"
+    assert checks._check_layers(("accuracy",), None, ("extend",), range(4)).status == "not checked"
 
 
 @pytest.mark.parametrize(("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")])
 def test_a_cached_prefix_was_met_in_the_layer_diff(prefix: str, status: str) -> None:
-    assert checks.check_cached_prefix([], cells([0], prefix)).status == status
+    assert checks._check_cached_prefix([], cells([0], prefix)).status == status
 
 
 def test_no_cell_is_no_cached_prefix() -> None:
-    assert checks.check_cached_prefix([], cells([])).status == "missing"
+    assert checks._check_cached_prefix([], cells([])).status == "missing"
 
 
 def test_the_advice_does_not_contradict_what_happened() -> None:
-    here, elsewhere = (checks.check_layers(("layers",), None, ("extend",), range(4), has_url=url) for url in (False, True))
+    here, elsewhere = (checks._check_layers(("layers",), None, ("extend",), range(4), has_url=url) for url in (False, True))
     assert ("URL" in here.settles, "URL" in elsewhere.settles) == (False, True)
-    unasked = checks.check_cached_prefix([])
+    unasked = checks._check_cached_prefix([])
     assert (unasked.found, "--enable-cache-report" in unasked.settles) == ("no question was answered", False)
 
 
@@ -103,4 +103,4 @@ def answer(cached: int | None) -> Answer:
     ],
 )
 def test_cached_prefix(cached: list[int | None], status: str) -> None:
-    assert checks.check_cached_prefix([answer(tokens) for tokens in cached]).status == status
+    assert checks._check_cached_prefix([answer(tokens) for tokens in cached]).status == status

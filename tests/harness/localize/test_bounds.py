@@ -237,7 +237,7 @@ def test_the_bound_of_a_cell_holds_for_the_members_of_another_seed() -> None:
 def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
     def worst(noise: str) -> float:
         calls = [peaky(call_of([(1, 3)], (4, 1), 128, torch.float32, "cpu", seed=seed), 2.0) for seed in range(5)]
-        return max(float(bounds.rare_excess(call, FAMILIES[noise], cells_of(call)).max()) for call in calls)
+        return max(float(bounds._rare_excess(call, FAMILIES[noise], cells_of(call)).max()) for call in calls)
 
     assert worst("fp4_kv") > 0.2
     assert worst("int8_kv") < 0.02

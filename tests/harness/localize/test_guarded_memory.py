@@ -10,7 +10,7 @@ from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.localize.guarded_memory import GuardedKernel, guards_of, over_reads
+from assay.harness.localize.guarded_memory import GuardedKernel, _guards_of, over_reads
 from assay.harness.localize.kernel_runs import run_once
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import matrix_of
@@ -40,7 +40,7 @@ def test_the_inputs_are_what_they_were() -> None:
     out = GuardedKernel(kernel)(CALL)
     assert torch.equal(out, rounded_oracle(CALL))
     assert all(torch.equal(getattr(seen[0], name), getattr(CALL, name)) for name in ("q", "k", "v"))
-    assert all(one.tensor.data_ptr() % 64 == 0 and bool(one.whole.isfinite().all()) for one in guards_of(CALL))
+    assert all(one.tensor.data_ptr() % 64 == 0 and bool(one.whole.isfinite().all()) for one in _guards_of(CALL))
 
 
 def test_a_write_to_an_input_is_passed_on() -> None:

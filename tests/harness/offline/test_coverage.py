@@ -16,7 +16,7 @@ from assay.harness.attention.matrix import cases
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.offline.check import check as check_and_read
 from assay.harness.offline.coverage import Core, Reach, coverage_of
-from assay.reports.check import check_document, message, not_covered
+from assay.reports.check import _not_covered, check_document, message
 from assay.reports.page import to_html
 
 check = partial(check_and_read, read_out=0)
@@ -94,7 +94,7 @@ def test_a_kernel_for_complete_prompts_says_so() -> None:
 
     result = check(prefill, dtypes=["float16"], calls=0)
     assert (result.verdict, result.missing, result.refused) == ("pass", (), ())
-    assert "a cached prefix, by declaration" in not_covered(result)
+    assert "a cached prefix, by declaration" in _not_covered(result)
     assert result.coverage.lengths is not None
     assert {phase: one.cached for phase, one in result.coverage.lengths.items()} == {"extend": (0, 0)}
     with pytest.raises(ValueError, match="expected extend alone"):
@@ -124,7 +124,7 @@ def test_a_head_dim_of_v_is_covered_where_it_is_declared() -> None:
 
     result = check(deepseek, phases=["extend"], dtypes=["bfloat16"], calls=0)
     assert (result.verdict, result.coverage.head_dims, result.coverage.head_dims_v) == ("pass", (192,), (128,))
-    assert "head_dim 64, by declaration" in not_covered(result)
+    assert "head_dim 64, by declaration" in _not_covered(result)
 
     @declares(head_dims=(64,), head_dims_v=(32,))
     def refuses(call: AttentionCall) -> Tensor:

@@ -21,7 +21,7 @@ from assay.harness.engines.vllm import native_kernel as vllm
 from assay.harness.evidence.honours import BackendResult, Honours
 from assay.harness.offline import honours
 from assay.harness.offline.check import assert_correct
-from assay.harness.offline.honours import ATTRIBUTES, of_backend
+from assay.harness.offline.honours import ATTRIBUTES, _of_backend
 from assay.reports.honours import honours_document
 from assay.reports.markdown import to_markdown
 
@@ -62,7 +62,7 @@ def narrower(call: AttentionCall) -> Tensor:
 
 def states(what: Callable[[AttentionCall], Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(honours, "kernel", lambda name: Computes(what))
-    result = of_backend("mine")
+    result = _of_backend("mine")
     return {attribute.name: result.state(attribute.name) for attribute in ATTRIBUTES} | {"": result}
 
 
@@ -220,6 +220,6 @@ def test_what_a_backend_of_vllm_does_not_have_is_refused_and_not_left_out(
 @pytest.mark.parametrize(("backend", "only"), [("flashmla", True), ("vllm:CPU_MLA", True), ("triton", False)])
 def test_a_backend_of_latents_alone_is_asked_for_nothing_else(backend: str, only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "_made", lambda name: Computes(rounded_oracle))
-    asked = {cell.attribute for cell in of_backend(backend).measured}
+    asked = {cell.attribute for cell in _of_backend(backend).measured}
     assert (asked == {"mla"}) == only
-    assert of_backend(backend).state("mla") == "honours"
+    assert _of_backend(backend).state("mla") == "honours"

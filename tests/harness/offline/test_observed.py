@@ -31,7 +31,7 @@ from assay.harness.localize.kernel_runs import measure
 from assay.harness.offline import observed
 from assay.harness.offline.check import assert_correct, check
 from assay.harness.offline.check_result import CheckResult
-from assay.harness.offline.observed import Reader, _tried, held, picture_on
+from assay.harness.offline.observed import Reader, _held, _picture_on, _tried
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
 from assay.harness.readout.effects import constant
@@ -391,10 +391,10 @@ def test_an_operator_that_counts_calls_cannot_be_tried_on_calls_without_an_order
 def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:
     read, call = read_off(NO_MASK), call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
     right = measure(call, NO_MASK(call))
-    assert held(read, [right, right]).exact
-    assert held(read, [right, right]).wrong > 0
-    assert held(read, [measure(call, fault("scale-twice")(call))]).share < 0.1
-    passing = held(read, [measure(call, rounded_oracle(call))])
+    assert _held(read, [right, right]).exact
+    assert _held(read, [right, right]).wrong > 0
+    assert _held(read, [measure(call, fault("scale-twice")(call))]).share < 0.1
+    passing = _held(read, [measure(call, rounded_oracle(call))])
     assert passing.wrong == 0 < passing.false, "the operator is wrong where the kernel is right"
 
 
@@ -407,17 +407,17 @@ def test_rounding_in_a_right_call_does_not_contradict_an_operator(monkeypatch: p
     )
     result = measure(outliers, torch_sdpa(outliers))
     assert not result.fails
-    assert held(ReadOut(), [result]) == Agreement()
+    assert _held(ReadOut(), [result]) == Agreement()
 
 
 def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     call = call_of([(9, 700)], (4, 2), 64, torch.float32, "cpu")
     result = measure(call, NO_MASK(call))
-    picture = picture_on(NO_MASK, Declaration(), result)
+    picture = _picture_on(NO_MASK, Declaration(), result)
     assert isinstance(picture, Picture)
     assert "!" in "".join(picture.cells)
     monkeypatch.setattr(observed, "PICTURE_CALLS", 10)
-    picture = picture_on(NO_MASK, Declaration(), result)
+    picture = _picture_on(NO_MASK, Declaration(), result)
     assert isinstance(picture, Picture)
     assert set(picture.rows) == {"wrong", "right"}
     assert set(picture.cells) == {""}

@@ -19,7 +19,7 @@ from assay.harness.errors import AssayError
 from assay.harness.offline import containment, own_process
 from assay.harness.offline.interrupted import Known
 from assay.harness.offline.own_process import in_own_process
-from assay.harness.offline.supervised import bound
+from assay.harness.offline.supervised import _bound
 from assay.harness.offline.watcher import Watcher
 
 
@@ -211,7 +211,7 @@ def after_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_after_cuda_a_fresh_process_does_the_work(after_cuda: Any) -> None:
     def asked(function: Callable[[], Any]) -> Any:
-        return in_own_process(bound(ask, function), told)
+        return in_own_process(_bound(ask, function), told)
 
     first = asked(after_cuda.process)
     assert first != os.getpid()

@@ -18,7 +18,7 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.bugs.quantisation import int8
+from assay.harness.bugs.quantisation import _int8
 from assay.harness.readout import probing
 from assay.harness.readout.finding import Finder, _exactness
 from assay.harness.readout.probing import REFUSED, CallPlan, Prober
@@ -66,7 +66,7 @@ def in_int8(call: AttentionCall, change: Callable[[Request], Request] = lambda o
     """Q and K are quantised in blocks of 64 tokens, K after its mean over the sequence is subtracted."""
 
     def quantised(one: Request) -> Request:
-        return change(replace(one, q=int8(one.q, 64), k=int8(one.k - one.k.mean(1, keepdim=True), 64)))
+        return change(replace(one, q=_int8(one.q, 64), k=_int8(one.k - one.k.mean(1, keepdim=True), 64)))
 
     return by_sequence(quantised)(call)
 

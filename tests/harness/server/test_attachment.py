@@ -22,7 +22,7 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.noise import family as noise_family
 from assay.harness.bugs.faults import fault
 from assay.harness.bugs.faults import rounded_oracle as right
-from assay.harness.engines.sglang.native_candidate import BackendCandidate, make_candidate
+from assay.harness.engines.sglang.native_candidate import _BackendCandidate, make_candidate
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.faults import SENSITIVITY, read_seeded_calls
@@ -323,7 +323,7 @@ def test_a_backend_that_returns_another_size_or_dtype_is_refused(
             return change(super()._run(*args))
 
     server = stand_in.Server()
-    stand_in.attach(server, tmp_path, BackendCandidate("other", Changed(server.runner)))
+    stand_in.attach(server, tmp_path, _BackendCandidate("other", Changed(server.runner)))
     set_control(tmp_path, Control(shadow=True))
     for _ in range(2):
         server.step("extend", [(4, 0)])

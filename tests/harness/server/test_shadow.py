@@ -23,12 +23,12 @@ from assay.harness.attention.noise import NoiseFamily
 from assay.harness.attention.oracle import attend, oracle, requests, scores
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle as right
-from assay.harness.engines.sglang.native_candidate import BackendCandidate
+from assay.harness.engines.sglang.native_candidate import _BackendCandidate
 from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, own_error
 from assay.harness.evidence.worst_queries import COLUMNS
-from assay.harness.judge.own_error import check_layers
+from assay.harness.judge.own_error import _check_layers
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.offline.replay import diagnose_recorded
 from assay.harness.server import row_sample
@@ -269,7 +269,7 @@ def test_arguments_without_a_value_are_not_refused(shadowing: Shadowing, tmp_pat
 def test_an_sglang_backend_is_prepared_once_per_batch_and_writes_nothing(stand_in: ModuleType, tmp_path: Path) -> None:
     server = stand_in.Server()
     other = stand_in.Backend(server.runner)
-    shadow = Shadow(tmp_path, BackendCandidate("other", other), None)
+    shadow = Shadow(tmp_path, _BackendCandidate("other", other), None)
     stand_in.attach(server, tmp_path, shadow=shadow)
     set_control(tmp_path, Control(shadow=True))
     server.step("extend", [(4, 0)])
@@ -442,7 +442,7 @@ def test_a_call_that_cannot_be_compared_with_the_truth_is_named(shadowing: Shado
     errors = seen(shadow, tmp_path)
     assert sorted(errors.headers[0].untested) == list(range(LAYERS))
     assert "int3_qk" in errors.headers[0].untested[0]
-    assert check_layers(("layers",), errors, ("extend",), range(LAYERS)).status == "missing"
+    assert _check_layers(("layers",), errors, ("extend",), range(LAYERS)).status == "missing"
 
 
 def test_processes_that_share_the_heads_are_joined(stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +465,7 @@ def test_processes_that_share_the_heads_are_joined(stand_in: ModuleType, tmp_pat
         shadow.write()
 
     def checked() -> Check:
-        return check_layers(("layers",), read_shadow_errors(tmp_path), ("extend",), range(LAYERS))
+        return _check_layers(("layers",), read_shadow_errors(tmp_path), ("extend",), range(LAYERS))
 
     set_control(tmp_path, Control(shadow=True))
     process(0, right)

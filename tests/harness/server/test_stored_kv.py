@@ -22,7 +22,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.conditions import PHASES
-from assay.harness.engines.sglang.kv_pool import scales_of, spec_of
+from assay.harness.engines.sglang.kv_pool import _scales_of, spec_of
 from assay.harness.errors import UsageError
 from assay.harness.evidence.cause import foreign_cause
 from assay.harness.evidence.pack import Source, read_pack
@@ -235,4 +235,4 @@ def test_a_reference_that_stores_something_else_is_said_and_proves_nothing(servi
     ids=["none", "of a checkpoint", "of --quantization-param-path"],
 )
 def test_scales_are_those_of_the_layer(layer: dict[str, Any], expected: tuple[float, float], stand_in: ModuleType) -> None:
-    assert scales_of(stand_in.layer_of(0, **layer)) == expected
+    assert _scales_of(stand_in.layer_of(0, **layer)) == expected

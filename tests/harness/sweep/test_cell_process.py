@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.evidence.cell import LOG, read_cell
-from assay.harness.sweep.cell_process import Cancelled, CellWork, finished
+from assay.harness.sweep.cell_process import CellWork, _Cancelled, finished
 from assay.harness.sweep.executor import Workplace
 from assay.harness.sweep.spec import Limits
 from assay.harness.verdict import Verdict
@@ -90,7 +90,7 @@ def test_nothing_outlives_a_cell(place: MakePlace) -> None:
 def test_a_cancelled_cell_goes_on_where_it_was(place: MakePlace) -> None:
     cancelled = threading.Event()
     threading.Timer(1.5, cancelled.set).start()
-    with pytest.raises(Cancelled):
+    with pytest.raises(_Cancelled):
         work("counts=10000", "certify")(place(cancelled=cancelled))
     out = place().folder / "out"
     before = {path.name: path.read_text() for path in out.iterdir()}

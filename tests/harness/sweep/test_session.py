@@ -20,7 +20,7 @@ from assay.harness.sweep.cell_process import PACK, hashes
 from assay.harness.sweep.cells import Option, plan
 from assay.harness.sweep.executor import Ended, Task
 from assay.harness.sweep.result import SweepResult
-from assay.harness.sweep.session import Sweep, SweepState, cell_folder, estimate, read_state
+from assay.harness.sweep.session import Sweep, SweepState, _cell_folder, estimate, read_state
 from assay.harness.sweep.spec import SweepSpec
 from assay.harness.verdict import Verdict
 
@@ -130,7 +130,7 @@ def test_a_cell_whose_evidence_changed_runs(tmp_path: Path) -> None:
     sweep = made(tmp_path, axes=THREE)
     run(sweep, passes)
     key = next(cell.key for cell in sweep.plan.cells.values() if "c:f" in cell.command)
-    (cell_folder(tmp_path, key) / RESULT).unlink()
+    (_cell_folder(tmp_path, key) / RESULT).unlink()
     assert run(made(tmp_path, axes=THREE), passes)[1] == ["check c:f"]
 
 
@@ -139,7 +139,7 @@ def test_a_cell_that_was_lost_is_an_error_in_its_place(tmp_path: Path) -> None:
     result, _ = run(made(tmp_path, axes=THREE), lambda words: lost if "b:f" in words else "pass")
     assert [cell.verdict for cell in result.cells] == ["pass", "error", "pass"]
     assert (result.cells[1].problem, result.cells[1].attempts) == (lost.found, 8)
-    record = read_cell(cell_folder(tmp_path, result.cells[1].key))
+    record = read_cell(_cell_folder(tmp_path, result.cells[1].key))
     assert record is not None
     assert record.problem == lost.found
 

@@ -17,7 +17,7 @@ import torch
 from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
-from assay.harness.attention.adapters.sdpa import exactly_as
+from assay.harness.attention.adapters.sdpa import _exactly_as
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.matrix import Case, cases
@@ -234,9 +234,9 @@ def test_a_bias_is_exact_beside_a_q_in_half_precision() -> None:
 
 def test_a_bias_that_its_dtype_rounds_is_refused() -> None:
     held, rounded = torch.tensor([0.5, -torch.inf, 2048]), torch.tensor([0.5, -torch.inf, 2049])
-    assert torch.equal(exactly_as(held, torch.float16), held.half())
+    assert torch.equal(_exactly_as(held, torch.float16), held.half())
     with pytest.raises(KernelRefused, match="has the dtype of q here, and float16 rounds this bias"):
-        exactly_as(rounded, torch.float16)
+        _exactly_as(rounded, torch.float16)
 
 
 def test_a_declaration_stays() -> None:

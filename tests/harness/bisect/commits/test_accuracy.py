@@ -39,7 +39,7 @@ def probed(
         log.write_text("No such option")
         return code
 
-    monkeypatch.setattr(measure, "run_command", run)
+    monkeypatch.setattr(measure, "_run_command", run)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     made = Measurement.model_validate({"status": imported, "origin": "attn.py"})
     monkeypatch.setattr(Forks, "run", lambda *_: made)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.bisect.commits.repo import GitFailed, Repository
+from assay.harness.bisect.commits.repo import Repository, _GitFailed
 from assay.harness.bisect.commits.worktrees import Worktrees, worktrees
 from assay.harness.errors import UsageError
 
@@ -114,7 +114,7 @@ def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: obj
         assert (tree / "attn.py").read_text() == "NUMBER = 2\n"
         repository.checkout(tree, commits[2], keep_ignored=False)
         assert not (tree / "built.o").exists()
-        with pytest.raises(GitFailed, match="checkout failed"):
+        with pytest.raises(_GitFailed, match="checkout failed"):
             repository.checkout(tree, "0" * 40, keep_ignored=False)
 
 
@@ -130,7 +130,7 @@ def test_a_copy_holds_the_range_and_nothing_before_it(histories: ModuleType, tmp
         for number in (2, 3, 4, 5):
             copy.checkout(tree, made.commits[number], keep_ignored=False)
             assert (tree / "attn.py").read_text() == f"NUMBER = {number}\n"
-        with pytest.raises(GitFailed, match="checkout failed"):
+        with pytest.raises(_GitFailed, match="checkout failed"):
             copy.checkout(tree, made.commits[0], keep_ignored=False)
     assert histories.git(copy.path, "log", "--format=%s", made.commits[5]).split("\n")[0] == "Change 5", "a build may ask for it"
     assert copy.describe(made.commits[4]).parents == (made.commits[2], made.commits[3])

@@ -14,16 +14,16 @@ from assay.harness.bisect.commits import search
 from assay.harness.bisect.commits.search import (
     MAX_END_PROBES,
     MAX_UNSEEN,
-    Belief,
     History,
     NextProbe,
     OutcomeCounts,
     SearchAnswer,
+    _Belief,
+    _buildable,
+    _information,
+    _next_probes,
+    _prove_ends,
     believe,
-    buildable,
-    information,
-    next_probes,
-    prove_ends,
 )
 
 
@@ -47,7 +47,7 @@ class Run:
         self.skipped: set[str] = set()
         self.good = OutcomeCounts()
         bad = OutcomeCounts()
-        while (end := prove_ends(self.good, bad, 1)) in ("probe-good", "probe-bad"):
+        while (end := _prove_ends(self.good, bad, 1)) in ("probe-good", "probe-bad"):
             if end == "probe-good":
                 self.good = self._more(self.good, False)
             else:
@@ -61,7 +61,7 @@ class Run:
         return OutcomeCounts(count.good + (not seen_bad), count.bad + seen_bad)
 
     def round(self) -> SearchAnswer | None:
-        step = next_probes(self.history, self.counts, self.skipped, self.good, self._confidence, self._at_once)
+        step = _next_probes(self.history, self.counts, self.skipped, self.good, self._confidence, self._at_once)
         if isinstance(step, SearchAnswer):
             return step
         assert 1 <= len(step) <= self._at_once
@@ -199,7 +199,7 @@ def test_a_merge_that_fixes_a_parent_is_not_taken_for_flips() -> None:
 
 
 def next_commit(counts: dict[str, OutcomeCounts], skipped: Collection[str] = ()) -> str:
-    step = next_probes(chain(20), counts, skipped, OutcomeCounts(3, 0), 0.99)
+    step = _next_probes(chain(20), counts, skipped, OutcomeCounts(3, 0), 0.99)
     assert not isinstance(step, SearchAnswer)
     [probe] = step
     return probe.commit
@@ -210,7 +210,7 @@ def test_confirmed_contradictions_narrow_the_range() -> None:
     counts = {"19": OutcomeCounts(0, 3), "5": OutcomeCounts(0, 2), "8": OutcomeCounts(2, 0)}
     assert int(next_commit(counts)) < 5
     counts["5"] = OutcomeCounts(0, 1)
-    assert next_probes(chain(20), counts, (), OutcomeCounts(3, 0), 0.99) == (NextProbe("5", "verify"),)
+    assert _next_probes(chain(20), counts, (), OutcomeCounts(3, 0), 0.99) == (NextProbe("5", "verify"),)
     # What cannot be probed any more is not asked for again, for ever.
     assert int(next_commit(counts, skipped={"5"})) < 5
 
@@ -232,17 +232,17 @@ def test_confirmed_contradictions_narrow_the_range() -> None:
     ],
 )
 def test_ends_are_proven_by_the_rates_at_which_they_come_out_bad(good: tuple[int, int], bad: tuple[int, int], step: str) -> None:
-    assert prove_ends(OutcomeCounts(*good), OutcomeCounts(*bad), 1) == step
+    assert _prove_ends(OutcomeCounts(*good), OutcomeCounts(*bad), 1) == step
 
 
 def test_each_end_is_probed_as_often_as_asked() -> None:
-    assert prove_ends(OutcomeCounts(1, 0), OutcomeCounts(0, 3), 3) == "probe-good"
-    assert prove_ends(OutcomeCounts(3, 0), OutcomeCounts(0, 3), 3) == "proven"
+    assert _prove_ends(OutcomeCounts(1, 0), OutcomeCounts(0, 3), 3) == "probe-good"
+    assert _prove_ends(OutcomeCounts(3, 0), OutcomeCounts(0, 3), 3) == "proven"
 
 
 @pytest.mark.parametrize("at_once", [2, 3, 7])
 def test_a_batch_divides_a_straight_history_into_parts(at_once: int) -> None:
-    step = next_probes(chain(960), {"959": OutcomeCounts(0, 9)}, (), OutcomeCounts(9, 0), 0.95, at_once)
+    step = _next_probes(chain(960), {"959": OutcomeCounts(0, 9)}, (), OutcomeCounts(9, 0), 0.95, at_once)
     assert not isinstance(step, SearchAnswer)
     cuts = sorted(int(probe.commit) + 1 for probe in step)
     parts = np.diff([0, *cuts, 960])
@@ -284,21 +284,21 @@ def test_what_is_left_to_verify_is_verified_at_once() -> None:
     history = History(list("012345"), [[], [], [0], [1], [0, 1], [2, 3, 4]])
     counts = {"5": OutcomeCounts(0, 3), "4": OutcomeCounts(0, 4), "2": OutcomeCounts(4, 0), "3": OutcomeCounts(4, 0)}
     verify = (NextProbe("0", "verify"), NextProbe("1", "verify"))
-    assert next_probes(history, counts, (), OutcomeCounts(9, 0), 0.95, 7) == verify
-    assert next_probes(history, counts, (), OutcomeCounts(9, 0), 0.95) == verify[:1]
-    assert next_probes(history, counts, {"0"}, OutcomeCounts(9, 0), 0.95, 7) == verify[1:]
+    assert _next_probes(history, counts, (), OutcomeCounts(9, 0), 0.95, 7) == verify
+    assert _next_probes(history, counts, (), OutcomeCounts(9, 0), 0.95) == verify[:1]
+    assert _next_probes(history, counts, {"0"}, OutcomeCounts(9, 0), 0.95, 7) == verify[1:]
 
 
 def test_what_a_batch_adds_by_hand() -> None:
     # Four suspects in a line, nothing flips. The middle is under way: each quarter adds its half of a bit, the middle nothing more.
-    history, belief = chain(4), Belief(np.full(4, 0.25), np.ones(4, dtype=bool), np.zeros(4), np.zeros(4))
+    history, belief = chain(4), _Belief(np.full(4, 0.25), np.ones(4, dtype=bool), np.zeros(4), np.zeros(4))
     middle_bad = history.ancestors(1)[:, None]
     joint = belief.weights[:, None] * np.hstack([middle_bad, ~middle_bad])
-    assert information(history, belief, joint).tolist() == pytest.approx([0.5, 0, 0.5, 0])
+    assert _information(history, belief, joint).tolist() == pytest.approx([0.5, 0, 0.5, 0])
     # Where outcomes are wrong one time in ten, a second one of the middle still adds: the information of two minus that of one.
-    noisy = Belief(belief.weights, belief.consistent, np.full(4, 0.1), np.full(4, 0.1))
+    noisy = _Belief(belief.weights, belief.consistent, np.full(4, 0.1), np.full(4, 0.1))
     bad = np.where(middle_bad, 0.9, 0.1)
-    again = information(history, noisy, noisy.weights[:, None] * np.hstack([bad, 1 - bad]))
+    again = _information(history, noisy, noisy.weights[:, None] * np.hstack([bad, 1 - bad]))
     both = [0.5 * (0.81 + 0.01), 0.18, 0.5 * (0.81 + 0.01)]  # bad twice, apart, good twice; "apart" is two outcomes
     entropy = -sum(p * math.log2(p) for p in (both[0], both[1] / 2, both[1] / 2, both[2]))
     one = -(0.1 * math.log2(0.1) + 0.9 * math.log2(0.9))
@@ -325,12 +325,12 @@ def test_belief_by_hand() -> None:
 
 
 def test_an_outcome_carries_what_a_noisy_channel_lets_through() -> None:
-    def belief(good_as_bad: float, bad_as_good: float) -> Belief:
+    def belief(good_as_bad: float, bad_as_good: float) -> _Belief:
         rates = [np.full(2, rate) for rate in (good_as_bad, bad_as_good)]
-        return Belief(np.array([0.5, 0.5]), np.array([True, True]), *rates)
+        return _Belief(np.array([0.5, 0.5]), np.array([True, True]), *rates)
 
     def bits(good_as_bad: float, bad_as_good: float) -> list[float]:
-        return information(chain(2), belief(good_as_bad, bad_as_good)).tolist()
+        return _information(chain(2), belief(good_as_bad, bad_as_good)).tolist()
 
     # The first commit is bad with probability one half; the second certainly is.
     assert bits(0.0, 0.0) == pytest.approx([1, 0])
@@ -339,11 +339,11 @@ def test_an_outcome_carries_what_a_noisy_channel_lets_through() -> None:
 
 
 def test_commits_next_to_broken_ones_are_less_likely_to_build() -> None:
-    builds = buildable(chain(20), {"19": OutcomeCounts(0, 1)}, {"10"})
+    builds = _buildable(chain(20), {"19": OutcomeCounts(0, 1)}, {"10"})
     assert builds[9] == builds[11] == 0.5
     assert builds[12] == pytest.approx(2 / 3)
     assert (np.diff(builds[11:19]) > 0).all()
-    more = buildable(chain(20), {}, {"10", "11", "12"})
+    more = _buildable(chain(20), {}, {"10", "11", "12"})
     assert more[13] == pytest.approx(1 / 5)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.arguments import differences
-from assay.harness.engines.sglang.common import agree, common_settings, resolved_arguments
+from assay.harness.engines.sglang.common import _common_settings, _resolved_arguments, agree
 from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.errors import EngineError
 from assay.harness.sides import Role
@@ -37,7 +37,7 @@ NATIVE = TRITON | {
 
 
 def flags(candidate: Mapping[str, Any]) -> tuple[str, ...]:
-    return common_settings(TRITON, candidate, NAMES).flags
+    return _common_settings(TRITON, candidate, NAMES).flags
 
 
 def launch(role: Role, backend: str, **changes: Any) -> Launch:
@@ -52,7 +52,7 @@ PAIR: dict[Role, Launch] = {role: launch(role, backend) for role, backend in NAM
 
 
 def test_a_backend_without_cuda_graphs_takes_them_from_both() -> None:
-    found = common_settings(TRITON, NATIVE, NAMES)
+    found = _common_settings(TRITON, NATIVE, NAMES)
     assert found.flags == ("--disable-cuda-graph",)
     assert found.impossible == ()
     assert found.because == (
@@ -88,7 +88,7 @@ def test_settings_that_a_flag_makes_equal(changes: dict[str, Any], expected: tup
     [({"kv_cache_dtype": "fp8_e4m3"}, "changes what both servers compute"), ({"new_argument": 3}, "no flag that is known")],
 )
 def test_settings_that_no_flag_makes_equal(changes: dict[str, Any], why: str) -> None:
-    found = common_settings(TRITON, TRITON | changes, NAMES)
+    found = _common_settings(TRITON, TRITON | changes, NAMES)
     assert found.flags == ()
     (one,) = found.impossible
     assert why in one
@@ -162,4 +162,4 @@ def test_sglang_resolves_cuda_graphs_by_the_backend_and_a_common_flag_mends_it(m
 @pytest.mark.slow
 def test_a_command_line_that_sglang_refuses_is_an_error() -> None:
     with pytest.raises(EngineError, match="could not be found out"):
-        resolved_arguments(launch("reference", "no_such_backend", device="cpu"))
+        _resolved_arguments(launch("reference", "no_such_backend", device="cpu"))

@@ -11,7 +11,7 @@ import torch
 from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang import attach as attaching
 from assay.harness.engines.sglang import graph_passes
-from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, graphs_of, observe_graphs, served_batch, watch_runner
+from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, _watch_runner, graphs_of, observe_graphs, served_batch
 from assay.harness.evidence.envelope import EngineLimits, read_envelope
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.server.candidates import KernelCandidate
@@ -51,7 +51,7 @@ def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_obser
 
         def execute(self, forward_batch: str) -> None: ...
 
-    watch_runner(Runner)
+    _watch_runner(Runner)
     observing(control)
     runner = Runner()
     assert (runner.can_run_graph("small"), runner.can_run_graph("large")) == (not refused, False)
@@ -80,7 +80,7 @@ def test_a_decode_graph_whose_calls_are_kept_serves_what_is_observed_unless_outp
         def execute(self, forward_batch: Any) -> str:
             return "done"
 
-    watch_runner(DecodeCudaGraphRunner)
+    _watch_runner(DecodeCudaGraphRunner)
     seen: list[Any] = []
     replays = readable()
     replays.observed_by(0, lambda batch, tensors: seen.append((batch.rids, tensors)))
@@ -189,7 +189,7 @@ class FullCudaGraphBackend:
 )
 def test_a_graph_that_calls_attention_from_python_serves_what_is_observed(name: str, backend: object, served: bool) -> None:
     runner = type(name, (), {"can_run_graph": lambda self, batch: True, "execute": lambda self, batch: None})
-    watch_runner(runner)
+    _watch_runner(runner)
     observing(Control(shadow=True))
     made = runner()
     made.backend = backend  # type: ignore[attr-defined]
@@ -204,8 +204,8 @@ def test_attention_in_a_graph_is_of_the_batch_that_is_served() -> None:
         def execute(self, forward_batch: str) -> str:
             return served_batch("static")
 
-    watch_runner(Runner)
-    watch_runner(Runner)
+    _watch_runner(Runner)
+    _watch_runner(Runner)
     assert Runner().execute("of requests") == "of requests"
     assert served_batch("eager") == "eager"
 
@@ -218,7 +218,7 @@ def test_a_pass_that_fails_serves_nothing_afterwards() -> None:
         def execute(self, forward_batch: str) -> str:
             raise RuntimeError(forward_batch)
 
-    watch_runner(Runner)
+    _watch_runner(Runner)
     with pytest.raises(RuntimeError):
         Runner().execute("of requests")
     assert served_batch("eager") == "eager"

@@ -23,7 +23,7 @@ import pytest
 from assay.harness.engines import process as process_module
 from assay.harness.engines.base import ChatRequest, Reply
 from assay.harness.engines.client import served_models
-from assay.harness.engines.guardian import shared_files
+from assay.harness.engines.guardian import _shared_files
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import server as sglang
 from assay.harness.engines.sglang.arguments import differences
@@ -148,7 +148,7 @@ def test_the_key_is_not_in_what_a_run_records(server_pair: ServerPair) -> None:
 def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
     server = own_server
     processes = family(server)
-    shared = set().union(*(shared_files(process.pid) for process in processes))
+    shared = set().union(*(_shared_files(process.pid) for process in processes))
     assert shared, "SGLang keeps its load in shared memory"
     assert len(processes) >= 4  # guardian, main, scheduler, detokenizer
     assert server._process is not None
@@ -237,7 +237,7 @@ def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path: Path, mon
     with ThreadingHTTPServer(("127.0.0.1", 0), ForeignHandler) as foreign:
         thread = threading.Thread(target=foreign.serve_forever, args=(0.05,))
         thread.start()
-        monkeypatch.setattr(sglang, "free_port", lambda: foreign.server_port)
+        monkeypatch.setattr(sglang, "_free_port", lambda: foreign.server_port)
         server = make(tmp_path)
         try:
             with pytest.raises(EngineError, match=r"3 attempts: .* another server, which serves \['somebody-else'\]"):
@@ -265,7 +265,7 @@ def test_a_port_taken_in_the_meantime_leads_to_another_attempt(tmp_path: Path, m
                 raise NextPortRequested
             return int(ports.pop())
 
-        monkeypatch.setattr(sglang, "free_port", free_port)
+        monkeypatch.setattr(sglang, "_free_port", free_port)
         with pytest.raises(NextPortRequested):
             make(tmp_path).start()
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.claim import CheckedClaim, verify
+from assay.harness.ingest.claim import _CheckedClaim, verify
 
 
-def check(path: Path, claim: str) -> CheckedClaim:
+def check(path: Path, claim: str) -> _CheckedClaim:
     return verify([path], [claim]).claims[0]
 
 

@@ -18,7 +18,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import app, load_command
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
-from assay.harness.ingest.tensors.flashinfer_trace import LARGEST_INPUT, calls_of, definition_of, export_pack
+from assay.harness.ingest.tensors.flashinfer_trace import LARGEST_INPUT, _definition_of, calls_of, export_pack
 from assay.harness.ingest.tensors.to_pack import trace_to_pack
 from assay.harness.server.pack_writer import PackWriter
 
@@ -69,7 +69,7 @@ def test_the_reference_is_the_oracle(trace: Path) -> None:
         for call in _calls():
             call = call.with_spec(mask=Mask(causal))
             scope: dict[str, Any] = {}
-            exec(definition_of(call)["reference"], scope)
+            exec(_definition_of(call)["reference"], scope)
             out, lse = scope["run"](call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.scale)
             assert torch.equal(out, oracle(call).to(call.q.dtype))
             assert lse.shape == call.q.shape[:2]
@@ -79,7 +79,7 @@ def test_the_reference_is_the_oracle(trace: Path) -> None:
 def test_the_base_of_the_log_sum_exp_is_two() -> None:
     call = call_of([(1, 0)], (1, 1), 32, torch.float32, "cpu")
     scope: dict[str, Any] = {}
-    exec(definition_of(call)["reference"], scope)
+    exec(_definition_of(call)["reference"], scope)
     _, lse = scope["run"](call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.scale)
     score = call.scale * (call.q.double() * call.k.double()).sum()
     assert float(2 ** lse[0, 0].double()) == pytest.approx(float(score.exp()), rel=1e-5)

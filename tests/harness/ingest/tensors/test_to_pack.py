@@ -19,7 +19,7 @@ from assay.harness.cli.app import app, load_command
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.ingest.tensors.dump import Imported, open_dump
-from assay.harness.ingest.tensors.forward_passes import DumpedPass, MissingPart, split
+from assay.harness.ingest.tensors.forward_passes import DumpedPass, _MissingPart, _split
 from assay.harness.ingest.tensors.histories import choose
 from assay.harness.ingest.tensors.layout import DumpedModel
 from assay.harness.ingest.tensors.to_pack import to_pack
@@ -176,15 +176,15 @@ def test_projections_before_the_rotary_embedding_are_refused_by_name(tmp_path: P
 
 def test_a_batch_is_split_by_lengths() -> None:
     positions = torch.tensor([0, 1, 2, 17, 18, 9])
-    parts = split(0, positions, [3, 19, 10], ["a", "b", "c"])
+    parts = _split(0, positions, [3, 19, 10], ["a", "b", "c"])
     assert [(part.request, part.prefix, part.new) for part in parts] == [("a", 0, 3), ("b", 17, 2), ("c", 9, 1)]
-    assert [(part.prefix, part.new) for part in split(0, positions, None, ())] == [(0, 3), (17, 2), (9, 1)]
-    with pytest.raises(MissingPart, match="lengths of its 4 sequences"):
-        split(0, positions, None, (), 4)
-    with pytest.raises(MissingPart):
-        split(0, positions, [3, 18, 10], ())
-    with pytest.raises(MissingPart):
-        split(0, torch.tensor([0, 1, 7]), [3], ())
+    assert [(part.prefix, part.new) for part in _split(0, positions, None, ())] == [(0, 3), (17, 2), (9, 1)]
+    with pytest.raises(_MissingPart, match="lengths of its 4 sequences"):
+        _split(0, positions, None, (), 4)
+    with pytest.raises(_MissingPart):
+        _split(0, positions, [3, 18, 10], ())
+    with pytest.raises(_MissingPart):
+        _split(0, torch.tensor([0, 1, 7]), [3], ())
 
 
 def test_the_prefix_that_fits_is_chosen_not_the_first() -> None:
@@ -195,8 +195,8 @@ def test_the_prefix_that_fits_is_chosen_not_the_first() -> None:
 
 
 def test_decode_rows_whose_positions_go_on_are_two_sequences() -> None:
-    assert [part.prefix for part in split(0, torch.tensor([10, 11]), None, (), 2)] == [10, 11]
-    assert [part.prefix for part in split(0, torch.tensor([10, 11]), [11, 12], ())] == [10, 11]
+    assert [part.prefix for part in _split(0, torch.tensor([10, 11]), None, (), 2)] == [10, 11]
+    assert [part.prefix for part in _split(0, torch.tensor([10, 11]), [11, 12], ())] == [10, 11]
 
 
 def test_the_command_imports_and_says_what_it_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.trace import chrome
-from assay.harness.ingest.trace.chrome import phase_of
+from assay.harness.ingest.trace.chrome import _phase_of
 from assay.harness.ingest.trace.steps import StepTrace
 
 READER = chrome.READER
@@ -137,7 +137,7 @@ def test_a_damaged_profile_is_neither_a_crash_nor_a_wrong_count(tmp_path: Path, 
     ],
 )  # fmt: skip
 def test_phases(name: str, phase: str) -> None:
-    assert phase_of(name) == phase
+    assert _phase_of(name) == phase
 
 
 @pytest.mark.parametrize(

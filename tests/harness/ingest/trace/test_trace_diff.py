@@ -8,7 +8,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.trace import trace_diff as module
-from assay.harness.ingest.trace.trace_diff import TraceDiff, diff_files, short_name
+from assay.harness.ingest.trace.trace_diff import TraceDiff, _short_name, diff_files
 
 TRACES = Path(__file__).parents[3] / "data" / "traces"
 ENGINE = TRACES / "mlc_engine.txt"
@@ -131,7 +131,7 @@ def test_kernels_of_a_replayed_graph_are_those_of_eager_passes() -> None:
     ],
 )
 def test_short_names(name: str, short: str) -> None:
-    assert short_name(name) == short
+    assert _short_name(name) == short
 
 
 def test_sequences_that_are_too_long_to_align_are_compared_by_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
