@@ -25,6 +25,11 @@ OTHER_ADAPTER = "other-adapter"
 """Folder, beside that of the adapter of zeros, of one that adds something: it shows that adapters are applied."""
 _FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Architectures whose layers are known to have the projections of Llama, and whose models give their embedding to a draft."""
+_BY_REQUEST = (
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM",
+    "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
+)  # fmt: skip
+"""Architectures whose modules in SGLang divide the heads by the size of attention's own group (``attn_tp_size``)."""
 _RANK, _ALPHA = 8, 16
 _SPREAD = 0.1
 """Standard deviation of what the other adapter's second matrix holds: enough to move every log-probability."""
@@ -43,6 +48,16 @@ def like_llama(config: Config) -> str:
     """
     architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
     return "" if architecture in _FAMILIES else f"is made for {', '.join(_FAMILIES)}, not for {architecture}"
+
+
+def attends_by_request(config: Config) -> str:
+    """Say why two GPUs cannot share the requests of a model's attention; empty if they can.
+
+    Args:
+        config: its configuration.
+    """
+    architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
+    return "" if architecture in _BY_REQUEST else f"SGLang's {architecture} shares every layer among all GPUs"
 
 
 def has_experts(config: Config) -> str:

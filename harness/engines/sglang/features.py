@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from assay.evals.invariance_load import CHUNK, PAGE
-from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, has_experts, like_llama
+from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, attends_by_request, has_experts, like_llama
 from assay.harness.sides import Device
 
 ADAPTER_NAME = "assay-zeros"
@@ -216,7 +216,7 @@ def _on_gpus() -> Iterable[Feature]:
         resolved={"enable_dp_attention": True}, cost="another kernel",
         # A prefix is in the cache of one of the two, and each has half of a chunk.
         excludes=("tensor-parallel", "prefix-cache", "chunked-prefill"), devices=_GPU,
-        lacks="it needs two GPUs", gpus=2,
+        lacks="it needs two GPUs", gpus=2, lacking=attends_by_request,
     )  # fmt: skip
     yield Feature(
         "expert-parallel", "two GPUs share the experts", on=("--tp-size=2", "--ep-size=2"), resolved={"tp_size": 2, "ep_size": 2},

@@ -83,6 +83,8 @@ def test_compiled_code_needs_the_graphs_that_it_is_captured_in() -> None:
     [
         ("expert-parallel", {"num_experts": 4}, ""),
         ("expert-parallel", {}, "the model has no experts"),
+        ("dp-attention", {"architectures": ["Qwen3ForCausalLM"]}, ""),
+        ("dp-attention", {"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM shares every layer among all GPUs"),
         ("eagle", {"architectures": ["LlamaForCausalLM"]}, ""),
         ("zero-lora", {"architectures": ["GptOssForCausalLM"]}, "not for GptOssForCausalLM"),
     ],
