@@ -2,24 +2,25 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.cells import cells_of, deviation
 
 
-def test_cells_are_sequence_by_query_position() -> None:
-    cells = cells_of(call_of([(20, 5), (1, 9)], (2, 1), 8, torch.float32, "cpu"))
-    assert cells.sequence == (0, 0, 0, 1)
-    assert cells.position == (0, 1, 2, 0)
-    assert cells.of_row.bincount().tolist() == [1, 15, 4, 1]
-
-
-def test_each_position_bucket_has_a_cell() -> None:
-    cells = cells_of(call_of([(300, 0), (256, 0)], (1, 1), 8, torch.float32, "cpu"))
-    assert cells.sequence == (0,) * 5 + (1,) * 4
-    assert cells.position == (0, 1, 2, 3, 4, 0, 1, 2, 3)
-    assert cells.of_row.bincount().tolist() == [1, 15, 48, 192, 44, 1, 15, 48, 192]
+@pytest.mark.parametrize(
+    ("lens", "sequence", "position", "rows"),
+    [
+        ([(20, 5), (1, 9)], (0, 0, 0, 1), (0, 1, 2, 0), [1, 15, 4, 1]),
+        ([(300, 0), (256, 0)], (0,) * 5 + (1,) * 4, (0, 1, 2, 3, 4, 0, 1, 2, 3), [1, 15, 48, 192, 44, 1, 15, 48, 192]),
+    ],
+)
+def test_cells_are_sequence_by_bucket_of_query_position(
+    lens: list[tuple[int, int]], sequence: tuple[int, ...], position: tuple[int, ...], rows: list[int]
+) -> None:
+    cells = cells_of(call_of(lens, (2, 1), 8, torch.float32, "cpu"))
+    assert (cells.sequence, cells.position, cells.of_row.bincount().tolist()) == (sequence, position, rows)
 
 
 def test_a_wrong_head_of_a_wrong_query_affects_only_its_own_cell() -> None:

@@ -180,19 +180,6 @@ def test_wrong_ends_leave_nothing_of_the_search_beside_them(bench: Bench) -> Non
     assert state.result.suspects == (bench.commits[3],)
 
 
-def test_a_broken_environment_ends_a_bisection_of_several_at_once(bench: Bench) -> None:
-    count = 0
-
-    def answer(i: int) -> Measurement:
-        nonlocal count
-        count += 1
-        return planted(29)(i) if count <= 7 else Measurement(status="build", reason="disk full")
-
-    with pytest.raises(BrokenEnvironment, match="could be probed before and cannot be now: build: disk full"):
-        bench.run(answer, slots=7)
-    assert len(bench.folder.read().probes) == 7, "later failures are forgotten"
-
-
 def test_skips_around_the_culprit_leave_a_range(bench: Bench) -> None:
     def answer(i: int) -> Measurement:
         return Measurement(status="import", reason="no") if i in (20, 21) else planted(21)(i)
@@ -204,17 +191,18 @@ def test_skips_around_the_culprit_leave_a_range(bench: Bench) -> None:
     assert "2 commits could not be probed" in state.result.notes
 
 
-def test_a_broken_environment_is_no_commits_fault(bench: Bench) -> None:
+@pytest.mark.parametrize(("sound", "slots"), [(8, 1), (7, 7)])
+def test_a_broken_environment_is_no_commits_fault(bench: Bench, sound: int, slots: int) -> None:
     count = 0
 
     def answer(i: int) -> Measurement:
         nonlocal count
         count += 1
-        return planted(29)(i) if count <= 8 else Measurement(status="build", reason="disk full")
+        return planted(29)(i) if count <= sound else Measurement(status="build", reason="disk full")
 
     with pytest.raises(BrokenEnvironment, match="could be probed before and cannot be now: build: disk full"):
-        bench.run(answer)
-    assert len(bench.folder.read().probes) == 8, "later failures are forgotten"
+        bench.run(answer, slots=slots)
+    assert len(bench.folder.read().probes) == sound, "later failures are forgotten"
     state, _ = bench.run(planted(29))
     assert state.result is not None
     assert state.result.suspects == (bench.commits[29],)

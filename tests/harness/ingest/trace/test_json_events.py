@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,13 @@ def test_half_an_event_is_one_that_is_not_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_chunk")
-def test_a_broken_event_does_not_hide_the_next(tmp_path: Path) -> None:
-    text = json.dumps(EVENTS).replace('"ts": 5,', '"ts": ,')
+@pytest.mark.parametrize("broken", [(5,), (5, 6)])
+def test_broken_events_are_counted_one_by_one_and_do_not_hide_the_next(tmp_path: Path, broken: Sequence[int]) -> None:
+    text = json.dumps(EVENTS)
+    for number in broken:
+        text = text.replace(f'"ts": {number},', '"ts": ,')
     values, ended = read(tmp_path, text)
-    assert values == [*EVENTS[:5], None, *EVENTS[6:]]
+    assert values == [None if number in broken else event for number, event in enumerate(EVENTS)]
     assert ended == ""
 
 
@@ -95,13 +99,6 @@ def test_memory_is_that_of_an_event_and_not_of_the_file(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert count == 200_000
     assert peak < 8 * json_events.CHUNK
-
-
-def test_broken_events_in_a_row_are_counted_one_by_one(tmp_path: Path) -> None:
-    text = json.dumps(EVENTS).replace('"ts": 5,', '"ts": ,').replace('"ts": 6,', '"ts": ,')
-    values, ended = read(tmp_path, text)
-    assert values == [*EVENTS[:5], None, None, *EVENTS[7:]]
-    assert ended == ""
 
 
 @pytest.mark.usefixtures("_chunk")
