@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, tensor_of
+from assay.harness.attention.forms import FORMS, lacking, unknown
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.published import adapter_and_path, module_of, native_backend, working_folder_searched
@@ -55,7 +56,7 @@ class Declaration:
         dtypes: dtypes that it computes, for example "bfloat16"; None for all.
         prefix: whether it computes calls with a cached prefix.
         head_dims_v: head dims of v that it computes, besides that of q and k.
-        features: what it supports of `assay.harness.attention.call.FEATURES`.
+        features: what it supports of `assay.harness.attention.call.FEATURES`; of some, forms (`assay.harness.attention.forms`).
     """
 
     phases: tuple[str, ...] = PHASES
@@ -78,7 +79,7 @@ class Declaration:
             return dtype
         if not self.prefix and call.causal and max(call.prefixes, default=0) > 0:
             return "a cached prefix"
-        return ", ".join(name for name in call.features if name not in self.features)
+        return ", ".join(lacking(self.features, call))
 
 
 def declares(
@@ -115,14 +116,18 @@ def declares(
         head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
             prefill. A check asks for no others.
         features: what it supports of `assay.harness.attention.call.FEATURES`, by name. A call that asks for anything else is
-            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`.
+            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`. Of "stored_kv" and "stored_q" it may name the
+            forms that it takes: ``"stored_kv: e4m3 per tensor"``. A check asks for these, and lists others as not covered.
 
     Raises:
-        ValueError: no phase or an unknown one, an unknown feature, no head dim or dtype, no such noise family, or a name that is no
-            regular expression or is found in any name.
+        ValueError: no phase or an unknown one, an unknown feature or form, no head dim or dtype, no such noise family, or a name
+            that is no regular expression or is found in any name.
     """
-    if unknown := set(features) - set(FEATURES):
-        raise ValueError(f"a kernel declares the features {sorted(unknown)}; expected some of {', '.join(FEATURES)}")
+    if strange := unknown(features):
+        raise ValueError(
+            f"a kernel declares the features {strange}; expected some of {', '.join(FEATURES)}; or forms of stored_kv or stored_q, "
+            f"as 'stored_kv: {FORMS[0]}', of: {', '.join(FORMS)}"
+        )
     if phases is None:
         phases = PHASES if prefix else ("extend",)
     if not phases or set(phases) - set(PHASES):
@@ -400,12 +405,12 @@ def tensor_fault(out: object, like: Tensor, shape: tuple[int, ...], dtype: str =
 
 
 def refuse_features(name: str, kernel: Kernel, call: AttentionCall) -> None:
-    """Refuse a call with a feature that a kernel does not declare.
+    """Refuse a call with a feature, or a form of one, that a kernel does not declare.
 
     Raises:
         KernelRefused: it has one.
     """
-    if missing := [feature for feature in call.features if feature not in declaration(kernel).features]:
+    if missing := lacking(declaration(kernel).features, call):
         raise KernelRefused(f"{name} does not declare {', '.join(missing)}, which this call asks for")
 
 

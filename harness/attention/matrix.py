@@ -28,7 +28,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, Row, covering
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
-from assay.harness.attention.matrix_features import ASKED, MLA
+from assay.harness.attention.matrix_features import ASKED, MLA, STORED, values_of
 from assay.harness.attention.model_shapes import COMMON, SHAPES
 from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.paging import through_pages
@@ -521,9 +521,9 @@ def _asking(
     phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], features: Sequence[str]
 ) -> Iterator[_Values]:
     """Yield the calls that ask for a feature, and for all of them."""
-    asked = [name for name in features if name in ASKED and (phase == "extend" or name not in _IN_EXTEND)]
-    values: list[tuple[str, ...]] = [(value,) for name in asked for value in ASKED[name]]
-    together = tuple(next(iter(ASKED[name])) for name in asked if name not in _ALONE)
+    asked = {name: of for name, of in values_of(features).items() if phase == "extend" or name not in _IN_EXTEND}
+    values: list[tuple[str, ...]] = [(value,) for of in asked.values() for value in of]
+    together = tuple(of[0] for name, of in asked.items() if name not in _ALONE)
     values += [together] * (len(together) > 1)
     if "positions" in features:
         others = [value for name, value in _BY_POSITION.items() if name in features]
@@ -536,6 +536,8 @@ def _asking(
             if any(value[0] in ASKED[name] for name in _FORMS):
                 heads_of_k = made.heads[0]
                 made = replace(made, heads=(heads_of_k, heads_of_k), head_dim=192, head_dim_v=128)
+            if made.heads[1] == 1 and any(name.endswith("per head") for name in value):
+                made = replace(made, heads=_HEADS[size][1])  # one of a single head is one of the tensor
             yield _as_mla(made) if MLA in value else made
         next(dim)  # else a number of calls that is even would give each length one head dim
 
@@ -650,7 +652,7 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     )
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])
-    known = {name: make for asking in ASKED.values() for name, make in asking.items()}
+    known = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
     for name in values.asked or ():
         call = known[name](call)
     call = through_pages(call, values.page, seed) if values.page else call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from assay.harness.attention.call import BY_QUERY, AttentionCall, Mask
+from assay.harness.attention.forms import BLOCK, FORMS, feature_of, forms_of
 from assay.harness.attention.noise import FORMATS
 
 MLA = "MLA"
@@ -81,18 +82,14 @@ def _apart(distance: int, call: AttentionCall) -> AttentionCall:
     return replace(call, positions=at.to(call.q.device))
 
 
-_BLOCK = 16
-"""Tokens, or dims, of a block that shares a scale: a page of vLLM's, and a block of NVFP4."""
-
-
 def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
     """Compute the largest magnitude of what shares a scale in x [tokens, heads, dim], broadcasting to it."""
     if per == "block of 16 tokens":
-        blocks = torch.arange(len(x), device=x.device) // _BLOCK
-        tops = [x[blocks == block].abs().amax((0, 2)) for block in range(-(-len(x) // _BLOCK))]
+        blocks = torch.arange(len(x), device=x.device) // BLOCK
+        tops = [x[blocks == block].abs().amax((0, 2)) for block in range(-(-len(x) // BLOCK))]
         return torch.stack(tops)[blocks][..., None]
     if per == "block of 16 dims":
-        return x.abs().view(*x.shape[:2], -1, _BLOCK).amax(3).repeat_interleave(_BLOCK, 2)
+        return x.abs().view(*x.shape[:2], -1, BLOCK).amax(3).repeat_interleave(BLOCK, 2)
     return x.abs().amax({"tensor": (0, 1, 2), "head": (0, 2), "token": (2,)}[per], keepdim=True)
 
 
@@ -204,6 +201,13 @@ def _unprojected(call: AttentionCall) -> AttentionCall:
     )
 
 
+STORED: dict[str, Callable[[AttentionCall], AttentionCall]] = {
+    f"{what} in {form}": partial(_stored, of, name, per)
+    for what, of in (("K and V", "kv"), ("Q", "q"))
+    for form in FORMS
+    for name, _, per in (form.partition(" per "),)
+}
+"""Values of "stored_kv" and "stored_q": every form that a kernel can declare."""
 ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     "window": {
         f"window {n}": partial(_asking_for, partial(lambda n, heads: {"mask": Mask(window=n)}, n))
@@ -243,20 +247,19 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
     "rope": {f"RoPE in {how}": partial(_unrotated, how) for how in ("halves", "pairs")},
     "latent": {"projections apart": _unprojected},
     "stored_kv": {
-        f"K and V in {name} per {per}": partial(_stored, "kv", name, per)
-        for name, per in (
-            ("e4m3", "tensor"),
-            ("int8", "token"),
-            ("e5m2", "head"),
-            ("int8", "head"),
-            ("e4m3", "token"),
-            ("e4m3", "block of 16 tokens"),
-            ("int8", "block of 16 dims"),
+        f"K and V in {form}": STORED[f"K and V in {form}"]
+        for form in (
+            "e4m3 per tensor",
+            "int8 per token",
+            "e5m2 per head",
+            "int8 per head",
+            "e4m3 per token",
+            "e4m3 per block of 16 tokens",
+            "int8 per block of 16 dims",
         )
     },
     "stored_q": {
-        f"Q in {name} per {per}": partial(_stored, "q", name, per)
-        for name, per in (("e4m3", "tensor"), ("int8", "token"), ("e4m3", "head"))
+        f"Q in {form}": STORED[f"Q in {form}"] for form in ("e4m3 per tensor", "int8 per token", "e4m3 per head")
     },
     "score_factor": {"factors by position": partial(_factors, True), "factors by head": partial(_factors, False)},
     "score_bias": {
@@ -269,3 +272,16 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
 """Values of each feature that a call may ask for. The first one stands for it where several are asked for. Windows lie around
 blocks; caps are those of Gemma 2 and Grok, and one that every score feels; slopes are those of the paper (arXiv 2108.12409), and
 steep ones. Factors are those of scalable softmax (arXiv 2501.19399); biases end within a block, beyond a window, or at once."""
+
+
+def values_of(features: Sequence[str]) -> dict[str, list[str]]:
+    """List the values of each declared feature that calls ask for; if it is declared by its forms, these and then the others.
+
+    A declaration excludes the others, so that they are listed as not covered.
+    """
+    values = {}
+    for name in dict.fromkeys(map(feature_of, features)):
+        if name in ASKED:
+            forms = [f"{'Q' if name == 'stored_q' else 'K and V'} in {form}" for form in forms_of(features, name)]
+            values[name] = list(dict.fromkeys([*forms, *ASKED[name]]))
+    return values

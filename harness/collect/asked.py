@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from assay.harness.attention.call import FEATURES
+from assay.harness.attention.forms import feature_of
 from assay.harness.backend import Backend
 from assay.harness.collect.plan import Plan
 from assay.harness.config import RunSpec
@@ -57,7 +58,7 @@ def unmet(backends: Mapping[Role, Backend], asks: Mapping[Role, Mapping[str, str
     """
     for role, backend in backends.items():
         for feature, line in asks[role].items():
-            if backend.is_kernel and feature in FEATURES and feature not in backend.features:
+            if backend.is_kernel and feature in FEATURES and feature not in map(feature_of, backend.features):
                 yield role, True, f"{backend} does not declare the {feature} that the model asks for ({line})"
     roles = [role for role, backend in backends.items() if not backend.is_kernel and not backend.is_url]
     if not any(asks[role] for role in roles):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
+from assay.harness.attention.forms import lacking
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.matrix_features import as_tree
 from assay.harness.attention.oracle import oracle
@@ -307,7 +308,7 @@ def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, laye
         return backend.attempt(call, layer)
     if layer.stored:
         raise KernelRefused("vLLM's FP8 KV cache needs AVX-512")
-    asked = [_IN_WORDS.get(feature, feature) for feature in call.features if feature not in backend.assay.features]
+    asked = [_IN_WORDS.get(feature, feature) for feature in lacking(backend.assay.features, call)]
     if asked:
         raise NotImplementedError(f"vLLM's {backend.backend} has no {' and no '.join(asked)}")
     return backend(call)

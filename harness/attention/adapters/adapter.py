@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
+from assay.harness.attention.forms import feature_of, lacking
 from assay.harness.attention.kernels import Declaration, declaration
 from assay.harness.conditions import PHASES
 
@@ -85,29 +86,31 @@ class Parameters:
         return cls(frozenset([*names, *(argument.arg for argument in arguments.kwonlyargs)]), frozenset(required))
 
 
-def scales_of(
-    call: AttentionCall,
-    per_head: bool = False,
-    dtypes: Sequence[torch.dtype] = (torch.float8_e4m3fn, torch.float8_e5m2),
-) -> tuple[Tensor, Tensor] | None:
-    """Return the scales of a call's stored K and V, each float32 [1], or [num_kv_heads] if they may be per head; None for none.
+FP8_PER_TENSOR = ("stored_kv: e4m3 per tensor", "stored_kv: e5m2 per tensor")
+"""Forms of a signature that takes a cache in FP8, with one scale of K and one of V."""
+
+
+def scales_of(call: AttentionCall, forms: Sequence[str] = FP8_PER_TENSOR) -> tuple[Tensor, Tensor] | None:
+    """Return the scales of a call's stored K and V, each float32 [1], or [num_kv_heads] if they are per head; None for none.
+
+    Args:
+        call: the call.
+        forms: those that the signature declares: of "stored_kv", per tensor and per head.
 
     Raises:
-        KernelRefused: a signature with one scale of each, or one per head, in these dtypes, does not express them.
+        KernelRefused: K and V are stored in another form.
     """
     if call.stored_k is None or call.k_scale is None or call.v_scale is None:
         return None
-    counts = (1, call.k.shape[1]) if per_head else (1,)
-    scales = call.k_scale, call.v_scale
-    if call.stored_k.dtype not in dtypes or any(
-        scale.shape not in [(1, count, 1) for count in counts] for scale in scales
-    ):
-        stored = f"{str(call.stored_k.dtype).removeprefix('torch.')} with scales {list(call.k_scale.shape)}"
-        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise KernelRefused(
-            f"the signature has no stored_kv of {stored}: it takes {known} with scales per tensor{' or head' * per_head}"
-        )
+    if lacks := [lack for lack in lacking(forms, call) if lack.startswith("stored_kv")]:
+        known = " or ".join(form.removeprefix("stored_kv: ") for form in forms)
+        raise KernelRefused(f"the signature has no {lacks[0]}: it takes {known}")
     return call.k_scale.flatten(), call.v_scale.flatten()
+
+
+def _is_declared(features: Sequence[str], feature: str) -> bool:
+    """Return True for a feature, or a form of one, that a function declares: as it is, or as a whole."""
+    return feature in features or feature_of(feature) in features
 
 
 def _is_planned(function: Any) -> bool:
@@ -126,7 +129,8 @@ class Adapter:
     Attributes:
         name: of the signature. Two functions of one package may share a name.
         passes: parameters that are passed in every call. A function that has them all has the signature.
-        asks: for each feature of a call, the parameters of which one passes it on; none where a parameter of `passes` does.
+        asks: for each feature of a call, or form of one, the parameters of which one passes it on; none where a parameter of
+            `passes` does.
         lay_out: lays a call out.
         phases: phases that such a function computes.
         also: other parameters that are passed if the function has them.
@@ -155,8 +159,15 @@ class Adapter:
         return tuple(
             feature
             for feature, names in self.asks.items()
-            if (not names or parameters.names.intersection(names)) and (noise or feature not in self.in_fewer_bits)
+            if (not names or parameters.names.intersection(names))
+            and (noise or feature_of(feature) not in self.in_fewer_bits)
         )
+
+    def names(self, asked: Sequence[str]) -> Iterator[str]:
+        """Yield the names of features that a call asks for, and the parameters that pass them on."""
+        yield from asked
+        for feature, names in self.asks.items():
+            yield from names if feature_of(feature) in asked else ()
 
 
 class Adapted:
@@ -180,7 +191,7 @@ class Adapted:
         self.assay = replace(
             own if isinstance(getattr(function, "assay", None), Declaration) else Declaration(),
             phases=tuple(phase for phase in own.phases if phase in adapter.phases),
-            features=tuple(feature for feature in features if feature in own.features) if own.features else features,
+            features=tuple(filter(partial(_is_declared, own.features), features)) if own.features else features,
         )
 
     def __call__(self, call: AttentionCall) -> Tensor | Outputs:
@@ -194,8 +205,7 @@ class Adapted:
         try:
             return self._adapter.lay_out(self.function, self._parameters, call)()
         except (AssertionError, NotImplementedError) as error:
-            names = chain.from_iterable((name, *self._adapter.asks.get(name, ())) for name in call.features)
-            if any(name in str(error).lower() for name in names):
+            if any(name in str(error).lower() for name in self._adapter.names(call.features)):
                 raise KernelRefused(str(error)) from error
             raise
 

@@ -18,6 +18,7 @@ from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
 
 _SINKS = ("s_aux", "sinks", "learnable_sink")
+_STORED = ("stored_kv: e4m3 per tensor", "stored_kv: e4m3 per head")
 _LSE = ("return_softmax_lse", "return_attn_probs", "return_lse")
 
 
@@ -41,7 +42,7 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
         "q": call.q, "k": call.k, "v": call.v, "cu_seqlens_q": call.cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k,
         "max_seqlen_q": max(call.lens_q), "max_seqlen_k": max(call.lens_k), "softmax_scale": call.scale, "causal": call.causal,
     }  # fmt: skip
-    if (scales := scales_of(call, per_head=True, dtypes=(torch.float8_e4m3fn,))) is not None:
+    if (scales := scales_of(call, _STORED)) is not None:
         if call.q.dtype != torch.bfloat16:
             raise KernelRefused("beside a stored_kv in FP8, FlashAttention computes bfloat16")
         shape = len(call.lens_k), call.k.shape[1]
@@ -76,8 +77,8 @@ FLASH_ATTN = Adapter(
     ),
     {
         "window": ("window_size",), "softcap": ("softcap",), "sinks": _SINKS, "alibi": ("alibi_slopes",), "lse": _LSE,
-        "padding": (), "not_causal": (), "stored_kv": ("k_descale",),
-    },
+        "padding": (), "not_causal": (),
+    } | dict.fromkeys(_STORED, ("k_descale",)),
     _lay_out,
     in_fewer_bits=("stored_kv",),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters, scales_of
+from assay.harness.attention.adapters.adapter import FP8_PER_TENSOR, Adapter, Attend, Parameters, scales_of
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import PagedKV, paged
 
@@ -110,7 +110,7 @@ _ASKS: dict[str, tuple[str, ...]] = {
     "window": ("window_left",), "softcap": ("logits_soft_cap",), "lse": ("return_lse",),
 }  # fmt: skip
 _PREFILL: dict[str, tuple[str, ...]] = {**_ASKS, "custom_mask": (), "not_causal": ()}
-_PAGED: dict[str, tuple[str, ...]] = {"stored_kv": ("k_scale",)}
+_PAGED: dict[str, tuple[str, ...]] = dict.fromkeys(FP8_PER_TENSOR, ("k_scale",))
 _DTYPES = ("sm_scale", "q_data_type", "kv_data_type")
 _HEADS = ("num_qo_heads", "num_kv_heads")
 PAGED_PREFILL = Adapter(

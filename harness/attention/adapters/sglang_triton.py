@@ -21,11 +21,13 @@ from assay.harness.attention.paging import paged
 
 _SPLITS = 8
 """Parts into which decode splits the keys of a sequence, as SGLang's ``--triton-attention-num-kv-splits``."""
+_STORED = ("stored_kv: e4m3 per tensor",)
+"""Not e5m2: what casting Q and weights to that costs is no noise family that has a name."""
 
 
 def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:
     """Return what both functions are passed of a call's spec, as far as it asks for it."""
-    k_scale, v_scale = scales_of(call) or (1.0, 1.0)
+    k_scale, v_scale = scales_of(call, _STORED) or (1.0, 1.0)
     asked: dict[str, Any] = {"sm_scale": call.scale, "k_scale": float(k_scale), "v_scale": float(v_scale)}
     if call.spec.softcap:
         asked["logit_cap"] = call.spec.softcap
@@ -110,7 +112,7 @@ def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     return attend
 
 
-_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",), "score_bias": ("score_mod",), "stored_kv": ()}
+_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",), "score_bias": ("score_mod",), **dict.fromkeys(_STORED, ())}
 _IN_FEWER_BITS = ("stored_kv",)
 EXTEND = Adapter(
     "sglang-triton",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters, scales_of
+from assay.harness.attention.adapters.adapter import FP8_PER_TENSOR, Adapter, Attend, Parameters, scales_of
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.paging import paged
 
@@ -51,6 +51,6 @@ UNIFIED_ATTENTION = Adapter(
         "window_size", "block_table", "softcap", "q_descale", "k_descale", "v_descale",
     ),
     {"sinks": ("sinks",), "alibi": ("alibi_slopes",)}
-    | dict.fromkeys(("window", "softcap", "padding", "not_causal", "stored_kv"), ()),
+    | dict.fromkeys(("window", "softcap", "padding", "not_causal", *FP8_PER_TENSOR), ()),
     _lay_out,
 )  # fmt: skip

@@ -11,14 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
-from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention import matrix_features
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, Mask
+from assay.harness.attention.forms import FORMS
+from assay.harness.attention.kernels import declaration, declares, run_kernel
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import ExitCode
 from assay.harness.offline import check as checking
 from assay.harness.offline.check import check
+from assay.harness.offline.check_result import CheckResult
 
 
 def declaring(kernel: Kernel, *features: str) -> Kernel:
@@ -138,6 +142,67 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
     last += "a bias of each query to 40 tokens"
     assert f"{all_of_them}random tree and {last}" in asked
     assert f"{all_of_them}{last}" in asked  # in decode
+
+
+def stored(*forms: str, kernel: Kernel = rounded_oracle) -> CheckResult:
+    """Check a kernel that declares forms of stored_kv, on all calls that ask for it and some that do not."""
+    features = ("window", *(f"stored_kv: {form}" for form in forms))
+    return check(declaring(kernel, *features), cases=asking(*features), read_out=0, calls=0)
+
+
+@pytest.mark.parametrize(
+    "forms", [("e4m3 per tensor",), ("e4m3 per tensor", "e4m3 per head"), ("int8 per tensor", "int8 per token")]
+)
+def test_forms_that_are_declared_are_asked_for_and_others_are_not_covered(forms: tuple[str, ...]) -> None:
+    result = stored(*forms)
+    assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
+    computed = {case.condition["asked for"] for case in result.computed if "K and V" in case.condition["asked for"]}
+    together = f"window 64 and K and V in {forms[0]}"
+    assert computed == {*(f"K and V in {form}" for form in forms), together}
+    gaps = {gap.sentence.partition(", by declaration")[0] for gap in result.coverage.gaps}
+    others = {value.removeprefix("K and V in ") for value in matrix_features.ASKED["stored_kv"]} - {*forms}
+    assert gaps == {f"stored_kv in {form}" for form in others}
+
+
+def test_a_form_that_is_declared_and_refused_is_no_pass() -> None:
+    def refusing(call: AttentionCall) -> Tensor:
+        if call.stored_k is not None and call.stored_k.dtype == torch.float8_e5m2:
+            raise KernelRefused("e5m2 is not built")
+        return rounded_oracle(call)
+
+    result = stored("e4m3 per tensor", "e5m2 per tensor", kernel=refusing)
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert "with asked for K and V in e5m2 per tensor was refused" in str(result.missing)
+
+
+def test_a_wrong_answer_in_a_form_that_is_declared_is_a_regression() -> None:
+    result = stored("e5m2 per tensor", kernel=lambda call: without("stored_kv", call))
+    assert result.exit_code == ExitCode.REGRESSION
+    failing = {case.condition["asked for"] for case in result.failing}
+    assert failing == {"K and V in e5m2 per tensor", "window 64 and K and V in e5m2 per tensor"}
+
+
+def test_a_call_in_a_form_that_is_not_declared_is_refused_by_name() -> None:
+    call = matrix_features._stored("kv", "e4m3", "block of 16 dims", call_of([(3, 40)], (4, 2), 64, torch.float32, "cpu"))
+    run_kernel("mine", declaring(rounded_oracle, "stored_kv: e4m3 per block of 16 dims"), call)
+    for form in ("e4m3 per token", "int8 per block of 16 dims"):
+        with pytest.raises(KernelRefused, match="mine does not declare stored_kv in e4m3 per block of 16 dims"):
+            run_kernel("mine", declaring(rounded_oracle, f"stored_kv: {form}"), call)
+
+
+@pytest.mark.parametrize("form", ["stored_kv: int4 per tensor", "stored_kv:", "window: 64"])
+def test_an_unknown_form_says_which_there_are(form: str) -> None:
+    with pytest.raises(ValueError, match=rf"declares the features \['{form}'\]; expected some of .* 'stored_kv: e4m3 per tensor'"):
+        declares(features=(form,))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_that_can_be_declared_has_calls(form: str) -> None:
+    for feature, what in (("stored_kv", "K and V"), ("stored_q", "Q")):
+        declared = declaration(declaring(rounded_oracle, f"{feature}: {form}"))
+        some = [case for case in cases(("decode",), declared=declared) if case.condition["asked for"] == f"{what} in {form}"]
+        assert some
+        assert [declared.excludes(case.make()) for case in some] == [""] * len(some)
 
 
 ASKED = tuple(feature for feature in FEATURES if feature != "lse")

@@ -20,6 +20,7 @@ from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.sdpa import _exactly_as
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
+from assay.harness.attention.forms import feature_of, unknown
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.matrix_features import _apart, _biases, _evicted, _factors, _padded, _stored, _unrotated, as_tree
 from assay.harness.attention.oracle import log_sum_exp, oracle
@@ -98,7 +99,7 @@ def test_a_known_signature_is_recognised_and_computes_what_a_call_asks_for(name:
     assert isinstance(kernel, Adapted)
     signature, features = RIGHT[name]
     declared = kernels.declaration(kernel)
-    assert set(declared.features) == set(features)
+    assert set(map(feature_of, declared.features)) == set(features)
     for phase in declared.phases:
         for call in calls(phase):
             for ask in [lambda same: same, *(ask for feature in features for ask in ASKED[feature])]:
@@ -291,7 +292,7 @@ def test_a_parameter_that_nothing_passes_is_named() -> None:
 
 def test_every_signature_names_known_features() -> None:
     for adapter in ADAPTERS:
-        assert set(adapter.asks) <= set(FEATURES)
+        assert unknown(adapter.asks) == []
 
 
 def test_a_name_with_a_signature_is_that_of_its_module() -> None:
@@ -396,10 +397,10 @@ E4M3, OTHERWISE = ASKED["stored_kv"][0], [("int8", "head"), ("e4m3", "token"), (
 def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs(name: str) -> None:
     function = kernels.load(name).function  # type: ignore[attr-defined]
     undeclared = kernels.taking_calls(name, function)
-    assert "stored_kv" not in kernels.declaration(undeclared).features
+    assert "stored_kv" not in map(feature_of, kernels.declaration(undeclared).features)
     kernel = kernels.taking_calls(name, kernels.declares(noise="fp8_qp")(partial(function)))
     declared = kernels.declaration(kernel)
-    assert ("stored_kv" in declared.features, declared.noise) == (True, "fp8_qp")
+    assert ("stored_kv: e4m3 per tensor" in declared.features, declared.noise) == (True, "fp8_qp")
     some = calls(declared.phases[0], torch.float16)
     run = run_once(kernel, [*some, *map(E4M3, some)])
     assert diagnose(run) == [], "Q is cast beside FP8 alone, and not for new tokens"
@@ -436,8 +437,50 @@ def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str
 def test_scales_that_a_signature_has_no_place_for_are_refused_by_name(name: str) -> None:
     kernel = kernels.load(name)
     for form, per in OTHERWISE:
-        with pytest.raises(KernelRefused, match=r"the signature has no stored_kv of .* with scales per tensor"):
+        with pytest.raises(
+            KernelRefused, match=r"the signature has no stored_kv in .*: it takes e4m3 per tensor or e5m2 per tensor"
+        ):
             kernel(_stored("kv", form, per, calls(kernels.declaration(kernel).phases[-1])[0]))
+
+
+PAGED_DECODE = "signatures:BatchDecodeWithPagedKVCacheWrapper"
+
+
+def of_stored(kernel: Any) -> list[Case]:
+    """Cases of the check of a paged decode kernel: those that ask for stored K and V, and some that do not."""
+    every = cases(("decode",), "cpu", declared=kernels.declaration(kernel))
+    return [case for number, case in enumerate(every) if "K and V" in case.condition["asked for"] or number % 40 == 0]
+
+
+def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_pass() -> None:
+    kernel = kernels.load(PAGED_DECODE)
+    result = check(PAGED_DECODE, cases=of_stored(kernel), calls=0)
+    assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
+    asked = result.coverage.sentence
+    assert "K and V in e4m3 per tensor, K and V in e5m2 per tensor, window" in asked
+    gaps = str([gap.sentence for gap in result.coverage.gaps])
+    for form in ("int8 per token", "int8 per head", "e5m2 per head", "e4m3 per token", "int8 per block of 16 dims"):
+        assert f"stored_kv in {form}, by declaration" in gaps
+
+
+def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    function: Any = kernels.load(PAGED_DECODE).function  # type: ignore[attr-defined]
+    computed = function._computed
+    monkeypatch.setattr(function, "_computed", lambda self, q, kv, return_lse, *scales: computed(self, q, kv, return_lse))
+    kernel = kernels.load(PAGED_DECODE)
+    result = check(kernel, cases=of_stored(kernel), calls=0, read_out=0)
+    assert result.exit_code == ExitCode.REGRESSION
+    assert {"K and V" in case.condition["asked for"] for case in result.failing} == {True}
+
+
+def test_a_function_may_declare_fewer_forms_than_its_signature_has() -> None:
+    function = kernels.load("signatures:unified_attention").function  # type: ignore[attr-defined]
+    for own, of_both in (
+        (("stored_kv",), ["stored_kv: e4m3 per tensor", "stored_kv: e5m2 per tensor"]),
+        (("stored_kv: e5m2 per tensor", "stored_kv: int8 per token"), ["stored_kv: e5m2 per tensor"]),
+    ):
+        kernel = kernels.taking_calls("mine", kernels.declares(features=own)(partial(function)))
+        assert list(kernels.declaration(kernel).features) == of_both
 
 
 @pytest.mark.parametrize("name", RIGHT)
