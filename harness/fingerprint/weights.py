@@ -138,14 +138,19 @@ def distance(left: Weight, right: Weight) -> float | None:
     """Estimate the relative distance of two parameters, ``|A - B| / |A|`` in the Frobenius norm; None if they cannot be compared.
 
     By projections where both have the whole parameter in one shape: for random signs the mean square of ``u'(A - B)v`` is
-    ``|A - B|^2``. By sums otherwise, which see less: it is then the largest relative difference of a sum.
+    ``|A - B|^2``. By sums otherwise, which see less: it is then the largest relative difference of a sum. Engines pad the rows of
+    embeddings with zeros, which move no projection: matrices that have the same numbers then have no distance, others none that
+    says anything.
     """
-    if not left.sums or not right.sums or left.sums[0] != right.sums[0]:
+    if not left.sums or not right.sums:
         return None
-    if left.projections and right.projections and left.shape == right.shape:
+    if left.projections and right.projections and left.shape[1:] == right.shape[1:]:
         norm = math.sqrt(max(left.sums[3], right.sums[3]))
         mean = sum((a - b) ** 2 for a, b in zip(left.projections, right.projections, strict=True)) / PROJECTIONS
-        return math.sqrt(mean) / norm if norm else 0.0
+        far = math.sqrt(mean) / norm if norm else 0.0
+        return far if left.shape == right.shape or (len(left.shape) == 2 and same_numbers(far)) else None
+    if left.sums[0] != right.sums[0]:
+        return None
     # The sum itself may cancel: it is compared with the sum of magnitudes.
     scales = (left.sums[0], left.sums[2], left.sums[2], left.sums[3], left.sums[4])
     return max(

@@ -90,3 +90,16 @@ def test_odd_shapes_are_described(tensor: Tensor) -> None:
     described = describe_weight("w", tensor)
     assert described.shape == tuple(tensor.shape)
     assert distance(described, described) in (None, 0.0)
+
+
+@pytest.mark.parametrize("rows", [1, 57])
+def test_rows_of_zeros_behind_an_embedding_are_no_difference(weight: Tensor, rows: int) -> None:
+    plain = describe_weight("embedding", weight)
+    zeros = describe_weight("embedding", torch.cat([weight, weight.new_zeros(rows, weight.shape[1])]))
+    far = distance(plain, zeros)
+    assert far is not None
+    assert same_numbers(far)
+    more = describe_weight("embedding", torch.cat([weight, weight[:rows]]))
+    assert distance(plain, more) is None
+    other = describe_weight("embedding", torch.cat([1.01 * weight, weight.new_zeros(rows, weight.shape[1])]))
+    assert distance(plain, other) is None
