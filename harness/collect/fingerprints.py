@@ -255,4 +255,6 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
     asks = [ChatRequest(prompt, 1) for prompt in prompts.values()]
     counts: dict[str, int] = {}
     server.ask(asks, _AT_ONCE, lambda index, reply: counts.__setitem__(list(prompts)[index], reply.prompt_tokens))
-    return Tokens(**told, counts=counts)
+    return Tokens(
+        **told, counts={name: counts[name] for name in prompts if name in counts}
+    )  # not in the order of replies

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from assay.evals.probe_texts import CHATS
 from assay.harness.collect import fingerprints
 from assay.harness.collect.fingerprints import of_files, of_url
 from assay.harness.errors import EngineError
@@ -153,6 +155,7 @@ class Endpoint(BaseHTTPRequestHandler):
 
     tokenizes = True
     prompt_tokens = 7
+    late = ""
 
     def do_GET(self) -> None:
         documents = {
@@ -167,6 +170,7 @@ class Endpoint(BaseHTTPRequestHandler):
             ids = [ord(letter) for letter in str(asked.get("prompt") or asked.get("messages"))][:5]
             self._answer({"tokens": [0, *ids] if asked.get("add_special_tokens") else ids})
         elif self.path == "/v1/chat/completions":
+            time.sleep(0.5 * (asked["messages"][0]["content"] == self.late))
             message = {"role": "assistant", "content": "x"}
             usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": 1, "total_tokens": self.prompt_tokens + 1}
             choice = {"index": 0, "message": message, "finish_reason": "length"}
@@ -208,7 +212,7 @@ def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
     assert made.not_observed["weights"] == "an endpoint does not tell"
 
 
-@pytest.mark.parametrize("url", [{"tokenizes": False, "prompt_tokens": 8}], indirect=True)
+@pytest.mark.parametrize("url", [{"tokenizes": False, "prompt_tokens": 8, "late": CHATS["user"][0][0]["content"]}], indirect=True)
 def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) -> None:
     pytest.importorskip("openai")
     made = of_url(url, "", 30.0)
