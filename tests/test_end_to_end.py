@@ -167,10 +167,11 @@ def test_the_seed_case_is_a_regression_and_says_where_and_why(tmp_path: Path) ->
     assert (code, made["verdict"]) == (1, "regression"), out
     assert accuracy(made, "candidate") <= 0.35
     assert status(made, "layers-compared") == "ok"
-    cause, *others, finding = made["findings"]
+    cause, *others = made["findings"]
     assert cause["id"] == "mask-top-left", cause
-    assert {one["id"] for one in others} == {"mask-top-left"}, "the op-level matrix names it, too"
-    assert finding["id"] == "accuracy", finding
+    # Wrong answers are longer, too, in some of the orders in which servers batch them.
+    assert {one["id"] for one in others} - {"answer-lengths"} == {"mask-top-left", "accuracy"}, "the op-level matrix names it, too"
+    [finding] = [one for one in others if one["id"] == "accuracy"]
     # Asking stops as soon as the answers decide; fewer than six with an empty cache separate no condition.
     conditions = {one["id"]: one for suite in made["suites"] for one in suite["conditions"]}
     if conditions["cached-prefix-0"]["items"] >= 6:
