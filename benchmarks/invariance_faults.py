@@ -81,6 +81,7 @@ def main() -> int:
         help=f"made here: {HYBRID}, whose layers keep states, and 1b, random weights of that shape",
     )
     parser.add_argument("--backend", default="")
+    parser.add_argument("--engine-arg", action="append", default=[], help="flag of every server; may be repeated")
     parser.add_argument("--faults", default="", help="by default all whose features the device has")
     parser.add_argument("--beside", default=",".join(BESIDE), help="features that are switched whatever the fault")
     parser.add_argument("--reverted", action="store_true")
@@ -138,7 +139,7 @@ def main() -> int:
         table.add_row(*cells)
         print(*cells, sep="; ", file=sys.stderr, flush=True)  # a long table is not lost if it is ended early
 
-    own = Side(backend=backend, model=given.model)
+    own = Side(backend=backend, model=given.model, flags=tuple(given.engine_arg))
     if given.reverted:
         for number, (other, carriers) in REVERTED.items():
             features = tuple(dict.fromkeys((*carriers, *beside)))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from assay.harness.engines.sglang.graph_passes import graphs_of
+
 FAULT = "ASSAY_SCHEDULER_FAULT"
 """Environment variable: id of a fault of `FAULTS`; empty for none."""
 _NOWHERE = 0
@@ -102,8 +104,23 @@ class SwappedRows(SchedulerFault):
 
     def logits(self, runner: Any, logits_output: Any, made: Any) -> None:
         rows = logits_output.next_token_logits
-        if made.forward_mode.is_decode() and len(rows) > 1 and not _arguments().disable_overlap_schedule:
+        if made.forward_mode.is_decode() and len(rows) > 1 and self._shows():
             rows[[0, 1]] = rows[[1, 0]]
+
+    def _shows(self) -> bool:
+        """Return True if this server has what carries the fault beside batches."""
+        return not _arguments().disable_overlap_schedule
+
+
+class ReplayedRows(SwappedRows):
+    """Two rows of a decode batch that is replayed from a CUDA graph change places."""
+
+    id = "replayed-rows"
+    title = "where decode runs in CUDA graphs, two rows of a batch get each other's logits"
+    carriers = (frozenset({"batch", "cuda-graph-decode"}),)
+
+    def _shows(self) -> bool:
+        return graphs_of(_arguments()).get("decode") != "disabled"
 
 
 class LastStepKV(SchedulerFault):
@@ -179,7 +196,17 @@ class StaleState(SchedulerFault):
 
 FAULTS: dict[str, type[SchedulerFault]] = {
     fault.id: fault
-    for fault in (StaleLength, SharedPage, RetractedKV, SwappedRows, LastStepKV, HalfReloaded, DraftKV, StaleState)
+    for fault in (
+        StaleLength,
+        SharedPage,
+        RetractedKV,
+        SwappedRows,
+        ReplayedRows,
+        LastStepKV,
+        HalfReloaded,
+        DraftKV,
+        StaleState,
+    )
 }
 
 

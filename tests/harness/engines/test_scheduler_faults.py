@@ -13,6 +13,7 @@ from assay.harness.engines.sglang.scheduler_faults import (
     FAULTS,
     DraftKV,
     LastStepKV,
+    ReplayedRows,
     RetractedKV,
     SharedPage,
     StaleLength,
@@ -158,6 +159,14 @@ def test_rows_change_places_only_where_scheduling_overlaps(arguments: Any, overl
     arguments.disable_overlap_schedule = not overlap
     output = SimpleNamespace(next_token_logits=torch.tensor([[1.0], [2.0], [3.0]]))
     SwappedRows().logits(None, output, decode([6, 6, 6])[1])
+    assert output.next_token_logits[:, 0].tolist() == ([2.0, 1.0, 3.0] if swapped else [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(("backend", "swapped"), [("disabled", False), ("full", True)])
+def test_rows_change_places_only_where_decode_is_replayed(arguments: Any, backend: str, swapped: bool) -> None:
+    arguments.cuda_graph_config = SimpleNamespace(prefill=SimpleNamespace(backend="full"), decode=SimpleNamespace(backend=backend))
+    output = SimpleNamespace(next_token_logits=torch.tensor([[1.0], [2.0], [3.0]]))
+    ReplayedRows().logits(None, output, decode([6, 6, 6])[1])
     assert output.next_token_logits[:, 0].tolist() == ([2.0, 1.0, 3.0] if swapped else [1.0, 2.0, 3.0])
 
 
