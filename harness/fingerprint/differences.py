@@ -41,6 +41,11 @@ _NUMBERS = frozenset((
     "enable_flashinfer_allreduce_fusion", "rl_on_policy_target", "model_impl", "cuda_graph_config",
 ))  # fmt: skip
 """Arguments of a server that change outputs, or the order in which they are added up."""
+_OF_REQUESTS = tuple(
+    f"arguments.{name}" for name in ("chunked_prefill_size", "cuda_graph_config", "disable_cuda_graph")
+)
+"""Arguments of how a server runs requests. A model runner alone runs none: it captures no graph, and has no load to chunk."""
+_WITHOUT_SERVER = "loaded without a server"
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages",),
     "engine": ("packages", "arguments", "backends"),
@@ -79,7 +84,9 @@ class Difference(Part):
     says: str = Field(description="a sentence without a full stop")
     outputs: bool = Field(description="whether it changes outputs; false for what is not known to")
     declared: str = Field(
-        "", description="the setting that was asked to differ, or --allow NAME; empty if nothing declares it"
+        "",
+        description="the setting that was asked to differ, --allow NAME, or that one was loaded without a server; "
+        "empty if nothing declares it",
     )
     details: tuple[str, ...] = Field((), description="further lines")
 
@@ -150,8 +157,15 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             for difference in own
             if difference.says not in common
         ]
+    alone = {left.source, right.source} == {"server", "model runner"}
     declared = [
-        difference.model_copy(update={"declared": _declared(difference, asked, allowed)}) for difference in differ
+        difference.model_copy(
+            update={
+                "declared": _declared(difference, asked, allowed)
+                or (_WITHOUT_SERVER if alone and difference.name in _OF_REQUESTS else "")
+            }
+        )
+        for difference in differ
     ]
     return FingerprintDiff(
         left=_named(left),

@@ -15,6 +15,7 @@ from assay.harness.text import counted, listed
 
 _NAMES = {"q": "q", "k": "K", "v": "V", "output": "the output"}
 _NOT_ASKED = "it was not asked again with a trace"
+_DRAFTS = "its passes verify drafts, and attention is not traced there"
 
 
 def parting_of(
@@ -48,6 +49,8 @@ def parting_of(
     if any(record is None for record in traced):
         return row.model_copy(update={"not_observed": _NOT_ASKED})
     known = [record for record in traced if record is not None]
+    if any(reply.verifications for reply in known[2].replies):
+        return row.model_copy(update={"not_observed": _DRAFTS})
     if problem := next((record.problem for record in known if not record.complete), ""):
         return row.model_copy(update={"not_observed": problem})
     if not _differs_again(base, known[2], place, limits):

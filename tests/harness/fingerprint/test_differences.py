@@ -234,6 +234,18 @@ def test_allowed_names_may_differ_alone() -> None:
     assert compare_fingerprints(left, right, ["pack"]).exit_code == 1
 
 
+@pytest.mark.parametrize(("source", "code"), [("model runner", 0), ("server", 1)])
+def test_chunks_and_graphs_of_a_server_are_no_difference_from_a_model_that_was_loaded_alone(source: Any, code: int) -> None:
+    alone = {"chunked_prefill_size": "8192", "disable_cuda_graph": "true", "cuda_graph_config": "none", "page_size": "1"}
+    served = {"chunked_prefill_size": "2048", "disable_cuda_graph": "false", "cuda_graph_config": "full", "page_size": "1"}
+    left = fingerprint(arguments=alone).model_copy(update={"source": source})
+    right = fingerprint(arguments=served).model_copy(update={"source": "server"})
+    result = compare_fingerprints(left, right)
+    assert (result.exit_code, len(result.differences)) == (code, 3)
+    paged = right.model_copy(update={"arguments": {**served, "page_size": "16"}})
+    assert [each.name for each in compare_fingerprints(left, paged).undeclared][-1] == "arguments.page_size"
+
+
 def test_positions_of_the_common_length_are_compared() -> None:
     longer, shorter = fingerprint(positions=tuple(range(9))), fingerprint(positions=tuple(range(5)))
     assert compare_fingerprints(longer, shorter).exit_code == 0

@@ -38,12 +38,12 @@ def write(folder: InvarianceFolder, record: ArmRecord, spoil: Spoil = lambda kep
 def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
     """Judges a feature that differs in its first generated token, and whose pass and base were traced."""
 
-    def judge(spoil: Spoil | None = None, traced_kl: float = 0.5, **arm: Any) -> InvarianceResult:
+    def judge(spoil: Spoil | None = None, traced_kl: float = 0.5, verifications: int = 0, **arm: Any) -> InvarianceResult:
         folder = InvarianceFolder.new(tmp_path / "out")
         own = [
             arm_records.arm(number=3, why="trace"),
             arm_records.arm(number=4, why="trace again"),
-            arm_records.arm("page-size", number=5, why="trace", decode=traced_kl),
+            arm_records.arm("page-size", number=5, why="trace", decode=traced_kl, verifications=verifications),
         ]
         own = [record.model_copy(update={"traced": PLACE}) for record in own]
         arms = [arm_records.arm("page-size", **{"decode": 0.5} | arm), *(own if spoil else ())]
@@ -97,6 +97,11 @@ def test_a_trace_that_was_refused_says_why(judged: Judge, tmp_path: Path) -> Non
     write_refusal(folder.server_folder(0), "005", "it cannot run TARGET_VERIFY batches")
     (parting,) = judge_invariance(folder).partings
     assert "TARGET_VERIFY" in parting.not_observed
+
+
+def test_passes_that_verify_drafts_are_not_traced(judged: Judge) -> None:
+    (parting,) = judged(lambda kept: None, verifications=3).partings
+    assert parting.not_observed == "its passes verify drafts, and attention is not traced there"
 
 
 def test_traces_of_other_heads_are_not_compared(judged: Judge) -> None:
