@@ -54,8 +54,8 @@ _DECLARES: Mapping[str, Sequence[str]] = {
         f"arguments.{name}" for name in ("model_path", "tokenizer_path", "context_length", "dtype", "quantization")
     )),
     "--dtype": ("weights", "quantisation.weights", "quantisation.kv cache", "rope.table"),
-    "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe"),
-    "--kv-cache-dtype": ("quantisation.kv cache",),
+    "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe", "backends.kv cache"),
+    "--kv-cache-dtype": ("quantisation.kv cache", "backends.kv cache"),
     "--attention-backend": ("backends.attention", "arguments.*attention_backend", "ignored"),
     "--prefill-attention-backend": ("backends.attention", "ignored"),
     "--decode-attention-backend": ("backends.attention", "ignored"),
@@ -162,7 +162,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         difference.model_copy(
             update={
                 "declared": _declared(difference, asked, allowed)
-                or (_WITHOUT_SERVER if alone and difference.name in _OF_REQUESTS else "")
+                or (_WITHOUT_SERVER if alone and any(_covers(name, difference.name) for name in _OF_REQUESTS) else "")
             }
         )
         for difference in differ

@@ -281,12 +281,24 @@ def _implementations(runner: Any, module: Any) -> Iterator[tuple[str, str, str]]
     method = getattr(module, "quant_method", None)
     if method is not None:
         scheme = getattr(module, "scheme", None)
-        operation = "moe" if "MoE" in kind else "embedding" if "Embedding" in kind or "LMHead" in kind else "gemm"
-        yield operation, "", type(method).__name__ + (f" ({type(scheme).__name__})" if scheme is not None else "")
+        yield (
+            _quantised(kind),
+            "",
+            type(method).__name__ + (f" ({type(scheme).__name__})" if scheme is not None else ""),
+        )
     if hasattr(module, "_forward_method") and "quant_method" not in vars(module):
         method = module._forward_method or getattr(module, "_resolve_forward_method", lambda: None)()
         if method is not None:
             yield kind, "", getattr(method, "__name__", str(method))
+
+
+def _quantised(kind: str) -> str:
+    """Name the operation whose numbers a module's quantisation method decides, by the module's class."""
+    if kind in _BY_LAYER:
+        return "kv cache"  # an attention layer has no weights: its method scales K and V
+    if "MoE" in kind:
+        return "moe"
+    return "embedding" if "Embedding" in kind or "LMHead" in kind else "gemm"
 
 
 def _attention(runner: Any, phase: str) -> str:

@@ -236,8 +236,18 @@ def test_allowed_names_may_differ_alone() -> None:
 
 @pytest.mark.parametrize(("source", "code"), [("model runner", 0), ("server", 1)])
 def test_chunks_and_graphs_of_a_server_are_no_difference_from_a_model_that_was_loaded_alone(source: Any, code: int) -> None:
-    alone = {"chunked_prefill_size": "8192", "disable_cuda_graph": "true", "cuda_graph_config": "none", "page_size": "1"}
-    served = {"chunked_prefill_size": "2048", "disable_cuda_graph": "false", "cuda_graph_config": "full", "page_size": "1"}
+    alone = {
+        "chunked_prefill_size": "8192",
+        "disable_cuda_graph": "true",
+        "cuda_graph_config.prefill.bs": "[4096]",
+        "page_size": "1",
+    }
+    served = {
+        "chunked_prefill_size": "2048",
+        "disable_cuda_graph": "false",
+        "cuda_graph_config.prefill.bs": "[128]",
+        "page_size": "1",
+    }
     left = fingerprint(arguments=alone).model_copy(update={"source": source})
     right = fingerprint(arguments=served).model_copy(update={"source": "server"})
     result = compare_fingerprints(left, right)

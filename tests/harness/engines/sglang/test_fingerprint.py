@@ -128,3 +128,13 @@ def test_loaded_adapters_are_named_and_told_apart(tmp_path: Path) -> None:
     assert adapters["mine"].endswith("scaling 2, norm of B 1.414")
     assert adapters["2"].endswith("norm of B 0")
     assert adapters["mine"].partition(",")[0] != adapters["2"].partition(",")[0]
+
+
+def test_a_method_that_scales_k_and_v_is_no_gemm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = runner(tmp_path, table(500000.0))
+    for name, method in (("RadixAttention", "Fp8KVCacheMethod"), ("QKVParallelLinear", "Fp8LinearMethod")):
+        module = type(name, (torch.nn.Module,), {"quant_method": type(method, (), {})()})()
+        loaded.model.add_module(name, module)
+    monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
+    runs = {row.runs: row.operation for row in describe(loaded).backends or ()}
+    assert (runs["Fp8KVCacheMethod"], runs["Fp8LinearMethod"]) == ("kv cache", "gemm")
