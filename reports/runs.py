@@ -54,7 +54,7 @@ def runs_document(
     """Each treatment with its runs, newest first, and its history by suite, oldest first; then what has no report.
 
     A page begins with a matrix of verdicts by model and candidate. With many treatments or runs, it has one list of all runs
-    instead, which can be searched.
+    instead, which can be searched. With few, its verdict is the worst of the newest runs of the treatments.
 
     Args:
         listed: the runs.
@@ -88,16 +88,17 @@ def runs_document(
         body.append(
             Only("terminal", [Section("unread", "Without a report", [Items(_unread(unread), most=20)], announced=True)])
         )
-    counts = Counter(run.verdict for run in latest if run.verdict)
+    verdicts = [run.verdict for run in latest if run.verdict]
+    counts = Counter(verdicts)
     now = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in WORST_FIRST if counts[verdict])
     return Document(
         command="runs",
         title=one_line(listed.folder, 60),
-        verdict=newest.verdict if newest and not many else None,
+        verdict=None if many else min(verdicts, key=WORST_FIRST.index, default=None),
         exit_code=0,
         word=f"{len(listed.runs):,} runs" if many else counted(len(listed.runs), "run"),
         headline=f"The newest of each treatment: {now}."
-        if many
+        if len(latest) > 1
         else f"The newest: {one_line(newest.headline, 400)}"
         if newest
         else "None of them has a verdict.",

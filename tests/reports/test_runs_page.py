@@ -117,7 +117,9 @@ def test_the_matrix_has_the_worst_verdict_of_the_newest_runs(listed: RunList) ->
             ({"command": ("", "replay")}, "inconclusive", "2026-11-04"),
         )
     ]
-    html = to_html(runs_document(RunList(folder="runs", runs=(passed, *reversed(others))), Path()))
+    document = runs_document(RunList(folder="runs", runs=(passed, *reversed(others))), Path())
+    assert document.verdict == "error", "the newest run of all passed"
+    html = to_html(document)
     (table,) = re.findall(r'<div class="scroll matrix.*?</table>', html, re.S)
     assert re.findall(r'<th scope="col" title="([^"]*)"', table) == ["other", "other --page-size=16", passed.candidate]
     assert re.findall(r"<td class=(\w+)>(.)", table) == [("inconclusive", "?"), ("error", "!"), ("pass", "✓")], (
