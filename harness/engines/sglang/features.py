@@ -164,8 +164,8 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
         resolved={"enable_deterministic_inference": True}, cost="a base of its own",
-        # A prompt is split there at multiples of 4,096 tokens: one that is longer than a smaller chunk waits for ever. FlashInfer
-        # turns the prefix cache off.
+        # 0.5.17 splits a prompt there at multiples of 4,096 tokens (0.5.23 with FlashInfer alone): one that is longer than a smaller
+        # chunk waits for ever. FlashInfer turns the prefix cache off.
         excludes=("chunked-prefill", "attention-backend"), devices=_GPU,
         lacks="SGLang wants Triton for it, which is interpreted there",
     )  # fmt: skip
