@@ -31,7 +31,7 @@ def test_a_recorded_pack_can_be_replayed(tmp_path: Path) -> None:
     with ProgressDisplay(Console(file=StringIO())) as display:
         manifest = record_pack(prepare(SPEC), pack, display)
     assert sum(call.bytes for call in manifest.calls) <= 16 * 2**20
-    strata = {(call.layer, call.phase, any(call.prefix)) for call in manifest.calls}
+    strata = {(call.spec.layer, call.spec.phase, any(call.prefix)) for call in manifest.calls}
     assert strata == {(layer, *kind) for layer in range(4) for kind in (("extend", False), ("extend", True), ("decode", True))}
     result = replay(pack, "assay.harness.attention.sdpa:torch_sdpa")
     assert (result.findings, result.worst < 1, result.with_prefix > 0) == ((), True, True)
