@@ -126,6 +126,8 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (multiplied(*DESCALES[0]),
      "scores are multiplied by max |k| of the next kv head / its own: K is dequantised with that scale; the output by max |v| of "
      "the next kv head / its own: and so is V"),
+    (_online_softmax(32, "numerator"),
+     "online softmax over tiles of 32 keys: the denominator is not rescaled when the maximum rises"),
     (_online_softmax(64, "late"),
      "online softmax over tiles of 64 keys: the denominator is rescaled after the new tile was added to it"),
 
