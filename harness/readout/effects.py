@@ -174,6 +174,7 @@ _TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
 """Keys of a tile; 1 in kernels that take a key at a time."""
 _RESCALED = {
     "neither": ((0, 0), "the sums over earlier tiles are not rescaled when the maximum rises"),
+    "numerator": ((1, 0), "the denominator is not rescaled when the maximum rises"),
     "denominator": ((0, 1), "the numerator is not rescaled when the maximum rises"),
     "late": ((1, 1), "the denominator is rescaled after the new tile was added to it"),
     "rarely": ((1, 1), "the sums over earlier tiles are not rescaled when the maximum rises by less than {least:g}"),
@@ -184,8 +185,8 @@ _RESCALED = {
 def _online_softmax(tile: int, law: str, least: float = 0.0) -> Told:
     """An online softmax in which earlier tiles of keys are rescaled wrongly where a later tile raises the running maximum.
 
-    The laws: "neither" sum is rescaled; only the "denominator" is; "late": it is after the tile was added to it; "rarely": both
-    are, but only where the maximum rises by `least` or more.
+    The laws: "neither" sum is rescaled; only the "numerator" is, or only the "denominator"; "late": the latter is, after the tile
+    was added to it; "rarely": both are, but only where the maximum rises by `least` or more.
     """
     tiles = f"online softmax over {f'tiles of {tile} keys' if tile > 1 else 'one key at a time'}"
     words = f"{tiles}: {_RESCALED[law][1].format(least=least)}"

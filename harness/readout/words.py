@@ -113,12 +113,16 @@ def _blocks(name: str, block: int) -> str:
 
 
 def _compared(literal: Literal) -> str:
-    """Spell a comparison: "total mod 16 = 0", "prefix > new"."""
+    """Spell a comparison: "total mod 16 = 0", "prefix > new"; a key comes first: "j // 32 > i // 32"."""
     term, op, value = literal.term, literal.op, literal.value
     if term.modulo or not term.minus:
         return " ".join((_term_words(term), *map(str, _plainest(op, value, False))))
+    left, right = _blocks(term.name, term.block), _subtracted(term)
+    if term.minus in Pairs.OF_KEY and term.name not in Pairs.OF_KEY:
+        plain, gap = _plainest(_FLIPPED[op], -value, True)
+        return f"{right} {plain} {plus(left, gap)}"
     plain, gap = _plainest(op, value, True)
-    return f"{_blocks(term.name, term.block)} {plain} {plus(_subtracted(term), gap)}"
+    return f"{left} {plain} {plus(right, gap)}"
 
 
 def _plainest(op: str, gap: int, symbolic: bool) -> tuple[str, int]:

@@ -31,7 +31,7 @@ def by_loop(row: int, head: int, tile: int, law: str, least: float) -> np.ndarra
         above = below = right
         if law in ("neither", "denominator"):
             above = 1.0
-        if law == "neither":
+        if law in ("neither", "numerator"):
             below = 1.0
         if law == "rarely" and new - top < least:
             above = below = 1.0

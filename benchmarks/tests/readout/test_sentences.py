@@ -126,6 +126,8 @@ CACHED, OWN = lit("j", "<", 0, "prefix"), lit("pos", "==", 0, "j")
     (multiplied(*DESCALES[0]),
      "scores are multiplied by max |k| of the next kv head / its own: K is dequantised with that scale; the output by max |v| of "
      "the next kv head / its own: and so is V"),
+    (_online_softmax(32, "numerator"),
+     "online softmax over tiles of 32 keys: the denominator is not rescaled when the maximum rises"),
     (_online_softmax(64, "late"),
      "online softmax over tiles of 64 keys: the denominator is rescaled after the new tile was added to it"),
 
@@ -209,9 +211,11 @@ def test_an_effect_in_words(effect: Effect, words: str) -> None:
     ((lit("pos", "==", 1, "j", modulo=2),), "seen", "keys with (p - j) mod 2 = 1", True),
     ((lit("j", "==", 1, "prefix", modulo=4),), "seen", "keys with (j - prefix) mod 4 = 1", True),
     ((lit("left", "==", 1, modulo=4),), "seen", "keys with (total - 1 - j) mod 4 = 1", True),
-    ((lit("pos", "==", 0, "j", block=16),), "seen", "keys with p // 16 = j // 16", True),
-    ((lit("pos", ">=", 1, "j", block=16),), "seen", "keys with p // 16 > j // 16", True),
-    ((lit("pos", ">=", 2, "j", block=16),), "seen", "keys with p // 16 >= j // 16 + 2", True),
+    ((lit("pos", "==", 0, "j", block=16),), "seen", "keys with j // 16 = p // 16", True),
+    ((lit("pos", ">=", 1, "j", block=16),), "seen", "keys with j // 16 < p // 16", True),
+    ((lit("pos", ">=", 2, "j", block=16),), "seen", "keys with j // 16 <= p // 16 - 2", True),
+    ((lit("i", "<", 0, "j", block=32),), "seen", "keys with j // 32 > i // 32", True),
+    ((lit("pos", "!=", 1, "j"),), "seen", "keys with j != p - 1", True),
     ((lit("j", ">=", 0, "total", block=16),), "seen", "keys with j // 16 >= total // 16", True),
     ((lit("j", "==", 0, "prefix", block=16),), "seen", "keys with j // 16 = prefix // 16", True),
     ((lit("fresh", "==", 0, "i", block=32),), "hidden", "keys j > p with (j - prefix) // 32 = i // 32", True),

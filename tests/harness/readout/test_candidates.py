@@ -15,7 +15,16 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.edges import Amount, Sum
-from assay.harness.readout.effects import _TAILS, Answer, _block_scales, general_effects, known_effects, merged, multiplied
+from assay.harness.readout.effects import (
+    _TAILS,
+    Answer,
+    _block_scales,
+    _online_softmax,
+    general_effects,
+    known_effects,
+    merged,
+    multiplied,
+)
 from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
@@ -154,9 +163,10 @@ def test_the_ids_of_known_effects_are_unique() -> None:
     assert all(one.cost >= 3 for one in known_effects())
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("effect", [
     _TAILS[0], multiplied(output=TIMES[0]), multiplied(output=constant_formula(0.9)), block_scale("v", 4, "previous"),
+    *(_online_softmax(8, law) for law in ("neither", "numerator", "denominator", "late")),
 ])  # fmt: skip
 def test_effects_that_follow_from_outputs_alone_are_proposed(effect: Effect) -> None:
     answers: list[Answer] = []
