@@ -32,7 +32,7 @@ def is_pinned(
     """Return True if every bug found lies in the layers, heads and phases in which the fault shows.
 
     If the fault is restricted to some sequences, the finding must state a condition that covers those that it changes and none that
-    it is not restricted to.
+    it is not restricted to. What is found where a fault shows nowhere is another's: it is not pinned.
 
     Args:
         fault: the fault.
@@ -40,6 +40,8 @@ def is_pinned(
         calls: the calls.
         findings: what was found on them.
     """
+    if not shown.calls:
+        return False
     bugs = [finding for finding in findings if finding.id not in _CHANGING]
     layers = some("layer", shown.layers, range(max(call.layer for call in calls) + 1))
     heads = some("head", shown.heads, range(shown.of_heads))

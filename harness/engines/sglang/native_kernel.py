@@ -326,7 +326,10 @@ class _Shape:
 
 @lru_cache(_KEPT)
 def _runner(shape: _Shape) -> _Runner:
-    return _Runner(shape)
+    with torch.inference_mode(
+        False
+    ):  # a buffer that is made under it can be written to under it alone; calls come in any mode
+        return _Runner(shape)
 
 
 class _Runner:
