@@ -15,10 +15,13 @@ from assay.harness.bugs.family import BY_ID, FAMILY, KIND_TITLES
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import UsageError
 from assay.harness.explain import broken
+from assay.harness.explain.examples import example
 from assay.harness.explain.other_findings import OTHER_KIND
 from assay.harness.explain.pages import BEYOND_MATRIX, ids_of, page, titles
 from assay.harness.judge import layer_verdict
 from assay.harness.localize.kernel_runs import measure
+from assay.harness.offline.check import check
+from assay.harness.offline.kernel_matrix import matrix_of
 from assay.harness.picture import WRONG
 from assay.harness.verdict import OPERATOR
 
@@ -74,7 +77,8 @@ def test_the_picture_is_the_bug(id_: str) -> None:
 @pytest.mark.slow
 def test_the_command_runs_a_kernel_whose_bug_shows_there() -> None:
     def smallest_first(kernel: Kernel) -> list[AttentionCall]:
-        calls = [case.make() for case in cases(declared=declaration(kernel))]
+        declared = declaration(kernel)
+        calls = [case.make() for case in cases(declared=declared, head_dims=declared.head_dims)]
         return sorted(calls, key=lambda call: (call.q.dtype != torch.float32, call.q.shape[0] * call.k.shape[0]))
 
     plain, hidden = smallest_first(rounded_oracle), set()
@@ -85,10 +89,21 @@ def test_the_command_runs_a_kernel_whose_bug_shows_there() -> None:
             kernel = getattr(broken, id_.replace("-", "_"))
         else:
             kernel = load(command.removeprefix("assay check "))
-        calls = smallest_first(kernel) if declaration(kernel).features else plain
+        calls = smallest_first(kernel) if declaration(kernel).features or declaration(kernel).head_dims_v else plain
         if not any(hypothesis.compute(call) is not None and measure(call, kernel(call)).fails for call in calls):
             hidden.add(id_)
     assert hidden == BEYOND_MATRIX
+
+
+OF_V = [bug.id for bug in FAMILY if (call := example(bug)).v.shape[2] != call.q.shape[2] and not call.features]
+"""Bugs that show where V has a head dim of its own."""
+
+
+@pytest.mark.parametrize("id_", OF_V)
+def test_a_bug_of_another_head_dim_of_v_is_checked_on_calls_that_have_one(id_: str) -> None:
+    name = page(id_).command.removeprefix("assay check ")
+    small = [case for case in matrix_of(declaration(load(name)), dtypes=["float32"]) if case.make().k.shape[0] <= 64]
+    assert [finding.id for finding in check(name, cases=small[:8], read_out=0).findings] == [id_]
 
 
 @pytest.mark.parametrize(
