@@ -164,7 +164,7 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
         resolved={"enable_deterministic_inference": True}, cost="a base of its own",
-        # 0.5.17 splits a prompt there at multiples of 4,096 tokens (0.5.23 with FlashInfer alone): one that is longer than a smaller
+        # 0.5.17 splits a prompt there at multiples of 4,096 tokens, 0.5.23 with FlashInfer alone: one that is longer than a smaller
         # chunk waits for ever. FlashInfer turns the prefix cache off.
         excludes=("chunked-prefill", "attention-backend"), devices=_GPU,
         lacks="SGLang wants Triton for it, which is interpreted there",
