@@ -247,7 +247,6 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 VERSIONS = """
-from dataclasses import replace
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
@@ -258,7 +257,7 @@ def old(call: AttentionCall):
 
 @declares(phases=("extend",))
 def new(call: AttentionCall):
-    return oracle(replace(call, scale=call.scale * 1.02)).to(call.q.dtype)
+    return oracle(call.with_spec(scale=call.scale * 1.02)).to(call.q.dtype)
 """
 
 
@@ -280,8 +279,9 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     made = report(tmp_path)
     assert (code, made["verdict"]) == (1, "regression"), out
     assert status(made, "layers-compared") == "ok"
-    (cause,) = made["findings"]
+    cause, of_matrix = made["findings"]
     assert cause["where"] == "extend, cached prefix > 0, all 4 layers, all 4 heads"
+    assert (of_matrix["id"], of_matrix["where"]) == ("mask-top-left", "extend, cached prefix > 0, layer 0, all 4 heads")
     assert (cause["id"], "Correct without a cached prefix." in cause["diagnosis"]) == ("mask-top-left", True), cause
     assert made["layers"]["not_observed"] == ["decode: sage_attn_as_shipped does not compute it"]
     assert cause["diagnosis"] in out
