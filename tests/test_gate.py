@@ -91,7 +91,8 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
     assert {c["layers"] for c in made["reference"]["calls"]} == {4}
     assert "stored reference" in check(made, "same-servers")["found"]
     assert check(made, "layers-compared")["found"] == "extend: 4 layers"
-    assert {c["status"] for c in made["checks"]} == {"ok", "not checked"}
+    statuses = {c["status"] for c in made["checks"] if c["id"] != "answer-lengths"}  # wrong answers may be longer, too
+    assert statuses == {"ok", "not checked"}
 
     verdicts = {suite["id"]: suite["verdict"] for suite in made["suites"]}
     assert verdicts == dict.fromkeys(("accuracy", "greedy", "logits", "layers", "baseline"), "regression")
