@@ -17,11 +17,12 @@ def __getattr__(name: str) -> Kernel:
     if id_ not in BY_ID:
         raise AttributeError(f"there is no hypothesis {id_!r}")
     call = example(BY_ID[id_])
-    of_v = (
-        not call.features and call.v.shape[2] != call.q.shape[2]
-    )  # such calls are in the matrix of a kernel that declares them
-    dims = {"head_dims": (192,), "head_dims_v": (128,)} if of_v else {}
-    kernel = declares(features=call.features, **dims)(fault(id_))  # type: ignore[arg-type]
+    # A kernel has calls with another head dim of V in its matrix if it declares one.
+    other_v = not call.features and call.v.shape[2] != call.q.shape[2]
+    declared = declares(
+        features=call.features, head_dims=(192,) if other_v else None, head_dims_v=(128,) if other_v else ()
+    )
+    kernel = declared(fault(id_))
     kernel.__name__ = kernel.__qualname__ = name
     kernel.__module__ = __name__
     return kernel

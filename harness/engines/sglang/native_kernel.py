@@ -326,9 +326,8 @@ class _Shape:
 
 @lru_cache(_KEPT)
 def _runner(shape: _Shape) -> _Runner:
-    with torch.inference_mode(
-        False
-    ):  # a buffer that is made under it can be written to under it alone; calls come in any mode
+    # Calls come in any mode of autograd, and a buffer that is made in inference mode can be written to in that mode alone.
+    with torch.inference_mode(False):
         return _Runner(shape)
 
 

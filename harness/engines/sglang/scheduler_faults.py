@@ -120,7 +120,7 @@ class ReplayedRows(SwappedRows):
     carriers = (frozenset({"batch", "cuda-graph-decode"}),)
 
     def _shows(self) -> bool:
-        return graphs_of(_arguments()).get("decode") != "disabled"
+        return graphs_of(_arguments()).get("decode", "disabled") != "disabled"
 
 
 class LastStepKV(SchedulerFault):
