@@ -95,7 +95,7 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
     assert statuses == {"ok", "not checked"}
 
     verdicts = {suite["id"]: suite["verdict"] for suite in made["suites"]}
-    assert verdicts == dict.fromkeys(("accuracy", "greedy", "logits", "layers", "baseline"), "regression")
+    assert verdicts == dict.fromkeys(("accuracy", "greedy", "logits", "layers", "matrix", "baseline"), "regression")
     assert made["findings"][0]["id"] == "mask-top-left"
     (logits,) = [suite for suite in made["suites"] if suite["id"] == "logits"]
     assert [row["condition"] for row in logits["logits"]] == ["cold", "cached"], "both roles were scored in the one server"
