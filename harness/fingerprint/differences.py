@@ -41,10 +41,13 @@ _NUMBERS = frozenset((
     "enable_flashinfer_allreduce_fusion", "rl_on_policy_target", "model_impl", "cuda_graph_config",
 ))  # fmt: skip
 """Arguments of a server that change outputs, or the order in which they are added up."""
-_OF_REQUESTS = tuple(
-    f"arguments.{name}" for name in ("chunked_prefill_size", "cuda_graph_config", "disable_cuda_graph")
-)
-"""Arguments of how a server runs requests. A model runner alone runs none: it captures no graph, and has no load to chunk."""
+_OF_REQUESTS = {
+    "arguments.chunked_prefill_size": "chunked-prefill-size",
+    "arguments.cuda_graph_config": "cuda-graph",
+    "arguments.disable_cuda_graph": "cuda-graph",
+}
+"""Arguments of how a server runs requests -> what a flag that asks for one has in its name. A model runner alone runs none: it
+captures no graph, and has no load to chunk."""
 _WITHOUT_SERVER = "loaded without a server"
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages",),
@@ -157,14 +160,11 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             for difference in own
             if difference.says not in common
         ]
+    flags = left.asked.keys() | right.asked.keys()
     alone = {left.source, right.source} == {"server", "model runner"}
+    excused = [name for name, part in _OF_REQUESTS.items() if alone and not any(part in flag for flag in flags)]
     declared = [
-        difference.model_copy(
-            update={
-                "declared": _declared(difference, asked, allowed)
-                or (_WITHOUT_SERVER if alone and any(_covers(name, difference.name) for name in _OF_REQUESTS) else "")
-            }
-        )
+        difference.model_copy(update={"declared": _declared(difference, asked, allowed, excused)})
         for difference in differ
     ]
     return FingerprintDiff(
@@ -196,7 +196,9 @@ def _rank(difference: Difference) -> tuple[bool, bool, int, bool]:
     return not difference.counts, not difference.outputs, part, not difference.name.endswith((".wrong", ".twice"))
 
 
-def _declared(difference: Difference, asked: Collection[str], allowed: Collection[str]) -> str:
+def _declared(
+    difference: Difference, asked: Collection[str], allowed: Collection[str], excused: Collection[str]
+) -> str:
     for name in allowed:
         if difference.name == name or difference.name.startswith(f"{name}."):
             return f"--allow {name}"
@@ -208,7 +210,7 @@ def _declared(difference: Difference, asked: Collection[str], allowed: Collectio
         names += [setting] if setting.startswith("environment.") else []
         if any(_covers(name, difference.name) for name in (*names, *_DECLARES.get(setting, ()))):
             return setting
-    return ""
+    return _WITHOUT_SERVER if any(_covers(name, difference.name) for name in excused) else ""
 
 
 def _covers(declares: str, name: str) -> bool:

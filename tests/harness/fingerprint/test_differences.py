@@ -256,6 +256,16 @@ def test_chunks_and_graphs_of_a_server_are_no_difference_from_a_model_that_was_l
     assert [each.name for each in compare_fingerprints(left, paged).undeclared][-1] == "arguments.page_size"
 
 
+@pytest.mark.parametrize(
+    ("flag", "counts"), [("--chunked-prefill-size", "chunked_prefill_size"), ("--disable-decode-cuda-graph", "disable_cuda_graph")]
+)
+def test_chunks_and_graphs_that_were_asked_for_are_a_difference(flag: str, counts: str) -> None:
+    left = fingerprint(arguments={"chunked_prefill_size": "8192", "disable_cuda_graph": "true"}, asked={flag: "x"})
+    right = fingerprint(arguments={"chunked_prefill_size": "64", "disable_cuda_graph": "false"}, asked={flag: "x"})
+    left, right = left.model_copy(update={"source": "model runner"}), right.model_copy(update={"source": "server"})
+    assert [each.name for each in compare_fingerprints(left, right).undeclared] == [f"arguments.{counts}"]
+
+
 def test_positions_of_the_common_length_are_compared() -> None:
     longer, shorter = fingerprint(positions=tuple(range(9))), fingerprint(positions=tuple(range(5)))
     assert compare_fingerprints(longer, shorter).exit_code == 0
