@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from assay.harness.evidence.fingerprint import Weight
+from assay.harness.evidence.fingerprint import Fingerprint, Weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,17 +112,22 @@ def _grid(sample: Tensor, dtype: str) -> str:
     return dtype
 
 
-def merged_weights(of_ranks: Sequence[Sequence[Weight]]) -> tuple[Weight, ...]:
-    """Join the parameters of a server's processes: what each holds whole is kept, sums of parts are added up.
+def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
+    """Join what the processes of a server observed, in the order of ranks: the first tells what all have alike.
 
-    Projections depend on where an element lies in the whole, so those of parts are dropped.
+    Of parameters, what each holds whole is kept, and sums of parts are added up. Projections depend on where an element lies in the
+    whole, so those of parts are dropped. Position ids are those of the first that computed a request: with data-parallel attention
+    the others compute none.
     """
+    first = of_ranks[0]
+    positions = next((made.positions for made in of_ranks if made.positions), first.positions)
     if len(of_ranks) == 1:
-        return tuple(of_ranks[0])
+        return first
     by_name: dict[str, list[Weight]] = {}
-    for weight in (weight for weights in of_ranks for weight in weights):
+    for weight in (weight for made in of_ranks for weight in made.weights or ()):
         by_name.setdefault(weight.name, []).append(weight)
-    return tuple(_merged(parts) for parts in by_name.values())
+    weights = tuple(_merged(parts) for parts in by_name.values())
+    return first.model_copy(update={"positions": positions, "weights": None if first.weights is None else weights})
 
 
 def _merged(parts: Sequence[Weight]) -> Weight:

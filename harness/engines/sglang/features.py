@@ -211,7 +211,7 @@ def _on_gpus() -> Iterable[Feature]:
     )  # fmt: skip
     yield Feature(
         "tensor-parallel", "two GPUs share every layer", on=("--tp-size=2",), resolved={"tp_size": 2}, cost="another kernel",
-        devices=_GPU, lacks="it needs two GPUs", gpus=2,
+        gpus=2,
     )  # fmt: skip
     yield Feature(
         "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),

@@ -88,9 +88,12 @@ class FingerprintWriter:
         self._written = ""
 
     def after(self, batch: Any) -> None:
-        """Write it after a pass of a request, whose position ids are those of the fingerprint, if the control asks for it."""
+        """Write it after a pass of a request, whose position ids are those of the fingerprint, if the control asks for it.
+
+        With data-parallel attention, a request is one rank's, and the others go through the model with an idle batch.
+        """
         label = self._reader.latest().control.fingerprint
-        if not label or label == self._written or not getattr(batch, "rids", None):
+        if not label or label == self._written or not (getattr(batch, "rids", None) or batch.forward_mode.is_idle()):
             return
         self._written = label
         made = describe(self._runner)

@@ -1,15 +1,21 @@
 """A model runner without a server: ``python -m assay.harness.engines.sglang.fingerprint_process FLAGS``.
 
-It reads the flags of a server, loads the model as a server's scheduler does, takes the fingerprint, and prints it as JSON on the
-last line of its output. SGLang's own benchmark of a batch makes the runner, so that nothing of it is rebuilt here.
+It reads the flags of a server, loads the model as a server's schedulers do, in a process for each rank, takes the fingerprint, and
+prints it as JSON on the last line of its output. SGLang's own benchmark of a batch makes the runners, so that nothing of it is
+rebuilt here.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import sys
+import tempfile
 import time
+import traceback
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,21 +23,24 @@ from typing import Any
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.sglang.fingerprint import describe, resolved_arguments
-from assay.harness.evidence.fingerprint import Fingerprint, Tokens
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.fingerprint.facts import versions
 from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
+from assay.harness.fingerprint.weights import joined
 from assay.harness.sides import flag_values
 from assay.harness.text import one_line
 
 _DISABLED = "SGLANG_DISABLED_MODEL_ARCHS"
 """SGLang's variable: files of models that it does not import."""
+_FAILED = signal.SIGUSR1
+"""What a rank that failed sends to the process that waits for all."""
 _POSITIONS = 12
 """Tokens of the prefill whose position ids are observed."""
 
 
 def _take(flags: list[str]) -> None:
     """Load the model that a server with these flags would serve, print its fingerprint, and end the process."""
-    begun = time.perf_counter()
+    begun = time.monotonic()
     _import_only(flags)
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
@@ -42,18 +51,59 @@ def _take(flags: list[str]) -> None:
         server_args.resolve_once()
     server_args.check_server_args()  # as a server does: it resolves, too, and enables LoRA where adapters are named
     resolved = resolved_arguments(server_args)  # the benchmark then sets some for itself
-    bench = _bench()
+    bench, _ = _bench()
+    signal.signal(_FAILED, _end)
+    with tempfile.TemporaryDirectory(prefix="assay-ranks-") as folder:
+        bench.latency_test = partial(_in_rank, Path(folder), begun)  # what the benchmark runs in each rank
+        bench.main(server_args, bench.BenchArgs())
+        written = list(OF_PROCESS.read_each(Path(folder)).values())
+    if len(written) < server_args.tp_size:
+        sys.exit(f"{len(written)} of {server_args.tp_size} ranks loaded the model")
+    print("\n" + joined(written).model_copy(update={"arguments": resolved}).model_dump_json(), flush=True)
+    os._exit(0)  # SGLang's threads would be waited for
+
+
+def _in_rank(
+    folder: Path, begun: float, server_args: Any, port_args: Any, bench_args: Any, gpu: int, rank: int
+) -> None:
+    """Load the model as a rank, and write its fingerprint into a folder; then end the process, if it is the rank's own."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    bench, measure = _bench()
     load = bench.load_model
 
     def loaded(*args: Any, **kwargs: Any) -> None:
         built, tokenizer = load(*args, **kwargs)
-        seconds = {"start": round(time.perf_counter() - begun, 2)}
-        runner = getattr(built, "torch_runner", built)
-        made = _observed(bench, built, runner, tokenizer, seconds)
-        _write(made.model_copy(update={"arguments": resolved}))
+        seconds = {"start": round(time.monotonic() - begun, 2)}
+        made = _observed(bench, built, getattr(built, "torch_runner", built), tokenizer, seconds)
+        OF_PROCESS.write(folder, made, process=f"{rank:04}")
+        if multiprocessing.parent_process() is not None:
+            os._exit(0)
+        raise _ObservedError
 
     bench.load_model = loaded
-    bench.main(server_args, bench.BenchArgs())
+    try:
+        measure(server_args, port_args, bench_args, gpu, rank)
+    except _ObservedError:
+        return
+    except BaseException:
+        if multiprocessing.parent_process() is None:
+            raise
+        traceback.print_exc()
+        os.kill(os.getppid(), _FAILED)
+        os._exit(1)
+
+
+def _end(number: int, frame: object) -> None:
+    """End all ranks once one has failed: the others would wait for it."""
+    for rank in multiprocessing.active_children():
+        rank.kill()
+    sys.exit("a rank failed")
+
+
+class _ObservedError(Exception):
+    """Ends the benchmark once the model is loaded: nothing is measured."""
 
 
 def _import_only(flags: list[str]) -> None:
@@ -72,11 +122,14 @@ def _import_only(flags: list[str]) -> None:
         os.environ[_DISABLED] = ",".join(sorted(others))
 
 
-def _bench() -> Any:
+@cache
+def _bench() -> tuple[Any, Any]:
+    """Return SGLang's benchmark, and its function that measures in one rank."""
     try:
-        return import_module("sglang.benchmark.one_batch")
-    except ModuleNotFoundError:  # before 0.5.20
-        return import_module("sglang.bench_one_batch")
+        bench = import_module("sglang.benchmark.one_batch")
+    except ModuleNotFoundError:  # in older versions
+        bench = import_module("sglang.bench_one_batch")
+    return bench, bench.latency_test
 
 
 def _observed(bench: Any, built: Any, runner: Any, tokenizer: Any, seconds: dict[str, float]) -> Fingerprint:
@@ -117,11 +170,6 @@ def _positions(bench: Any, built: Any, runner: Any) -> tuple[int, ...]:
     finally:
         runner.forward = forward
     return tuple(int(position) for position in seen[0].flatten()[:_POSITIONS].tolist())
-
-
-def _write(made: Fingerprint) -> None:
-    print("\n" + made.model_dump_json(), flush=True)
-    os._exit(0)  # SGLang's threads would be waited for
 
 
 if __name__ == "__main__":

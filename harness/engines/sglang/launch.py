@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import shlex
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL
-from assay.harness.sides import Device, Role
+from assay.harness.sides import Device, Role, flag_values
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 CUDA_MEM_FRACTION = 0.40
@@ -27,6 +28,12 @@ _OWN_FLAGS = (
 CHUNK_FLAG = "--chunked-prefill-size"
 """SGLang's flag for the most tokens that are prefilled at once."""
 _CPU_FLAGS = ("--dtype", "float32", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--sleep-on-idle")
+_RANK_FLAGS = (
+    ("--tp-size", "--tp", "--tensor-parallel-size"),
+    ("--pp-size", "--pipeline-parallel-size"),
+    ("--dp-size", "--dp", "--data-parallel-size"),
+)
+"""Flags by which processes share a model, each with its other names. With data-parallel attention SGLang uses fewer."""
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOPBACK = "127.0.0.1"
 # These dumps keep a server up for 5 s (65 s with a GPU) after its scheduler has died, so assay would notice that much later.
@@ -151,8 +158,16 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         # One thread per server: the tiny model gains nothing from more, and the threads of two servers would compete for cores.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", **dict.fromkeys(_THREAD_COUNTS, "1")}
         if launch.cpu_core is not None:
-            ours["SGLANG_CPU_OMP_THREADS_BIND"] = str(launch.cpu_core)
+            # SGLang wants one for each rank.
+            ours["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join([str(launch.cpu_core)] * _ranks(launch))
     return ours | dict(launch.extra)
+
+
+def _ranks(launch: Launch) -> int:
+    """Return the number of processes that share the model, by the flags; 1 where they are no numbers, which SGLang refuses."""
+    values = flag_values((*launch.common, *launch.engine_args))
+    given = [next((values[name] for name in names if name in values), "1") for names in _RANK_FLAGS]
+    return math.prod(int(value) for value in given) if all(map(str.isdigit, given)) else 1
 
 
 def kernel_settings(inherited: Mapping[str, str]) -> dict[str, str]:

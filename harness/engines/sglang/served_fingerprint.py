@@ -13,7 +13,7 @@ from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.fingerprint.in_interpreter import bos_of, generation_of, written_ids
-from assay.harness.fingerprint.weights import merged_weights
+from assay.harness.fingerprint.weights import joined
 from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
 
@@ -48,10 +48,10 @@ def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fin
     written = _written(server, folder, label, ranks)
     if not written:
         return None
-    first, weights = written[0], merged_weights([made.weights or () for made in written])
+    first = joined(written)
     seconds = {"asking": round(time.monotonic() - begun, 4), **first.seconds}
     missing = dict(first.not_observed)
-    update: dict[str, Any] = {"generation": generation_of(str(model)), "source": "server", "weights": weights}
+    update: dict[str, Any] = {"generation": generation_of(str(model)), "source": "server"}
     begun = time.monotonic()
     try:
         update["tokens"] = _tokens(server, model)

@@ -6,12 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.fingerprint.weights import describe_weight, distance, merged_weights, rounded_to, same_numbers
+from assay.harness.evidence.fingerprint import Fingerprint, Weight
+from assay.harness.fingerprint.weights import describe_weight, distance, joined, rounded_to, same_numbers
 
 
 @pytest.fixture
 def weight() -> Tensor:
     return torch.randn(96, 64, generator=torch.Generator().manual_seed(3)) * 0.02
+
+
+def rank(*weights: Weight) -> Fingerprint:
+    return Fingerprint(source="server", engine="e", model="m", weights=weights)
+
+
+def merged(*parts: Weight) -> Weight:
+    (made,) = joined([rank(part) for part in parts]).weights or ()
+    return made
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
@@ -63,12 +73,12 @@ def test_one_changed_element_of_a_large_parameter_shows(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dim", [0, 1])
 def test_sums_survive_sharding(weight: Tensor, dim: int) -> None:
     whole = describe_weight("w", weight)
-    (joined,) = merged_weights([[describe_weight("w", part)] for part in weight.chunk(2, dim)])
-    far = distance(whole, joined)
+    parts = merged(*(describe_weight("w", part) for part in weight.chunk(2, dim)))
+    far = distance(whole, parts)
     assert far is not None
     assert same_numbers(far)
-    assert joined.ranks == 2
-    (other,) = merged_weights([[describe_weight("w", part * 1.01)] for part in weight.chunk(2, dim)])
+    assert parts.ranks == 2
+    other = merged(*(describe_weight("w", part * 1.01) for part in weight.chunk(2, dim)))
     far = distance(whole, other)
     assert far is not None
     assert not same_numbers(far)
@@ -76,7 +86,19 @@ def test_sums_survive_sharding(weight: Tensor, dim: int) -> None:
 
 def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:
     described = describe_weight("norm", weight)
-    assert merged_weights([[described], [described]]) == (described,)
+    assert merged(described, described) == described
+
+
+def test_position_ids_are_those_of_the_rank_that_computed_the_request() -> None:
+    ranks = [rank().model_copy(update={"positions": positions}) for positions in ((), (0, 1, 2))]
+    assert joined(ranks).positions == (0, 1, 2)
+    assert joined(ranks[:1]).positions == ()
+    assert joined([rank(), rank()]).positions is None
+
+
+def test_what_no_rank_observed_stays_unobserved() -> None:
+    ranks = [rank().model_copy(update={"weights": None, "not_observed": {"weights": "no"}}) for _ in range(2)]
+    assert joined(ranks).weights is None
 
 
 def test_the_grid_is_the_narrowest_exact_float(weight: Tensor) -> None:

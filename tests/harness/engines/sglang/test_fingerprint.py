@@ -13,6 +13,8 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
 from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe
 from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
 from assay.harness.server.control import Control, set_control
@@ -90,8 +92,8 @@ def test_parts_that_cannot_be_read_are_not_observed(tmp_path: Path) -> None:
     assert made.seconds["weights"] >= 0
 
 
-def batch(*rids: str) -> Any:
-    return SimpleNamespace(rids=list(rids), positions=torch.arange(5))
+def batch(*rids: str, mode: ForwardMode = ForwardMode.EXTEND, tokens: int = 5) -> Any:
+    return SimpleNamespace(rids=list(rids), positions=torch.arange(tokens), forward_mode=mode)
 
 
 def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
@@ -112,6 +114,18 @@ def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
     writer.after(batch("d"))
     assert list(OF_PROCESS.read_each(folder)) == ["second-0000"]
     assert json.loads((folder / "fingerprint" / "second-0000.json").read_text())["packages"]["torch"] == torch.__version__
+
+
+def test_a_rank_without_a_request_writes_after_its_idle_batch(tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    writer = FingerprintWriter(runner(tmp_path, table(500000.0)), folder)
+    idle = batch(mode=ForwardMode.IDLE, tokens=0)
+    writer.after(idle)
+    assert OF_PROCESS.read_each(folder) == {}, "nothing is asked for"
+    set_control(folder, Control(fingerprint="first"))
+    writer.after(idle)
+    ((name, made),) = OF_PROCESS.read_each(folder).items()
+    assert (name, made.positions) == ("first-0000", ())
 
 
 def test_loaded_adapters_are_named_and_told_apart(tmp_path: Path) -> None:
