@@ -45,6 +45,11 @@ def base_of(arm: Arm, known: Mapping[str, Feature]) -> Arm:
     return BASE if base == arm else base
 
 
+def speculation_of(arm: Arm, known: Mapping[str, Feature]) -> Arm:
+    """Return the features of an arm that speculate with a model, and what they require: the base without any."""
+    return closed([id_ for id_ in arm if known[id_].drafts], known)
+
+
 def singles(known: Mapping[str, Feature]) -> list[Arm]:
     """Return an arm for each feature: it alone, with what it does nothing without."""
     return in_order({closed([id_], known) for id_ in known}, known)

@@ -33,7 +33,7 @@ from assay.harness.evidence.nonce import RUN
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, server_of
 from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
-from assay.harness.invariance.outcome import ArmOutcome, bounds, outcome_of, rounds_by_shape, smallest
+from assay.harness.invariance.outcome import ArmOutcome, bounds, drafted_by, outcome_of, rounds_by_shape, smallest
 from assay.harness.invariance.proof import shown
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
@@ -115,10 +115,12 @@ class InvarianceSession:
 
     def _outcome(self, arm: Arm, limits: dict[Measure, Bound]) -> ArmOutcome | None:
         """Return what an arm that was run shows; None if its base was not run."""
-        record, base = self.records[arm], self.records.get(base_of(arm, self.plan.known))
+        known = self.plan.known
+        record, base = self.records[arm], self.records.get(base_of(arm, known))
         if base is None or not base.complete:
             return None
-        return outcome_of(base, record, limits, self.plan.known, self.plan.dtype)
+        drafted = drafted_by(arm, self.records, known, self.plan.run.spec.reference.flags)
+        return outcome_of(base, record, limits, known, self.plan.dtype, drafted)
 
     def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
         """Return whether an arm that was run differs from its base; None if that cannot be said."""

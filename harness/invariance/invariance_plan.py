@@ -13,7 +13,7 @@ from assay.harness.config import INVARIANCE_FLAGS, RunSpec
 from assay.harness.engines.model import configuration, model_shape
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import UsageError
-from assay.harness.invariance.arms import BASE, Arm, base_of, closed, in_order, pairs, possible, singles
+from assay.harness.invariance.arms import BASE, Arm, base_of, closed, in_order, pairs, possible, singles, speculation_of
 from assay.harness.sides import flag_values
 from assay.harness.text import did_you_mean
 
@@ -154,5 +154,5 @@ def _arms(known: Mapping[str, Feature], asked: Sequence[str], mode: Mode) -> lis
 
 def _with_bases(arms: Sequence[Arm], known: Mapping[str, Feature]) -> list[Arm]:
     """Add the arms that others are compared with."""
-    bases = {base_of(arm, known) for arm in arms} - {BASE}
+    bases = {of(arm, known) for arm in arms for of in (base_of, speculation_of)} - {BASE}
     return in_order({*arms, *bases}, known)

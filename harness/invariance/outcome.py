@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +12,8 @@ from assay.harness.compare.noise_limits import EXACT_KL, EXACT_SWING
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.invariance import ArmRecord
-from assay.harness.invariance.arms import Arm
+from assay.harness.invariance.arms import BASE, Arm, speculation_of
+from assay.harness.sides import flag_values
 
 State = Literal["same", "differs", "not shown", "not run"]
 
@@ -34,6 +36,12 @@ _WORST_OVER_MEAN = 100.0
 """Where nothing is measured, the worst position of a thousand may have so many times the mean."""
 _ACCEPTED = 0.75
 """Share of the declared tokens a pass that speculation must reach: the last pass of an answer has fewer."""
+_MORE_PASSES = 1.05
+"""Times the passes that the same speculation takes alone, for the same tokens, above which drafts are lost."""
+_BEYOND_TIES = 4.0
+"""Times the root of the sum of squared differences in passes, over all probes, above which they are not by chance. A draft at a tie
+is accepted or not, with the same chances in either arm: sums of such differences are beyond this once in 3,000 (Hoeffding, JASA 58,
+13-30 (1963), theorem 2: exp(-16 / 2))."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,12 @@ def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) ->
 
 
 def outcome(
-    base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], swing: float = EXACT_SWING, drafts: float = 0.0
+    base: ArmRecord,
+    record: ArmRecord,
+    limits: Mapping[Measure, Bound],
+    swing: float = EXACT_SWING,
+    drafts: float = 0.0,
+    drafted: ArmRecord | None = None,
 ) -> ArmOutcome:
     """Say what an arm shows.
 
@@ -141,6 +154,7 @@ def outcome(
         limits: bounds of the distances, by measure.
         swing: see `swing_limit`.
         drafts: tokens that a pass which verifies drafts is declared to give; 0 where nothing is declared.
+        drafted: the arm whose drafts the arm's are compared with, if there is one.
     """
     arm = frozenset(record.features)
     if not record.complete:
@@ -150,7 +164,11 @@ def outcome(
     wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
     if wrong:
         return ArmOutcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), _notes(record))
-    if said := _texts_apart(base, record, swing) or _ends_elsewhere(base, record) or _drafts_lost(record, drafts):
+    if (
+        said := _texts_apart(base, record, swing)
+        or _ends_elsewhere(base, record)
+        or _drafts_lost(record, drafts, drafted)
+    ):
         return ArmOutcome(arm, "differs", distances, None, said)
     if record.unseen:
         return ArmOutcome(arm, "not shown", distances, why=_notes(record))
@@ -199,16 +217,57 @@ def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
     )
 
 
-def _drafts_lost(record: ArmRecord, drafts: float) -> str:
-    """Say that fewer drafts were accepted than declared; empty if they were not."""
+def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) -> str:
+    """Say that fewer drafts were accepted than declared, or than in the arm that they are compared with; empty if they were not."""
     accepted = accept_length(record)
-    if not drafts or accepted is None or accepted >= _ACCEPTED * drafts:
+    if accepted is None:
         return ""
-    return f"{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {drafts:g}"
+    if accepted < _ACCEPTED * drafts:
+        return f"{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {drafts:g}"
+    if drafted is None or not drafted.complete:
+        return ""
+    alone = {reply.probe: reply for reply in drafted.replies if reply.verifications}
+    passes = [
+        (reply.verifications, own.verifications)
+        for reply in record.replies
+        if (own := alone.get(reply.probe)) and reply.decode.tokens == own.decode.tokens
+    ]
+    more, took = sum(arm - own for arm, own in passes), sum(own for _, own in passes)
+    spread = math.sqrt(sum((arm - own) ** 2 for arm, own in passes))
+    if more <= (_MORE_PASSES - 1) * took or more < _BEYOND_TIES * spread:
+        return ""
+    return (
+        f"drafts were lost: the same tokens took {took + more} passes in place of {took} "
+        f"({' + '.join(drafted.features) or 'no feature'})"
+    )
+
+
+def drafted_by(
+    arm: Arm, records: Mapping[Arm, ArmRecord], known: Mapping[str, Feature], flags: tuple[str, ...]
+) -> ArmRecord | None:
+    """Return the arm whose drafts an arm's are compared with: its speculation alone, or a base that speculates; None without one.
+
+    Drafts of n-grams depend on what was asked before, and are not compared.
+
+    Args:
+        arm: the arm.
+        records: the arms that were run, and the base.
+        known: features by id.
+        flags: those of every server.
+    """
+    alone = speculation_of(arm, known)
+    if alone == BASE and flag_values(flags).get("--speculative-algorithm", "NGRAM").upper() == "NGRAM":
+        return None
+    return records.get(alone) if alone != arm else None
 
 
 def outcome_of(
-    base: ArmRecord, record: ArmRecord, limits: Mapping[Measure, Bound], known: Mapping[str, Feature], dtype: str
+    base: ArmRecord,
+    record: ArmRecord,
+    limits: Mapping[Measure, Bound],
+    known: Mapping[str, Feature],
+    dtype: str,
+    drafted: ArmRecord | None = None,
 ) -> ArmOutcome:
     """Say what an arm shows, within what its own features are declared to cost.
 
@@ -218,10 +277,11 @@ def outcome_of(
         limits: bounds without any cost.
         known: features by id.
         dtype: of the activations.
+        drafted: see `drafted_by`.
     """
     arm = frozenset(record.features)
     drafts = max((known[id_].drafts for id_ in arm), default=0.0)
-    return outcome(base, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known), drafts)
+    return outcome(base, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known), drafts, drafted)
 
 
 def smallest(failing: Collection[Arm]) -> list[Arm]:

@@ -12,7 +12,16 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import ArmOutcome, State, bounds, floor_of, outcome_of, rounds_by_shape, smallest
+from assay.harness.invariance.outcome import (
+    ArmOutcome,
+    State,
+    bounds,
+    drafted_by,
+    floor_of,
+    outcome_of,
+    rounds_by_shape,
+    smallest,
+)
 from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.text import counted, listed
@@ -49,7 +58,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     known = {id_: features_of(manifest.spec["device"])[id_] for id_ in manifest.features}
     limits = bounds(base, again, manifest.dtype)
     arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
-    outcomes = _outcomes(base, arms, limits, known, manifest.dtype)
+    outcomes = _outcomes(base, arms, limits, known, manifest)
     floor = floor_of(base, again)
     planned = [frozenset(arm) for arm in manifest.arms]
     done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
@@ -99,8 +108,9 @@ def _outcomes(
     arms: Sequence[ArmRecord],
     limits: Mapping[Measure, Bound],
     known: Mapping[str, Feature],
-    dtype: str,
+    manifest: InvarianceManifest,
 ) -> list[ArmOutcome]:
+    flags = tuple(manifest.spec["reference"]["flags"])
     records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
     judged: list[ArmOutcome] = []
     for record in arms:
@@ -110,7 +120,8 @@ def _outcomes(
         if against is None or not against.complete:
             judged.append(ArmOutcome(arm, "not run", {}, why=f"its base, {_name_of(own)}, was not run"))
         else:
-            judged.append(outcome_of(against, record, limits, known, dtype))
+            drafted = drafted_by(arm, records, known, flags)
+            judged.append(outcome_of(against, record, limits, known, manifest.dtype, drafted))
     return judged
 
 

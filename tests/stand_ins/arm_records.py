@@ -89,7 +89,7 @@ def write(
     names = [id_ for id_ in features_of("cpu") if any(id_ in record.features for record in made)]
     given = {
         "created": "2026-11-26T12:00:00+00:00",
-        "spec": {"device": "cpu", "reference": {"model": "tiny"}},
+        "spec": {"device": "cpu", "reference": {"model": "tiny", "flags": ()}},
         "command": "assay invariance",
         "packages": {"sglang": "0.5.23"},
         "hardware": "2 cores",

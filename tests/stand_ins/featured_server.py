@@ -77,6 +77,7 @@ class FeaturedServer(SGLangServer):
         return {
             "model_path": str(self.launch.model),
             "page_size": int(self.flags.get("--page-size", 1)),
+            "tp_size": int(self.flags.get("--tp-size", 1)),
             "chunked_prefill_size": int(self.flags.get("--chunked-prefill-size", 4096)),
             "disable_overlap_schedule": "--disable-overlap-schedule" in self.flags,
             "enable_mixed_chunk": "--enable-mixed-chunk" in self.flags,

@@ -43,9 +43,9 @@ class Feature:
         excludes: features that cannot be on beside it.
         devices: on which it can be on.
         lacks: what the others lack.
-        gpus: how many it takes.
+        gpus: how many it takes where there are some.
         package: that it needs.
-        drafts: tokens that a pass which verifies drafts gives; 0 where that depends on the text.
+        drafts: tokens that a pass which verifies a model's drafts gives at least; 0 where drafts depend on what was asked before.
         bitwise: whether it changes not even a bit where kernels are deterministic.
         stays: whether it cannot be switched off again in a running server.
         lacking: says of a model's configuration why it cannot be on for that model; empty if it can.
@@ -139,6 +139,15 @@ def _features(device: Device) -> Iterable[Feature]:
         excludes=("draft-model", "eagle", "dp-attention", "weights-again", "torch-compile"), lacking=like_llama,
     )  # fmt: skip
 
+    yield Feature(
+        "tensor-parallel",
+        "two ranks share every layer",
+        on=("--tp-size=2",),
+        resolved={"tp_size": 2},
+        cost="another kernel",
+        gpus=2,
+    )
+
     yield from _on_gpus()
 
 
@@ -192,7 +201,7 @@ def _on_gpus() -> Iterable[Feature]:
             "--speculative-algorithm=EAGLE", f"--speculative-draft-model-path={DRAFT}", "--speculative-num-steps=3",
             "--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4",
         ),
-        resolved={"speculative_algorithm": "EAGLE"}, seen="speculated",
+        resolved={"speculative_algorithm": "EAGLE"}, seen="speculated", drafts=1.0,
         # SGLang would load the model's weights into the draft again.
         excludes=("conversation", "mixed-chunk", "ngram", "draft-model", "weights-again"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there", lacking=like_llama,
@@ -210,15 +219,11 @@ def _on_gpus() -> Iterable[Feature]:
         lacks="it needs CUDA's virtual memory", package="torch_memory_saver", stays=True,
     )  # fmt: skip
     yield Feature(
-        "tensor-parallel", "two GPUs share every layer", on=("--tp-size=2",), resolved={"tp_size": 2}, cost="another kernel",
-        gpus=2,
-    )  # fmt: skip
-    yield Feature(
         "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
         resolved={"enable_dp_attention": True}, cost="another kernel",
         # A prefix is in the cache of one of the two, and each has half of a chunk.
         excludes=("tensor-parallel", "prefix-cache", "chunked-prefill"), devices=_GPU,
-        lacks="it needs two GPUs", gpus=2, lacking=attends_by_request,
+        lacks="SGLang's torch_native computes no idle batch", gpus=2, lacking=attends_by_request,
     )  # fmt: skip
     yield Feature(
         "expert-parallel", "two GPUs share the experts", on=("--tp-size=2", "--ep-size=2"), resolved={"tp_size": 2, "ep_size": 2},

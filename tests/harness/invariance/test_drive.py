@@ -43,7 +43,7 @@ def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare
     result = compared()
     assert result.verdict == "pass", result.headline
     covered = [feature for feature in result.features if feature.arms]
-    assert len(covered) == 14
+    assert len(covered) == 15
     assert all(feature.seen for feature in covered)
     assert {feature.id for feature in result.features if not feature.arms} >= {"cuda-graph-decode", "ngram", "hicache"}
     assert result.servers <= 12

@@ -6,7 +6,9 @@ import pytest
 
 from assay.harness.compare.probe_scores import Bound, Measure
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.invariance.outcome import bounds, outcome, outcome_of, widened
+from assay.harness.evidence.invariance import ArmRecord
+from assay.harness.invariance.arms import BASE
+from assay.harness.invariance.outcome import bounds, drafted_by, outcome, outcome_of, widened
 
 Limits = dict[Measure, Bound]
 
@@ -102,6 +104,54 @@ def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: Module
     assert outcome_of(arm_records.BASE, kept, limits, known, "float32").state == "same"
     ngram = arm_records.arm("ngram", verifications=arm_records.DEPTH)
     assert outcome_of(arm_records.BASE, ngram, limits, known, "float32").state == "same", "nothing is declared"
+
+
+def drafting(arm_records: ModuleType, *features: str, passes: int, probes: int = 40, odd: int = 0) -> ArmRecord:
+    """Make an arm whose probes took so many passes each, the first `odd` of them one more."""
+    replies = [arm_records.reply(f"{n}+8", verifications=passes + (n < odd)) for n in range(probes)]
+    record: ArmRecord = arm_records.arm(*features).model_copy(update={"replies": tuple(replies)})
+    return record
+
+
+@pytest.mark.parametrize(
+    ("passes", "odd", "state"),
+    [(2, 0, "same"), (2, 4, "same"), (2, 15, "same"), (2, 17, "differs"), (3, 0, "differs")],
+    ids=["equal", "within 5 %", "by chance", "in many probes", "in all"],
+)
+def test_drafts_that_a_second_feature_loses_are_a_difference(
+    arm_records: ModuleType, limits: Limits, passes: int, odd: int, state: str
+) -> None:
+    known = {"draft": Feature("draft", "", drafts=1.0), "page": Feature("page", "")}
+    alone, both = drafting(arm_records, "draft", passes=2), drafting(arm_records, "draft", "page", passes=passes, odd=odd)
+    base = arm_records.BASE.model_copy(update={"replies": alone.replies})
+    records = {frozenset(record.features): record for record in (base, alone, both)}
+    drafted = drafted_by(frozenset(both.features), records, known, ())
+    assert drafted is alone
+    shown = outcome_of(base, both, limits, known, "float32", drafted)
+    assert shown.state == state
+    if passes == 3:
+        assert shown.why == "drafts were lost: the same tokens took 120 passes in place of 80 (draft)"
+    assert outcome_of(base, both, limits, known, "float32").state == "same", "nothing is compared"
+
+
+def test_whose_drafts_an_arms_are_compared_with(arm_records: ModuleType) -> None:
+    known = {"draft": Feature("draft", "", drafts=1.0), "ngram": Feature("ngram", ""), "page": Feature("page", "")}
+    records = {BASE: arm_records.BASE, frozenset({"draft"}): arm_records.arm("draft")}
+    eagle, ngram = ("--speculative-algorithm=EAGLE",), ("--speculative-algorithm=NGRAM",)
+    for features, flags, expected in (
+        ({"page"}, (), None), ({"page"}, eagle, BASE), ({"page"}, ngram, None), ({"draft"}, (), None),
+        ({"draft", "page"}, (), {"draft"}), ({"ngram", "page"}, (), None),
+    ):  # fmt: skip
+        found = drafted_by(frozenset(features), records, known, flags)
+        assert found is (None if expected is None else records[frozenset(expected)]), (features, flags)
+
+
+def test_tokens_that_part_are_not_compared_in_passes(arm_records: ModuleType, limits: Limits) -> None:
+    alone, both = drafting(arm_records, "draft", passes=2), drafting(arm_records, "draft", "page", passes=4)
+    other = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH, tokens=(5,) * arm_records.DEPTH)
+    parted = both.model_copy(update={"replies": tuple(reply.model_copy(update={"decode": other}) for reply in both.replies)})
+    assert "drafts were lost" in outcome(alone, both, limits, drafted=alone).why
+    assert "drafts were lost" not in outcome(alone, parted, limits, drafted=alone).why
 
 
 def test_greedy_texts_that_part_are_a_difference_unless_at_a_tie(arm_records: ModuleType, limits: Limits) -> None:

@@ -13,8 +13,6 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
 from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe
 from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
 from assay.harness.server.control import Control, set_control
@@ -92,8 +90,9 @@ def test_parts_that_cannot_be_read_are_not_observed(tmp_path: Path) -> None:
     assert made.seconds["weights"] >= 0
 
 
-def batch(*rids: str, mode: ForwardMode = ForwardMode.EXTEND, tokens: int = 5) -> Any:
-    return SimpleNamespace(rids=list(rids), positions=torch.arange(tokens), forward_mode=mode)
+def batch(*rids: str, idle: bool = False) -> Any:
+    positions = torch.arange(0 if idle else 5)
+    return SimpleNamespace(rids=list(rids), positions=positions, forward_mode=SimpleNamespace(is_idle=lambda: idle))
 
 
 def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
 def test_a_rank_without_a_request_writes_after_its_idle_batch(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     writer = FingerprintWriter(runner(tmp_path, table(500000.0)), folder)
-    idle = batch(mode=ForwardMode.IDLE, tokens=0)
+    idle = batch(idle=True)
     writer.after(idle)
     assert OF_PROCESS.read_each(folder) == {}, "nothing is asked for"
     set_control(folder, Control(fingerprint="first"))
