@@ -11,6 +11,7 @@ from pathlib import Path
 
 from assay.harness.collect.asked import check_asked
 from assay.harness.collect.collectors import COLLECTORS, Asking, Collector
+from assay.harness.collect.fingerprints import of_side
 from assay.harness.collect.kernel_process import examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.preflight import check_accepted
@@ -78,6 +79,7 @@ def _ask_round(asked: Asking, ready: Sequence[Engine]) -> None:
     if not folder.progress().servers:
         try_kernel(plan, folder)
         check_asked(plan, display)
+        _check_loaded(plan, display)
     for roles in [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]:
         group = [make_run_engine(plan, folder, role, alone=len(roles) == 1) for role in roles]
         display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
@@ -113,6 +115,18 @@ def _ask_all(engines: Sequence[Engine], asked: Asking) -> None:
     with _kernel_aside(asked.plan, folder, display):
         for group in others:
             _collect(engines, asked, group)
+
+
+def _check_loaded(plan: Plan, display: ProgressDisplay) -> None:
+    """Refuse a candidate whose model, loaded without a server, is not what was accepted: servers would take minutes to say so.
+
+    A kernel is served by a server alone, and checked there, as everything is once more.
+    """
+    spec = plan.spec
+    if spec.policy.fingerprint and not (plan.candidate.is_url or plan.candidate.is_kernel):
+        with display.waiting("loading the candidate's model, whose fingerprint is compared"):
+            made = of_side(spec.candidate, spec.device, spec.startup_timeout)
+        check_accepted(Path(spec.policy.fingerprint), made)
 
 
 def _take_fingerprints(engines: Sequence[Engine], asked: Asking) -> None:

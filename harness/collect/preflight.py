@@ -100,8 +100,8 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
     says = [difference.says for difference in diff.undeclared] or ["nothing of it could be compared"]
     more = f"; and {len(says) - 1} more" if len(says) > 1 else ""
     raise ChangedError(
-        f"The candidate is not what {accepted} accepts: {says[0]}{more}.",
-        "what was accepted, before anything is asked",
+        f"The candidate (B) is not what {accepted} (A) accepts: {says[0]}{more}.",
+        "what was accepted",
         f"assay fingerprint diff {accepted} and this run's folder; accept the new one if it is meant",
         details="\n".join(says),
     )

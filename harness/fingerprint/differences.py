@@ -53,9 +53,12 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages",),
     "engine": ("packages", "arguments", "backends"),
     "backend": ("backends.attention", "backends.linear attention", "arguments.*attention_backend", "ignored"),
-    "model": ("weights", "rope.table", "quantisation", "generation", "positions", "experts", "ignored", "backends", *(
-        f"arguments.{name}" for name in ("model_path", "tokenizer_path", "context_length", "dtype", "quantization")
-    )),
+    # Some parameters of many are no other model: one was not sent, or an adapter was merged.
+    "model": (
+        "weights.other", "weights.dtype", "weights.missing", "rope.table", "quantisation", "generation", "positions", "experts",
+        "ignored", "backends",
+        *(f"arguments.{name}" for name in ("model_path", "tokenizer_path", "context_length", "dtype", "quantization")),
+    ),
     "--dtype": ("weights", "quantisation.weights", "quantisation.kv cache", "rope.table"),
     "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe", "backends.kv cache"),
     "--kv-cache-dtype": ("quantisation.kv cache", "backends.kv cache"),
@@ -513,7 +516,7 @@ def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference
     names = [change.weight.name for change in sorted(other, key=lambda change: -(change.far or 0.0))]
     sharded = any(not change.weight.projections for change in other)
     return Difference(
-        name="weights.other",
+        name="weights.other" if 2 * len(other) > len(both) else "weights.some",
         says=f"{len(other)} of {counted(len(both), 'parameter')} {_has(other)} other weights: {few(names, _SHOWN)}"
         + ("" if sharded else f" (relative distance up to {worst.far:.2g})"),
         outputs=True,

@@ -74,7 +74,10 @@ def _with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -
         return check
     if len(fingerprints) < len(ROLES):
         return check.model_copy(update={"found": f"{check.found}; what they served was not observed"})
-    diff = compare_fingerprints(fingerprints["reference"], fingerprints["candidate"], ["arguments"])
+    sides = fingerprints["reference"], fingerprints["candidate"]
+    # A run that names two models compares them, however much they have in common.
+    allowed = ["arguments", *(["weights"] if sides[0].model != sides[1].model else [])]
+    diff = compare_fingerprints(*sides, allowed)
     if not diff.undeclared:
         return check.model_copy(
             update={"found": f"{check.found}; {len(diff.compared)} parts of what they served agree"}

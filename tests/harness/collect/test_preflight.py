@@ -82,7 +82,9 @@ def test_a_server_that_is_not_what_was_accepted_is_refused(tmp_path: Path) -> No
     accepted = tmp_path / "accepted.json"
     accepted.write_text(served(torch="2.12").model_dump_json())
     check_accepted(accepted, served(torch="2.12"))
-    with pytest.raises(ChangedError, match=r"is not what .* accepts: torch is 2\.12 in A, 2\.13 in B; and 1 more"):
+    with pytest.raises(
+        ChangedError, match=r"The candidate \(B\) is not what .* \(A\) accepts: torch is 2\.12 in A, 2\.13 in B; and 1 more"
+    ):
         check_accepted(accepted, served(torch="2.13", triton="3"))
     with pytest.raises(ChangedError, match="nothing of it could be compared"):
         check_accepted(accepted, Fingerprint(source="server", engine="e", model="m"))

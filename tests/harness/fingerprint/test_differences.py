@@ -119,6 +119,18 @@ def _distance(says: str) -> str:
     return says.rpartition(" ")[2].rstrip(")")
 
 
+def test_another_model_declares_other_weights_and_not_one_of_many() -> None:
+    weights = random_weights()
+    ours = fingerprint(weights=described(weights), asked={"model": "a"})
+    for changed, code, declared in ((len(weights), 0, "model"), (1, 1, "")):
+        other = {name: weight + (number < changed) for number, (name, weight) in enumerate(weights.items())}
+        result = compare_fingerprints(ours, fingerprint(weights=described(other), asked={"model": "b"}))
+        assert (result.exit_code, result.differences[0].declared) == (code, declared)
+    assert compare_fingerprints(
+        ours, fingerprint(weights=described(other), asked={"model": "b"}), ["weights"]
+    ).exit_code == 0  # fmt: skip
+
+
 def test_rounded_weights_are_another_dtype() -> None:
     weights = random_weights()
     rounded = described({name: weight.bfloat16().float() for name, weight in weights.items()})
