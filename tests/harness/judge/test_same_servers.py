@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from assay.harness.config import RunSpec
-from assay.harness.evidence.fingerprint import Fingerprint, Resolved, Tokens
+from assay.harness.evidence.fingerprint import Fingerprint, Resolved, Tokens, Weight
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge import same_servers as rules
 from assay.harness.sides import ROLES, Role, Side
@@ -62,3 +62,16 @@ def test_arguments_are_left_to_the_check_of_arguments_and_the_backend_is_the_tre
     assert rules._with_fingerprints(ok, attention).status == "ok"
     moe = {role: served(role, backends=(Resolved(operation="moe", layers="0-3", runs=role),)) for role in ROLES}
     assert rules._with_fingerprints(ok, moe).status == "failed"
+
+
+def test_two_models_of_a_run_may_have_most_weights_in_common() -> None:
+    pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
+    ok = rules.check_same_servers(SPEC.sides, pair, {})
+    kept = tuple(Weight(name=name, shape=(1,), dtype="float32", digest=name) for name in ("a", "b", "c"))
+    merged = (kept[0].model_copy(update={"digest": "other"}), *kept[1:])
+    for model, status in (("m", "failed"), ("merged", "ok")):
+        sides = {
+            "reference": served("reference", weights=kept),
+            "candidate": served("candidate", weights=merged).model_copy(update={"model": model}),
+        }
+        assert rules._with_fingerprints(ok, sides).status == status
