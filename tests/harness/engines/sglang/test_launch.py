@@ -100,6 +100,20 @@ def test_the_core_is_bound_only_where_one_is_given() -> None:
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in settings(make(), {})
 
 
+@pytest.mark.parametrize(
+    ("flags", "bound"),
+    [
+        (("--tp-size=2",), "1|1"),
+        (("--tp", "2"), "1|1"),
+        (("--tp-size=2", "--pp-size=2"), "1|1|1|1"),
+        (("--dp-size", "2"), "1|1"),
+        (("--tp-size", "two"), "1"),
+    ],
+)
+def test_each_rank_is_bound_to_the_core(flags: tuple[str, ...], bound: str) -> None:
+    assert settings(make(cpu_core=1, engine_args=flags), {})["SGLANG_CPU_OMP_THREADS_BIND"] == bound
+
+
 def test_a_server_reaches_itself_without_the_proxy() -> None:
     ours = settings(make(), {"NO_PROXY": "internal.example"})
     assert ours["no_proxy"] == ours["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
