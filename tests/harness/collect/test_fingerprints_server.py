@@ -12,6 +12,7 @@ from assay.evals.tiny_model.families import SOURCE
 from assay.harness.collect.fingerprints import of_files, of_side
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import PARTS
 from assay.harness.fingerprint.differences import compare_fingerprints, faults
 from assay.harness.sides import Side
@@ -47,3 +48,20 @@ def test_a_model_runner_and_a_server_serve_the_same_until_weights_come(tmp_path:
     assert changed.differences[0].name == "weights.some"
     missed = compare_fingerprints(of_files(Side(backend="torch_native", model=str(sent)), 900), after)
     assert missed.differences[0].says.startswith(f"1 of 26 parameters has other weights: {STALE}")
+
+
+def test_two_ranks_hold_what_one_process_holds() -> None:
+    one, two = (of_side(Side(backend="torch_native", flags=flags), "cpu", 900) for flags in ((), ("--tp-size=2",)))
+    diff = compare_fingerprints(one, two)
+    assert [each.says for each in diff.undeclared] == []
+    assert "weights" in diff.compared
+    assert {weight.ranks for weight in two.weights or ()} == {1, 2}, "norms are whole in each, the others are shared"
+    assert two.positions == one.positions
+
+
+def test_a_rank_that_fails_ends_all() -> None:
+    side = Side(backend="torch_native", flags=("--tp-size=2",), environment={"SGLANG_CPU_OMP_THREADS_BIND": "0"})
+    with pytest.raises(EngineError, match="and there is no fingerprint") as raised:
+        of_side(side, "cpu", 240)
+    assert "was not done after" not in raised.value.found
+    assert "NUMA index 1" in raised.value.details
