@@ -34,7 +34,7 @@ from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, 
 from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
 from assay.harness.invariance.outcome import ArmOutcome, bounds, drafted_by, outcome_of, rounds_by_shape, smallest
-from assay.harness.invariance.proof import shown
+from assay.harness.invariance.proof import Pass, switched
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import FAULTS, TRACE, Control, TracedRequest
@@ -74,6 +74,7 @@ class InvarianceSession:
     folder: InvarianceFolder
     display: ProgressDisplay
     records: dict[Arm, ArmRecord] = field(default_factory=dict)
+    _passes: dict[Arm, Pass] = field(default_factory=dict)
     _server: _Running | None = None
     _servers: int = 0
     _arms: int = 0
@@ -198,7 +199,10 @@ class InvarianceSession:
             texts = write_texts(
                 server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
             )
-        proofs = {id_: shown(known[id_], over) for id_ in sorted(arm)}
+        self._passes.setdefault(arm, over)
+        own = base_of(arm, known)
+        against = {id_: self._passes.get(BASE if id_ in own else own) for id_ in arm}
+        proofs = {id_: switched(known[id_], over, against[id_]) for id_ in sorted(arm)}
         return record.model_copy(
             update={
                 "server": server.number,
