@@ -39,8 +39,9 @@ from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import FAULTS, TRACE, Control, TracedRequest
 
-_FAULT = "mask-top-left"
-"""The fault that the probes must see, as in a run: calls with a cached prefix have it."""
+_FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
+"""The fault that the probes must see, as in a run: calls with a cached prefix have it. And that of a server without a prefix cache:
+every call has it."""
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
 _TRACE_BYTES = 2 * 2**30
 """Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
@@ -92,8 +93,7 @@ class InvarianceSession:
             base, again = self._base("base"), [self._base("base again")]
             if rounds_by_shape(self.plan.dtype):
                 again.append(self._base("base longer"))
-            if "prefix-cache" in self.plan.known:
-                self._sensitivity()
+            self._sensitivity()
             limits = bounds(base, again, self.plan.dtype)
             for number, arm in enumerate(self.plan.arms, 1):
                 if self.plan.minutes and time.monotonic() - begun > 60 * self.plan.minutes:
@@ -188,7 +188,7 @@ class InvarianceSession:
         return record
 
     def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: bool) -> ArmRecord:
-        known = self.plan.known
+        known = self.plan.every
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
         recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
@@ -216,12 +216,16 @@ class InvarianceSession:
     def _sensitivity(self) -> None:
         """Ask the base's server with a seeded fault: what the comparison would not see proves nothing."""
         assert self._server is not None
-        record = ArmRecord(number=self._arms, features=tuple(_SENSITIVE), why="sensitivity", server=self._server.number)
+        cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
+        arm, fault = (BASE, _COLD_FAULT) if cold else (_SENSITIVE, _FAULT)
+        record = ArmRecord(number=self._arms, features=tuple(arm), why="sensitivity", server=self._server.number)
         self._arms += 1
         begun, problem = time.monotonic(), ""
         try:
-            with switched_on(self._server.engine, self._server.folder, Control(fault=_FAULT)):
-                record = self._asked(self._server, _SENSITIVE, record, False)
+            with switched_on(self._server.engine, self._server.folder, Control(fault=fault)):
+                record = self._asked(self._server, arm, record, False)
+            if not cold and not any(reply.cached_tokens for reply in record.replies):
+                problem = "no prefix came from the cache, behind which the fault is"
         except EngineError as error:
             problem = error.found
             self._stop()

@@ -190,3 +190,20 @@ def test_a_fault_that_is_not_seen_is_no_pass(compared: Compare, monkeypatch: pyt
     result = compared(features=("prefix-cache", "batch"))
     assert result.verdict == "inconclusive"
     assert next(check for check in result.checks if check.id == "probes-sensitive").status == "missing"
+
+
+@pytest.mark.parametrize("flags", [(), ("--disable-radix-cache",)])
+def test_a_fault_is_seeded_whatever_is_switched(compared: Compare, flags: tuple[str, ...]) -> None:
+    result = compared(features=("batch", "page-size"), flags=flags)
+    assert result.verdict == "pass", result.headline
+    assert next(check for check in result.checks if check.id == "probes-sensitive").status == "ok"
+
+
+def test_a_fault_behind_prefixes_that_no_server_caches_shows_nothing(
+    compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(featured_server.FeaturedServer, "_cached", lambda *args: 0)
+    result = compared(features=("batch", "page-size"))
+    assert result.verdict == "inconclusive"
+    check = next(check for check in result.checks if check.id == "probes-sensitive")
+    assert (check.status, check.found) == ("missing", "no prefix came from the cache, behind which the fault is")
