@@ -59,7 +59,8 @@ def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
     """Return arms in which every two features that can be on together are, each is on without the other, and both are off.
 
     The servers are a covering array of the features that a server is started with; the arms of each are one of the others. A server
-    is used for as many arms as its pairs need.
+    is used for as many arms as its pairs need. What has a base of its own is also on with nothing but what may not change one bit
+    of it.
     """
     of_server = {id_: feature for id_, feature in known.items() if feature.restarts}
     of_request = {id_: feature for id_, feature in known.items() if not feature.restarts}
@@ -79,7 +80,18 @@ def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
         allowed=lambda row: _allowed(_joined(row, starts), known),
     )
     arms = {_arm(_joined(row, starts)) for row in rows}
-    return in_order({arm for arm in (*arms, *_rest(arms, known)) if arm and possible(arm, known)}, known)
+    further = (*_rest(arms, known), *_to_the_bit(known))
+    return in_order({arm for arm in (*arms, *further) if arm and possible(arm, known)}, known)
+
+
+def _to_the_bit(known: Mapping[str, Feature]) -> list[Arm]:
+    """Return, for each feature with a base of its own, the arm of it and all that may not change one bit of that.
+
+    In any other arm, a feature that may round otherwise is on too.
+    """
+    bitwise = [id_ for id_, feature in known.items() if feature.bitwise]
+    own = [id_ for id_, feature in known.items() if feature.cost == "a base of its own"]
+    return [closed([id_, *bitwise], known) for id_ in own] if bitwise else []
 
 
 def _rest(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:

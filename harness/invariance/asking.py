@@ -111,6 +111,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
         reloaded=reloaded,
         woken=woken,
         adapted=adapted,
+        warm=warm,
         page=int(server.arguments().get("page_size") or 1),
         arguments=server.arguments(),
     )

@@ -34,13 +34,14 @@ from assay.harness.invariance.arms import BASE, Arm, base_of, closed, possible, 
 from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
 from assay.harness.invariance.invariance_plan import InvariancePlan
 from assay.harness.invariance.outcome import ArmOutcome, bounds, drafted_by, outcome_of, rounds_by_shape, smallest
-from assay.harness.invariance.proof import shown
+from assay.harness.invariance.proof import Pass, switched
 from assay.harness.invariance.reduction import reduce
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import FAULTS, TRACE, Control, TracedRequest
 
-_FAULT = "mask-top-left"
-"""The fault that the probes must see, as in a run: calls with a cached prefix have it."""
+_FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
+"""The fault that the probes must see, as in a run: calls with a cached prefix have it. And that of a server without a prefix cache:
+every call has it."""
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
 _TRACE_BYTES = 2 * 2**30
 """Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
@@ -74,6 +75,7 @@ class InvarianceSession:
     folder: InvarianceFolder
     display: ProgressDisplay
     records: dict[Arm, ArmRecord] = field(default_factory=dict)
+    _passes: dict[Arm, Pass] = field(default_factory=dict)
     _server: _Running | None = None
     _servers: int = 0
     _arms: int = 0
@@ -91,8 +93,7 @@ class InvarianceSession:
             base, again = self._base("base"), [self._base("base again")]
             if rounds_by_shape(self.plan.dtype):
                 again.append(self._base("base longer"))
-            if "prefix-cache" in self.plan.known:
-                self._sensitivity()
+            self._sensitivity()
             limits = bounds(base, again, self.plan.dtype)
             for number, arm in enumerate(self.plan.arms, 1):
                 if self.plan.minutes and time.monotonic() - begun > 60 * self.plan.minutes:
@@ -187,7 +188,7 @@ class InvarianceSession:
         return record
 
     def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: bool) -> ArmRecord:
-        known = self.plan.known
+        known = self.plan.every
         base = self.records.get(BASE)
         answers = answers_of(base.replies) if base else {}
         recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
@@ -198,7 +199,10 @@ class InvarianceSession:
             texts = write_texts(
                 server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
             )
-        proofs = {id_: shown(known[id_], over) for id_ in sorted(arm)}
+        self._passes.setdefault(arm, over)
+        own = base_of(arm, known)
+        against = {id_: self._passes.get(BASE if id_ in own else own) for id_ in arm}
+        proofs = {id_: switched(known[id_], over, against[id_]) for id_ in sorted(arm)}
         return record.model_copy(
             update={
                 "server": server.number,
@@ -212,12 +216,16 @@ class InvarianceSession:
     def _sensitivity(self) -> None:
         """Ask the base's server with a seeded fault: what the comparison would not see proves nothing."""
         assert self._server is not None
-        record = ArmRecord(number=self._arms, features=tuple(_SENSITIVE), why="sensitivity", server=self._server.number)
+        cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
+        arm, fault = (BASE, _COLD_FAULT) if cold else (_SENSITIVE, _FAULT)
+        record = ArmRecord(number=self._arms, features=tuple(arm), why="sensitivity", server=self._server.number)
         self._arms += 1
         begun, problem = time.monotonic(), ""
         try:
-            with switched_on(self._server.engine, self._server.folder, Control(fault=_FAULT)):
-                record = self._asked(self._server, _SENSITIVE, record, False)
+            with switched_on(self._server.engine, self._server.folder, Control(fault=fault)):
+                record = self._asked(self._server, arm, record, False)
+            if not cold and not any(reply.cached_tokens for reply in record.replies):
+                problem = "no prefix came from the cache, behind which the fault is"
         except EngineError as error:
             problem = error.found
             self._stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,13 +114,21 @@ def plan_invariance(
                 did_you_mean(name, tuple(every)) or "name some of these, separated by commas",
             )
     config = configuration(run.model)
-    reasons = {id_: why for id_, feature in every.items() if (why := feature.unavailable(device, gpus, config))}
+    side = run.spec.reference
+    own = flag_values(side.flags), {**os.environ, **side.environment}, str(run.reference)
+    reasons = {
+        id_: why
+        for id_, feature in every.items()
+        if (why := feature.unavailable(device, gpus, config) or feature.decided(*own))
+    }
+    while needing := {id_: need for id_ in every.keys() - reasons for need in every[id_].requires if need in reasons}:
+        reasons |= {id_: f"it needs {need}: {reasons[need]}" for id_, need in needing.items()}
     wanted = closed(asked, every) if asked else frozenset(every) - reasons.keys()
-    if refused := [id_ for id_ in wanted if id_ in reasons]:
+    if refused := [id_ for id_ in (*asked, *sorted(wanted)) if id_ in reasons]:
         raise UsageError(
             f"{flag}: {refused[0]} cannot be switched here: {reasons[refused[0]]}.",
-            "features that this machine has",
-            "leave it out",
+            "features that this machine has, and that the engine's own flags leave to assay",
+            "leave it out, or what decides it",
         )
     known = {id_: feature for id_, feature in every.items() if id_ in wanted}
     shape = model_shape(run.model)

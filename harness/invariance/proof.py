@@ -28,6 +28,7 @@ class Pass:
         reloaded: what the server said when the weights were loaded again; empty if they were not.
         woken: what the server said when it slept and woke; empty if it did not.
         adapted: what shows that the server applies adapters; empty if nothing does.
+        warm: whether prefixes were left in the cache before.
         page: tokens of a page.
         arguments: as the server resolved them.
     """
@@ -40,8 +41,23 @@ class Pass:
     reloaded: str = ""
     woken: str = ""
     adapted: str = ""
+    warm: bool = False
     page: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]:
+    """Say what shows that a feature was on, and not in the base; if nothing does, why not: one of the two is empty.
+
+    Args:
+        feature: the feature.
+        over: the arm's pass.
+        base: the pass of its base; None where that has the feature by intent, or was not run.
+    """
+    on, why = shown(feature, over)
+    if on and base is not None and (too := shown(feature, base)[0]):
+        return "", f"the base has it too: {too}; remove the engine's own flag that sets it"
+    return on, why
 
 
 def shown(feature: Feature, over: Pass) -> tuple[str, str]:
@@ -69,6 +85,8 @@ def _cached(over: Pass) -> Seen:
 
 
 def _missed(over: Pass) -> Seen:
+    if not over.warm:
+        return "", "no prefix was left in the cache"
     hit = [reply.probe for reply in over.replies if reply.cached_tokens]
     return ("", f"{len(hit)} prefixes came from the cache") if hit else ("no token came from the cache", "")
 

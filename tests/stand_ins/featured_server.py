@@ -143,7 +143,7 @@ class FeaturedServer(SGLangServer):
         cached = self._cached(ids, start)
         served = Served(self.flags, batch, cached, self.reloaded, streamed)
         control = read_setting(Path(self.launch.evidence)).control
-        fault = bool(control.fault) and cached > 0
+        fault = cached > 0 if control.fault == "mask-top-left" else bool(control.fault)
         shift = 1.0 if fault or type(self).bug(served) or self.adapter == OTHER_ADAPTER else 0.0
         forced = json.loads((Path(self.launch.evidence) / "forced.json").read_text()).get(rid, ())
         sequence, output = list(ids), []

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from assay.evals.invariance_load import CHUNK, PAGE
 from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, attends_by_request, has_experts, like_llama
-from assay.harness.sides import Device
+from assay.harness.sides import Device, flag_values
 
 ADAPTER_NAME = "assay-zeros"
 """Name of the adapter of zeros in a server."""
@@ -85,6 +85,30 @@ class Feature:
         if self.package and find_spec(self.package) is None:
             return f"needs the package {self.package}"
         return self.lacking(config)
+
+    def decided(self, flags: Mapping[str, str], environment: Mapping[str, str], backend: str) -> str:
+        """Say what decides already, in every server, whether it is on; empty if nothing certainly does.
+
+        Args:
+            flags: the engine's own, by name: they override the feature's.
+            environment: of every server.
+            backend: attention backend of the base.
+        """
+        own = {f"--{name.replace('_', '-')}": str(value) for name, value in self.resolved.items()}
+        for flag in [*flag_values(self.off), *(flag for flag, value in own.items() if _differ(flags.get(flag), value))]:
+            if flag in flags:
+                return f"{flag}={flags[flag]} overrides what it is switched with"
+        on = flag_values(self.on) | dict(self.environment)
+        given = {**flags, **environment}
+        if on and not self.stays and all(name in given and not _differ(given[name], on[name]) for name in on):
+            return f"the base has it too: {', '.join(f'{name}={value}' for name, value in on.items())}"
+        if self.backend and self.backend == backend:
+            return f"the base has it too: its attention backend is {backend}"
+        return ""
+
+
+def _differ(given: str | None, value: str) -> bool:
+    return given is not None and given.casefold() != value.casefold()
 
 
 def _features(device: Device) -> Iterable[Feature]:

@@ -4,8 +4,10 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from assay.harness.compare.probe_scores import Bound
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.invariance.arms import BASE, base_of, clashes, closed, in_order, left_out, pairs, possible, server_of, singles
+from assay.harness.invariance.outcome import widened
 
 CPU = features_of("cpu")
 KNOWN = {id_: feature for id_, feature in CPU.items() if not feature.unavailable("cpu", 0, {"architectures": ["LlamaForCausalLM"]})}
@@ -70,6 +72,17 @@ def test_what_has_a_base_of_its_own_is_compared_with_it() -> None:
     assert base_of(frozenset({"exact", "batch"}), known) == {"exact"}
     assert base_of(frozenset({"exact"}), known) == BASE
     assert base_of(frozenset({"batch"}), known) == BASE
+
+
+def test_some_arm_may_not_differ_by_one_bit_from_a_base_of_its_own() -> None:
+    known = {id_: feature for id_, feature in features_of("cuda").items() if feature.gpus == 1}
+    exact = {"deterministic", "batch", "order", "streamed"}
+    arms = pairs(known)
+    assert exact in arms
+    bounds = widened({"prefill": Bound(1.0, 1.0), "decode": Bound(1.0, 1.0)}, exact, known, "bfloat16")
+    assert set(bounds.values()) == {Bound(0.0, 0.0)}
+    assert server_of(frozenset(exact), known) == base_of(frozenset(exact), known), "it needs no server beside its base's"
+    assert {"deterministic"} in pairs({"deterministic": known["deterministic"]})
 
 
 def test_arms_left_out_are_named_by_their_pairs() -> None:

@@ -30,10 +30,12 @@ def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, featured_server: M
     few = replace(load, probes=tuple(probe for probe in load.probes if probe.id in PROBES))
     monkeypatch.setattr(invariance_plan, "probe_load", lambda *args: few)
 
-    def run(bug: Any = lambda served: False, refused: tuple[str, ...] = (), **asked: Any) -> InvarianceResult:
+    def run(
+        bug: Any = lambda served: False, refused: tuple[str, ...] = (), flags: tuple[str, ...] = (), **asked: Any
+    ) -> InvarianceResult:
         kind = type("Server", (featured_server.FeaturedServer,), {"bug": staticmethod(bug), "refused": refused, "started": []})
         monkeypatch.setattr(drive, "make_engine", lambda *args, **kwargs: kind(made(*args, **kwargs).launch))
-        spec = RunSpec.of(reference="torch_native", candidate="torch_native")
+        spec = RunSpec.of(reference="torch_native", candidate="torch_native", engine_arg=flags)
         return compare_features(spec, tmp_path / "out", **asked)
 
     return run
@@ -158,8 +160,50 @@ def test_wrong_use(compared: Compare, asked: dict[str, Any], says: str) -> None:
         compared(**asked)
 
 
+def test_what_the_base_has_too_was_not_switched(
+    compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = featured_server.FeaturedServer
+    monkeypatch.setattr(server, "arguments", lambda self, own=server.arguments: own(self) | {"page_size": 16})
+    result = compared(features=("page-size", "batch"))
+    assert result.verdict == "inconclusive"
+    assert "page-size: the base has it too: page_size = 16; remove the engine's own flag that sets it" in result.headline
+    assert {feature.id: feature.arms > 0 for feature in result.features if feature.id in ("page-size", "batch")} == {
+        "batch": True,
+        "page-size": False,
+    }
+
+
+def test_a_feature_that_the_engines_own_flags_decide_is_refused_or_left_out(compared: Compare) -> None:
+    flags = ("--chunked-prefill-size=64", "--page-size=16")
+    with pytest.raises(UsageError, match="page-size cannot be switched here: the base has it too: --page-size=16"):
+        compared(features=("batch", "page-size"), flags=flags)
+    why = {feature.id: feature.not_covered for feature in compared(flags=flags).features}
+    assert why["page-size"] == "the base has it too: --page-size=16"
+    assert why["chunked-prefill"] == "--chunked-prefill-size=64 overrides what it is switched with"
+    assert why["mixed-chunk"] == f"it needs chunked-prefill: {why['chunked-prefill']}"
+    assert not why["batch"]
+
+
 def test_a_fault_that_is_not_seen_is_no_pass(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drive, "Control", lambda **fields: Control())
     result = compared(features=("prefix-cache", "batch"))
     assert result.verdict == "inconclusive"
     assert next(check for check in result.checks if check.id == "probes-sensitive").status == "missing"
+
+
+@pytest.mark.parametrize("flags", [(), ("--disable-radix-cache",)])
+def test_a_fault_is_seeded_whatever_is_switched(compared: Compare, flags: tuple[str, ...]) -> None:
+    result = compared(features=("batch", "page-size"), flags=flags)
+    assert result.verdict == "pass", result.headline
+    assert next(check for check in result.checks if check.id == "probes-sensitive").status == "ok"
+
+
+def test_a_fault_behind_prefixes_that_no_server_caches_shows_nothing(
+    compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(featured_server.FeaturedServer, "_cached", lambda *args: 0)
+    result = compared(features=("batch", "page-size"))
+    assert result.verdict == "inconclusive"
+    check = next(check for check in result.checks if check.id == "probes-sensitive")
+    assert (check.status, check.found) == ("missing", "no prefix came from the cache, behind which the fault is")

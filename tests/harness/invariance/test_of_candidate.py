@@ -103,6 +103,7 @@ def test_features_are_switched_by_name_only(folder: RunFolder, launched: list[La
     [
         ({"invariance": "batches"}, "--invariance: batches is no feature"),
         ({"invariance": "ngram"}, "--invariance: ngram cannot be switched here"),
+        ({"invariance": "page-size", "engine_arg": ("--page-size=16",)}, "the base has it too: --page-size=16"),
         ({"candidate": "http://localhost:1"}, "--invariance: the candidate is the URL"),
     ],
 )

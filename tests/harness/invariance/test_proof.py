@@ -87,6 +87,8 @@ def test_a_flag_that_the_server_resolved_otherwise_proves_nothing(over: Pass) ->
 
 
 def test_a_miss_is_shown_unless_something_came_from_the_cache(over: Pass) -> None:
+    assert shown(CPU["force-miss"], over) == ("", "no prefix was left in the cache")
+    over = replace(over, warm=True)
     assert shown(CPU["force-miss"], over)[0]
     assert shown(CPU["force-miss"], replied(over, cached_tokens=32)) == ("", "1 prefixes came from the cache")
 

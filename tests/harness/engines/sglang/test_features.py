@@ -93,3 +93,32 @@ def test_a_feature_says_what_a_model_lacks_for_it(id_: str, config: dict[str, ob
     said = FEATURES[id_].unavailable("cuda", 2, config)
     assert said.endswith(why)
     assert bool(said) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("id_", "flags", "environment", "says"),
+    [
+        ("page-size", {"--page-size": "16"}, {}, "the base has it too: --page-size=16"),
+        ("page-size", {"--page-size": "32"}, {}, "--page-size=32 overrides"),
+        ("overlap", {"--disable-overlap-schedule": "true"}, {}, "--disable-overlap-schedule=true overrides"),
+        ("cuda-graph-decode", {"--disable-decode-cuda-graph": "true"}, {}, "--disable-decode-cuda-graph=true overrides"),
+        ("no-radix-cache", {"--disable-radix-cache": "true"}, {}, "the base has it too: --disable-radix-cache=true"),
+        ("retraction", {}, {"SGLANG_TEST_RETRACT": "1"}, "the base has it too: SGLANG_TEST_RETRACT=1"),
+        ("attention-backend", {}, {}, "the base has it too: its attention backend is flashinfer"),
+        ("attention-backend", {"--attention-backend": "fa3"}, {}, "--attention-backend=fa3 overrides"),
+        ("page-size", {"--chunked-prefill-size": "16"}, {"SGLANG_TEST_RETRACT": "1"}, ""),
+        ("expert-parallel", {"--tp-size": "2"}, {}, ""),
+        ("zero-lora", {"--enable-lora": "true"}, {}, ""),
+    ],
+)
+def test_the_engines_own_flags_decide_what_they_override(
+    id_: str, flags: dict[str, str], environment: dict[str, str], says: str
+) -> None:
+    found = FEATURES[id_].decided(flags, environment, "flashinfer")
+    assert found.startswith(says)
+    assert bool(found) == bool(says)
+
+
+def test_features_that_a_running_server_is_switched_to_are_not_decided_by_its_flags() -> None:
+    flags = dict.fromkeys(FEATURES["sleep-wake"].on, "true")
+    assert FEATURES["sleep-wake"].decided(flags, {}, "triton") == ""
