@@ -67,7 +67,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _agrees(floor, limits),
         _sensitive(base, records, limits),
         _shown(known, arms),
-        _decided(outcomes),
+        _decided(outcomes, manifest),
         _covered(lost, manifest),
     )
     partings = _partings(folder, records, outcomes, limits, known)
@@ -75,7 +75,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     verdict = _verdict(checks, outcomes)
     return InvarianceResult(
         verdict=verdict,
-        headline=_headline(verdict, findings, checks, outcomes, known, manifest),
+        headline=_headline(findings, checks, outcomes, lost, manifest),
         reasons=tuple(_reasons(findings, checks)),
         created=manifest.created,
         command=manifest.command,
@@ -164,7 +164,13 @@ def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord]) -> Check:
     return _SHOWN.check("ok", f"{counted(len(shown), 'feature')}: {', '.join(known)}")
 
 
-def _decided(outcomes: Sequence[ArmOutcome]) -> Check:
+def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Check:
+    """Demand every planned arm; those that a budget leaves out of a covering array only leave pairs out."""
+    ran = {judged.arm for judged in outcomes}
+    unrun = [arm for arm in map(frozenset, manifest.arms) if arm not in ran]
+    if unrun and not (outcomes and manifest.mode == "pairs" and manifest.minutes):
+        said = f"{counted(len(unrun), 'planned arm')} without a record: {'; '.join(map(_name_of, unrun[:6]))}"
+        return _DECIDED.check("missing", said, "give it more --minutes" if manifest.minutes else "run it again")
     open_ = [judged for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]
     if open_:
         said = "; ".join(f"{_name_of(judged.arm)}: {judged.why}" for judged in open_)
@@ -338,16 +344,17 @@ def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iter
 
 
 def _headline(
-    verdict: Verdict, findings: Sequence[Finding], checks: Sequence[Check], outcomes: Sequence[ArmOutcome],
-    known: Mapping[str, Feature], manifest: InvarianceManifest,
+    findings: Sequence[Finding], checks: Sequence[Check], outcomes: Sequence[ArmOutcome], lost: Sequence[tuple[str, str]],
+    manifest: InvarianceManifest,
 ) -> str:  # fmt: skip
     if findings:
         more = f", and {counted(len(findings) - 1, 'further set')} of features" if len(findings) > 1 else ""
         return f"{findings[0].diagnosis}{more}."
     if unmet := next((check for check in checks if check.status in ("failed", "missing")), None):
         return f"{unmet.title}: {unmet.found}."
-    on = counted(len(known), "feature")
-    return f"{on} in {counted(len(outcomes), 'arm')} changed nothing in {manifest.backend}."
+    on = counted(len(manifest.features), "feature")
+    but = f"; {counted(len(lost), 'pair')} left out" if lost else ""
+    return f"{on} in {counted(len(outcomes), 'arm')} changed nothing in {manifest.backend}{but}."
 
 
 def _reasons(findings: Sequence[Finding], checks: Sequence[Check]) -> Iterable[str]:

@@ -127,6 +127,19 @@ def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Jud
     check = next(check for check in result.checks if check.id == "pairs-covered")
     assert (check.status, check.settles) == ("not checked", "give it more --minutes")
     assert "page-size + prefix-cache" in check.found
+    assert result.headline == "2 features in 2 arms changed nothing in torch_native; 1 pair left out."
+    assert "In no arm that decided: page-size + prefix-cache." in to_html(invariance_document(result))
+
+
+@pytest.mark.parametrize(("mode", "minutes"), [("exactly", 1.0), ("singles", 1.0), ("exactly", 0.0), ("pairs", 0.0)])
+def test_a_planned_arm_without_a_record_is_no_pass(judged: Judge, arm_records: ModuleType, mode: str, minutes: float) -> None:
+    planned = (("prefix-cache",), ("page-size",), ("page-size", "prefix-cache"))
+    arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
+    result = judged(arms, arms=planned, mode=mode, minutes=minutes)
+    assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
+    assert "1 planned arm without a record: page-size + prefix-cache" in result.headline
+    check = next(check for check in result.checks if check.id == "arms-decided")
+    assert check.settles == ("give it more --minutes" if minutes else "run it again")
 
 
 def test_evidence_of_another_run_is_refused(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
