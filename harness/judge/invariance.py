@@ -35,6 +35,7 @@ _VERDICTS: Mapping[State, Verdict] = {
     "not shown": "inconclusive",
     "not run": "inconclusive",
 }
+_ANSWERED = Requirement("probes-answered", "the base answered every probe to its end")
 _AGREES = Requirement("base-agrees", "the base agrees with itself in other batches")
 _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was seeded in the running server")
 _SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
@@ -55,7 +56,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         raise EvidenceError(
             f"{folder.path} has no base that was run twice.", "a folder that assay invariance completed", "run it again"
         )
-    known = {id_: features_of(manifest.spec["device"])[id_] for id_ in manifest.features}
+    known = _known(folder, manifest, records)
     limits = bounds(base, again, manifest.dtype)
     arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
     outcomes = _outcomes(base, arms, limits, known, manifest)
@@ -64,6 +65,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
     checks = (
+        _answered(manifest, base),
         _agrees(floor, limits),
         _sensitive(base, records, limits),
         _shown(known, arms),
@@ -103,6 +105,19 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     )
 
 
+def _known(folder: InvarianceFolder, manifest: InvarianceManifest, records: Sequence[ArmRecord]) -> dict[str, Feature]:
+    """Return the features that arms switch, by id. Raises EvidenceError where an arm has another one."""
+    every = features_of(manifest.spec["device"])
+    switched = {id_ for record in records if record.why != "sensitivity" for id_ in record.features}
+    if unknown := [id_ for id_ in manifest.features if id_ not in every] or sorted(switched - set(manifest.features)):
+        raise EvidenceError(
+            f"{folder.path} has an arm with {unknown[0]}, which is no feature of it.",
+            f"some of {', '.join(every)}",
+            "judge it with the version of assay that wrote it, or run it again",
+        )
+    return {id_: every[id_] for id_ in manifest.features}
+
+
 def _outcomes(
     base: ArmRecord,
     arms: Sequence[ArmRecord],
@@ -128,6 +143,17 @@ def _outcomes(
 def _name_of(arm: Iterable[str]) -> str:
     """Name an arm, such as "prefix-cache + page-size"."""
     return " + ".join(sorted(arm)) or "no feature"
+
+
+def _answered(manifest: InvarianceManifest, base: ArmRecord) -> Check:
+    """Demand all that was asked for of the base: an arm that stops where the base stopped is the same, and shows little."""
+    written = {reply.probe: len(reply.decode.tokens) for reply in base.replies}
+    asked = {probe: depth for probe, (_, _, depth) in manifest.lengths.items()}
+    short = [probe for probe in {**asked, **written} if asked.get(probe) != written.get(probe)]
+    if not short:
+        return _ANSWERED.check("ok", f"{counted(len(asked), 'probe')}, {sum(asked.values()):,} tokens")
+    said = f"{len(short)} were not, the first, {short[0]}, with {written.get(short[0], 0)} of {asked.get(short[0], 0)} tokens"
+    return _ANSWERED.check("missing", said, "see why in the log of its server")
 
 
 def _agrees(floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> Check:

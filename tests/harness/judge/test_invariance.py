@@ -38,6 +38,7 @@ def test_features_that_change_nothing_pass(judged: Judge, arm_records: ModuleTyp
     assert result.headline == "2 features in 2 arms changed nothing in torch_native."
     assert [arm.verdict for arm in result.arms] == ["pass"] * 4
     assert {check.id: check.status for check in result.checks} == {
+        "probes-answered": "ok",
         "base-agrees": "ok",
         "probes-sensitive": "ok",
         "features-on": "ok",
@@ -148,6 +149,32 @@ def test_evidence_of_another_run_is_refused(judged: Judge, arm_records: ModuleTy
     path.write_text(path.read_text().replace('"run":"', '"run":"other', 1))
     with pytest.raises(EvidenceError, match="belongs to run other"):
         judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+
+
+def test_a_base_that_stopped_early_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    lengths = {f"{n}+8": (arm_records.PROMPT, arm_records.SHARED, 64) for n in range(3)}
+    result = judged([arm_records.arm("prefix-cache")], lengths=lengths)
+    assert result.verdict == "inconclusive"
+    assert "3 were not, the first, 0+8, with 6 of 64 tokens" in result.headline
+    more = {f"{n}+8": (arm_records.PROMPT, arm_records.SHARED, arm_records.DEPTH) for n in range(4)}
+    assert "3+8, with 0 of 6 tokens" in judged([arm_records.arm("prefix-cache")], lengths=more).headline
+
+
+def test_an_arm_with_a_feature_that_is_none_is_refused(judged: Judge, arm_records: ModuleType) -> None:
+    with pytest.raises(EvidenceError, match="an arm with nonsense, which is no feature of it"):
+        judged([arm_records.arm("prefix-cache"), arm_records.arm("nonsense", number=3)])
+    with pytest.raises(EvidenceError, match="an arm with batch, which is no feature of it"):
+        judged([arm_records.arm("prefix-cache"), arm_records.arm("batch", number=3)], features=("prefix-cache",))
+
+
+def test_scores_that_something_is_missing_of_are_refused(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
+    judged([arm_records.arm("prefix-cache")])
+    path = tmp_path / "out-0" / "arms" / "002.json"
+    whole = path.read_text()
+    for part, damaged in (("[7,8,9]", "[7,8]"), ("[7,8,9],", "")):
+        path.write_text(whole.replace(part, damaged, 1))
+        with pytest.raises(EvidenceError, match=r"002.json"):
+            judge_invariance(InvarianceFolder(tmp_path / "out-0"))
 
 
 def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleType) -> None:
