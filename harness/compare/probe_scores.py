@@ -75,8 +75,8 @@ def _places(probe: str, base: Scores, other: Scores, measure: Measure) -> Iterab
 def _row(base: Scores, mine: int, other: Scores, theirs: int, written: bool) -> list[tuple[float, float]]:
     """Return both arms' log-probabilities of the base's most probable tokens and of the sequence's own, at a position of each.
 
-    What was written is the base's most probable token already. Where an arm that prefers another one was forced, the server returns the
-    log-probability of that one as its own.
+    What was written is the base's most probable token already. Where an arm that prefers another one was forced, the server returns
+    the log-probability of that one as its own.
     """
     listed = dict(zip(other.ids[theirs], other.logprobs[theirs], strict=True))
     least = min(listed.values(), default=math.nan)

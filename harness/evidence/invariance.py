@@ -229,6 +229,14 @@ class InvarianceFolder(BoundFolder):
         return list(ARMS.read_each(self.path, self.nonce).values())
 
 
+def compares_features(folder: Path) -> bool:
+    """Return True if a folder is one of ``assay invariance``, whose manifest says what is not covered, as no other does."""
+    try:
+        return b'"not_covered"' in (folder / MANIFEST).read_bytes()
+    except OSError:
+        return False
+
+
 def invariance_folder(run: RunFolder) -> InvarianceFolder:
     """Return the comparison of features in a run, bound to it; the folder need not exist yet."""
     return InvarianceFolder(run.path / FOLDER, run.nonce)

@@ -10,7 +10,7 @@ from assay.harness.compare.parting import least_error
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.invariance import END, ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
 from assay.harness.invariance.outcome import (
     ArmOutcome,
@@ -35,6 +35,7 @@ _VERDICTS: Mapping[State, Verdict] = {
     "not shown": "inconclusive",
     "not run": "inconclusive",
 }
+_ENDED = Requirement("invariance-ended", "every arm was recorded, up to the last")
 _ANSWERED = Requirement("probes-answered", "the base answered every probe to its end")
 _AGREES = Requirement("base-agrees", "the base agrees with itself in other batches")
 _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was seeded in the running server")
@@ -65,6 +66,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
     checks = (
+        _ended(folder, records),
         _answered(manifest, base),
         _agrees(floor, limits),
         _sensitive(base, records, limits),
@@ -143,6 +145,15 @@ def _outcomes(
 def _name_of(arm: Iterable[str]) -> str:
     """Name an arm, such as "prefix-cache + page-size"."""
     return " + ".join(sorted(arm)) or "no feature"
+
+
+def _ended(folder: InvarianceFolder, records: Sequence[ArmRecord]) -> Check:
+    end = END.read(folder.path, folder.nonce)
+    if end is None:
+        return _ENDED.check("missing", f"it ended early, after {counted(len(records), 'arm')}", "run it again")
+    if end.arms != len(records):
+        return _ENDED.check("missing", f"{len(records)} of {end.arms} arms are there", "restore them, or run it again")
+    return _ENDED.check("ok", counted(len(records), "arm"))
 
 
 def _answered(manifest: InvarianceManifest, base: ArmRecord) -> Check:

@@ -38,6 +38,7 @@ def test_features_that_change_nothing_pass(judged: Judge, arm_records: ModuleTyp
     assert result.headline == "2 features in 2 arms changed nothing in torch_native."
     assert [arm.verdict for arm in result.arms] == ["pass"] * 4
     assert {check.id: check.status for check in result.checks} == {
+        "invariance-ended": "ok",
         "probes-answered": "ok",
         "base-agrees": "ok",
         "probes-sensitive": "ok",
@@ -69,7 +70,7 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
 
 
 def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
-    unseen = arm_records.arm("page-size").model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
+    unseen = arm_records.arm("page-size", number=3).model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
     result = judged([arm_records.arm("prefix-cache"), unseen])
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
     assert "page-size: resolved to 1" in result.headline
@@ -175,6 +176,18 @@ def test_scores_that_something_is_missing_of_are_refused(judged: Judge, arm_reco
         path.write_text(whole.replace(part, damaged, 1))
         with pytest.raises(EvidenceError, match=r"002.json"):
             judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+
+
+@pytest.mark.parametrize(("gone", "says"), [("end.json", "ended early, after 5 arms"), ("arms/003.json", "4 of 5 arms")])
+def test_a_folder_that_lacks_a_file_is_no_pass(
+    judged: Judge, arm_records: ModuleType, tmp_path: Path, gone: str, says: str
+) -> None:
+    arms = [arm_records.arm("prefix-cache"), arm_records.arm("prefix-cache", number=3, why="reduction")]
+    assert judged(arms).verdict == "pass"
+    (tmp_path / "out-0" / gone).unlink()
+    result = judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+    assert result.verdict == "inconclusive"
+    assert says in result.headline
 
 
 def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleType) -> None:
