@@ -42,6 +42,7 @@ _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was se
 _SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
 _DECIDED = Requirement("arms-decided", "every arm decided")
 _COVERED = Requirement("pairs-covered", "every two features were on together")
+_DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
 
 
 def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
@@ -169,13 +170,8 @@ def _answered(manifest: InvarianceManifest, base: ArmRecord) -> Check:
 
 def _agrees(floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> Check:
     said = "; ".join(f"{measure}: mean KL {distance.mean:.2g} nats" for measure, distance in floor.items())
-    if all(limits[measure].holds(distance) for measure, distance in floor.items()):
-        return _AGREES.check("ok", said)
-    return _AGREES.check(
-        "failed",
-        said,
-        "the same tokens are scored differently without any feature: see which probes, alone and in batches",
-    )
+    agrees = all(limits[measure].holds(distance) for measure, distance in floor.items())
+    return _AGREES.met(agrees, said, _DISAGREES)
 
 
 def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Measure, Bound]) -> Check:
@@ -230,7 +226,7 @@ def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> C
 
 def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict:
     states = {_VERDICTS[judged.state] for judged in outcomes}
-    if "regression" in states or any(check.status == "failed" for check in checks):
+    if "regression" in states:
         return "regression"
     unmet = any(check.status == "missing" for check in checks) or not outcomes
     return "inconclusive" if unmet or "inconclusive" in states else "pass"
@@ -334,8 +330,8 @@ def _rows(
     yield _row(base, ArmOutcome(BASE, "same", {}))
     for record in again:
         floor = floor_of(base, [record])
-        agrees: State = "same" if all(limits[measure].holds(floor[measure]) for measure in MEASURES) else "differs"
-        yield _row(record, ArmOutcome(BASE, agrees, floor))
+        agrees = all(limits[measure].holds(floor[measure]) for measure in MEASURES)
+        yield _row(record, ArmOutcome(BASE, "same" if agrees else "not shown", floor, why="" if agrees else _DISAGREES))
     for record, judged in zip(arms, outcomes, strict=True):
         yield _row(record, judged)
 
@@ -387,7 +383,7 @@ def _headline(
     if findings:
         more = f", and {counted(len(findings) - 1, 'further set')} of features" if len(findings) > 1 else ""
         return f"{findings[0].diagnosis}{more}."
-    if unmet := next((check for check in checks if check.status in ("failed", "missing")), None):
+    if unmet := next((check for check in checks if check.status == "missing"), None):
         return f"{unmet.title}: {unmet.found}."
     on = counted(len(manifest.features), "feature")
     but = f"; {counted(len(lost), 'pair')} left out" if lost else ""
@@ -397,5 +393,5 @@ def _headline(
 def _reasons(findings: Sequence[Finding], checks: Sequence[Check]) -> Iterable[str]:
     yield from (finding.sentence for finding in findings)
     for check in checks:
-        if check.status in ("failed", "missing"):
+        if check.status == "missing":
             yield f"{check.title}: {check.found}. {check.settles.capitalize()}."

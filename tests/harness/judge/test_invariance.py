@@ -97,11 +97,14 @@ def test_a_fault_that_the_probes_do_not_see_is_no_pass(
     assert {check.id: check.status for check in result.checks}["probes-sensitive"] == "missing"
 
 
-def test_a_base_that_differs_from_itself_is_a_regression(judged: Judge, arm_records: ModuleType) -> None:
+def test_a_base_that_differs_from_itself_says_nothing_about_features(judged: Judge, arm_records: ModuleType) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, arm_records.arm(number=1, why="base again", decode=0.5))
-    assert result.verdict == "regression"
+    assert (result.verdict, result.exit_code, result.findings) == ("inconclusive", ExitCode.NO_VERDICT, ())
     assert result.headline.startswith("the base agrees with itself in other batches: ")
+    assert [arm.verdict for arm in result.arms] == ["pass", "inconclusive", "pass", "pass"]
+    wrong = judged([arms[0], arm_records.arm("page-size", number=3, decode=0.8)], arm_records.arm(number=1, why="base again", decode=0.5))
+    assert (wrong.verdict, [finding.title for finding in wrong.findings]) == ("regression", ["page-size changes the output"])
 
 
 def test_what_longer_prompts_round_otherwise_is_allowed_in_half_precision(judged: Judge, arm_records: ModuleType) -> None:
