@@ -263,14 +263,15 @@ def _finding(
 ) -> Finding:  # fmt: skip
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
-    mean = judged.distances[measure].mean
+    # Of what was written, no position says what differs.
+    what = f"mean KL {judged.distances[measure].mean:.2g} nats" if judged.first else f"{judged.why},"
     alone = [f"{_name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
     evidence = [
         f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
         for measure, distance in judged.distances.items()
     ]
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
-    evidence += [judged.why] if judged.why else []
+    evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
     evidence += [
         f"also in {_name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
@@ -281,7 +282,7 @@ def _finding(
         title=f"{_name_of(judged.arm)} changes the output",
         severity="serious",
         where="; ".join(filter(None, [_where(judged, manifest), place_of(parted)])),
-        diagnosis=f"{_name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
+        diagnosis=f"{_name_of(judged.arm)}: {what} where {titles}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),
         reproduce=_command(manifest, judged.arm),

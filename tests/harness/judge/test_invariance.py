@@ -69,6 +69,16 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert pairs["prefix-cache", "prefix-cache"] == "pass", "it is on in an arm that is the same"
 
 
+def test_what_differs_is_named_where_no_position_does(judged: Judge, arm_records: ModuleType) -> None:
+    lost = arm_records.arm("streamed")
+    reply = arm_records.reply("2+8", decode=arm_records.scores(arm_records.PROMPT, 4))
+    result = judged([lost.model_copy(update={"replies": (*lost.replies[:2], reply)})])
+    said = "1 answers have another length, the first, to probe 2+8, 4 tokens in place of 6"
+    assert result.headline == f"streamed: {said}, where answers are streamed."
+    (finding,) = result.findings
+    assert not any(said in line for line in finding.evidence), "it is said once"
+
+
 def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
     unseen = arm_records.arm("page-size", number=3).model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
     result = judged([arm_records.arm("prefix-cache"), unseen])
