@@ -51,6 +51,7 @@ def invariance_blocks(result: InvarianceResult) -> list[Block]:
         _arms(result),
         _features(result.features),
         _matrix(result),
+        *_left_out(result),
         Checks(result.checks),
     ]
 
@@ -74,7 +75,7 @@ def _body(result: InvarianceResult) -> list[Block]:
         Section("findings", "Findings", [Findings(result.findings, commands=True)]),
         Section("arms", "Arms", [Line(_says(result), "quiet"), _arms(result)], announced=True),
         Section("features", "Features", [_features(result.features)], announced=True),
-        Only("page", [Section("pairs", "Pairs", [_matrix(result)])]),
+        Only("page", [Section("pairs", "Pairs", [_matrix(result), *_left_out(result)])]),
         Section("checks", "Requirements of a pass", [Checks(result.checks)]),
     ]
     facts: list[tuple[Words, ...]] = [
@@ -123,6 +124,12 @@ def _matrix(result: InvarianceResult) -> Matrix:
     return Matrix(
         "on together", names, names, [[_pair(cells[frozenset((row, column))]) for column in names] for row in names]
     )
+
+
+def _left_out(result: InvarianceResult) -> list[Block]:
+    """Name the pairs that the budget left out; nothing if it left none out."""
+    pairs = ", ".join(" + ".join(pair) for pair in result.left_out)
+    return [Line(f"In no arm that decided: {pairs}.", "quiet")] if pairs else []
 
 
 def _pair(cell: PairCell) -> Cell | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from assay.harness.config import INVARIANCE_FLAGS
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
 from assay.harness.files import write_whole
+
+if TYPE_CHECKING:
+    from assay.harness.judge.invariance_result import InvarianceResult
 
 
 @app.command()
@@ -46,7 +49,6 @@ def invariance(
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.invariance.invariance_plan import Mode
     from assay.harness.run import compare_features
-    from assay.reports.invariance import invariance_document
 
     given: dict[Mode, bool] = {"pairs": pairs, "singles": singles, "exactly": exactly}
     modes = [mode for mode, asked in given.items() if asked]
@@ -59,5 +61,12 @@ def invariance(
         result = compare_features(
             spec, folder, features=named, mode=modes[0] if modes else "pairs", minutes=minutes, display=display
         )
+    raise typer.Exit(show_features(result, folder, json))
+
+
+def show_features(result: InvarianceResult, folder: Path, json: bool) -> int:
+    """Write a result and its page into its folder, and show it; return the exit code."""
+    from assay.reports.invariance import invariance_document
+
     write_whole(folder / "invariance.json", result.model_dump_json(indent=2) + "\n")
-    raise typer.Exit(deliver(invariance_document(result), json, folder / "invariance.html"))
+    return deliver(invariance_document(result), json, folder / "invariance.html")

@@ -79,13 +79,18 @@ def _show(made: Report, folder: Path, json: bool) -> None:
 
 @app.command()
 def report(run: RunFolderOrUrl, json: Json = False) -> None:
-    """Rebuild a run's report from its evidence, and rewrite its files."""
+    """Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."""
+    from assay.harness.cli.invariance import show_features
     from assay.harness.cli.stored import fetched
     from assay.harness.evidence.folder import RunFolder
+    from assay.harness.evidence.invariance import InvarianceFolder, compares_features
     from assay.harness.judge.build import build
     from assay.harness.judge.history import check_run
+    from assay.harness.judge.invariance import judge_invariance
 
     folder = fetched(run)
+    if compares_features(folder):
+        raise typer.Exit(show_features(judge_invariance(InvarianceFolder(folder)), folder, json))
     check_run(folder)
     made = build(RunFolder(folder))
     _show(made, folder, json)

@@ -1,8 +1,8 @@
 """Distance between two arms: the same tokens, scored with other features on.
 
-The divergence at a position is `assay.harness.compare.logits.merged_kl`, over the base's most probable tokens. A token that the
-other arm does not list is no more probable there than the least one that it lists; that is taken where it is less than the base's,
-so that the divergence is a lower bound.
+The divergence at a position is `assay.harness.compare.logits.merged_kl`, over the base's most probable tokens and the sequence's
+own one. A token that the other arm does not list is no more probable there than the least one that it lists; that is taken where it
+is less than the base's, so that the divergence is a lower bound.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores
 
 Measure = Literal["prefill", "decode"]
 MEASURES: tuple[Measure, Measure] = ("prefill", "decode")
+_NOTHING = -1000.0
+"""Log-probability in both arms of a token that only fills up a row: it adds nothing to a divergence."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,23 @@ def places(base: Sequence[ProbeReply], other: Sequence[ProbeReply], measure: Mea
         place
         for reply in base
         if reply.probe in by_probe
-        for place in _places(reply.probe, getattr(reply, measure), getattr(by_probe[reply.probe], measure))
+        for place in _places(reply.probe, getattr(reply, measure), getattr(by_probe[reply.probe], measure), measure)
     ]
 
 
-def _places(probe: str, base: Scores, other: Scores) -> Iterable[ProbePlace]:
+def _places(probe: str, base: Scores, other: Scores, measure: Measure) -> Iterable[ProbePlace]:
     begin, end = max(base.first, other.first), min(base.first + len(base.tokens), other.first + len(other.tokens))
     indices = range(begin, max(begin, end))
     parting = next((i for i in indices if base.tokens[i - base.first] != other.tokens[i - other.first]), end - 1)
     indices = range(begin, max(begin, parting + 1))
     if not indices:
         return []
-    p = [base.logprobs[index - base.first] for index in indices]
-    q = [_at(base, index - base.first, other, index - other.first) for index in indices]
+    written = measure == "decode"
+    rows = [_row(base, index - base.first, other, index - other.first, written) for index in indices]
+    width = max(map(len, rows))
+    p, q = zip(
+        *([*zip(*(row + [(_NOTHING, _NOTHING)] * (width - len(row))), strict=True)] for row in rows), strict=True
+    )
     kl = merged_kl(p, q)
     return [
         ProbePlace(probe, index, float(value))
@@ -66,13 +72,24 @@ def _places(probe: str, base: Scores, other: Scores) -> Iterable[ProbePlace]:
     ]
 
 
-def _at(base: Scores, mine: int, other: Scores, theirs: int) -> list[float]:
-    """Return the other arm's log-probabilities of the base's most probable tokens, at a position of each."""
+def _row(base: Scores, mine: int, other: Scores, theirs: int, written: bool) -> list[tuple[float, float]]:
+    """Return both arms' log-probabilities of the base's most probable tokens and of the sequence's own, at a position of each.
+
+    What was written is the base's most probable token already. Where an arm that prefers another one was forced, the server returns
+    the log-probability of that one as its own.
+    """
     listed = dict(zip(other.ids[theirs], other.logprobs[theirs], strict=True))
     least = min(listed.values(), default=math.nan)
-    return [
-        listed.get(id_, min(least, logprob)) for id_, logprob in zip(base.ids[mine], base.logprobs[mine], strict=True)
-    ]
+    row = {
+        id_: (logprob, listed.get(id_, min(least, logprob)))
+        for id_, logprob in zip(base.ids[mine], base.logprobs[mine], strict=True)
+    }
+    own = base.tokens[mine]
+    if not row:
+        return [(math.nan, math.nan)]
+    if not written and own == other.tokens[theirs]:
+        row[own] = base.own[mine], other.own[theirs]
+    return list(row.values())
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from assay.harness.evidence.folder import BoundFolder, RunFolder
 from assay.harness.evidence.manifest import Origin
@@ -37,6 +38,20 @@ class Scores(Record):
     own: tuple[float, ...] = ()
     ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[float, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        """Refuse scores with positions or tokens that something is missing of."""
+        if not len(self.tokens) == len(self.own) == len(self.ids) == len(self.logprobs):
+            raise ValueError("a position without a token, or without log-probabilities")
+        if any(len(row) != len(ids) for ids, row in zip(self.ids, self.logprobs, strict=True)):
+            raise ValueError("a token without a log-probability")
+        return self
+
+    @property
+    def end(self) -> int:
+        """The index behind the last token that is predicted."""
+        return self.first + len(self.tokens)
 
 
 class ProbeReply(Record):
@@ -212,6 +227,14 @@ class InvarianceFolder(BoundFolder):
     def arms(self) -> Sequence[ArmRecord]:
         """Read all arms, in the order in which they were run. Raises EvidenceError if one is damaged, or of another run."""
         return list(ARMS.read_each(self.path, self.nonce).values())
+
+
+def compares_features(folder: Path) -> bool:
+    """Return True if a folder is one of ``assay invariance``, whose manifest says what is not covered, as no other does."""
+    try:
+        return b'"not_covered"' in (folder / MANIFEST).read_bytes()
+    except OSError:
+        return False
 
 
 def invariance_folder(run: RunFolder) -> InvarianceFolder:

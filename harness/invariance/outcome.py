@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.harness.compare.greedy_texts import compare_text
+from assay.harness.compare.greedy_texts import compare_text, first_divergence
 from assay.harness.compare.noise_limits import EXACT_KL, EXACT_SWING
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.evidence.invariance import ArmRecord
+from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores, WrittenText
 from assay.harness.invariance.arms import BASE, Arm, speculation_of
 from assay.harness.sides import flag_values
 
@@ -167,19 +167,47 @@ def outcome(
     if (
         said := _texts_apart(base, record, swing)
         or _ends_elsewhere(base, record)
+        or _writes_another(base, record, swing)
         or _drafts_lost(record, drafts, drafted)
     ):
         return ArmOutcome(arm, "differs", distances, None, said)
-    if record.unseen:
-        return ArmOutcome(arm, "not shown", distances, why=_notes(record))
-    if not all(distance.positions for distance in distances.values()):
-        return ArmOutcome(arm, "not shown", distances, why="nothing was compared")
+    if said := _notes(record) or _not_compared(base, record):
+        return ArmOutcome(arm, "not shown", distances, why=said)
     return ArmOutcome(arm, "same", distances)
 
 
 def _notes(record: ArmRecord) -> str:
     """Say which features were not shown to be on, and why."""
-    return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in record.unseen.items())
+    unseen = {id_: "nothing says so" for id_ in record.features if id_ not in record.seen} | record.unseen
+    return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in unseen.items())
+
+
+def _not_compared(base: ArmRecord, record: ArmRecord) -> str:
+    """Say what was not compared to its end; empty if everything was. Drafts that are verified end a comparison at a tie."""
+    own = {reply.probe: reply for reply in record.replies}
+    if {text.item for text in base.texts} != {text.item for text in record.texts}:
+        return f"{len(record.texts)} of {len(base.texts)} greedy texts were written"
+    if own.keys() != {reply.probe for reply in base.replies}:
+        return f"{len(own)} of {len(base.replies)} probes were answered"
+    for reply in base.replies:
+        other = own[reply.probe]
+        if not all(scores.tokens for each in (reply, other) for scores in (each.prefill, each.decode)):
+            return f"nothing of probe {reply.probe} was compared"
+        if reply.prefill.end != other.prefill.end or reply.prompt_tokens != other.prompt_tokens:
+            return f"another part of the prompt of probe {reply.probe} was scored"
+        if _parting(reply, other) is not None and not _unforced(reply, other):
+            return f"the answer to probe {reply.probe} is not the one that was forced"
+    return ""
+
+
+def _unforced(first: ProbeReply, second: ProbeReply) -> bool:
+    return bool(first.verifications or second.verifications)
+
+
+def _parting(base: ProbeReply, other: ProbeReply) -> int | None:
+    """Return the first token of an answer that is another one than the base's; None if none is."""
+    pairs = zip(base.decode.tokens, other.decode.tokens, strict=False)
+    return next((at for at, (token, written) in enumerate(pairs) if token != written), None)
 
 
 def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
@@ -189,7 +217,7 @@ def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
 
 
 def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
-    """Say which greedy text parts from the base's at no tie; empty if none does."""
+    """Say which greedy text parts from the base's at no tie, or ends otherwise after the same tokens; empty if none does."""
     own = {text.item: text for text in record.texts}
     apart = [
         (text, divergence)
@@ -198,23 +226,63 @@ def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
         if (divergence := compare_text(text.tokens, own[text.item].tokens, 0.0, swing)) is not None
         and divergence.kind == "apart"
     ]
-    if not apart:
+    if apart:
+        text, divergence = apart[0]
+        return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {divergence.position + 1}"
+    same = [
+        text for text in base.texts if text.item in own and first_divergence(text.tokens, own[text.item].tokens) is None
+    ]
+    ends = [(text, own[text.item]) for text in same if _end_of(text) != _end_of(own[text.item])]
+    if not ends:
         return ""
-    text, divergence = apart[0]
-    return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {divergence.position + 1}"
+    text, other = ends[0]
+    return (
+        f"{len(ends)} greedy texts end otherwise, the first, {text.item}: {_end_of(other)} in place of {_end_of(text)}"
+    )
+
+
+def _end_of(text: WrittenText) -> str:
+    return f"{text.finish} after {text.count} tokens"
 
 
 def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
-    """Say which answer, of a length that was asked for, has another one; empty if none has."""
-    lengths = {reply.probe: len(reply.decode.tokens) for reply in record.replies}
-    other = [reply for reply in base.replies if lengths.get(reply.probe) not in (None, len(reply.decode.tokens))]
-    if not other:
+    """Say which answer, of a length that was asked for, has another one or another reason to end; empty if none has."""
+    own = {reply.probe: reply for reply in record.replies}
+    both = [(reply, own[reply.probe]) for reply in base.replies if reply.probe in own]
+    if other := [pair for pair in both if len(pair[0].decode.tokens) != len(pair[1].decode.tokens)]:
+        first, wrong = other[0]
+        return (
+            f"{len(other)} answers have another length, the first, to probe {first.probe}, {len(wrong.decode.tokens)} tokens in "
+            f"place of {len(first.decode.tokens)}"
+        )
+    if other := [pair for pair in both if pair[0].finish != pair[1].finish]:
+        first, wrong = other[0]
+        return f"{len(other)} answers end otherwise, the first, to probe {first.probe}: {wrong.finish} in place of {first.finish}"
+    return ""
+
+
+def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> str:
+    """Say which answer has another token than the base's where the two are no tie; empty if none has."""
+    own = {reply.probe: reply for reply in record.replies}
+    apart = [
+        (reply.probe, at)
+        for reply in base.replies
+        if reply.probe in own
+        and (at := _parting(reply, own[reply.probe])) is not None
+        and not _preference(reply.decode, own[reply.probe].decode, at)
+        + _preference(own[reply.probe].decode, reply.decode, at)
+        <= swing
+    ]
+    if not apart:
         return ""
-    first = other[0]
-    return (
-        f"{len(other)} answers have another length, the first, to probe {first.probe}, {lengths[first.probe]} tokens in place of "
-        f"{len(first.decode.tokens)}"
-    )
+    probe, at = apart[0]
+    return f"{len(apart)} answers part at no tie, the first, to probe {probe}, at token {at + 1}"
+
+
+def _preference(own: Scores, other: Scores, at: int) -> float:
+    """Return how much more probable a pass finds its own token than the other's, in nats; infinite where it does not list that."""
+    listed = dict(zip(own.ids[at], own.logprobs[at], strict=True))
+    return abs(listed.get(own.tokens[at], math.inf) - listed.get(other.tokens[at], -math.inf))
 
 
 def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) -> str:

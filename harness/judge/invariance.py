@@ -10,7 +10,7 @@ from assay.harness.compare.parting import least_error
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.invariance import END, ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
 from assay.harness.invariance.outcome import (
     ArmOutcome,
@@ -35,11 +35,14 @@ _VERDICTS: Mapping[State, Verdict] = {
     "not shown": "inconclusive",
     "not run": "inconclusive",
 }
+_ENDED = Requirement("invariance-ended", "every arm was recorded, up to the last")
+_ANSWERED = Requirement("probes-answered", "the base answered every probe to its end")
 _AGREES = Requirement("base-agrees", "the base agrees with itself in other batches")
 _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was seeded in the running server")
 _SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
 _DECIDED = Requirement("arms-decided", "every arm decided")
 _COVERED = Requirement("pairs-covered", "every two features were on together")
+_DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
 
 
 def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
@@ -55,7 +58,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         raise EvidenceError(
             f"{folder.path} has no base that was run twice.", "a folder that assay invariance completed", "run it again"
         )
-    known = {id_: features_of(manifest.spec["device"])[id_] for id_ in manifest.features}
+    known = _known(folder, manifest, records)
     limits = bounds(base, again, manifest.dtype)
     arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
     outcomes = _outcomes(base, arms, limits, known, manifest)
@@ -64,10 +67,12 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
     checks = (
+        _ended(folder, records),
+        _answered(manifest, base),
         _agrees(floor, limits),
         _sensitive(base, records, limits),
         _shown(known, arms),
-        _decided(outcomes),
+        _decided(outcomes, manifest),
         _covered(lost, manifest),
     )
     partings = _partings(folder, records, outcomes, limits, known)
@@ -75,7 +80,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     verdict = _verdict(checks, outcomes)
     return InvarianceResult(
         verdict=verdict,
-        headline=_headline(verdict, findings, checks, outcomes, known, manifest),
+        headline=_headline(findings, checks, outcomes, lost, manifest),
         reasons=tuple(_reasons(findings, checks)),
         created=manifest.created,
         command=manifest.command,
@@ -101,6 +106,19 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         checks=checks,
         findings=tuple(findings),
     )
+
+
+def _known(folder: InvarianceFolder, manifest: InvarianceManifest, records: Sequence[ArmRecord]) -> dict[str, Feature]:
+    """Return the features that arms switch, by id. Raises EvidenceError where an arm has another one."""
+    every = features_of(manifest.spec["device"])
+    switched = {id_ for record in records if record.why != "sensitivity" for id_ in record.features}
+    if unknown := [id_ for id_ in manifest.features if id_ not in every] or sorted(switched - set(manifest.features)):
+        raise EvidenceError(
+            f"{folder.path} has an arm with {unknown[0]}, which is no feature of it.",
+            f"some of {', '.join(every)}",
+            "judge it with the version of assay that wrote it, or run it again",
+        )
+    return {id_: every[id_] for id_ in manifest.features}
 
 
 def _outcomes(
@@ -130,15 +148,30 @@ def _name_of(arm: Iterable[str]) -> str:
     return " + ".join(sorted(arm)) or "no feature"
 
 
+def _ended(folder: InvarianceFolder, records: Sequence[ArmRecord]) -> Check:
+    end = END.read(folder.path, folder.nonce)
+    if end is None:
+        return _ENDED.check("missing", f"it ended early, after {counted(len(records), 'arm')}", "run it again")
+    if end.arms != len(records):
+        return _ENDED.check("missing", f"{len(records)} of {end.arms} arms are there", "restore them, or run it again")
+    return _ENDED.check("ok", counted(len(records), "arm"))
+
+
+def _answered(manifest: InvarianceManifest, base: ArmRecord) -> Check:
+    """Demand all that was asked for of the base: an arm that stops where the base stopped is the same, and shows little."""
+    written = {reply.probe: len(reply.decode.tokens) for reply in base.replies}
+    asked = {probe: depth for probe, (_, _, depth) in manifest.lengths.items()}
+    short = [probe for probe in {**asked, **written} if asked.get(probe) != written.get(probe)]
+    if not short:
+        return _ANSWERED.check("ok", f"{counted(len(asked), 'probe')}, {sum(asked.values()):,} tokens")
+    said = f"{len(short)} were not, the first, {short[0]}, with {written.get(short[0], 0)} of {asked.get(short[0], 0)} tokens"
+    return _ANSWERED.check("missing", said, "see why in the log of its server")
+
+
 def _agrees(floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> Check:
     said = "; ".join(f"{measure}: mean KL {distance.mean:.2g} nats" for measure, distance in floor.items())
-    if all(limits[measure].holds(distance) for measure, distance in floor.items()):
-        return _AGREES.check("ok", said)
-    return _AGREES.check(
-        "failed",
-        said,
-        "the same tokens are scored differently without any feature: see which probes, alone and in batches",
-    )
+    agrees = all(limits[measure].holds(distance) for measure, distance in floor.items())
+    return _AGREES.met(agrees, said, _DISAGREES)
 
 
 def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Measure, Bound]) -> Check:
@@ -151,7 +184,7 @@ def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Me
         return _SENSITIVE.check("missing", record.problem or "the probes were not answered", "run it again")
     distances = {measure: Distance.of(places(base.replies, record.replies, measure)) for measure in MEASURES}
     said = "; ".join(f"{measure}: mean KL {distance.mean:.2g} nats" for measure, distance in distances.items())
-    seen = any(not limits[measure].holds(distance) for measure, distance in distances.items())
+    seen = all(not limits[measure].holds(distance) for measure, distance in distances.items())
     return _SENSITIVE.met(seen, said, "use real weights (without --load-format=dummy)")
 
 
@@ -164,7 +197,13 @@ def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord]) -> Check:
     return _SHOWN.check("ok", f"{counted(len(shown), 'feature')}: {', '.join(known)}")
 
 
-def _decided(outcomes: Sequence[ArmOutcome]) -> Check:
+def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Check:
+    """Demand every planned arm; those that a budget leaves out of a covering array only leave pairs out."""
+    ran = {judged.arm for judged in outcomes}
+    unrun = [arm for arm in map(frozenset, manifest.arms) if arm not in ran]
+    if unrun and not (outcomes and manifest.mode == "pairs" and manifest.minutes):
+        said = f"{counted(len(unrun), 'planned arm')} without a record: {'; '.join(map(_name_of, unrun[:6]))}"
+        return _DECIDED.check("missing", said, "give it more --minutes" if manifest.minutes else "run it again")
     open_ = [judged for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]
     if open_:
         said = "; ".join(f"{_name_of(judged.arm)}: {judged.why}" for judged in open_)
@@ -187,7 +226,7 @@ def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> C
 
 def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict:
     states = {_VERDICTS[judged.state] for judged in outcomes}
-    if "regression" in states or any(check.status == "failed" for check in checks):
+    if "regression" in states:
         return "regression"
     unmet = any(check.status == "missing" for check in checks) or not outcomes
     return "inconclusive" if unmet or "inconclusive" in states else "pass"
@@ -224,14 +263,15 @@ def _finding(
 ) -> Finding:  # fmt: skip
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
-    mean = judged.distances[measure].mean
+    # Of what was written, no position says what differs.
+    what = f"mean KL {judged.distances[measure].mean:.2g} nats" if judged.first else f"{judged.why},"
     alone = [f"{_name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
     evidence = [
         f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
         for measure, distance in judged.distances.items()
     ]
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
-    evidence += [judged.why] if judged.why else []
+    evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
     evidence += [
         f"also in {_name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
@@ -242,7 +282,7 @@ def _finding(
         title=f"{_name_of(judged.arm)} changes the output",
         severity="serious",
         where="; ".join(filter(None, [_where(judged, manifest), place_of(parted)])),
-        diagnosis=f"{_name_of(judged.arm)}: mean KL {mean:.2g} nats where {titles}"
+        diagnosis=f"{_name_of(judged.arm)}: {what} where {titles}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),
         reproduce=_command(manifest, judged.arm),
@@ -291,8 +331,8 @@ def _rows(
     yield _row(base, ArmOutcome(BASE, "same", {}))
     for record in again:
         floor = floor_of(base, [record])
-        agrees: State = "same" if all(limits[measure].holds(floor[measure]) for measure in MEASURES) else "differs"
-        yield _row(record, ArmOutcome(BASE, agrees, floor))
+        agrees = all(limits[measure].holds(floor[measure]) for measure in MEASURES)
+        yield _row(record, ArmOutcome(BASE, "same" if agrees else "not shown", floor, why="" if agrees else _DISAGREES))
     for record, judged in zip(arms, outcomes, strict=True):
         yield _row(record, judged)
 
@@ -338,20 +378,21 @@ def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iter
 
 
 def _headline(
-    verdict: Verdict, findings: Sequence[Finding], checks: Sequence[Check], outcomes: Sequence[ArmOutcome],
-    known: Mapping[str, Feature], manifest: InvarianceManifest,
+    findings: Sequence[Finding], checks: Sequence[Check], outcomes: Sequence[ArmOutcome], lost: Sequence[tuple[str, str]],
+    manifest: InvarianceManifest,
 ) -> str:  # fmt: skip
     if findings:
         more = f", and {counted(len(findings) - 1, 'further set')} of features" if len(findings) > 1 else ""
         return f"{findings[0].diagnosis}{more}."
-    if unmet := next((check for check in checks if check.status in ("failed", "missing")), None):
+    if unmet := next((check for check in checks if check.status == "missing"), None):
         return f"{unmet.title}: {unmet.found}."
-    on = counted(len(known), "feature")
-    return f"{on} in {counted(len(outcomes), 'arm')} changed nothing in {manifest.backend}."
+    on = counted(len(manifest.features), "feature")
+    but = f"; {counted(len(lost), 'pair')} left out" if lost else ""
+    return f"{on} in {counted(len(outcomes), 'arm')} changed nothing in {manifest.backend}{but}."
 
 
 def _reasons(findings: Sequence[Finding], checks: Sequence[Check]) -> Iterable[str]:
     yield from (finding.sentence for finding in findings)
     for check in checks:
-        if check.status in ("failed", "missing"):
+        if check.status == "missing":
             yield f"{check.title}: {check.found}. {check.settles.capitalize()}."

@@ -50,6 +50,27 @@ def test_a_number_that_is_not_finite_is_infinitely_far(arm_records: ModuleType) 
     assert not Bound(1.0, 1.0).holds(Distance.of(found))
 
 
+@pytest.mark.parametrize(("shift", "listed"), [(-5.0, False), (-5.0, True), (math.nan, False), (math.nan, True)])
+def test_the_prompts_own_tokens_are_compared(arm_records: ModuleType, shift: float, listed: bool) -> None:
+    scores = arm_records.reply().prefill
+    tokens = (7 if listed else 50,) * len(scores.tokens)
+    own = (scores.own if listed else (-9.0,) * len(scores.tokens))[:-1]  # that of the last stays as it is
+    base = arm_records.reply(prefill=scores.model_copy(update={"tokens": tokens, "own": (*own, -9.0)}))
+    moved = base.prefill.model_copy(update={"own": (*(value + shift for value in own), -9.0)})
+    *found, last = (place.kl for place in places([base], [arm_records.reply(prefill=moved)], "prefill"))
+    least = math.inf if math.isnan(shift) else 0.99 * math.exp(own[0]) * (math.exp(shift) - 1 - shift)
+    assert min(found) >= least, "the own token's term; what is left to all others adds to it"
+    assert last == 0.0
+
+
+def test_no_token_is_infinitely_far(arm_records: ModuleType) -> None:
+    scores = arm_records.scores(arm_records.PROMPT, 1)
+    none = scores.model_copy(update={"ids": ((),), "logprobs": ((),)})
+    for base, other in ((none, none), (none, scores), (scores, none)):
+        (place,) = places([arm_records.reply(decode=base)], [arm_records.reply(decode=other)], "decode")
+        assert place.kl == math.inf
+
+
 def test_distances_sum_up() -> None:
     distance = Distance.of([ProbePlace("a", 1, 0.1), ProbePlace("a", 2, 0.3)])
     assert (distance.positions, distance.mean, distance.worst) == (2, pytest.approx(0.2), 0.3)

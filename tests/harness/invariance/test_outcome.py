@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from assay.harness.compare.probe_scores import Bound, Measure
 from assay.harness.engines.sglang.features import Feature
-from assay.harness.evidence.invariance import ArmRecord
+from assay.harness.evidence.invariance import ArmRecord, Scores
 from assay.harness.invariance.arms import BASE
 from assay.harness.invariance.outcome import bounds, drafted_by, outcome, outcome_of, widened
 
@@ -171,6 +172,71 @@ def test_an_answer_of_another_length_is_a_difference(arm_records: ModuleType, li
     shown = outcome(arm_records.BASE, record, limits)
     assert shown.state == "differs"
     assert shown.why == "1 answers have another length, the first, to probe 1+8, 4 tokens in place of 6"
+
+
+def cut(scores: Scores, count: int) -> Scores:
+    return scores.model_copy(update={name: getattr(scores, name)[:count] for name in ("tokens", "own", "ids", "logprobs")})
+
+
+def changed(record: ArmRecord, **fields: Any) -> ArmRecord:
+    """Change a reply's fields, in the last of an arm's probes."""
+    *replies, last = record.replies
+    return record.model_copy(update={"replies": (*replies, last.model_copy(update=fields))})
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [
+        (lambda arm, r: arm.model_copy(update={"replies": arm.replies[:1]}), "1 of 3 probes were answered"),
+        (lambda arm, r: arm.model_copy(update={"texts": ()}), "0 of 1 greedy texts were written"),
+        (lambda arm, r: changed(arm, prefill=Scores()), "nothing of probe 2+8 was compared"),
+        (lambda arm, r: changed(arm, prefill=cut(r.prefill, 3)), "another part of the prompt of probe 2+8 was scored"),
+        (lambda arm, r: arm.model_copy(update={"seen": {}}), "batch was not shown to be on: nothing says so"),
+    ],
+    ids=["probes", "texts", "scores", "prompt", "neither seen nor unseen"],
+)
+def test_what_is_not_compared_whole_shows_nothing(arm_records: ModuleType, limits: Limits, missing: Any, why: str) -> None:
+    text = (arm_records.text("yes", "no", 0.5),)
+    base, arm = (record.model_copy(update={"texts": text}) for record in (arm_records.BASE, arm_records.arm("batch")))
+    assert outcome(base, arm, limits).state == "same"
+    found = outcome(base, missing(arm, arm.replies[-1]), limits)
+    assert (found.state, found.why) == ("not shown", why)
+
+
+@pytest.mark.parametrize("passes", [0, 3], ids=["forced", "verified"])
+def test_another_token_is_a_difference_unless_at_a_tie_that_drafts_decided(
+    arm_records: ModuleType, limits: Limits, passes: int
+) -> None:
+    def wrote(token: int, gap: float) -> ArmRecord:
+        rows = ((-1.0, -1.0 - gap, -3.0),) * arm_records.DEPTH
+        scores = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH)
+        other = scores.model_copy(update={"tokens": (7, 7, token, 7, 7, 7), "logprobs": rows})
+        return changed(arm_records.arm("draft"), decode=other, verifications=passes)
+
+    apart = outcome(wrote(7, 0.4), wrote(8, 0.4), limits, swing=0.5)
+    assert (apart.state, apart.why) == ("differs", "1 answers part at no tie, the first, to probe 2+8, at token 3")
+    assert outcome(wrote(7, 0.2), wrote(6, 0.2), limits, swing=0.5).state == "differs", "it lists no such token"
+    tie = outcome(wrote(7, 0.2), wrote(8, 0.2), limits, swing=0.5)
+    told = "the answer to probe 2+8 is not the one that was forced"
+    assert (tie.state, tie.why) == (("same", "") if passes else ("not shown", told))
+
+
+def test_another_end_is_a_difference(arm_records: ModuleType, limits: Limits) -> None:
+    arm = arm_records.arm("batch")
+    aborted = outcome(changed(arm_records.BASE, finish="length"), changed(arm, finish="abort"), limits)
+    assert aborted.state == "differs"
+    assert aborted.why == "1 answers end otherwise, the first, to probe 2+8: abort in place of length"
+    text = arm_records.text("yes", "no", 0.5)
+    stopped = text.model_copy(update={"finish": "stop", "count": 9})
+    base, record = (each.model_copy(update={"texts": (end,)}) for each, end in ((arm_records.BASE, text), (arm, stopped)))
+    found = outcome(base, record, limits)
+    assert found.state == "differs"
+    assert found.why == "1 greedy texts end otherwise, the first, greedy-000: stop after 9 tokens in place of length after 1 tokens"
+    tie = arm_records.text("no", "yes", 1e-4).model_copy(update={"finish": "stop", "count": 9})
+    base, record = (
+        each.model_copy(update={"texts": (end,)}) for each, end in ((base, arm_records.text("yes", "no", 1e-4)), (arm, tie))
+    )
+    assert outcome(base, record, limits, swing=1e-3).state == "same", "behind a tie, texts have ends of their own"
 
 
 def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records: ModuleType, limits: Limits) -> None:

@@ -38,6 +38,8 @@ def test_features_that_change_nothing_pass(judged: Judge, arm_records: ModuleTyp
     assert result.headline == "2 features in 2 arms changed nothing in torch_native."
     assert [arm.verdict for arm in result.arms] == ["pass"] * 4
     assert {check.id: check.status for check in result.checks} == {
+        "invariance-ended": "ok",
+        "probes-answered": "ok",
         "base-agrees": "ok",
         "probes-sensitive": "ok",
         "features-on": "ok",
@@ -67,8 +69,18 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert pairs["prefix-cache", "prefix-cache"] == "pass", "it is on in an arm that is the same"
 
 
+def test_what_differs_is_named_where_no_position_does(judged: Judge, arm_records: ModuleType) -> None:
+    lost = arm_records.arm("streamed")
+    reply = arm_records.reply("2+8", decode=arm_records.scores(arm_records.PROMPT, 4))
+    result = judged([lost.model_copy(update={"replies": (*lost.replies[:2], reply)})])
+    said = "1 answers have another length, the first, to probe 2+8, 4 tokens in place of 6"
+    assert result.headline == f"streamed: {said}, where answers are streamed."
+    (finding,) = result.findings
+    assert not any(said in line for line in finding.evidence), "it is said once"
+
+
 def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
-    unseen = arm_records.arm("page-size").model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
+    unseen = arm_records.arm("page-size", number=3).model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
     result = judged([arm_records.arm("prefix-cache"), unseen])
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
     assert "page-size: resolved to 1" in result.headline
@@ -85,18 +97,24 @@ def test_no_arm_is_no_pass(judged: Judge) -> None:
     assert judged([]).verdict == "inconclusive"
 
 
-def test_a_fault_that_the_probes_do_not_see_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+@pytest.mark.parametrize("seen", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)], ids=["not at all", "in prefill alone", "in decode alone"])
+def test_a_fault_that_the_probes_do_not_see_is_no_pass(
+    judged: Judge, arm_records: ModuleType, seen: tuple[float, float]
+) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
-    result = judged(arms, fault_seen=False)
+    result = judged(arms, fault_seen=seen)
     assert result.verdict == "inconclusive"
     assert {check.id: check.status for check in result.checks}["probes-sensitive"] == "missing"
 
 
-def test_a_base_that_differs_from_itself_is_a_regression(judged: Judge, arm_records: ModuleType) -> None:
+def test_a_base_that_differs_from_itself_says_nothing_about_features(judged: Judge, arm_records: ModuleType) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, arm_records.arm(number=1, why="base again", decode=0.5))
-    assert result.verdict == "regression"
+    assert (result.verdict, result.exit_code, result.findings) == ("inconclusive", ExitCode.NO_VERDICT, ())
     assert result.headline.startswith("the base agrees with itself in other batches: ")
+    assert [arm.verdict for arm in result.arms] == ["pass", "inconclusive", "pass", "pass"]
+    wrong = judged([arms[0], arm_records.arm("page-size", number=3, decode=0.8)], arm_records.arm(number=1, why="base again", decode=0.5))
+    assert (wrong.verdict, [finding.title for finding in wrong.findings]) == ("regression", ["page-size changes the output"])
 
 
 def test_what_longer_prompts_round_otherwise_is_allowed_in_half_precision(judged: Judge, arm_records: ModuleType) -> None:
@@ -127,6 +145,19 @@ def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Jud
     check = next(check for check in result.checks if check.id == "pairs-covered")
     assert (check.status, check.settles) == ("not checked", "give it more --minutes")
     assert "page-size + prefix-cache" in check.found
+    assert result.headline == "2 features in 2 arms changed nothing in torch_native; 1 pair left out."
+    assert "In no arm that decided: page-size + prefix-cache." in to_html(invariance_document(result))
+
+
+@pytest.mark.parametrize(("mode", "minutes"), [("exactly", 1.0), ("singles", 1.0), ("exactly", 0.0), ("pairs", 0.0)])
+def test_a_planned_arm_without_a_record_is_no_pass(judged: Judge, arm_records: ModuleType, mode: str, minutes: float) -> None:
+    planned = (("prefix-cache",), ("page-size",), ("page-size", "prefix-cache"))
+    arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
+    result = judged(arms, arms=planned, mode=mode, minutes=minutes)
+    assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
+    assert "1 planned arm without a record: page-size + prefix-cache" in result.headline
+    check = next(check for check in result.checks if check.id == "arms-decided")
+    assert check.settles == ("give it more --minutes" if minutes else "run it again")
 
 
 def test_evidence_of_another_run_is_refused(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
@@ -135,6 +166,44 @@ def test_evidence_of_another_run_is_refused(judged: Judge, arm_records: ModuleTy
     path.write_text(path.read_text().replace('"run":"', '"run":"other', 1))
     with pytest.raises(EvidenceError, match="belongs to run other"):
         judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+
+
+def test_a_base_that_stopped_early_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    lengths = {f"{n}+8": (arm_records.PROMPT, arm_records.SHARED, 64) for n in range(3)}
+    result = judged([arm_records.arm("prefix-cache")], lengths=lengths)
+    assert result.verdict == "inconclusive"
+    assert "3 were not, the first, 0+8, with 6 of 64 tokens" in result.headline
+    more = {f"{n}+8": (arm_records.PROMPT, arm_records.SHARED, arm_records.DEPTH) for n in range(4)}
+    assert "3+8, with 0 of 6 tokens" in judged([arm_records.arm("prefix-cache")], lengths=more).headline
+
+
+def test_an_arm_with_a_feature_that_is_none_is_refused(judged: Judge, arm_records: ModuleType) -> None:
+    with pytest.raises(EvidenceError, match="an arm with nonsense, which is no feature of it"):
+        judged([arm_records.arm("prefix-cache"), arm_records.arm("nonsense", number=3)])
+    with pytest.raises(EvidenceError, match="an arm with batch, which is no feature of it"):
+        judged([arm_records.arm("prefix-cache"), arm_records.arm("batch", number=3)], features=("prefix-cache",))
+
+
+def test_scores_that_something_is_missing_of_are_refused(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
+    judged([arm_records.arm("prefix-cache")])
+    path = tmp_path / "out-0" / "arms" / "002.json"
+    whole = path.read_text()
+    for part, damaged in (("[7,8,9]", "[7,8]"), ("[7,8,9],", "")):
+        path.write_text(whole.replace(part, damaged, 1))
+        with pytest.raises(EvidenceError, match=r"002.json"):
+            judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+
+
+@pytest.mark.parametrize(("gone", "says"), [("end.json", "ended early, after 5 arms"), ("arms/003.json", "4 of 5 arms")])
+def test_a_folder_that_lacks_a_file_is_no_pass(
+    judged: Judge, arm_records: ModuleType, tmp_path: Path, gone: str, says: str
+) -> None:
+    arms = [arm_records.arm("prefix-cache"), arm_records.arm("prefix-cache", number=3, why="reduction")]
+    assert judged(arms).verdict == "pass"
+    (tmp_path / "out-0" / gone).unlink()
+    result = judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+    assert result.verdict == "inconclusive"
+    assert says in result.headline
 
 
 def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleType) -> None:
