@@ -26,6 +26,9 @@ _MANTISSA = {"float8_e4m3fn": 3, "float8_e5m2": 2, "bfloat16": 7, "float16": 10,
 """Bits of the mantissa, by dtype. Others are not rounded floats."""
 _SAME = 2.0**-20
 """Relative distance of sums in float32 of the same numbers in another order."""
+_SAME_SAMPLE = 2.0**-17
+"""The same for large parameters whose samples are equal. On a CPU, projections of up to 28,672 float32 columns were within 6e-7 of
+those in float64, and of one row of 3 million within 3.3e-6. One element of 2^32 that is off by its own size is 1.5e-5."""
 
 
 def describe_weight(name: str, tensor: Tensor, kept: str = "") -> Weight:
@@ -131,8 +134,8 @@ def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
 
 
 def _merged(parts: Sequence[Weight]) -> Weight:
-    first, digests = parts[0], sorted({part.digest for part in parts})
-    if len(digests) == 1:
+    first = parts[0]
+    if all(same_bytes(first, part) for part in parts):
         return first
     sums = tuple(map(sum, zip(*(part.sums for part in parts), strict=True)))
     digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:16]
@@ -162,6 +165,17 @@ def distance(left: Weight, right: Weight) -> float | None:
         abs(a - b) / scale if scale else float(a != b)
         for a, b, scale in zip(left.sums, right.sums, scales, strict=True)
     )
+
+
+def same_bytes(left: Weight, right: Weight) -> bool:
+    """Return True if two parameters have the same digest and, where that is one of a sample, the same projections and sums."""
+    if left.digest != right.digest:
+        return False
+    written = [repr((weight.sums, weight.projections)) for weight in (left, right)]  # as text, NaN is the same as NaN
+    if math.prod(left.shape) <= _WHOLE or written[0] == written[1]:
+        return True
+    far = distance(left, right)
+    return far is not None and far <= _SAME_SAMPLE
 
 
 def same_numbers(far: float) -> bool:

@@ -89,6 +89,17 @@ def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:
     assert merged(described, described) == described
 
 
+def test_a_large_parameter_that_ranks_hold_whole_but_not_alike_is_not_kept(monkeypatch: pytest.MonkeyPatch, weight: Tensor) -> None:
+    monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", 100)
+    monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
+    other = weight.clone()
+    other[1] = 0
+    parts = describe_weight("norm", weight), describe_weight("norm", other)
+    assert parts[0].digest == parts[1].digest
+    assert merged(parts[0], parts[0]).ranks == 1
+    assert merged(*parts).ranks == 2
+
+
 def test_position_ids_are_those_of_the_rank_that_computed_the_request() -> None:
     ranks = [rank().model_copy(update={"positions": positions}) for positions in ((), (0, 1, 2))]
     assert joined(ranks).positions == (0, 1, 2)
