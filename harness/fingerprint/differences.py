@@ -56,7 +56,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "model": ("weights", "rope.table", "quantisation", "generation", "positions", "experts", "ignored", "backends", *(
         f"arguments.{name}" for name in ("model_path", "tokenizer_path", "context_length", "dtype", "quantization")
     )),
-    "--dtype": ("weights", "quantisation.weights", "quantisation.kv cache", "rope.table"),
+    "--dtype": ("weights.dtype", "quantisation.weights", "quantisation.kv cache", "rope.table"),
     "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe", "backends.kv cache"),
     "--kv-cache-dtype": ("quantisation.kv cache", "backends.kv cache"),
     "--attention-backend": ("backends.attention", "arguments.*attention_backend", "ignored"),

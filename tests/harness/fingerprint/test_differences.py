@@ -148,6 +148,16 @@ def test_rounded_weights_are_another_dtype() -> None:
     assert (code, says) == (1, "21 of 21 parameters are the same weights rounded to bfloat16 in B")
 
 
+def test_another_dtype_declares_rounded_weights_but_no_other_ones() -> None:
+    weights = random_weights()
+    asked = [{"--dtype": dtype} for dtype in ("float32", "bfloat16")]
+    ours = fingerprint(weights=described(weights), asked=asked[0])
+    rounded = described({name: weight.bfloat16() for name, weight in weights.items()})
+    assert compare_fingerprints(ours, fingerprint(weights=rounded, asked=asked[1])).exit_code == 0
+    other = described({name: (weight * 1.5).bfloat16() for name, weight in weights.items()})
+    assert compare_fingerprints(ours, fingerprint(weights=other, asked=asked[1])).exit_code == 1
+
+
 def test_a_checkpoint_is_compared_with_what_an_engine_fused() -> None:
     weights = random_weights()
     fused = dict(weights)
