@@ -17,7 +17,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
 from assay.harness.fingerprint.rope import read_theta, same_frequencies
-from assay.harness.fingerprint.weights import distance, rounded_to, same_numbers
+from assay.harness.fingerprint.weights import distance, rounded_to, same_bytes, same_numbers
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted, few, listed
 
@@ -59,7 +59,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
         "ignored", "backends",
         *(f"arguments.{name}" for name in ("model_path", "tokenizer_path", "context_length", "dtype", "quantization")),
     ),
-    "--dtype": ("weights", "quantisation.weights", "quantisation.kv cache", "rope.table"),
+    "--dtype": ("weights.dtype", "quantisation.weights", "quantisation.kv cache", "rope.table"),
     "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe", "backends.kv cache"),
     "--kv-cache-dtype": ("quantisation.kv cache", "backends.kv cache"),
     "--attention-backend": ("backends.attention", "arguments.*attention_backend", "ignored"),
@@ -497,7 +497,7 @@ def _dtypes(weight: Weight) -> str:
 
 
 def _changed(ours: Weight, theirs: Weight) -> _Changed | None:
-    if ours.digest == theirs.digest:
+    if same_bytes(ours, theirs):
         return None
     far = distance(ours, theirs)
     if far is not None and same_numbers(far):

@@ -163,7 +163,12 @@ def nearest(frequencies: Sequence[float], asked: Sequence[_Rope], layers: str = 
 
 
 def wrong_rope(
-    frequencies: Sequence[float], scale: float, asked: Sequence[_Rope], layers: str = "", tolerance: float = _TOLERANCE
+    frequencies: Sequence[float],
+    scale: float,
+    asked: Sequence[_Rope],
+    layers: str = "",
+    tolerance: float = _TOLERANCE,
+    config: str = "config.json",
 ) -> str:
     """Say in which way frequencies and scale are not what a configuration asks for; empty if they are, or if it asks for nothing.
 
@@ -173,33 +178,34 @@ def wrong_rope(
         asked: readings of the configuration.
         layers: layer type that uses the table; empty if that is not known.
         tolerance: relative rounding of the table.
+        config: what the configuration is called.
     """
     if not asked:
         return ""
     rope = nearest(frequencies, asked, layers)
     if rope is None:
         dims = " or ".join(sorted({str(2 * len(reading.frequencies)) for reading in asked}))
-        return f"RoPE turns {2 * len(frequencies)} dims of a head; config.json says {dims}"
+        return f"RoPE turns {2 * len(frequencies)} dims of a head; {config} says {dims}"
     of = f" for {rope.layers.replace('_', ' ')}" if rope.layers else ""
     if same_frequencies(frequencies, rope.frequencies, tolerance):
         if abs(scale - rope.scale) <= max(tolerance, 2.0**-9) * rope.scale:
             return ""
-        return f"cos and sin are scaled by {scale:.4g}; config.json says {rope.scale:.4g}{of}"
+        return f"cos and sin are scaled by {scale:.4g}; {config} says {rope.scale:.4g}{of}"
     theta, plain = read_theta(frequencies), _plain(rope.theta, 2 * len(frequencies))
     if theta is not None and abs(theta - rope.theta) > 0.01 * rope.theta:
         also = "" if rope.kind in PLAIN else f", and {rope.kind} scaling by {rope.factor:g} is not applied"
-        return f"rope_theta is {_number(theta)}; config.json says {_number(rope.theta)}{of}{also}"
+        return f"rope_theta is {_number(theta)}; {config} says {_number(rope.theta)}{of}{also}"
     if theta is not None:
-        return f"RoPE is not scaled; config.json says {rope.kind} scaling by {rope.factor:g}{of}"
+        return f"RoPE is not scaled; {config} says {rope.kind} scaling by {rope.factor:g}{of}"
     ratios = [a / b for a, b in zip(plain, frequencies, strict=True)]
     if max(ratios) - min(ratios) <= 0.01 * max(ratios):
         said = f"{rope.kind} scaling by {rope.factor:g}" if rope.kind not in PLAIN else "no scaling"
-        return f"RoPE is scaled linearly by {ratios[0]:.4g}; config.json says {said}{of}"
+        return f"RoPE is scaled linearly by {ratios[0]:.4g}; {config} says {said}{of}"
     first = next(
         i for i, (a, b) in enumerate(zip(frequencies, rope.frequencies, strict=True)) if abs(a - b) > tolerance * b
     )
     return (
-        f"RoPE frequency {first} is {frequencies[first]:.4g}; config.json says {rope.frequencies[first]:.4g}"
+        f"RoPE frequency {first} is {frequencies[first]:.4g}; {config} says {rope.frequencies[first]:.4g}"
         f" ({rope.kind}, rope_theta {_number(rope.theta)}){of}"
     )
 

@@ -24,8 +24,13 @@ _CHUNK = 2**24
 """Elements that are converted to float32 at once: 64 MiB."""
 _MANTISSA = {"float8_e4m3fn": 3, "float8_e5m2": 2, "bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 """Bits of the mantissa, by dtype. Others are not rounded floats."""
+_SMALLEST = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16, "float16": 2.0**-24}
+"""The smallest number above zero, of dtypes in which weights may be smaller: those are rounded to multiples of it."""
 _SAME = 2.0**-20
 """Relative distance of sums in float32 of the same numbers in another order."""
+_SAME_SAMPLE = 2.0**-17
+"""The same for large parameters whose samples are equal. On a CPU, projections of up to 28,672 float32 columns were within 6e-7 of
+those in float64, and of one row of 3 million within 3.3e-6. One element of 2^32 that is off by its own size is 1.5e-5."""
 
 
 def describe_weight(name: str, tensor: Tensor, kept: str = "") -> Weight:
@@ -131,8 +136,8 @@ def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
 
 
 def _merged(parts: Sequence[Weight]) -> Weight:
-    first, digests = parts[0], sorted({part.digest for part in parts})
-    if len(digests) == 1:
+    first = parts[0]
+    if all(same_bytes(first, part) for part in parts):
         return first
     sums = tuple(map(sum, zip(*(part.sums for part in parts), strict=True)))
     digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:16]
@@ -156,12 +161,23 @@ def distance(left: Weight, right: Weight) -> float | None:
         return far if left.shape == right.shape or (len(left.shape) == 2 and same_numbers(far)) else None
     if left.sums[0] != right.sums[0]:
         return None
-    # The sum itself may cancel: it is compared with the sum of magnitudes.
-    scales = (left.sums[0], left.sums[2], left.sums[2], left.sums[3], left.sums[4])
+    # The sum itself may cancel: it is compared with the sum of magnitudes. Powers change by a multiple of what elements do.
+    scales = (left.sums[0], left.sums[2], left.sums[2], 2 * left.sums[3], 4 * left.sums[4])
     return max(
         abs(a - b) / scale if scale else float(a != b)
         for a, b, scale in zip(left.sums, right.sums, scales, strict=True)
     )
+
+
+def same_bytes(left: Weight, right: Weight) -> bool:
+    """Return True if two parameters have the same digest and, where that is one of a sample, the same projections and sums."""
+    if left.digest != right.digest:
+        return False
+    written = [repr((weight.sums, weight.projections)) for weight in (left, right)]  # as text, NaN is the same as NaN
+    if math.prod(left.shape) <= _WHOLE or written[0] == written[1]:
+        return True
+    far = distance(left, right)
+    return far is not None and far <= _SAME_SAMPLE
 
 
 def same_numbers(far: float) -> bool:
@@ -170,9 +186,19 @@ def same_numbers(far: float) -> bool:
 
 
 def rounded_to(left: Weight, right: Weight, far: float) -> str:
-    """Return the dtype that one of two parameters was rounded to, if their distance is no more than that; empty if it is more."""
+    """Return the dtype that one of two parameters was rounded to, if their distance is no more than that; empty if it is more.
+
+    Rounding to nearest moves an element by at most ``2^-(m+1)`` of itself, m being the bits of the mantissa. Elements of a matrix
+    fill binades: in the norm it moves by .4 of that, which eight projections do not estimate as 2.6 times as much. Those of a
+    vector may all lie where it moves by the whole, as norms around 1 do: it has twice the bound.
+    """
     grids = {weight.grid if weight.grid in _MANTISSA else weight.dtype for weight in (left, right)}
     if left.dtype == right.dtype and len(grids) == 1:
         return ""
     coarse = min((grid for grid in grids if grid in _MANTISSA), key=lambda weight: _MANTISSA[weight], default="")
-    return coarse if coarse and far <= 2.0 ** -_MANTISSA[coarse] else ""
+    if not coarse:
+        return ""
+    bound = 2.0 ** -(_MANTISSA[coarse] + (len(left.shape) > 1))
+    smallest = max(_SMALLEST.get(dtype, 0.0) for dtype in (left.dtype, right.dtype, *grids))
+    mean = max(left.sums[2], right.sums[2]) / left.sums[0]
+    return coarse if far <= bound + smallest / 2 / mean else ""

@@ -114,15 +114,29 @@ def _ranges(layers: Collection[int]) -> str:
 
 
 def _config(runner: Any) -> Mapping[str, Any]:
-    """Read the model's ``config.json`` as it is on disk; empty where there is none."""
+    """Read the model's ``config.json`` as it is on disk, and override it as SGLang does; empty where there is none."""
     path = Path(str(runner.server_args.model_path)) / "config.json"
-    read: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    read: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    overrides = _overrides(runner)
+    parameters = read.get("rope_parameters")
+    if parameters and "rope_theta" in overrides:  # SGLang may not see it beside these: it is asked for all the same
+        read["rope_parameters"] = {name: value for name, value in parameters.items() if name != "rope_theta"}
+    for key, value in overrides.items():
+        name = "rope_parameters" if key == "rope_scaling" and parameters else key
+        current = read.get(name)
+        read[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
     return read
+
+
+def _overrides(runner: Any) -> dict[str, Any]:
+    given: dict[str, Any] = json.loads(getattr(runner.server_args, "json_model_override_args", None) or "{}")
+    return given
 
 
 def _ropes(runner: Any) -> tuple[RopeTable, ...]:
     config = _config(runner)
     asked = asked_ropes(config)
+    called = "config.json with --json-model-override-args" if _overrides(runner) else "config.json"
     kinds = {**config, **(config.get("text_config") or {})}.get("layer_types") or []
     users: dict[int, tuple[str, Any, list[int]]] = {}
     for path, module in runner.model.named_modules(remove_duplicate=False):
@@ -141,11 +155,11 @@ def _ropes(runner: Any) -> tuple[RopeTable, ...]:
         kind = "sliding_attention" if path.endswith("_local") else kind
         # Gemma 3 computes cos and sin once for all layers, whose own tables are then not read.
         judged = [] if above and layers else asked
-        tables.append(_rope(path, module, _ranges(layers), judged, kind))
+        tables.append(_rope(path, module, _ranges(layers), judged, kind, called))
     return tuple(tables)
 
 
-def _rope(path: str, module: Any, layers: str, asked: Any, kind: str) -> RopeTable:
+def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: str) -> RopeTable:
     table = getattr(module, "cos_sin_cache", None)
     name = type(module).__name__
     if not isinstance(table, Tensor):
@@ -159,13 +173,13 @@ def _rope(path: str, module: Any, layers: str, asked: Any, kind: str) -> RopeTab
             frequencies=tuple(frequencies.tolist()),
             scale=scale,
             digest=_digest(module.inv_freq),
-            wrong=wrong_rope(frequencies.tolist(), scale, asked, kind, _rounding(module.inv_freq)),
+            wrong=wrong_rope(frequencies.tolist(), scale, asked, kind, _rounding(module.inv_freq), called),
         )
     cos, sin = (half[:2].double().cpu() for half in table.chunk(2, dim=-1))
     scale = float(cos[0, 0])
     read = torch.atan2(sin[1], cos[1])
     tolerance = _rounding(table)
-    wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance)
+    wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance, called)
     meant = None if wrong else nearest(read.tolist(), asked, kind)
     exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
     error = _table_error(table, exact, meant.scale if meant else scale)

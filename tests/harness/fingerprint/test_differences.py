@@ -115,6 +115,28 @@ def test_one_tensor_that_was_not_sent_again_is_named() -> None:
     assert (code, says) == (1, f"1 of 21 parameters has other weights: {stale} (relative distance up to {_distance(says)})")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_large_parameter_that_differs_beyond_its_sample_has_other_weights(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", 100)
+    monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
+    large = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    changed, broken = large.clone(), large.clone()
+    changed[3] = 0
+    broken[3, 5] = float("nan")
+    whole, other, nan = (fingerprint(weights=described({"embed": each})) for each in (large, changed, broken))
+    assert whole.weights
+    assert other.weights
+    assert whole.weights[0].digest == other.weights[0].digest
+    assert first(whole, other)[1].startswith("1 of 1 parameter has other weights: embed")
+    assert first(whole, nan)[0] == 1
+    assert first(whole, whole) == first(nan, nan) == (0, "")
+    elsewhere = tuple(1.000003 * each for each in whole.weights[0].projections)  # as another device adds them up
+    added = whole.weights[0].model_copy(update={"projections": elsewhere})
+    assert first(whole, fingerprint(weights=(added,))) == (0, "")
+
+
 def _distance(says: str) -> str:
     return says.rpartition(" ")[2].rstrip(")")
 
@@ -136,6 +158,16 @@ def test_rounded_weights_are_another_dtype() -> None:
     rounded = described({name: weight.bfloat16().float() for name, weight in weights.items()})
     code, says = first(fingerprint(weights=described(weights)), fingerprint(weights=rounded))
     assert (code, says) == (1, "21 of 21 parameters are the same weights rounded to bfloat16 in B")
+
+
+def test_another_dtype_declares_rounded_weights_but_no_other_ones() -> None:
+    weights = random_weights()
+    asked = [{"--dtype": dtype} for dtype in ("float32", "bfloat16")]
+    ours = fingerprint(weights=described(weights), asked=asked[0])
+    rounded = described({name: weight.bfloat16() for name, weight in weights.items()})
+    assert compare_fingerprints(ours, fingerprint(weights=rounded, asked=asked[1])).exit_code == 0
+    other = described({name: (weight * 1.5).bfloat16() for name, weight in weights.items()})
+    assert compare_fingerprints(ours, fingerprint(weights=other, asked=asked[1])).exit_code == 1
 
 
 def test_a_checkpoint_is_compared_with_what_an_engine_fused() -> None:

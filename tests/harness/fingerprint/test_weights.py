@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +39,47 @@ def test_rounded_weights_are_told_from_others(weight: Tensor, dtype: torch.dtype
     far = distance(ours, other)
     assert far is not None
     assert rounded_to(ours, other, far) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    ("shape", "made"),
+    [
+        ((96, 64), lambda x: 0.02 * x),
+        ((96, 64), lambda x: 0.02 * x**3),  # heavy tails
+        ((96, 64), lambda x: x.sign() * (1.001 + 0.2 * x.abs())),  # the lower end of a binade
+        ((96, 64), lambda x: 1e-7 * x),  # subnormal in float16
+        ((96, 64), lambda x: 0.3 * x * (x > 2)),  # mostly zeros
+        ((256,), lambda x: 1 + 0.1 * x),
+        ((256,), lambda x: 0 * x + 1.0035),
+        ((3,), lambda x: x),
+        ((1,), lambda x: 0.1 + 0 * x),
+    ],
+)
+def test_honest_rounding_stays_within_its_bound(
+    shape: tuple[int, ...], made: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    for seed in range(25):
+        values = made(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+        ours, theirs = describe_weight(f"w{seed}", values), describe_weight(f"w{seed}", values.to(dtype))
+        # As shards and fused parts are compared: by sums.
+        for a, b in ((ours, theirs), [each.model_copy(update={"projections": ()}) for each in (ours, theirs)]):
+            far = distance(a, b)
+            assert far is not None
+            assert same_numbers(far) or rounded_to(a, b, far), far
+
+
+def test_a_low_rank_change_of_weights_is_not_rounding() -> None:
+    """A LoRA adapter of .6 % in the norm is one and a half times what bfloat16 can round."""
+    draw = torch.Generator().manual_seed(0)
+    base, a, b = (torch.randn(shape, generator=draw) for shape in ((512, 512), (512, 8), (8, 512)))
+    delta = a @ b
+    ours = describe_weight("w", base + delta * (0.006 * base.norm() / delta.norm()))
+    theirs = describe_weight("w", base.bfloat16())
+    far = distance(ours, theirs)
+    assert far == pytest.approx(0.0062, rel=0.3)
+    assert far is not None
+    assert rounded_to(ours, theirs, far) == ""
 
 
 def test_projections_estimate_the_distance(weight: Tensor) -> None:
@@ -87,6 +130,17 @@ def test_sums_survive_sharding(weight: Tensor, dim: int) -> None:
 def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:
     described = describe_weight("norm", weight)
     assert merged(described, described) == described
+
+
+def test_a_large_parameter_that_ranks_hold_whole_but_not_alike_is_not_kept(monkeypatch: pytest.MonkeyPatch, weight: Tensor) -> None:
+    monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", 100)
+    monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
+    other = weight.clone()
+    other[1] = 0
+    parts = describe_weight("norm", weight), describe_weight("norm", other)
+    assert parts[0].digest == parts[1].digest
+    assert merged(parts[0], parts[0]).ranks == 1
+    assert merged(*parts).ranks == 2
 
 
 def test_position_ids_are_those_of_the_rank_that_computed_the_request() -> None:

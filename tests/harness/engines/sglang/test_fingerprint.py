@@ -72,6 +72,35 @@ def test_a_wrong_table_is_named(tmp_path: Path, made: torch.Tensor, says: str) -
     assert ropes(tmp_path, made).wrong == says
 
 
+V5 = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+
+
+@pytest.mark.parametrize("config", [{}, V5])
+@pytest.mark.parametrize(
+    ("override", "made", "says"),
+    [
+        ({"rope_theta": 50000.0}, table(50000.0), ""),
+        (
+            {"rope_theta": 50000.0},
+            table(500000.0),
+            "rope_theta is 500,000; config.json with --json-model-override-args says 50,000",
+        ),
+        ({"rope_parameters": {"rope_theta": 50000.0}}, table(50000.0), ""),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2}}, table(500000.0), "RoPE is not scaled"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, table(500000.0), ""),
+        ({"tie_word_embeddings": True}, table(500000.0), ""),
+    ],
+)
+def test_an_override_of_the_configuration_is_what_is_asked(
+    tmp_path: Path, override: dict[str, Any], config: dict[str, Any], made: torch.Tensor, says: str
+) -> None:
+    loaded = runner(tmp_path, made, **config)
+    loaded.server_args.json_model_override_args = json.dumps(override)
+    (rope,) = describe(loaded).rope or ()
+    assert rope.wrong.startswith(says)
+    assert bool(rope.wrong) == bool(says)
+
+
 def test_rows_of_positions_in_bfloat16_are_wrong_though_the_frequencies_are_right(tmp_path: Path) -> None:
     """bfloat16 holds no odd position above 256, so the rows of two positions are the same."""
     frequencies = 500000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
