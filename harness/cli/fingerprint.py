@@ -10,7 +10,7 @@ import typer
 from assay.harness.cli.app import app
 from assay.harness.cli.output import Html, Json, Junit, deliver, new_file, progress
 from assay.harness.errors import UsageError
-from assay.harness.sides import BUILTIN_MODEL, Device
+from assay.harness.sides import BUILTIN_MODEL, Device, hide
 
 if TYPE_CHECKING:
     from assay.harness.evidence.fingerprint import Fingerprint
@@ -83,11 +83,12 @@ def _write(out: Path, made: Fingerprint) -> None:
 
 
 def _of_url(url: str, model: str) -> Fingerprint:
+    from assay.harness.backend import is_server_url
     from assay.harness.collect.fingerprints import of_url
     from assay.harness.extras import require
 
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is no URL.", _USAGE, "begin it with http://, or see assay fingerprint --help")
+    if not (url.startswith(("http://", "https://")) and is_server_url(url)):
+        raise UsageError(f"{hide('', url)!r} is no URL of a server.", _USAGE, "see assay fingerprint --help")
     require("serve", "assay fingerprint URL")
     with progress() as display, display.waiting(f"asking {url}"):
         return of_url(url, "" if model == BUILTIN_MODEL else model, 60.0)

@@ -19,6 +19,7 @@ from assay.harness.fingerprint.canonical import by_canonical_name
 from assay.harness.fingerprint.rope import read_theta, same_frequencies
 from assay.harness.fingerprint.weights import distance, rounded_to, same_numbers
 from assay.harness.schema import RULE, Part
+from assay.harness.sides import HIDDEN
 from assay.harness.text import counted, few, listed
 
 SCHEMA: Literal["assay.fingerprint-diff/1"] = "assay.fingerprint-diff/1"
@@ -116,7 +117,9 @@ class FingerprintDiff(Part):
     differences: tuple[Difference, ...] = Field(description="those that change outputs first")
     shared: tuple[str, ...] = Field((), description="what both have wrong in the same way, a sentence each")
     compared: tuple[str, ...]
-    not_compared: dict[str, str] = Field(description="parts that one side did not observe, with the reason")
+    not_compared: dict[str, str] = Field(
+        description="parts that one side did not observe, with the reason, and settings whose values are hidden on both"
+    )
 
     @property
     def undeclared(self) -> tuple[Difference, ...]:
@@ -182,8 +185,20 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             )
             for part in PARTS
             if part not in compared
-        },
+        }
+        | dict.fromkeys(
+            _hidden(left, right), "hidden on both sides, as secrets are: whether it is the same is not known"
+        ),
     )
+
+
+def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:
+    """Yield the settings and arguments of which both sides have the same stand-in of a secret."""
+    for prefix, ours, theirs in (
+        ("", left.asked, right.asked),
+        ("arguments.", left.arguments or {}, right.arguments or {}),
+    ):
+        yield from (f"{prefix}{name}" for name, value in ours.items() if value == theirs.get(name) == HIDDEN)
 
 
 def _named(fingerprint: Fingerprint) -> str:

@@ -67,6 +67,7 @@ def test_compare_recognises_fingerprints(two: tuple[Path, Path]) -> None:
         (["diff", "a"], "diff got 1 names"),
         (["diff", "missing.json", "missing.json"], "There is no missing.json"),
         (["not-a-url"], "is no URL"),
+        (["http://me:hunter2@x"], "'http://***@x' is no URL of a server"),
         (["http://x", "http://y"], "is followed by"),
         (["--allow=packages"], "--allow is given without diff"),
         (["--env=NAME", "--files"], "--env=NAME has no value"),

@@ -62,6 +62,14 @@ def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("here")
+def test_a_fingerprint_holds_no_secret_that_was_given(tmp_path: Path) -> None:
+    side = Side(backend="torch_native", model=str(write_model(tmp_path, PLAIN)), environment={"HF_TOKEN": "hunter2"})
+    made = of_files(side.model_copy(update={"flags": ("--admin-api-key=hunter2",)}), 300.0)
+    assert "hunter2" not in made.model_dump_json()
+    assert (made.asked["environment.HF_TOKEN"], made.asked["--admin-api-key"]) == ("***", "***")
+
+
+@pytest.mark.usefixtures("here")
 def test_a_class_that_splits_otherwise_is_seen_beside_tokenizer_json(tmp_path: Path) -> None:
     right = files(write_model(tmp_path / "a", PLAIN, splits=LLAMA_3_SPLIT))
     wrong = files(write_model(tmp_path / "b", PLAIN, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer"))

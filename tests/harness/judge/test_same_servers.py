@@ -62,3 +62,11 @@ def test_arguments_are_left_to_the_check_of_arguments_and_the_backend_is_the_tre
     assert rules._with_fingerprints(ok, attention).status == "ok"
     moe = {role: served(role, backends=(Resolved(operation="moe", layers="0-3", runs=role),)) for role in ROLES}
     assert rules._with_fingerprints(ok, moe).status == "failed"
+
+
+def test_hidden_values_are_not_taken_for_the_same() -> None:
+    sides = (Side(backend="triton", flags=(f"--ssl-keyfile-password={value}",)) for value in "12")
+    spec = RunSpec(**dict(zip(ROLES, sides, strict=True))).recorded()
+    told = {"arguments": {"ssl_keyfile_password": "***"}}
+    same = {role: server("triton", role=role).model_copy(update=told) for role in ROLES}
+    assert rules.check_same_servers(spec.sides, same, {}).status == "ok"
