@@ -213,7 +213,6 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
         source="endpoint",
         engine=f"OpenAI-compatible server {server.url}",
         model=server.model,
-        asked={"backend": server.url},
         not_observed={
             **dict.fromkeys(_absent(update), "an endpoint does not tell"),
             "environment": "an endpoint does not tell",
@@ -249,6 +248,9 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
         for name, (messages, tools) in CHATS.items():
             asked = {"model": server.model, "messages": messages, **({"tools": tools} if tools else {})}
             told["chats"][name] = tuple(int(id_) for id_ in client.post_json("/tokenize", asked)["tokens"])
+    firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
+    if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text
+        ((told["bos"],),) = firsts
     prompts = {name: chat[0]["content"] for name, (chat, tools) in CHATS.items() if len(chat) == 1 and not tools}
     if not told["texts"]:
         prompts |= {name: TEXTS[name] for name in names}

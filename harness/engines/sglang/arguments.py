@@ -13,8 +13,8 @@ from assay.harness.sides import hide, hide_flags, is_secret
 _VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
 # Those with which requests are sent; a server of assay has its own.
 _OWN_KEYS = frozenset({"api_key", "admin_api_key"})
-# What identifies a server: its backend, its address and the name that it answers to.
-_IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
+# What identifies a server: its address and the name that it answers to.
+_IDENTITY_KEYS = frozenset({"port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
 _TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
 _MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
@@ -69,9 +69,10 @@ def _arguments_of(asked: Collection[str]) -> set[str]:
 
 
 def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, with null for those that only repeat the server's own backend."""
+    """Return the arguments without the server's own backend, and with null for those that only repeat it."""
     own = arguments.get("attention_backend")
-    return {key: None if key in _TREATMENT_KEYS and value == own else value for key, value in arguments.items()}
+    others = {key: value for key, value in arguments.items() if key != "attention_backend"}
+    return {key: None if key in _TREATMENT_KEYS and value == own else value for key, value in others.items()}
 
 
 def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

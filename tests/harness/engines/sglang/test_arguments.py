@@ -71,6 +71,11 @@ def test_what_was_asked_to_differ_is_no_second_difference() -> None:
     assert set(differences(REFERENCE, other, {"model": ("tiny", "other")})) == {"page_size"}
 
 
+def test_the_backend_is_an_argument_of_a_fingerprint() -> None:
+    assert flat(REFERENCE)["attention_backend"] == "torch_native"
+    assert "port" not in flat(REFERENCE)
+
+
 def test_arguments_have_no_secrets() -> None:
     told = {
         "ssl_keyfile_password": "hunter2",
