@@ -37,7 +37,7 @@ _NUMBERS = frozenset((
     "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
     "speculative_num_draft_tokens", "context_length", "page_size", "chunked_prefill_size", "enable_mixed_chunk",
     "disable_radix_cache", "disable_cuda_graph", "enable_torch_compile", "enable_deterministic_inference", "chat_template",
-    "json_model_override_args", "tokenizer_path", "tokenizer_mode", "revision", "lora_paths", "enable_lora",
+    "json_model_override_args", "tokenizer_mode", "revision", "lora_paths", "enable_lora",
     "enable_eplb", "sampling_defaults", "reasoning_parser", "tool_call_parser", "disable_custom_all_reduce",
     "enable_flashinfer_allreduce_fusion", "rl_on_policy_target", "model_impl", "cuda_graph_config",
 ))  # fmt: skip
@@ -57,7 +57,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "engine": ("packages", "arguments", "backends"),
     "backend": ("backends.attention", "backends.linear attention", "arguments.*attention_backend", "ignored"),
     "model": ("weights", "rope.table", "quantisation", "generation", "positions", "experts", "ignored", "backends", *(
-        f"arguments.{name}" for name in ("model_path", "tokenizer_path", "context_length", "dtype", "quantization")
+        f"arguments.{name}" for name in ("model_path", "context_length", "dtype", "quantization")
     )),
     "--dtype": ("weights", "quantisation.weights", "quantisation.kv cache", "rope.table"),
     "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe", "backends.kv cache"),

@@ -279,3 +279,10 @@ def test_what_is_hidden_on_both_sides_is_said_to_be_hidden() -> None:
     assert (result.exit_code, result.not_compared["--watermark-key"][:6]) == (0, "hidden")
     assert "arguments.watermark_key" in result.not_compared
     assert "arguments.page_size" not in result.not_compared
+
+
+def test_the_tokenizer_of_another_folder_is_the_same_if_its_ids_are() -> None:
+    left, right = (fingerprint(arguments={"tokenizer_path": path, "tokenizer_mode": "auto"}) for path in ("/a", "/b"))
+    assert first(left, right) == (0, "tokenizer_path is /a in A, /b in B")
+    slow = fingerprint(arguments={"tokenizer_path": "/b", "tokenizer_mode": "slow"})
+    assert first(left, slow)[0] == 1
