@@ -25,7 +25,7 @@ from assay.harness.text import counted, few, listed
 SCHEMA: Literal["assay.fingerprint-diff/1"] = "assay.fingerprint-diff/1"
 A, B = "A", "B"
 _SHOWN = 3
-_RANKS = (
+RANKS = (
     "unseen", "tokens", "rope", "weights", "adapters", "positions", "quantisation", "experts", "ignored", "generation", "backends",
     "arguments", "packages", "hardware", "environment",
 )  # fmt: skip
@@ -219,7 +219,7 @@ def _named(fingerprint: Fingerprint) -> str:
 
 def _rank(difference: Difference) -> tuple[bool, bool, int, bool]:
     """Order differences: those that count, those that change outputs, by their part; of a part, what is wrong in itself first."""
-    part = _RANKS.index(difference.part)
+    part = RANKS.index(difference.part)
     return not difference.counts, not difference.outputs, part, not difference.name.endswith((".wrong", ".twice"))
 
 
