@@ -19,10 +19,12 @@ Kind = Literal["url", "native", "kernel"]
 
 
 def is_server_url(text: str) -> bool:
-    """Return True if a text that begins like a URL has a host and, if it has a port, a valid one."""
+    """Return True if a text that begins like a URL has a host, if it has a port, a valid one, and no user, whose password would be
+    recorded.
+    """
     try:
         parts = urlsplit(text)
-        return bool(parts.hostname) and parts.port != 0
+        return bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
     except ValueError:  # of the port, or of the brackets of an IPv6 address
         return False
 

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.policy import FRACTIONS, POLICY, Policy
 from assay.harness.reading import whole_file
-from assay.harness.sides import ROLES, Device, Role, Settings, Side, profile_of, treatment
+from assay.harness.sides import ROLES, Device, Role, Settings, Side, hide_flags, profile_of, treatment, without_secrets
 from assay.harness.text import did_you_mean
 from assay.harness.workload import Workload
 
@@ -102,8 +102,13 @@ class RunSpec(Settings):
             parts[name] = part.model_copy(update=mine)
         return self.model_copy(update=parts | settings)
 
+    def recorded(self) -> Self:
+        """Return the spec as a manifest has it: without the secrets of its sides."""
+        candidate = without_secrets(self.candidate, beside=self.reference)
+        return self.model_copy(update={"reference": without_secrets(self.reference), "candidate": candidate})
+
     def given_flags(self, names: Iterable[str]) -> list[str]:
-        """List the flags among `names` that repeat a run: both roles, and whatever differs from its default."""
+        """List the flags among `names` that repeat a run, without secrets: both roles, and whatever differs from its default."""
         flags = []
         for name in names:
             value = self._setting(name)
@@ -119,7 +124,7 @@ class RunSpec(Settings):
         if name in ROLES:
             return getattr(self, name).backend
         if name in ("model", "engine_arg"):
-            return self.reference.model if name == "model" else self.reference.flags
+            return self.reference.model if name == "model" else hide_flags(self.reference.flags)
         return getattr(
             next(part for part in (self, self.workload, self.policy) if name in type(part).model_fields), name
         )

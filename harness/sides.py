@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args
@@ -37,6 +38,19 @@ def profile_of(engine: Engine) -> EngineProfile:
     """Return an engine's profile. Its package is found by its name, and imported here alone: nothing else below it names one."""
     profile: EngineProfile = import_module(f"assay.harness.engines.{engine}.profile").PROFILE
     return profile
+
+
+HIDDEN = "***"
+"""What is written in place of a secret."""
+_ANOTHER = f"{HIDDEN} (another)"
+"""What is written of a candidate's secret that is not the reference's."""
+_SECRET = r"(?<![a-z])(?:(?:api)?keys?|passw(?:or)?d|passphrase|pwd|secrets?|credentials?|auth|authorization|headers)(?![a-z])"
+_SECRET_NAME = re.compile(rf"{_SECRET}|watermark_config|(?<!per.)(?<!first.)(?<![a-z])token$", re.IGNORECASE)
+_SECRET_PART = re.compile(
+    rf'(?<=://)[^/@\s"]+(?=@)|(?<=")(?P<name>[^"]*(?:{_SECRET}|token)"\s*:\s*)"[^"]*"', re.IGNORECASE
+)
+"""The user of a URL, and what JSON has under the name of a secret."""
+_NO_SECRETS = ("", "null", "true", "false")
 
 
 class Settings(BaseModel):
@@ -116,3 +130,43 @@ def settings(side: Side) -> Mapping[str, str]:
     """Return the settings of a side by name, flags and environment variables one by one."""
     named = {name: getattr(side, name) for name in ("engine", "interpreter", "backend", "model")}
     return named | flag_values(side.flags) | {f"environment.{name}": value for name, value in side.environment.items()}
+
+
+def is_secret(name: str) -> bool:
+    """Return True if a setting of this name, a flag, an argument or a variable, holds a password, a key or a token."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def hide(name: str, value: str, another: bool = False) -> str:
+    """Return the value of a setting without secrets: those of its name, and those inside of a URL or of JSON.
+
+    Args:
+        name: of the flag, the argument or the variable.
+        value: its value.
+        another: whether the other side has another value.
+    """
+    if is_secret(name):
+        return value if value in _NO_SECRETS else _ANOTHER if another else HIDDEN
+    return _SECRET_PART.sub(lambda part: f'{part["name"]}"{HIDDEN}"' if part["name"] else HIDDEN, value)
+
+
+def hide_flags(words: Sequence[str], another: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the words of a command line without secrets; `another` as in `hide`, by flag."""
+    hidden, flag = [], ""
+    for word in words:
+        if word.startswith("-"):
+            flag, equals, value = word.partition("=")
+            hidden.append(f"{flag}{equals}{hide(flag, value, flag in another)}")
+        else:
+            hidden.append(hide(flag, word, flag in another))
+    return tuple(hidden)
+
+
+def without_secrets(side: Side, beside: Side | None = None) -> Side:
+    """Return a side as it is written and shown: its secrets are hidden; those that are not `beside`'s are told apart from them."""
+    ours, theirs = settings(side), settings(beside or side)
+    another = {name for name, value in ours.items() if theirs.get(name, value) != value}
+    environment = {
+        name: hide(name, value, f"environment.{name}" in another) for name, value in side.environment.items()
+    }
+    return side.model_copy(update={"flags": hide_flags(side.flags, another), "environment": environment})

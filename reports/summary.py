@@ -236,7 +236,7 @@ def latency_lines(latency: LatencyResult) -> list[str]:
     if (lengths := latency.lengths) is not None:
         differ = "they differ" if lengths.differ else "no significant difference"
         if not lengths.informative:
-            differ = "all ran to the token limit, so they prove nothing"
+            differ = f"{lengths.uninformative}, so they prove nothing"
         lines.append(
             f"Answer lengths when not forced: candidate {lengths.candidate:.1f} tokens on average, reference "
             f"{lengths.reference:.1f}; {differ}."

@@ -10,7 +10,8 @@ import typer
 from assay.harness.cli.app import app
 from assay.harness.cli.output import Html, Json, Junit, deliver, new_file, progress
 from assay.harness.errors import UsageError
-from assay.harness.sides import BUILTIN_MODEL, Device
+from assay.harness.sides import BUILTIN_MODEL, Device, hide
+from assay.harness.text import did_you_mean
 
 if TYPE_CHECKING:
     from assay.harness.evidence.fingerprint import Fingerprint
@@ -20,10 +21,11 @@ _USAGE = "assay fingerprint --model M, assay fingerprint URL, or assay fingerpri
 
 @app.command()
 def fingerprint(
+    context: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL] | diff A B", help="A running server; or diff, and two fingerprints, run folders or models."
+            metavar="[URL] | diff A B", help="A running server; or diff, and two files of --out or folders of runs."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="Model folder or hub name; of a URL, the model to ask.")] = BUILTIN_MODEL,
@@ -61,10 +63,9 @@ def fingerprint(
     from assay.reports.fingerprint import fingerprint_document
 
     named = words or []
+    _refuse_unused(context, named)
     if named[:1] == ["diff"]:
         raise typer.Exit(_diff(named[1:], allow or [], json, html, junit))
-    if allow:
-        raise UsageError("--allow is given without diff.", "--allow beside diff A B", "leave it out")
     if len(named) > 1:
         raise UsageError(f"{named[0]!r} is followed by {named[1]!r}.", _USAGE, "see assay fingerprint --help")
     if named:
@@ -76,6 +77,27 @@ def fingerprint(
     raise typer.Exit(deliver(fingerprint_document(made), json, html, junit))
 
 
+_UNUSED = {
+    "diff": ("model", "backend", "device", "engine_arg", "env", "python", "files", "startup_timeout", "out"),
+    "a URL": ("backend", "device", "engine_arg", "env", "python", "files", "startup_timeout", "allow"),
+    "a model": ("allow",),
+}
+"""The options that each form of the command does not have."""
+
+
+def _refuse_unused(context: typer.Context, named: list[str]) -> None:
+    """Refuse an option of another form of the command, which would do nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    form = "diff" if named[:1] == ["diff"] else "a URL" if named else "a model"
+    sources = {name: context.get_parameter_source(name) for name in _UNUSED[form]}
+    if given := [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]:
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"{option} does nothing with {form}.", _USAGE, "leave it out; --json prints what diff finds")
+
+
 def _write(out: Path, made: Fingerprint) -> None:
     from assay.harness.files import write_whole
 
@@ -83,11 +105,12 @@ def _write(out: Path, made: Fingerprint) -> None:
 
 
 def _of_url(url: str, model: str) -> Fingerprint:
+    from assay.harness.backend import is_server_url
     from assay.harness.collect.fingerprints import of_url
     from assay.harness.extras import require
 
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is no URL.", _USAGE, "begin it with http://, or see assay fingerprint --help")
+    if not (url.startswith(("http://", "https://")) and is_server_url(url)):
+        raise UsageError(f"{hide('', url)!r} is no URL of a server.", _USAGE, "see assay fingerprint --help")
     require("serve", "assay fingerprint URL")
     with progress() as display, display.waiting(f"asking {url}"):
         return of_url(url, "" if model == BUILTIN_MODEL else model, 60.0)
@@ -123,10 +146,16 @@ def _of_side(
 
 
 def _diff(named: list[str], allowed: list[str], json: bool, html: Path | None, junit: Path | None) -> int:
-    from assay.harness.fingerprint.differences import compare_fingerprints
+    from assay.harness.fingerprint.differences import RANKS, compare_fingerprints
     from assay.harness.fingerprint.stored import read_fingerprint
     from assay.reports.fingerprint import diff_document
 
+    if unknown := [name for name in allowed if name.partition(".")[0] not in RANKS]:
+        raise UsageError(
+            f"--allow={unknown[0]} is no part of a fingerprint.",
+            f"one of {', '.join(RANKS)}, or a name of one, as in arguments.page_size",
+            did_you_mean(unknown[0], RANKS) or "take the name in brackets that a diff prints",
+        )
     if len(named) != 2:
         raise UsageError(
             f"diff got {len(named)} names.",

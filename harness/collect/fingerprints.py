@@ -27,7 +27,7 @@ from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_w
 from assay.harness.fingerprint.facts import PACKAGES, variables
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.server.control import EVIDENCE
-from assay.harness.sides import Device, Side, flag_values, settings
+from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
 from assay.harness.text import one_line
 
 _POLL_S = 0.1
@@ -68,7 +68,7 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             [python, "-m", _PROCESS, *flags], environment, folder, timeout_s, f"the model runner ({side.backend})"
         )
     made = Fingerprint.model_validate_json(printed)
-    update = {"model": side.model, "asked": dict(settings(side)), **_ignored(side)}
+    update = {"model": side.model, "asked": dict(settings(without_secrets(side))), **_ignored(side)}
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
         with suppress(EvidenceError):  # too large, or in another format: it is then compared with other servers alone
             update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
@@ -113,7 +113,7 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
         source="files",
         engine=f"transformers {versions.get('transformers', 'not installed')}",
         model=side.model,
-        asked=dict(settings(side)),
+        asked=dict(settings(without_secrets(side))),
         environment=variables({**os.environ, **side.environment}),
         not_observed={**dict.fromkeys(_absent(update), "read from files, without a server"), **missing},
         seconds=seconds,
@@ -213,7 +213,6 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
         source="endpoint",
         engine=f"OpenAI-compatible server {server.url}",
         model=server.model,
-        asked={"backend": server.url},
         not_observed={
             **dict.fromkeys(_absent(update), "an endpoint does not tell"),
             "environment": "an endpoint does not tell",
@@ -249,6 +248,9 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
         for name, (messages, tools) in CHATS.items():
             asked = {"model": server.model, "messages": messages, **({"tools": tools} if tools else {})}
             told["chats"][name] = tuple(int(id_) for id_ in client.post_json("/tokenize", asked)["tokens"])
+    firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
+    if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text
+        ((told["bos"],),) = firsts
     prompts = {name: chat[0]["content"] for name, (chat, tools) in CHATS.items() if len(chat) == 1 and not tools}
     if not told["texts"]:
         prompts |= {name: TEXTS[name] for name in names}

@@ -34,7 +34,7 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
     return Origin(
         nonce=nonce,
         created=timestamp(),
-        spec=plan.spec.model_dump(mode="json"),
+        spec=plan.spec.recorded().model_dump(mode="json"),
         command=command,
         packages=installed_packages(),
         hardware=_hardware(plan.spec.device),

@@ -24,7 +24,7 @@ from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import CONTROL, FAULTS
-from assay.harness.sides import ROLES, Role, Side, settings
+from assay.harness.sides import ROLES, Role, Side, settings, without_secrets
 
 
 def make_engine(
@@ -200,7 +200,7 @@ def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> 
     made = engine.fingerprint()
     if made is None:
         return None
-    made = made.model_copy(update={"model": side.model, "asked": dict(settings(side)), "run": nonce})
+    made = made.model_copy(update={"model": side.model, "asked": dict(settings(without_secrets(side))), "run": nonce})
     FINGERPRINT.write(folder, made)
     return made
 

@@ -53,14 +53,27 @@ class AnswerLengths(Part):
     @property
     def informative(self) -> bool:
         """True if any pair of answers ended before the limit, in either role: where none did, every length is the limit."""
-        return self.ratio is not None and min(self.reference_cut, self.candidate_cut) < self.prompts
+        return not self.uninformative
+
+    @property
+    def uninformative(self) -> str:
+        """The reason why no lengths are compared, in words; empty if they are."""
+        if not self.prompts:
+            return "no prompt was answered by both"
+        if self.ratio is None:
+            return f"the reference's {self.prompts:,} answers have no tokens"
+        all_cut = min(self.reference_cut, self.candidate_cut) == self.prompts
+        return f"all {self.prompts:,} answers of both ran to the limit" if all_cut else ""
 
     @property
     def same(self) -> bool:
-        """True if the ratio is shown to be within the bound, and no more answers of one role are shown to run to the limit."""
+        """True if the ratio is shown to be within the bound, and no more answers of one role are shown to run to the limit.
+
+        For that, a difference of the numbers that ran to it need not be beyond the bound: their lengths are not known.
+        """
         if self.low is None or self.high is None:
             return False
-        return 1 - self.bound <= self.low and self.high <= 1 + self.bound and not self._more_cut(_SEEN)
+        return 1 - self.bound <= self.low and self.high <= 1 + self.bound and self.p_cut >= SURE
 
     @property
     def differ(self) -> bool:

@@ -19,12 +19,13 @@ from assay.harness.fingerprint.canonical import by_canonical_name
 from assay.harness.fingerprint.rope import read_theta, same_frequencies
 from assay.harness.fingerprint.weights import distance, rounded_to, same_bytes, same_numbers
 from assay.harness.schema import RULE, Part
+from assay.harness.sides import HIDDEN
 from assay.harness.text import counted, few, listed
 
 SCHEMA: Literal["assay.fingerprint-diff/1"] = "assay.fingerprint-diff/1"
 A, B = "A", "B"
 _SHOWN = 3
-_RANKS = (
+RANKS = (
     "unseen", "tokens", "rope", "weights", "adapters", "positions", "quantisation", "experts", "ignored", "generation", "backends",
     "arguments", "packages", "hardware", "environment",
 )  # fmt: skip
@@ -35,8 +36,8 @@ _NUMBERS = frozenset((
     "grammar_backend", "moe_runner_backend", "moe_a2a_backend", "fp8_gemm_runner_backend", "fp4_gemm_runner_backend",
     "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
     "speculative_num_draft_tokens", "context_length", "page_size", "chunked_prefill_size", "enable_mixed_chunk",
-    "disable_radix_cache", "disable_cuda_graph", "enable_torch_compile", "enable_deterministic_inference", "random_seed",
-    "chat_template", "json_model_override_args", "tokenizer_path", "tokenizer_mode", "revision", "lora_paths", "enable_lora",
+    "disable_radix_cache", "disable_cuda_graph", "enable_torch_compile", "enable_deterministic_inference", "chat_template",
+    "json_model_override_args", "tokenizer_mode", "revision", "lora_paths", "enable_lora",
     "enable_eplb", "sampling_defaults", "reasoning_parser", "tool_call_parser", "disable_custom_all_reduce",
     "enable_flashinfer_allreduce_fusion", "rl_on_policy_target", "model_impl", "cuda_graph_config",
 ))  # fmt: skip
@@ -48,6 +49,8 @@ _OF_REQUESTS = {
 }
 """Arguments of how a server runs requests -> what a flag that asks for one has in its name. A model runner alone runs none: it
 captures no graph, and has no load to chunk."""
+_ENDPOINT = "endpoint"
+"""Source of the fingerprint of a URL, which was asked for nothing: what differs from it is declared by no setting."""
 _WITHOUT_SERVER = "loaded without a server"
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages",),
@@ -57,7 +60,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "model": (
         "weights.other", "weights.dtype", "weights.missing", "rope.table", "quantisation", "generation", "positions", "experts",
         "ignored", "backends",
-        *(f"arguments.{name}" for name in ("model_path", "tokenizer_path", "context_length", "dtype", "quantization")),
+        *(f"arguments.{name}" for name in ("model_path", "context_length", "dtype", "quantization")),
     ),
     "--dtype": ("weights.dtype", "quantisation.weights", "quantisation.kv cache", "rope.table"),
     "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe", "backends.kv cache"),
@@ -119,7 +122,9 @@ class FingerprintDiff(Part):
     differences: tuple[Difference, ...] = Field(description="those that change outputs first")
     shared: tuple[str, ...] = Field((), description="what both have wrong in the same way, a sentence each")
     compared: tuple[str, ...]
-    not_compared: dict[str, str] = Field(description="parts that one side did not observe, with the reason")
+    not_compared: dict[str, str] = Field(
+        description="parts that one side did not observe, with the reason, and settings whose values are hidden on both"
+    )
 
     @property
     def undeclared(self) -> tuple[Difference, ...]:
@@ -143,11 +148,14 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         right: B.
         allowed: names that may differ, whole or by their beginning: "packages", "arguments.page_size".
     """
+    sources = {left.source, right.source}
     asked = {
         name: (left.asked.get(name, ""), right.asked.get(name, ""))
         for name in sorted(left.asked.keys() | right.asked.keys())
-        if left.asked.get(name, "") != right.asked.get(name, "")
+        if left.asked.get(name, "") != right.asked.get(name, "") and _ENDPOINT not in sources
     }
+    if _ENDPOINT in sources:  # it tells the version of its engine alone
+        left, right = _with_packages_of(left, right), _with_packages_of(right, left)
     compared = [part for part in PARTS if left.has(part) and right.has(part)]
     differ = [
         difference for part in compared for difference in _COMPARED[part](getattr(left, part), getattr(right, part))
@@ -164,7 +172,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             if difference.says not in common
         ]
     flags = left.asked.keys() | right.asked.keys()
-    alone = {left.source, right.source} == {"server", "model runner"}
+    alone = "model runner" in sources and len(sources) > 1
     excused = [name for name, part in _OF_REQUESTS.items() if alone and not any(part in flag for flag in flags)]
     declared = [
         difference.model_copy(update={"declared": _declared(difference, asked, allowed, excused)})
@@ -185,8 +193,27 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             )
             for part in PARTS
             if part not in compared
-        },
+        }
+        | dict.fromkeys(
+            _hidden(left, right), "hidden on both sides, as secrets are: whether it is the same is not known"
+        ),
     )
+
+
+def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:
+    """Yield the settings and arguments of which both sides have the same stand-in of a secret."""
+    for prefix, ours, theirs in (
+        ("", left.asked, right.asked),
+        ("arguments.", left.arguments or {}, right.arguments or {}),
+    ):
+        yield from (f"{prefix}{name}" for name, value in ours.items() if value == theirs.get(name) == HIDDEN)
+
+
+def _with_packages_of(fingerprint: Fingerprint, other: Fingerprint) -> Fingerprint:
+    """Return a fingerprint with the packages that the other one names too; with none observed if that is none."""
+    ours, theirs = fingerprint.packages or {}, other.packages or {}
+    named = {name: version for name, version in ours.items() if name in theirs}
+    return fingerprint.model_copy(update={"packages": named or None})
 
 
 def _named(fingerprint: Fingerprint) -> str:
@@ -195,7 +222,7 @@ def _named(fingerprint: Fingerprint) -> str:
 
 def _rank(difference: Difference) -> tuple[bool, bool, int, bool]:
     """Order differences: those that count, those that change outputs, by their part; of a part, what is wrong in itself first."""
-    part = _RANKS.index(difference.part)
+    part = RANKS.index(difference.part)
     return not difference.counts, not difference.outputs, part, not difference.name.endswith((".wrong", ".twice"))
 
 

@@ -47,13 +47,15 @@ def check_lengths(lengths: AnswerLengths, title: str = _TITLE) -> Check:
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
     requirement = Requirement("answer-lengths", title)
     if not lengths.informative:
-        observed = f"all {lengths.prompts} answers of both ran to the limit, so their lengths prove nothing"
+        observed = f"{lengths.uninformative}, so their lengths prove nothing"
         return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
     if lengths.differ or lengths.beyond:
         return requirement.check("missing", lengths.text, "compare the answers themselves; see assay run")
     if not lengths.same:
+        cut = lengths.p_cut < SURE
+        why = "one ran to the limit more often" if cut else f"not shown to be within {lengths.bound:.0%}"
         return requirement.check(
-            "not checked", f"{lengths.text}: not shown to be within {lengths.bound:.0%}", "more questions"
+            "not checked", f"{lengths.text}: {why}", "a higher token limit" if cut else "more questions"
         )
     return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
 

@@ -9,7 +9,7 @@ from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, Ser
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.sides import ROLES, Role, Side, treatment
+from assay.harness.sides import HIDDEN, ROLES, Role, Side, treatment
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Requirement
 
@@ -97,10 +97,10 @@ def _other_backends(sides: Mapping[Role, Side], servers: Mapping[Role, ServerMan
 
 
 def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
-    """Return True if both servers report the argument of a flag, and the same value of it."""
+    """Return True if both servers report the argument of a flag, and the same value of it, which is not hidden."""
     name = flag.removeprefix("--").replace("-", "_")
     reported = [server.arguments[name] for server in servers.values() if name in server.arguments]
-    return len(reported) == len(servers) and all(value == reported[0] for value in reported)
+    return len(reported) == len(servers) and all(value == reported[0] != HIDDEN for value in reported)
 
 
 def _with_common_settings(check: Check, common: CommonSettings | None) -> Check:

@@ -5,7 +5,19 @@ from typing import get_args
 import pytest
 
 from assay.harness.config import RunSpec
-from assay.harness.sides import ENGINES, Device, Engine, Side, differing, flag_values, profile_of, treatment
+from assay.harness.sides import (
+    ENGINES,
+    Device,
+    Engine,
+    Side,
+    differing,
+    flag_values,
+    hide,
+    hide_flags,
+    profile_of,
+    treatment,
+    without_secrets,
+)
 
 TRITON = Side(backend="triton")
 
@@ -68,3 +80,48 @@ def test_sides_may_be_given_whole() -> None:
     spec = RunSpec(reference=TRITON, candidate=candidate)
     assert spec.treatment == {"environment.SGLANG_RADIX_FORCE_MISS": ("", "1")}
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("--ssl-keyfile-password", "hunter2", "***"),
+        ("admin_api_key", "hunter2", "***"),
+        ("watermark_key_b", "12", "***"),
+        ("HF_TOKEN", "hunter2", "***"),
+        ("AWS_SECRET_ACCESS_KEY", "hunter2", "***"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x=hunter2", "***"),
+        ("watermark_key", "null", "null"),
+        ("encoder_urls", "http://me:hunter2@host:1/x", "http://***@host:1/x"),
+        ("hicache_storage_backend_extra_config", '{"password": "hunter2", "n": 1}', '{"password": "***", "n": 1}'),
+        ("--ssl-keyfile", "/etc/key.pem", "/etc/key.pem"),
+        ("tokenizer_path", "tiny", "tiny"),
+        ("speculative_token_map", "map.pt", "map.pt"),
+        ("SGLANG_USE_AITER_FP8_PER_TOKEN", "1", "1"),
+        ("max_prefill_tokens", "8192", "8192"),
+    ],
+)
+def test_secrets_are_hidden_and_their_names_are_kept(name: str, value: str, shown: str) -> None:
+    assert hide(name, value) == shown
+
+
+def test_secrets_of_two_sides_are_told_apart() -> None:
+    left, right = (Side(backend="triton", flags=("--watermark-key", key, "--page-size=16")) for key in "12")
+    right = right.model_copy(update={"environment": {"HF_TOKEN": "hunter2", "A": "1"}})
+    assert without_secrets(left).flags == ("--watermark-key", "***", "--page-size=16")
+    assert without_secrets(left, beside=left) == without_secrets(left)
+    spec = RunSpec(reference=left, candidate=right)
+    assert "hunter" not in spec.recorded().model_dump_json()
+    assert spec.recorded().treatment == {
+        "--watermark-key": ("***", "*** (another)"),
+        "environment.HF_TOKEN": ("", "***"),
+        "environment.A": ("", "1"),
+    }
+    assert spec.treatment["--watermark-key"] == ("1", "2"), "what is started has them"
+
+
+def test_commands_have_no_secrets() -> None:
+    flags = ("--ssl-keyfile-password=hunter2", "--admin-api-key", "hunter2", "--page-size=16")
+    spec = RunSpec.of(reference="triton", candidate="mine:forward", engine_arg=flags)
+    assert spec.given_flags(["engine_arg"]) == [f"--engine-arg={word}" for word in hide_flags(flags)]
+    assert hide_flags(flags) == ("--ssl-keyfile-password=***", "--admin-api-key", "***", "--page-size=16")

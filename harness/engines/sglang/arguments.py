@@ -6,12 +6,15 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from assay.harness.sides import hide, hide_flags, is_secret
+
 # A server's state, not its arguments. max_total_num_tokens follows from the memory that was free at start-up, which depends on
 # the other server; the flag behind it, max_total_tokens, is compared.
 _VOLATILE = frozenset({"internal_states", "startup_time", "status", "max_total_num_tokens"})
-_SECRET = frozenset({"api_key", "admin_api_key"})
-# What identifies a server: its backend, its address and the name that it answers to.
-_IDENTITY_KEYS = frozenset({"attention_backend", "port", "served_model_name", "launch_command"})
+# Those with which requests are sent; a server of assay has its own.
+_OWN_KEYS = frozenset({"api_key", "admin_api_key"})
+# What identifies a server: its address and the name that it answers to.
+_IDENTITY_KEYS = frozenset({"port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
 _TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
 _MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
@@ -20,8 +23,21 @@ ABSENT = "absent"
 
 
 def settled(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce a server's ``/server_info`` to the fields that stay the same while it runs, without its keys."""
-    return {key: value for key, value in info.items() if key not in _VOLATILE | _SECRET}
+    """Reduce a server's ``/server_info`` to the fields that stay the same while it runs, without its secrets."""
+    return {key: _plain(key, value) for key, value in info.items() if key not in _VOLATILE | _OWN_KEYS}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return an argument without secrets, nested ones included."""
+    if isinstance(value, Mapping):
+        return {key: _plain(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(name, inner) for inner in value]
+    if name == "launch_command" and isinstance(value, str):
+        return " ".join(hide_flags(value.split(" ")))
+    if isinstance(value, str) or (is_secret(name) and not isinstance(value, bool | None)):
+        return hide(name, str(value))
+    return value
 
 
 def differences(
@@ -53,21 +69,23 @@ def _arguments_of(asked: Collection[str]) -> set[str]:
 
 
 def _without_treatment(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, with null for those that only repeat the server's own backend."""
+    """Return the arguments without the server's own backend, and with null for those that only repeat it."""
     own = arguments.get("attention_backend")
-    return {key: None if key in _TREATMENT_KEYS and value == own else value for key, value in arguments.items()}
+    others = {key: value for key, value in arguments.items() if key != "attention_backend"}
+    return {key: None if key in _TREATMENT_KEYS and value == own else value for key, value in others.items()}
 
 
 def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return a server's arguments leaf by leaf, named with dots, without what identifies it and what is its state."""
     leaves: dict[str, str] = {}
     for key, value in arguments.items():
-        if not prefix and key in _VOLATILE | _SECRET | _IDENTITY_KEYS:
+        if not prefix and key in _VOLATILE | _OWN_KEYS | _IDENTITY_KEYS:
             continue
         if isinstance(value, Mapping) and value:
             leaves |= flat(value, f"{prefix}{key}.")
         else:
+            plain = _plain(key, value)
             leaves[f"{prefix}{key}"] = (
-                value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+                plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True, default=str)
             )
     return leaves

@@ -13,6 +13,7 @@ from assay.harness.attention.noise import BESIDE_FP8, family
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import URL_FORM, Backend, is_server_url
 from assay.harness.errors import UsageError
+from assay.harness.sides import hide
 from assay.harness.text import did_you_mean
 
 _MERGE_THE_PREFIX = ("flashinfer",)
@@ -82,7 +83,7 @@ def checked_backend(flag: str, name: str) -> Backend:
         )
     backend = Backend.parse(name)
     if backend.is_url and not is_server_url(name):
-        raise UsageError(f"{flag}: {name} is not the URL of a server.", URL_FORM, "correct the URL")
+        raise UsageError(f"{flag}: {hide('', name)} is not the URL of a server.", URL_FORM, "correct the URL")
     if backend.is_url or name in sglang_backends():
         return backend
     if not backend.is_kernel:

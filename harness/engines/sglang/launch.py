@@ -14,7 +14,7 @@ from pathlib import Path
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL
-from assay.harness.sides import Device, Role, flag_values
+from assay.harness.sides import Device, Role, flag_values, hide, hide_flags
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 CUDA_MEM_FRACTION = 0.40
@@ -105,7 +105,7 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
         )
         if own:
             raise UsageError(
-                f"--engine-arg={given} sets {own}, which assay sets itself.",
+                f"--engine-arg={hide_flags([given])[0]} sets {own}, which assay sets itself.",
                 "a flag for both servers that assay does not set",
                 "use assay's own --reference, --candidate, --model or --device, or remove it",
             )
@@ -182,5 +182,6 @@ def kernel_settings(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def shell_line(settings: Mapping[str, str], command: Sequence[str]) -> str:
-    """Format the launch as a line for a shell."""
-    return shlex.join(["env", *(f"{key}={value}" for key, value in settings.items()), *command])
+    """Format the launch as a line for a shell, without secrets: it is recorded and shown."""
+    variables = [f"{key}={hide(key, value)}" for key, value in settings.items()]
+    return shlex.join(["env", *variables, *hide_flags(command)])

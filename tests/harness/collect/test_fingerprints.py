@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,14 @@ def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> N
     assert made.generation is not None
     assert made.generation["temperature"] == "0.6"
     assert faults(made) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_a_fingerprint_holds_no_secret_that_was_given(tmp_path: Path) -> None:
+    side = Side(backend="torch_native", model=str(write_model(tmp_path, PLAIN)), environment={"HF_TOKEN": "hunter2"})
+    made = of_files(side.model_copy(update={"flags": ("--admin-api-key=hunter2",)}), 300.0)
+    assert "hunter2" not in made.model_dump_json()
+    assert (made.asked["environment.HF_TOKEN"], made.asked["--admin-api-key"]) == ("***", "***")
 
 
 @pytest.mark.usefixtures("here")
@@ -156,11 +165,20 @@ class Endpoint(BaseHTTPRequestHandler):
     tokenizes = True
     prompt_tokens = 7
     late = ""
+    attention = "triton"
+    seed = 1
+    chats_begin: tuple[int, ...] = ()
 
     def do_GET(self) -> None:
         documents = {
             "/v1/models": {"data": [{"id": "m"}]},
-            "/server_info": {"version": "0.5.23", "attention_backend": "triton", "page_size": 1, "api_key": "secret"},
+            "/server_info": {
+                "version": "0.5.23",
+                "attention_backend": self.attention,
+                "page_size": 1,
+                "api_key": "secret",
+                "random_seed": self.seed,
+            },
         }
         self._answer(documents.get(self.path))
 
@@ -168,7 +186,8 @@ class Endpoint(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/tokenize" and self.tokenizes:
             ids = [ord(letter) for letter in str(asked.get("prompt") or asked.get("messages"))][:5]
-            self._answer({"tokens": [0, *ids] if asked.get("add_special_tokens") else ids})
+            begin = self.chats_begin if "messages" in asked else [0] * asked.get("add_special_tokens", 0)
+            self._answer({"tokens": [*begin, *ids]})
         elif self.path == "/v1/chat/completions":
             time.sleep(0.5 * (asked["messages"][0]["content"] == self.late))
             message = {"role": "assistant", "content": "x"}
@@ -189,14 +208,20 @@ class Endpoint(BaseHTTPRequestHandler):
     def log_message(self, format: str, *words: Any) -> None: ...
 
 
-@pytest.fixture
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    handler = type("Handler", (Endpoint,), dict(getattr(request, "param", {})))
+@contextmanager
+def serving(**changed: Any) -> Iterator[str]:
+    handler = type("Handler", (Endpoint,), changed)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(**getattr(request, "param", {})) as address:
+        yield address
 
 
 def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
@@ -210,6 +235,40 @@ def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
     assert len(made.tokens.texts) == len(made.tokens.bare) == 34
     assert set(made.tokens.counts.values()) == {7}
     assert made.not_observed["weights"] == "an endpoint does not tell"
+    assert made.packages == {"sglang": "0.5.23"}
+    assert made.tokens.bos == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "says"),
+    [
+        ({"seed": 2}, 0, "random_seed is 1 in A, 2 in B"),  # another port, and a seed that was drawn
+        ({"attention": "fa3"}, 1, "attention_backend is triton in A, fa3 in B"),
+        ({"chats_begin": (0, 0)}, 1, "B: two BOS tokens begin a chat (user, system, turns and 2 more)"),
+    ],
+)
+def test_two_endpoints(changed: dict[str, Any], code: int, says: str) -> None:
+    pytest.importorskip("openai")
+    with serving() as ours, serving(**changed) as theirs:
+        left, right = (of_url(address, "", 30.0) for address in (ours, theirs))
+    assert first(left, right) == (code, says)
+
+
+def test_an_endpoint_beside_what_was_started_is_declared_by_nothing(url: str) -> None:
+    pytest.importorskip("openai")
+    told = of_url(url, "", 30.0)
+    started = told.model_copy(
+        update={
+            "source": "model runner",
+            "asked": {"backend": "triton", "model": "m"},
+            "packages": {**(told.packages or {}), "torch": "2"},
+            "arguments": {**(told.arguments or {}), "chunked_prefill_size": "1"},
+        }
+    )
+    assert compare_fingerprints(started, told).exit_code == 0
+    other = started.model_copy(update={"arguments": {**(told.arguments or {}), "attention_backend": "fa3"}})
+    assert first(other, told) == (1, "attention_backend is fa3 in A, triton in B")
+    assert "packages" not in compare_fingerprints(started.model_copy(update={"packages": {}}), told).compared
 
 
 @pytest.mark.parametrize("url", [{"tokenizes": False, "prompt_tokens": 8, "late": CHATS["user"][0][0]["content"]}], indirect=True)

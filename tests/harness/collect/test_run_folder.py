@@ -10,10 +10,13 @@ import pytest
 
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import _resuming, open_folder
+from assay.harness.collect.servers import record_fingerprint
 from assay.harness.config import RunSpec
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import UsageError
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.sides import Side
 
 KERNEL = "def forward(call):\n    return call.q\n"
 
@@ -56,6 +59,23 @@ def test_a_run_of_anything_else_is_not_resumed(kernel: Path, tmp_path: Path, fie
     (folder.path / "manifest.json").write_text(other.model_dump_json())
     with pytest.raises(UsageError, match=words):
         opened(tmp_path / "run")
+
+
+def test_a_run_records_no_secret_that_was_given(kernel: Path, tmp_path: Path) -> None:
+    sides = [
+        Side(backend=name, flags=(f"--ssl-keyfile-password={value}",), environment={"HF_TOKEN": value})
+        for name, value in (("torch_native", "hunter2"), ("changing_kernel:forward", "hunter3"))
+    ]
+    spec = RunSpec.of(reference=sides[0], candidate=sides[1], questions=4, suites=("accuracy",))
+    folder = open_folder(prepare(spec), tmp_path / "run")
+    assert not [path for path in folder.path.rglob("*") if path.is_file() and b"hunter" in path.read_bytes()]
+    assert folder.manifest().command.count("--ssl-keyfile-password=***") == 1
+    folder = open_folder(prepare(spec), tmp_path / "run")  # is resumed
+    made = Fingerprint(source="server", engine="e", model="m")
+    engine = type("Told", (), {"fingerprint": lambda self: made})()
+    written = record_fingerprint(engine, sides[0], folder.server_folder("reference"), folder.nonce)
+    assert written is not None
+    assert written.asked["--ssl-keyfile-password"] == written.asked["environment.HF_TOKEN"] == "***"
 
 
 def test_the_commands_of_a_run_hold_no_path_of_its_host(kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

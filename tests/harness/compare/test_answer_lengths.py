@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from assay.harness.compare.answer_lengths import SURE, AnswerLengths, compare_lengths
+from assay.harness.judge.answer_length_check import check_lengths
 
 LIMIT = 64
 
@@ -76,3 +77,29 @@ def test_simulated_lengths(true: float, called: bool) -> None:
         covered += found.low <= true <= found.high
     assert seen == sets if called else seen <= 1, f"an error rate of {SURE}"
     assert covered >= 0.8 * sets, "two ends of 0.05 each"
+
+
+def test_lengths_that_a_limit_hides_are_not_shown_to_be_the_same() -> None:
+    found = lengths([63] * 1000, [LIMIT] * 45 + [63] * 955)
+    assert found.high is not None
+    assert found.high < 1.05
+    assert (found.differ, found.same) == (False, False), "4.5 % ran to the limit, and none of the reference"
+    check = check_lengths(found)
+    assert (check.status, check.settles) == ("not checked", "a higher token limit")
+    assert check.found.endswith("one ran to the limit more often")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ([0] * 100, [20] * 100, "the reference's 100 answers have no tokens"),
+        ([LIMIT] * 10, [LIMIT] * 10, "all 10 answers of both ran to the limit"),
+        ([], [], "no prompt was answered by both"),
+        ([LIMIT] * 10, [20] * 10, ""),
+    ],
+)
+def test_why_lengths_prove_nothing(ours: list[int], theirs: list[int], words: str) -> None:
+    found = lengths(ours, theirs)
+    assert (found.uninformative, found.informative) == (words, not words)
+    if words:
+        assert check_lengths(found).found == f"{words}, so their lengths prove nothing"

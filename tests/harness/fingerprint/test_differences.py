@@ -315,3 +315,18 @@ def test_positions_of_the_common_length_are_compared() -> None:
     assert compare_fingerprints(longer, shorter).exit_code == 0
     shifted = fingerprint(positions=tuple(range(1, 6)))
     assert first(longer, shifted) == (1, "position ids are [0, 1, 2, 3, ...] in A, [1, 2, 3, 4, ...] in B")
+
+
+def test_what_is_hidden_on_both_sides_is_said_to_be_hidden() -> None:
+    made = fingerprint(packages={}, asked={"--watermark-key": "***"}, arguments={"watermark_key": "***", "page_size": "1"})
+    result = compare_fingerprints(made, made)
+    assert (result.exit_code, result.not_compared["--watermark-key"][:6]) == (0, "hidden")
+    assert "arguments.watermark_key" in result.not_compared
+    assert "arguments.page_size" not in result.not_compared
+
+
+def test_the_tokenizer_of_another_folder_is_the_same_if_its_ids_are() -> None:
+    left, right = (fingerprint(arguments={"tokenizer_path": path, "tokenizer_mode": "auto"}) for path in ("/a", "/b"))
+    assert first(left, right) == (0, "tokenizer_path is /a in A, /b in B")
+    slow = fingerprint(arguments={"tokenizer_path": "/b", "tokenizer_mode": "slow"})
+    assert first(left, slow)[0] == 1

@@ -98,9 +98,7 @@ def test_no_arm_is_no_pass(judged: Judge) -> None:
 
 
 @pytest.mark.parametrize("seen", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)], ids=["not at all", "in prefill alone", "in decode alone"])
-def test_a_fault_that_the_probes_do_not_see_is_no_pass(
-    judged: Judge, arm_records: ModuleType, seen: tuple[float, float]
-) -> None:
+def test_a_fault_that_the_probes_do_not_see_is_no_pass(judged: Judge, arm_records: ModuleType, seen: tuple[float, float]) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, fault_seen=seen)
     assert result.verdict == "inconclusive"
@@ -113,7 +111,9 @@ def test_a_base_that_differs_from_itself_says_nothing_about_features(judged: Jud
     assert (result.verdict, result.exit_code, result.findings) == ("inconclusive", ExitCode.NO_VERDICT, ())
     assert result.headline.startswith("the base agrees with itself in other batches: ")
     assert [arm.verdict for arm in result.arms] == ["pass", "inconclusive", "pass", "pass"]
-    wrong = judged([arms[0], arm_records.arm("page-size", number=3, decode=0.8)], arm_records.arm(number=1, why="base again", decode=0.5))
+    wrong = judged(
+        [arms[0], arm_records.arm("page-size", number=3, decode=0.8)], arm_records.arm(number=1, why="base again", decode=0.5)
+    )
     assert (wrong.verdict, [finding.title for finding in wrong.findings]) == ("regression", ["page-size changes the output"])
 
 

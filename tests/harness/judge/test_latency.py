@@ -99,7 +99,7 @@ def test_answers_that_all_ran_to_the_limit_prove_no_length(make_bench: MakeBench
     (check,) = [check for check in result.checks if check.id == "answer-lengths"]
     assert check.status == "not checked"
     assert result.verdict == "pass", "the answers that are timed are of one forced length"
-    assert "all ran to the token limit" in " ".join(latency_lines(result))
+    assert "all 16 answers of both ran to the limit" in " ".join(latency_lines(result))
 
 
 def test_a_folder_without_a_complete_round_is_no_evidence(make_bench: MakeBench) -> None:

@@ -75,3 +75,11 @@ def test_two_models_of_a_run_may_have_most_weights_in_common() -> None:
             "candidate": served("candidate", weights=merged).model_copy(update={"model": model}),
         }
         assert rules._with_fingerprints(ok, sides).status == status
+
+
+def test_hidden_values_are_not_taken_for_the_same() -> None:
+    sides = (Side(backend="triton", flags=(f"--ssl-keyfile-password={value}",)) for value in "12")
+    spec = RunSpec(**dict(zip(ROLES, sides, strict=True))).recorded()
+    told = {"arguments": {"ssl_keyfile_password": "***"}}
+    same = {role: server("triton", role=role).model_copy(update=told) for role in ROLES}
+    assert rules.check_same_servers(spec.sides, same, {}).status == "ok"

@@ -1,4 +1,4 @@
-from assay.harness.engines.sglang.arguments import differences, settled
+from assay.harness.engines.sglang.arguments import differences, flat, settled
 
 # From /server_info of two SGLang 0.5.23 servers, shortened.
 REFERENCE = {
@@ -69,3 +69,28 @@ def test_what_was_asked_to_differ_is_no_second_difference() -> None:
     assert set(differences(REFERENCE, other)) == {"page_size", "dtype", "model_path"}
     assert set(differences(REFERENCE, other, {"--page-size": ("1", "64")})) == {"dtype", "model_path"}
     assert set(differences(REFERENCE, other, {"model": ("tiny", "other")})) == {"page_size"}
+
+
+def test_the_backend_is_an_argument_of_a_fingerprint() -> None:
+    assert flat(REFERENCE)["attention_backend"] == "torch_native"
+    assert "port" not in flat(REFERENCE)
+
+
+def test_arguments_have_no_secrets() -> None:
+    told = {
+        "ssl_keyfile_password": "hunter2",
+        "watermark_key": 1234,
+        "watermark_config": None,
+        "launch_command": "python -m sglang.launch_server --ssl-keyfile-password hunter2 --page-size 1",
+        "hicache": {"password": "hunter2"},
+        "encoder_urls": ["http://me:hunter2@host"],
+        "api_key": "hunter2",
+        "page_size": 1,
+    }
+    kept = settled(told)
+    assert kept["launch_command"].endswith("--ssl-keyfile-password *** --page-size 1")
+    assert (kept["watermark_key"], kept["watermark_config"], kept["page_size"]) == ("***", None, 1)
+    for written in (str(kept), str(flat(told))):
+        assert "hunter2" not in written
+        assert "1234" not in written
+    assert flat(told)["hicache.password"] == "***"

@@ -125,6 +125,11 @@ def test_the_shell_line_can_be_pasted() -> None:
     assert shlex.split(line)[:2] == ["env", "A=two words"]
 
 
+def test_the_shell_line_has_no_secrets() -> None:
+    line = shell_line({"HF_TOKEN": "hunter2"}, ["python", "--ssl-keyfile-password", "hunter2", "--watermark-key=hunter2"])
+    assert shlex.split(line) == ["env", "HF_TOKEN=***", "python", "--ssl-keyfile-password", "***", "--watermark-key=***"]
+
+
 def test_the_stand_ins_are_found_and_refuse_to_work() -> None:
     code = (
         "import torchvision.transforms as T, torchvision.transforms.v2.functional, sgl_kernel\n"
