@@ -18,7 +18,9 @@ CHUNK = {"cpu": 128, "cuda": 512}
 """Tokens that are prefilled at once where chunked prefill is switched, by device."""
 DEPTH = 64
 """Tokens that the probes of deep decode generate."""
-_SHALLOW = 8
+_DEEP, _SHALLOW = 48, 8
+"""Tokens that every second of these, and all others generate: sent at once, few are left at the end, so that batches of all sizes
+decode."""
 _LONG = 1024
 _BATCH = {"cpu": 20, "cuda": 33}
 """Probes, by device: sent at once, they are the largest batch."""
@@ -69,7 +71,7 @@ def probe_load(device: str, context: int, vocabulary: int, seed: str = "0") -> P
         while (shared, fresh[0]) in taken:  # the cache would hold more than `shared` tokens of it
             fresh = (*random_tokens(rng, 1, vocabulary), *fresh[1:])
         taken.add((shared, fresh[0]))
-        depth = DEPTH if number % 5 == 0 else _SHALLOW
+        depth = DEPTH if number % 10 == 0 else _DEEP if number % 5 == 0 else _SHALLOW
         made.append(Probe(f"{shared}+{new}", prefix[:shared] + fresh, shared, depth))
     return ProbeLoad(prefix, tuple(made))
 

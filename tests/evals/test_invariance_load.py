@@ -18,7 +18,9 @@ def test_probes_feel_pages_chunks_long_prefixes_and_deep_decode(load: tuple[str,
     shared = {probe.shared for probe in made.probes}
     assert {PAGE - 1, PAGE, PAGE + 1, CHUNK[device], 1024} <= shared
     assert any(probe.shared > 1000 and len(probe.ids) - probe.shared > CHUNK[device] for probe in made.probes)
-    assert sum(probe.depth == DEPTH for probe in made.probes) >= 4
+    depths = [probe.depth for probe in made.probes]
+    assert sum(depth > DEPTH // 2 for depth in depths) >= 4
+    assert 1 <= depths.count(DEPTH) <= 4, "more would never decode in the batches that torch-compile compiles"
     assert len(made.probes) >= {"cpu": 20, "cuda": 33}[device]
 
 

@@ -190,7 +190,7 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "torch-compile", "the model is compiled, for batches of up to 4",
         # A batch size takes half a minute; SGLang would compile eight.
-        on=("--enable-torch-compile", "--torch-compile-max-bs=4"), resolved={"enable_torch_compile": True},
+        on=("--enable-torch-compile", "--torch-compile-max-bs=4"), resolved={"enable_torch_compile": True}, seen="compiled",
         cost="another kernel", requires=("cuda-graph-decode",), devices=_GPU,
         lacks="SGLang's backends there cannot be compiled",
     )  # fmt: skip
