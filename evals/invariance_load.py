@@ -81,7 +81,8 @@ def _lengths(chunk: int, longest: int, count: int) -> Sequence[tuple[int, int]]:
     asked = [
         (0, 3), (0, PAGE - 1), (0, PAGE), (0, PAGE + 1), (PAGE - 1, 9), (PAGE, 9), (PAGE + 1, 9), (2 * PAGE + 1, PAGE - 2),
         (0, chunk - 1), (0, chunk), (0, chunk + 1), (0, 2 * chunk + 1), (chunk - PAGE // 2, PAGE), (chunk, 12),
-        (chunk - 1, 13), (chunk + 1, 11), (2 * chunk, 10), (chunk + 5, chunk + 3), (_LONG, 12), (_LONG - 1, 20), (_LONG - PAGE, chunk + 9),
+        (chunk - 1, 13), (chunk + 1, 11), (2 * chunk, 10), (chunk + 5, chunk + 3), (_LONG, 12),
+        (_LONG - 1, 20), (_LONG - PAGE, chunk + 9),
     ]  # fmt: skip
     fitting = [(shared, new) for shared, new in asked if shared + new <= longest]
     return [*fitting, *((0, PAGE + 2 + number) for number in range(max(0, count - len(fitting))))]

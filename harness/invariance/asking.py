@@ -85,7 +85,8 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     before = _replays(folder)
     warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
     server.flush_cache()
-    for request in _prefixes(asked) if warm else ():
+    evicting = _evicting(asked, server) if "hicache" in asked.arm else []
+    for request in [*_prefixes(asked), *evicting] if warm else ():
         ask_together(server, [request])
     for at in range(0, len(order), size):
         group = order[at : at + size]
@@ -204,6 +205,17 @@ def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
     whole = asked.load.prefix
     ends = sorted({probe.shared for probe in asked.load.probes} - {0}) if asked.recurrent else [len(whole)]
     return [ProbeRequest("prefix", f"assay-prefix-{asked.label}-{end}", whole[:end], end - 1, 1) for end in ends]
+
+
+def _evicting(asked: AskedArm, server: SGLangServer) -> list[ProbeRequest]:
+    """Return requests for as many other tokens as the pool holds, which evict the prefix to the host's memory."""
+    whole = asked.load.prefix
+    count = -(-int(server.arguments()["max_total_tokens"]) // len(whole)) + 1
+    turned = [whole[number:] + whole[:number] for number in range(1, count + 1)]
+    return [
+        ProbeRequest("prefix", f"assay-evicting-{asked.label}-{number}", ids, len(ids) - 1, 1)
+        for number, ids in enumerate(turned)
+    ]
 
 
 def _reload(server: SGLangServer) -> str:

@@ -75,17 +75,28 @@ def shown(feature: Feature, over: Pass) -> tuple[str, str]:
 
 
 Seen = tuple[str, str]
+_LEFT_ON_HOST = 9
+"""Most tokens that SGLang computes again and does not read back from the host's memory: its ``load_back_threshold`` is 10."""
 
 
 def _cached(over: Pass) -> Seen:
     wanted = {probe.id: probe.shared // over.page * over.page for probe in over.probes if probe.shared >= over.page}
-    hits = [reply for reply in over.replies if wanted.get(reply.probe) and reply.cached_tokens >= wanted[reply.probe]]
+    left = _LEFT_ON_HOST if over.arguments.get("enable_hierarchical_cache") else 0
+    hits = [reply for reply in over.replies if 0 < wanted.get(reply.probe, 0) <= reply.cached_tokens + left]
     most = max((reply.cached_tokens for reply in hits), default=0)
     if not wanted:
         return "", "no shared prefix fills a page"
     if len(hits) < len(wanted):
         return "", f"{len(hits)} of {len(wanted)} shared prefixes came from the cache"
     return f"{len(hits)} prefixes came from the cache, up to {most:,} tokens", ""
+
+
+def _read_back(over: Pass) -> Seen:
+    # SGLang reports what it found there, even if that was too little to be read back, or too much for the pool.
+    read = [reply.host_tokens for reply in over.replies if _LEFT_ON_HOST < reply.host_tokens <= reply.cached_tokens]
+    if not read:
+        return "", "no prefix was read back from the host's memory"
+    return f"{len(read)} prefixes were read back from the host's memory, up to {max(read):,} tokens", ""
 
 
 def _missed(over: Pass) -> Seen:
@@ -213,6 +224,7 @@ _SEEN: Mapping[str, Callable[[Pass], Seen]] = {
     "reordered": _reordered,
     "continued": _continued,
     "streamed": _streamed,
+    "read back": _read_back,
     "reloaded": _reloaded,
     "chunked": _chunked,
     "decode graphs": _graphs("decode"),

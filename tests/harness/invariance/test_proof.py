@@ -44,6 +44,8 @@ def changed(over: Pass, id_: str) -> Pass:
     over = replace(over, admissions=admissions.get(id_, over.admissions), arguments=resolved)
     if id_ == "prefix-cache":
         return replied(over, cached_tokens=32)
+    if id_ == "hicache":
+        return replied(over, host_tokens=32, cached_tokens=32)
     if id_ == "retraction":
         return replied(over, retractions=1)
     if id_ == "streamed":
@@ -71,7 +73,7 @@ def changed(over: Pass, id_: str) -> Pass:
     "id_",
     [
         "prefix-cache", "batch", "order", "conversation", "streamed", "weights-again", "chunked-prefill", "mixed-chunk",
-        "retraction", "ngram", "sleep-wake", "zero-lora", "cuda-graph-decode", "torch-compile", "page-size", "overlap",
+        "retraction", "ngram", "sleep-wake", "zero-lora", "cuda-graph-decode", "torch-compile", "hicache", "page-size", "overlap",
         "no-radix-cache",
     ],
 )  # fmt: skip
@@ -116,6 +118,17 @@ def test_an_earlier_turn_is_shown_by_a_page_that_only_it_fills(over: Pass) -> No
     assert shown(CPU["conversation"], paged) == ("", "no earlier turn fills a page of its own")
     assert shown(CPU["conversation"], replace(paged, turns={"32+9": 48})) == ("", "0 of 1 earlier turns came from the cache")
     assert shown(CPU["conversation"], replace(replied(over, cached_tokens=48), turns={"32+9": 48}, page=16))[0]
+
+
+def test_few_tokens_of_a_prefix_may_stay_in_the_hosts_memory(over: Pass) -> None:
+    short = replied(over, cached_tokens=23)
+    assert not shown(CUDA["prefix-cache"], short)[0]
+    on_host = {"enable_hierarchical_cache": True}
+    assert shown(CUDA["prefix-cache"], replace(short, arguments=on_host))[0]
+    assert not shown(CUDA["prefix-cache"], replace(replied(over, cached_tokens=22), arguments=on_host))[0]
+    for host, read_back in ((0, False), (9, False), (10, True), (23, True), (24, False)):
+        told = replace(replied(over, cached_tokens=23, host_tokens=host), arguments=on_host)
+        assert bool(shown(CUDA["hicache"], told)[0]) == read_back, host
 
 
 def test_prefixes_that_fill_no_page_show_nothing(over: Pass) -> None:
