@@ -18,9 +18,11 @@ CHUNK = {"cpu": 128, "cuda": 512}
 """Tokens that are prefilled at once where chunked prefill is switched, by device."""
 DEPTH = 64
 """Tokens that the probes of deep decode generate."""
-_SHALLOW = 8
+_DEEP, _SHALLOW = 48, 8
+"""Tokens that every second of these, and all others generate: sent at once, few are left at the end, so that batches of all sizes
+decode."""
 _LONG = 1024
-_BATCH = {"cpu": 20, "cuda": 33}
+_BATCH = {"cpu": 21, "cuda": 33}
 """Probes, by device: sent at once, they are the largest batch."""
 _CONTEXT_LEFT = 128
 """Tokens of the context that are left free beside the longest probe."""
@@ -69,7 +71,7 @@ def probe_load(device: str, context: int, vocabulary: int, seed: str = "0") -> P
         while (shared, fresh[0]) in taken:  # the cache would hold more than `shared` tokens of it
             fresh = (*random_tokens(rng, 1, vocabulary), *fresh[1:])
         taken.add((shared, fresh[0]))
-        depth = DEPTH if number % 5 == 0 else _SHALLOW
+        depth = DEPTH if number % 10 == 0 else _DEEP if number % 5 == 0 else _SHALLOW
         made.append(Probe(f"{shared}+{new}", prefix[:shared] + fresh, shared, depth))
     return ProbeLoad(prefix, tuple(made))
 
@@ -79,7 +81,8 @@ def _lengths(chunk: int, longest: int, count: int) -> Sequence[tuple[int, int]]:
     asked = [
         (0, 3), (0, PAGE - 1), (0, PAGE), (0, PAGE + 1), (PAGE - 1, 9), (PAGE, 9), (PAGE + 1, 9), (2 * PAGE + 1, PAGE - 2),
         (0, chunk - 1), (0, chunk), (0, chunk + 1), (0, 2 * chunk + 1), (chunk - PAGE // 2, PAGE), (chunk, 12),
-        (chunk + 5, chunk + 3), (_LONG, 12), (_LONG - 1, 20), (_LONG - PAGE, chunk + 9),
+        (chunk - 1, 13), (chunk + 1, 11), (2 * chunk, 10), (chunk + 5, chunk + 3), (_LONG, 12),
+        (_LONG - 1, 20), (_LONG - PAGE, chunk + 9),
     ]  # fmt: skip
     fitting = [(shared, new) for shared, new in asked if shared + new <= longest]
     return [*fitting, *((0, PAGE + 2 + number) for number in range(max(0, count - len(fitting))))]

@@ -22,6 +22,8 @@ FOLDER = "counters"
 """Folder of the counter files, in a server's folder."""
 ADMISSIONS = "admissions.jsonl"
 """File of the prefill batches that the meter noted, in a server's folder."""
+REPLAYS = "replays"
+"""Folder of counter files, in a server's folder, of passes that CUDA graphs served: their columns are numbers of requests."""
 _TABLE_ROWS, TABLE_LAYERS = 64, 512
 _TABLE = "{}.calls.i64"
 

@@ -61,6 +61,7 @@ class ProbeReply(Record):
         probe: id of the probe.
         prompt_tokens: tokens of its prompt.
         cached_tokens: those that came from the prefix cache.
+        host_tokens: those of these that were found in the host's memory.
         prefill: its prompt, teacher-forced.
         decode: what it generated.
         finish: reason why it ended: "length" or "stop".
@@ -72,6 +73,7 @@ class ProbeReply(Record):
     probe: str
     prompt_tokens: int
     cached_tokens: int
+    host_tokens: int = 0
     prefill: Scores = Scores()
     decode: Scores = Scores()
     finish: str = ""

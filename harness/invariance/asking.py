@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
 from assay.harness.engines.sglang.server import SGLangServer
-from assay.harness.evidence.counters import ADMISSIONS, Admission
+from assay.harness.evidence.counters import ADMISSIONS, REPLAYS, Admission, read_counters
 from assay.harness.evidence.invariance import ProbeReply, WrittenText
 from assay.harness.evidence.jsonl import read
 from assay.harness.evidence.records import Item
@@ -81,9 +82,11 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
     adapted = _apply_another(server, folder, asked) if "zero-lora" in asked.arm else ""
     send: Callable[..., list[ProbeReply]] = ask_streamed if "streamed" in asked.arm else ask_together
     replies: dict[str, ProbeReply] = {}
+    before = _replays(folder)
     warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
     server.flush_cache()
-    for request in _prefixes(asked) if warm else ():
+    evicting = _evicting(asked, server) if "hicache" in asked.arm else []
+    for request in [*_prefixes(asked), *evicting] if warm else ():
         ask_together(server, [request])
     for at in range(0, len(order), size):
         group = order[at : at + size]
@@ -114,6 +117,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
         warm=warm,
         page=int(server.arguments().get("page_size") or 1),
         arguments=server.arguments(),
+        replays=_replays(folder) - before,
     )
 
 
@@ -136,6 +140,12 @@ def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_onc
         )
         for number, item in enumerate(items)
     )
+
+
+def _replays(folder: Path) -> Counter[tuple[str, int]]:
+    """Count the passes that CUDA graphs have served in a server, by phase and requests."""
+    counts = read_counters(folder / REPLAYS)
+    return Counter({(of.phase, requests): passes for of in counts for requests, passes in of.calls_by_layer.items()})
 
 
 def request_of(label: str, probe: str) -> str:
@@ -195,6 +205,17 @@ def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
     whole = asked.load.prefix
     ends = sorted({probe.shared for probe in asked.load.probes} - {0}) if asked.recurrent else [len(whole)]
     return [ProbeRequest("prefix", f"assay-prefix-{asked.label}-{end}", whole[:end], end - 1, 1) for end in ends]
+
+
+def _evicting(asked: AskedArm, server: SGLangServer) -> list[ProbeRequest]:
+    """Return requests for as many other tokens as the pool holds, which evict the prefix to the host's memory."""
+    whole = asked.load.prefix
+    count = -(-int(server.arguments()["max_total_tokens"]) // len(whole)) + 1
+    turned = [whole[number:] + whole[:number] for number in range(1, count + 1)]
+    return [
+        ProbeRequest("prefix", f"assay-evicting-{asked.label}-{number}", ids, len(ids) - 1, 1)
+        for number, ids in enumerate(turned)
+    ]
 
 
 def _reload(server: SGLangServer) -> str:

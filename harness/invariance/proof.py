@@ -31,6 +31,7 @@ class Pass:
         warm: whether prefixes were left in the cache before.
         page: tokens of a page.
         arguments: as the server resolved them.
+        replays: passes that CUDA graphs served, by phase and requests.
     """
 
     probes: Sequence[Probe]
@@ -44,6 +45,7 @@ class Pass:
     warm: bool = False
     page: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    replays: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]:
@@ -73,15 +75,28 @@ def shown(feature: Feature, over: Pass) -> tuple[str, str]:
 
 
 Seen = tuple[str, str]
+_LEFT_ON_HOST = 9
+"""Most tokens that SGLang computes again and does not read back from the host's memory: its ``load_back_threshold`` is 10."""
 
 
 def _cached(over: Pass) -> Seen:
     wanted = {probe.id: probe.shared // over.page * over.page for probe in over.probes if probe.shared >= over.page}
-    hits = [reply for reply in over.replies if wanted.get(reply.probe) and reply.cached_tokens >= wanted[reply.probe]]
+    left = _LEFT_ON_HOST if over.arguments.get("enable_hierarchical_cache") else 0
+    hits = [reply for reply in over.replies if 0 < wanted.get(reply.probe, 0) <= reply.cached_tokens + left]
     most = max((reply.cached_tokens for reply in hits), default=0)
+    if not wanted:
+        return "", "no shared prefix fills a page"
     if len(hits) < len(wanted):
         return "", f"{len(hits)} of {len(wanted)} shared prefixes came from the cache"
     return f"{len(hits)} prefixes came from the cache, up to {most:,} tokens", ""
+
+
+def _read_back(over: Pass) -> Seen:
+    # SGLang reports what it found there, even if that was too little to be read back, or too much for the pool.
+    read = [reply.host_tokens for reply in over.replies if _LEFT_ON_HOST < reply.host_tokens <= reply.cached_tokens]
+    if not read:
+        return "", "no prefix was read back from the host's memory"
+    return f"{len(read)} prefixes were read back from the host's memory, up to {max(read):,} tokens", ""
 
 
 def _missed(over: Pass) -> Seen:
@@ -106,14 +121,14 @@ def _reordered(over: Pass) -> Seen:
 
 
 def _continued(over: Pass) -> Seen:
-    hits = [
-        reply
-        for reply in over.replies
-        if reply.probe in over.turns and reply.cached_tokens >= over.turns[reply.probe] // over.page * over.page
-    ]
-    if not hits:
-        return "", "no earlier turn was found in the cache"
-    return f"{len(hits)} of {len(over.turns)} earlier turns came from the cache", ""
+    pages = {probe.id: (probe.shared // over.page, over.turns.get(probe.id, 0) // over.page) for probe in over.probes}
+    # Only a page that the shared prefix does not fill shows that the turn was found.
+    wanted = {id_: turn * over.page for id_, (shared, turn) in pages.items() if turn > shared}
+    hits = [reply for reply in over.replies if wanted.get(reply.probe) and reply.cached_tokens >= wanted[reply.probe]]
+    if not wanted:
+        return "", "no earlier turn fills a page of its own"
+    said = f"{len(hits)} of {len(wanted)} earlier turns came from the cache"
+    return (said, "") if len(hits) == len(wanted) else ("", said)
 
 
 def _streamed(over: Pass) -> Seen:
@@ -148,13 +163,29 @@ def _graphs(phase: str) -> Callable[[Pass], Seen]:
     def seen(over: Pass) -> Seen:
         config = over.arguments.get("cuda_graph_config") or {}
         backend = (config.get(phase) or {}).get("backend") or "disabled"
-        return (
-            ("", f"the server resolved no graph for {phase}")
-            if backend == "disabled"
-            else (f"{phase} graphs: {backend}", "")
-        )
+        if backend == "disabled":
+            return "", f"the server resolved no graph for {phase}"
+        passes = _replayed(over, phase)
+        if not passes:
+            return "", f"the server resolved {backend} graphs for {phase}, and no pass ran in one"
+        return f"{passes:,} passes of {phase} ran in CUDA graphs ({backend})", ""
 
     return seen
+
+
+def _replayed(over: Pass, phase: str, requests: int = 1 << 30) -> int:
+    """Count the passes of a phase that CUDA graphs served, of those with at most so many requests."""
+    return sum(passes for (of, size), passes in over.replays.items() if of == phase and size <= requests)
+
+
+def _compiled(over: Pass) -> Seen:
+    most = int(over.arguments.get("torch_compile_max_bs") or 0)
+    passes = _replayed(over, "decode", most)
+    return (
+        (f"{passes:,} passes of at most {most} requests ran in compiled code", "")
+        if passes
+        else ("", f"no pass of at most {most} requests, which is what is compiled, ran in a CUDA graph")
+    )
 
 
 def _mixed(over: Pass) -> Seen:
@@ -193,10 +224,12 @@ _SEEN: Mapping[str, Callable[[Pass], Seen]] = {
     "reordered": _reordered,
     "continued": _continued,
     "streamed": _streamed,
+    "read back": _read_back,
     "reloaded": _reloaded,
     "chunked": _chunked,
     "decode graphs": _graphs("decode"),
     "prefill graphs": _graphs("prefill"),
+    "compiled": _compiled,
     "mixed": _mixed,
     "retracted": _retracted,
     "woken": _woken,

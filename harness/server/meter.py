@@ -6,13 +6,21 @@ A delegated call is counted once, under the backend that computes it, with the n
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from assay.harness.evidence.counters import ADMISSIONS, FOLDER, Admission, CounterFile, CounterRow
+from assay.harness.evidence.counters import (
+    ADMISSIONS,
+    FOLDER,
+    REPLAYS,
+    TABLE_LAYERS,
+    Admission,
+    CounterFile,
+    CounterRow,
+)
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.server.graph_counts import GraphCounts, capturing, compilable, count_call
 
@@ -56,6 +64,17 @@ class _Admissions:
 def admissions(folder: Path) -> _Admissions:
     """Return the one list of a process."""
     return _Admissions(folder)
+
+
+@cache
+def replays(folder: Path) -> Callable[[str, int], None]:
+    """Return what counts a pass of this process that a CUDA graph served, by its phase and its number of requests."""
+    file = CounterFile(folder / REPLAYS, str(os.getpid()), nonce_of_process())
+    rows = {
+        phase: file.row(CounterRow(backend="", kernel="CUDA graph", phase=phase, cached_prefix=False, captured=True))
+        for phase in ("prefill", "decode")
+    }
+    return lambda phase, requests: file.add(rows[phase], min(requests, TABLE_LAYERS - 1))
 
 
 class Meter:

@@ -18,8 +18,9 @@ from assay.harness.sides import Device, flag_values
 ADAPTER_NAME = "assay-zeros"
 """Name of the adapter of zeros in a server."""
 _GPU: tuple[Device, ...] = ("cuda",)
-_HOST_TOKENS = 65536
-"""Tokens of the KV pool where it goes on in the host's memory: SGLang takes twice as much there, which of a whole pool is 60 GB."""
+_HOST_TOKENS = 16384
+"""Tokens of the KV pool where it goes on in the host's memory: all probes at once fit, and a few more requests evict the prefix.
+SGLang takes twice as much of the host's, which of a whole pool is 60 GB."""
 Cost = Literal["nothing", "another kernel", "a base of its own"]
 """What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
 so that arms with it are compared among themselves."""
@@ -190,7 +191,7 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "torch-compile", "the model is compiled, for batches of up to 4",
         # A batch size takes half a minute; SGLang would compile eight.
-        on=("--enable-torch-compile", "--torch-compile-max-bs=4"), resolved={"enable_torch_compile": True},
+        on=("--enable-torch-compile", "--torch-compile-max-bs=4"), resolved={"enable_torch_compile": True}, seen="compiled",
         cost="another kernel", requires=("cuda-graph-decode",), devices=_GPU,
         lacks="SGLang's backends there cannot be compiled",
     )  # fmt: skip
@@ -233,7 +234,7 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "hicache", "the prefix cache goes on in the host's memory",
         on=("--enable-hierarchical-cache", f"--max-total-tokens={_HOST_TOKENS}"),
-        resolved={"enable_hierarchical_cache": True}, excludes=("no-radix-cache",), devices=_GPU,
+        resolved={"enable_hierarchical_cache": True}, seen="read back", requires=("prefix-cache",), devices=_GPU,
         lacks="it copies with CUDA",
     )  # fmt: skip
     yield Feature(

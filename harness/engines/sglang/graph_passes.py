@@ -36,6 +36,9 @@ _BREAKABLE = "BreakableCudaGraphBackend"
 Observe = Callable[[Any, Mapping[str, Tensor]], None]
 """Takes a batch of requests and the tensors of a call, by name, without the rows of padding."""
 
+Count = Callable[[str, int], None]
+"""Counts a pass that a graph served: its phase, "prefill" or "decode", and its requests."""
+
 
 class Replays:
     """The attention calls of decode graphs, in buffers on the device that every replay fills.
@@ -120,6 +123,7 @@ class GraphObserver:
 _serving: list[Any] = []
 """The batches that graph runners serve now, the innermost last."""
 _observers: list[GraphObserver] = []
+_counts: list[Count] = []
 
 
 def served_batch(given: Any) -> Any:
@@ -127,12 +131,15 @@ def served_batch(given: Any) -> Any:
     return _serving[-1] if _serving else given
 
 
-def observe_graphs(observer: GraphObserver | None = None) -> None:
-    """Keep the batches that graphs serve, and give an observer what it wants to see of them.
+def observe_graphs(observer: GraphObserver | None = None, count: Count | None = None) -> None:
+    """Keep the batches that graphs serve, give an observer what it wants to see of them, and count them.
 
     Args:
         observer: what observes the passes; None to only keep the batches.
+        count: counts each that is not of a draft model, once however often it is given; None for nothing more.
     """
+    if count is not None and count not in _counts:
+        _counts.append(count)
     if observer is not None:
         _observers.append(observer)
     for module, name in RUNNERS:
@@ -161,6 +168,9 @@ def _watch_runner(runner: type) -> None:
             _serving.pop()
         for observer in _observers:
             observer.replayed(self, forward_batch)
+        if not _is_of_draft(self):
+            for count in _counts:
+                count("decode" if type(self).__name__.startswith("Decode") else "prefill", forward_batch.batch_size)
         return out
 
     @functools.wraps(can_run)
@@ -173,8 +183,11 @@ def _watch_runner(runner: type) -> None:
 
 def _is_of_decode(runner: Any) -> bool:
     """Return True if a runner's graphs are of decode, and not of a draft model."""
-    draft = getattr(getattr(runner, "model_runner", None), "is_draft_worker", False)
-    return type(runner).__name__.startswith("Decode") and not draft
+    return type(runner).__name__.startswith("Decode") and not _is_of_draft(runner)
+
+
+def _is_of_draft(runner: Any) -> bool:
+    return bool(getattr(getattr(runner, "model_runner", None), "is_draft_worker", False))
 
 
 def _calls_attention(runner: Any) -> bool:

@@ -18,7 +18,7 @@ from assay.harness.engines.sglang.layer_numbers import layer_number
 from assay.harness.evidence.counters import CounterRow
 from assay.harness.server.graph_counts import capturing
 from assay.harness.server.kernel_tracer import kernel_tracer
-from assay.harness.server.meter import Meter, admissions
+from assay.harness.server.meter import Meter, admissions, replays
 
 
 def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
@@ -80,7 +80,7 @@ def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
     """
     from assay.harness.engines.sglang.fingerprint import FingerprintWriter
 
-    observe_graphs()
+    observe_graphs(count=replays(folder))
     tracer, writer = kernel_tracer(folder), FingerprintWriter(runner, folder)
     tracer.served_by(name, getattr(backend, "assay_declared", Declaration()))
     forward = runner.forward

@@ -43,6 +43,7 @@ class ProbeRequest:
 class _Meta(BaseModel):
     prompt_tokens: int
     cached_tokens: int = 0
+    cached_tokens_details: dict[str, Any] | None = None
     finish_reason: dict[str, Any] | None = None
     num_retractions: int = 0
     spec_verify_ct: int = 0
@@ -131,6 +132,7 @@ def _reply(server: SGLangServer, request: ProbeRequest, reply: Any, pieces: int)
         probe=request.probe,
         prompt_tokens=meta.prompt_tokens,
         cached_tokens=meta.cached_tokens,
+        host_tokens=int((meta.cached_tokens_details or {}).get("host") or 0),
         # The first entry is the first computed token, which no position predicts.
         prefill=_scores(
             request.start + 1,

@@ -25,7 +25,7 @@ class Server:
         pass
 
     def arguments(self) -> dict[str, Any]:
-        return {}
+        return {"max_total_tokens": 16384}
 
     def send(self, path: str, body: Mapping[str, Any]) -> Any:
         self.sent.append((path, body))
@@ -44,6 +44,8 @@ class Server:
             "output_ids": [5] * depth,
             "meta_info": {
                 "prompt_tokens": len(ids),
+                "cached_tokens": 9,
+                "cached_tokens_details": {"device": 2, "host": 7},
                 "input_token_logprobs": [[None, ids[start], None], *([-1.0 - shift, token, None] for token in ids[start + 1 :])],
                 "input_top_logprobs": [None, *([entry] for _ in ids[start + 1 :])],
                 "output_token_logprobs": [entry] * depth,
@@ -83,6 +85,16 @@ def test_states_are_left_in_the_cache_at_the_end_of_every_prefix(recurrent: bool
     assert len(probes) == len(load.probes)
     lengths = sorted({probe.shared for probe in load.probes} - {0}) if recurrent else [len(load.prefix)]
     assert warm == [[list(load.prefix[:length])] for length in lengths]
+
+
+def test_a_pool_that_goes_on_in_the_hosts_memory_is_filled_behind_the_prefix(tmp_path: Path) -> None:
+    server = Server(applies=False)
+    over = asked(server, frozenset({"prefix-cache", "hicache", "batch"}), tmp_path)
+    prefix, *others, _ = [body["input_ids"][0] for path, body in server.sent if path == "/generate"]
+    assert prefix == list(LOAD.prefix)
+    assert sum(map(len, others)) >= 16384, "nothing that was there before is left"
+    assert len({tuple(ids[:8]) for ids in (prefix, *others)}) == 1 + len(others), "none begins with what another one left"
+    assert {reply.host_tokens for reply in over.replies} == {7}
 
 
 def test_a_longer_prompt_scores_a_probe_and_its_answer_in_one_prefill(tmp_path: Path) -> None:

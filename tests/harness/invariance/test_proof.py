@@ -44,6 +44,8 @@ def changed(over: Pass, id_: str) -> Pass:
     over = replace(over, admissions=admissions.get(id_, over.admissions), arguments=resolved)
     if id_ == "prefix-cache":
         return replied(over, cached_tokens=32)
+    if id_ == "hicache":
+        return replied(over, host_tokens=32, cached_tokens=32)
     if id_ == "retraction":
         return replied(over, retractions=1)
     if id_ == "streamed":
@@ -61,7 +63,9 @@ def changed(over: Pass, id_: str) -> Pass:
     if id_ == "zero-lora":
         return replace(over, adapted="moved")
     if id_ == "cuda-graph-decode":
-        return replace(over, arguments={"cuda_graph_config": {"decode": {"backend": "full"}}})
+        return replace(over, arguments={"cuda_graph_config": {"decode": {"backend": "full"}}}, replays={("decode", 7): 3})
+    if id_ == "torch-compile":
+        return replace(over, arguments={**resolved, "torch_compile_max_bs": 4}, replays={("decode", 4): 3})
     return over
 
 
@@ -69,7 +73,8 @@ def changed(over: Pass, id_: str) -> Pass:
     "id_",
     [
         "prefix-cache", "batch", "order", "conversation", "streamed", "weights-again", "chunked-prefill", "mixed-chunk",
-        "retraction", "ngram", "sleep-wake", "zero-lora", "cuda-graph-decode", "page-size", "overlap", "no-radix-cache",
+        "retraction", "ngram", "sleep-wake", "zero-lora", "cuda-graph-decode", "torch-compile", "hicache", "page-size", "overlap",
+        "no-radix-cache",
     ],
 )  # fmt: skip
 def test_a_feature_is_shown_where_it_was_on_and_nowhere_else(id_: str, over: Pass) -> None:
@@ -100,6 +105,47 @@ def test_every_prefix_must_come_from_the_cache(over: Pass) -> None:
     other = (*PROBES, Probe("16+9", (1,) * 25, 16, 8))
     missed = replace(replied(over, cached_tokens=32), probes=other)
     assert shown(CPU["prefix-cache"], missed) == ("", "1 of 2 shared prefixes came from the cache")
+
+
+def test_an_earlier_turn_is_shown_by_a_page_that_only_it_fills(over: Pass) -> None:
+    turns = {"32+9": 40}
+    assert shown(CPU["conversation"], replace(replied(over, cached_tokens=39), turns=turns)) == (
+        "", "0 of 1 earlier turns came from the cache"
+    )  # fmt: skip
+    both = replace(replied(over, cached_tokens=40), turns={"0+5": 3, **turns})
+    assert shown(CPU["conversation"], both) == ("", "1 of 2 earlier turns came from the cache")
+    paged = replace(replied(over, cached_tokens=32), turns=turns, page=16)
+    assert shown(CPU["conversation"], paged) == ("", "no earlier turn fills a page of its own")
+    assert shown(CPU["conversation"], replace(paged, turns={"32+9": 48})) == ("", "0 of 1 earlier turns came from the cache")
+    assert shown(CPU["conversation"], replace(replied(over, cached_tokens=48), turns={"32+9": 48}, page=16))[0]
+
+
+def test_few_tokens_of_a_prefix_may_stay_in_the_hosts_memory(over: Pass) -> None:
+    short = replied(over, cached_tokens=23)
+    assert not shown(CUDA["prefix-cache"], short)[0]
+    on_host = {"enable_hierarchical_cache": True}
+    assert shown(CUDA["prefix-cache"], replace(short, arguments=on_host))[0]
+    assert not shown(CUDA["prefix-cache"], replace(replied(over, cached_tokens=22), arguments=on_host))[0]
+    for host, read_back in ((0, False), (9, False), (10, True), (23, True), (24, False)):
+        told = replace(replied(over, cached_tokens=23, host_tokens=host), arguments=on_host)
+        assert bool(shown(CUDA["hicache"], told)[0]) == read_back, host
+
+
+def test_prefixes_that_fill_no_page_show_nothing(over: Pass) -> None:
+    assert shown(CPU["prefix-cache"], replace(over, page=64)) == ("", "no shared prefix fills a page")
+
+
+def test_graphs_and_compiled_code_are_shown_by_passes_that_they_served(over: Pass) -> None:
+    graphs = replace(over, arguments={"cuda_graph_config": {"prefill": {"backend": "full"}, "decode": {"backend": "full"}}})
+    only_decode = replace(graphs, replays={("decode", 7): 2, ("decode", 2): 1})
+    assert shown(CUDA["cuda-graph-decode"], only_decode) == ("3 passes of decode ran in CUDA graphs (full)", "")
+    assert shown(CUDA["cuda-graph-prefill"], only_decode) == (
+        "", "the server resolved full graphs for prefill, and no pass ran in one"
+    )  # fmt: skip
+    compiled = {"enable_torch_compile": True, "torch_compile_max_bs": 4}
+    assert shown(CUDA["torch-compile"], replace(over, arguments=compiled, replays={("decode", 7): 2, ("prefill", 1): 1})) == (
+        "", "no pass of at most 4 requests, which is what is compiled, ran in a CUDA graph"
+    )  # fmt: skip
 
 
 def test_every_feature_says_how_it_is_seen() -> None:

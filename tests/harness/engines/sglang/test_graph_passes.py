@@ -12,17 +12,49 @@ from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang import attach as attaching
 from assay.harness.engines.sglang import graph_passes
 from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, _watch_runner, graphs_of, observe_graphs, served_batch
+from assay.harness.evidence.counters import REPLAYS, read_counters
 from assay.harness.evidence.envelope import EngineLimits, read_envelope
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.server.candidates import KernelCandidate
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.envelope_tally import EnvelopeTally
+from assay.harness.server.meter import replays
 from assay.harness.server.shadow import Shadow
 
 
 @pytest.fixture(autouse=True)
 def no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_passes, "_observers", [])
+    monkeypatch.setattr(graph_passes, "_counts", [])
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_passes_that_graphs_served_are_counted_by_phase_and_requests(draft: bool, tmp_path: Path) -> None:
+    class PrefillCudaGraphRunner:
+        model_runner = SimpleNamespace(is_draft_worker=draft)
+
+        def can_run_graph(self, forward_batch: Any) -> bool:
+            return True
+
+        def execute(self, forward_batch: Any) -> None: ...
+
+    class DecodeCudaGraphRunner:
+        model_runner = SimpleNamespace(is_draft_worker=draft)
+
+        def can_run_graph(self, forward_batch: Any) -> bool:
+            return True
+
+        def execute(self, forward_batch: Any) -> None: ...
+
+    for kind in (PrefillCudaGraphRunner, DecodeCudaGraphRunner):
+        _watch_runner(kind)
+    for _ in range(2):  # of a second model runner
+        observe_graphs(count=replays(tmp_path))
+    PrefillCudaGraphRunner().execute(SimpleNamespace(batch_size=1))
+    for _ in range(2):
+        DecodeCudaGraphRunner().execute(SimpleNamespace(batch_size=3))
+    counts = {count.phase: count.calls_by_layer for count in read_counters(tmp_path / REPLAYS)}
+    assert counts == ({"prefill": {}, "decode": {}} if draft else {"prefill": {1: 1}, "decode": {3: 2}})
 
 
 def observing(control: Control, replays: Replays | None = None) -> GraphObserver:
