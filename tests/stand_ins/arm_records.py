@@ -85,7 +85,7 @@ def write(
     ended: bool = True,
     **manifest: Any,
 ) -> None:
-    """Write a folder with these arms after the base, in which a seeded fault moved prefill and decode so far, and which ended or did not."""
+    """Write a folder with these arms after the base, which ended or did not; a seeded fault moved prefill and decode so far."""
     names = [id_ for id_ in features_of("cpu") if any(id_ in record.features for record in made)]
     given = {
         "created": "2026-11-26T12:00:00+00:00",
