@@ -180,9 +180,7 @@ def _agrees(floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) 
 def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Measure, Bound]) -> Check:
     record = next((record for record in records if record.why == "sensitivity"), None)
     if record is None:
-        return _SENSITIVE.check(
-            "not checked", "no fault was seeded: it needs the prefix cache", "add prefix-cache to --features"
-        )
+        return _SENSITIVE.check("missing", "no fault was seeded", "run it again")
     if not record.complete:
         return _SENSITIVE.check("missing", record.problem or "the probes were not answered", "run it again")
     distances = {measure: Distance.of(places(base.replies, record.replies, measure)) for measure in MEASURES}

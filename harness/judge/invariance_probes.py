@@ -24,7 +24,7 @@ def changed_probes(base: Sequence[ProbeReply], arm: Sequence[ProbeReply], limits
 
 
 def in_common(changed: Collection[str], manifest: InvarianceManifest) -> str:
-    """Say in how many probes an arm differs and, if one simplest property separates them from all others, which; empty if in none."""
+    """Say in how many probes an arm differs, and which one simplest property, if any, separates them from all others."""
     lengths = manifest.lengths
     if not changed:
         return ""

@@ -98,7 +98,9 @@ def test_no_arm_is_no_pass(judged: Judge) -> None:
     assert judged([]).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("seen", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)], ids=["not at all", "in prefill alone", "in decode alone"])
+@pytest.mark.parametrize(
+    "seen", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), None], ids=["not at all", "in prefill alone", "in decode alone", "not seeded"]
+)
 def test_a_fault_that_the_probes_do_not_see_is_no_pass(judged: Judge, arm_records: ModuleType, seen: tuple[float, float]) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, fault_seen=seen)
