@@ -116,7 +116,8 @@ def compare_features(
         spec: the reference is what is compared with itself; its candidate and workload are ignored.
         out: a new folder for the evidence.
         features: ids of the features; none for all that this machine can switch.
-        mode: "pairs" for every two of them together, "singles" for each alone, "exactly" for all together and each alone.
+        mode: "pairs" for every two of them together, "singles" for each alone, "exactly" for all together, and each alone if that
+            differs.
         minutes: how long arms are run; 0 for as long as they take.
         display: shows the progress; by default it is not shown.
 

@@ -31,7 +31,7 @@ def invariance(
     ] = False,
     singles: Annotated[bool, typer.Option("--singles", help="Have each feature on alone.")] = False,
     exactly: Annotated[
-        bool, typer.Option("--exactly", help="Have all of --features on together, and each alone.")
+        bool, typer.Option("--exactly", help="Have all of --features on together, and each alone if that differs.")
     ] = False,
     minutes: Annotated[
         float,

@@ -129,11 +129,14 @@ class InvarianceSession:
         return {"differs": True, "same": False}.get(judged.state) if judged else None
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
-        """Run parts of a failing arm until the smallest that fails is what, and each of its features alone."""
+        """Run parts of a failing arm until the smallest that fails is what, and each of its features alone.
+
+        What was asked for exactly is not made smaller.
+        """
         known = self.plan.known
         states = {each: self._differs(each, limits) for each in self.records if each}
         failed = [each for each, differs in states.items() if differs]
-        if arm not in failed or self.plan.mode == "exactly" or any(len(each) == 1 and each <= arm for each in failed):
+        if arm not in failed or any(len(each) == 1 and each <= arm for each in failed):
             return
 
         def fails(features: Arm) -> bool | None:
@@ -144,7 +147,8 @@ class InvarianceSession:
             return self._differs(features, limits)
 
         passed = [each for each, differs in states.items() if differs is False]
-        smallest = reduce(arm, fails, failed, passed, lambda features: closed(features, known))
+        exactly = self.plan.mode == "exactly"
+        smallest = arm if exactly else reduce(arm, fails, failed, passed, lambda features: closed(features, known))
         for id_ in sorted(smallest):
             if (alone := closed([id_], known)) != smallest:
                 fails(alone)

@@ -96,7 +96,7 @@ def plan_invariance(
     Args:
         run: a checked run of `compared_spec`.
         asked: ids of the features to switch; empty for all that can be.
-        mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together, and each alone.
+        mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together.
         minutes: how long arms are run; 0 for as long as they take.
         gpus: GPUs of the machine.
         flag: that names the features, for errors.
@@ -157,8 +157,7 @@ def _arms(known: Mapping[str, Feature], asked: Sequence[str], mode: Mode) -> lis
             "features that exclude none of each other",
             "name them with --features",
         )
-    alone = {closed([id_], known) for id_ in asked}
-    return in_order({together, *alone}, known)
+    return [together]
 
 
 def _with_bases(arms: Sequence[Arm], known: Mapping[str, Feature]) -> list[Arm]:

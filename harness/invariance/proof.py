@@ -141,10 +141,17 @@ def _reloaded(over: Pass) -> Seen:
 
 
 def _chunked(over: Pass) -> Seen:
+    """Count chunks: batches that go on where the one before ended inside the prompt. A retracted request begins again elsewhere."""
+    lengths = {probe.id: len(probe.ids) for probe in over.probes}
+    running: dict[str, int] = {}
     pieces: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for admission in over.admissions:
-        for rid, new in zip(admission.rids, admission.new, strict=True):
-            pieces[rid] = pieces.get(rid, 0) + (new > 1)
+        for rid, new, prefix in zip(admission.rids, admission.new, admission.prefix, strict=True):
+            goes_on = new > 1 and ends.get(rid) == prefix < lengths.get(_probe_of(rid), 0)
+            running[rid] = running[rid] + 1 if goes_on else 1
+            pieces[rid] = max(pieces.get(rid, 1), running[rid])
+            ends[rid] = prefix + new
     split = [count for count in pieces.values() if count > 1]
     if not split:
         return "", "no prompt was split"

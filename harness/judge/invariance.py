@@ -21,8 +21,10 @@ from assay.harness.invariance.outcome import (
     outcome_of,
     rounds_by_shape,
     smallest,
+    widened,
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
+from assay.harness.judge.invariance_probes import changed_probes, in_common
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
@@ -76,7 +78,8 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _covered(lost, manifest),
     )
     partings = _partings(folder, records, outcomes, limits, known)
-    findings = _findings(manifest, outcomes, known, partings)
+    changed = {arm: _changed(arm, base, arms, limits, known, manifest) for arm in partings}
+    findings = _findings(manifest, outcomes, known, partings, changed)
     verdict = _verdict(checks, outcomes)
     return InvarianceResult(
         verdict=verdict,
@@ -177,9 +180,7 @@ def _agrees(floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) 
 def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Measure, Bound]) -> Check:
     record = next((record for record in records if record.why == "sensitivity"), None)
     if record is None:
-        return _SENSITIVE.check(
-            "not checked", "no fault was seeded: it needs the prefix cache", "add prefix-cache to --features"
-        )
+        return _SENSITIVE.check("missing", "no fault was seeded", "run it again")
     if not record.complete:
         return _SENSITIVE.check("missing", record.problem or "the probes were not answered", "run it again")
     distances = {measure: Distance.of(places(base.replies, record.replies, measure)) for measure in MEASURES}
@@ -248,18 +249,28 @@ def _partings(
     }
 
 
+def _changed(
+    arm: Arm, base: ArmRecord, arms: Sequence[ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
+    manifest: InvarianceManifest,
+) -> list[str]:  # fmt: skip
+    """Return the probes that an arm changes."""
+    records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    against, own = records[base_of(arm, known)], records[arm]
+    return changed_probes(against.replies, own.replies, widened(limits, arm, known, manifest.dtype))
+
+
 def _findings(
     manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    partings: Mapping[Arm, PartingRow],
+    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, Sequence[str]],
 ) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
-    return [_finding(manifest, failing[arm], outcomes, known, parted) for arm, parted in partings.items()]
+    return [_finding(manifest, failing[arm], outcomes, known, parted, changed[arm]) for arm, parted in partings.items()]
 
 
 def _finding(
     manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    parted: PartingRow,
+    parted: PartingRow, changed: Sequence[str],
 ) -> Finding:  # fmt: skip
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
@@ -270,6 +281,7 @@ def _finding(
         f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
         for measure, distance in judged.distances.items()
     ]
+    evidence += [f"probes that differ: {', '.join(changed)}"] if changed else []
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
@@ -281,7 +293,7 @@ def _finding(
         id=FINDING,
         title=f"{_name_of(judged.arm)} changes the output",
         severity="serious",
-        where="; ".join(filter(None, [_where(judged, manifest), place_of(parted)])),
+        where="; ".join(filter(None, [_where(judged, manifest), place_of(parted), in_common(changed, manifest)])),
         diagnosis=f"{_name_of(judged.arm)}: {what} where {titles}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),

@@ -81,11 +81,11 @@ def write(
     again: ArmRecord | None = None,
     *,
     base: bool = True,
-    fault_seen: tuple[float, float] = (1.0, 1.0),
+    fault_seen: tuple[float, float] | None = (1.0, 1.0),
     ended: bool = True,
     **manifest: Any,
 ) -> None:
-    """Write a folder with these arms after the base, in which a seeded fault moved prefill and decode so far, and which ended or did not."""
+    """Write a folder with these arms after the base, which ended or did not; a seeded fault moved both measures so far."""
     names = [id_ for id_ in features_of("cpu") if any(id_ in record.features for record in made)]
     given = {
         "created": "2026-11-26T12:00:00+00:00",
@@ -108,8 +108,9 @@ def write(
     folder.write_manifest(InvarianceManifest(nonce=folder.nonce, **given | manifest))
     records = [BASE, again or AGAIN] if base else []
     records += made
-    prefill, decode = fault_seen
-    records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=prefill, decode=decode))
+    if fault_seen:
+        prefill, decode = fault_seen
+        records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=prefill, decode=decode))
     for record in records:
         folder.write(record)
     if ended:

@@ -112,10 +112,23 @@ def test_few_sets_are_asked_again(compared: Compare, monkeypatch: pytest.MonkeyP
     assert result.partings[1].not_observed == "it was not asked again with a trace"
 
 
-def test_exactly_compares_the_set_and_each_alone(compared: Compare) -> None:
+def test_exactly_compares_the_set(compared: Compare) -> None:
     result = compared(features=("page-size", "prefix-cache"), mode="exactly")
-    assert [set(arm.features) for arm in result.arms[2:]] == [{"prefix-cache"}, {"page-size"}, {"page-size", "prefix-cache"}]
-    assert result.verdict == "pass"
+    assert [set(arm.features) for arm in result.arms[2:]] == [{"page-size", "prefix-cache"}]
+    assert (result.verdict, result.servers) == ("pass", 2)
+
+
+def test_exactly_compares_each_alone_where_the_set_differs(compared: Compare) -> None:
+    def bug(served: Any) -> bool:
+        return served.cached > 500 and "--page-size" in served.flags
+
+    result = compared(bug, features=("page-size", "prefix-cache", "streamed"), mode="exactly")
+    assert [arm.features for arm in result.arms[2:]] == [
+        ("page-size", "prefix-cache", "streamed"), ("page-size",), ("prefix-cache",), ("streamed",),
+    ]  # fmt: skip
+    (finding,) = result.findings
+    assert finding.title == "page-size + prefix-cache + streamed changes the output", "what was asked for is not reduced"
+    assert "each alone: page-size: 0; prefix-cache: 0; streamed: 0" in finding.diagnosis
 
 
 def test_a_server_that_does_not_start_is_no_pass_and_does_not_end_the_others(compared: Compare) -> None:

@@ -48,4 +48,4 @@ def test_the_layer_of_a_tensor_that_was_not_loaded_again_is_named(tmp_path: Path
     result = compare_features(RunSpec.of(reference=side, candidate=side), tmp_path / "out", features=("weights-again",))
     (parting,) = result.partings
     assert (parting.place, parting.layer, parting.names) == ("input", 1, ("q", "k", "v")), parting
-    assert result.findings[0].where.endswith(f"; layer 1, before attention, head {parting.head}")
+    assert f"; layer 1, before attention, head {parting.head}; in " in result.findings[0].where

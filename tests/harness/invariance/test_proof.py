@@ -152,3 +152,13 @@ def test_every_feature_says_how_it_is_seen() -> None:
     for feature in CUDA.values():
         proven = feature.resolved or feature.seen or feature.environment
         assert proven, feature.id
+
+
+def test_a_retracted_request_is_no_prompt_that_was_split(over: Pass) -> None:
+    resolved = CPU["chunked-prefill"].resolved
+    for again in (("a:32+9", 43, 0), ("a:32+9", 2, 41), ("a:32+9", 11, 32)):  # anew, behind its prompt, and behind its prefix
+        admitted = replace(over, admissions=[admission(("a:32+9", 41, 0)), admission(again)], arguments=resolved)
+        assert shown(CPU["chunked-prefill"], admitted) == ("", "no prompt was split")
+    both = [admission(("a:32+9", 32, 0)), admission(("a:32+9", 32, 0)), admission(("a:32+9", 9, 32))]
+    seen, _ = shown(CPU["chunked-prefill"], replace(over, admissions=both, arguments=resolved))
+    assert seen.endswith("1 prompts were split, into up to 2 chunks")

@@ -60,7 +60,8 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert (result.verdict, result.exit_code) == ("regression", ExitCode.REGRESSION)
     (finding,) = result.findings
     assert finding.title == "page-size + prefix-cache changes the output"
-    assert finding.where == "first at probe 0+8, generated token 1"
+    assert finding.where == "first at probe 0+8, generated token 1; in 3 of 3 probes"
+    assert "probes that differ: 0+8, 1+8, 2+8" in finding.evidence
     assert "page-size: 0; prefix-cache: 0" in finding.diagnosis
     assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --exactly"
     assert "also in order + page-size + prefix-cache" in finding.evidence
@@ -97,7 +98,9 @@ def test_no_arm_is_no_pass(judged: Judge) -> None:
     assert judged([]).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("seen", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)], ids=["not at all", "in prefill alone", "in decode alone"])
+@pytest.mark.parametrize(
+    "seen", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), None], ids=["not at all", "in prefill alone", "in decode alone", "not seeded"]
+)
 def test_a_fault_that_the_probes_do_not_see_is_no_pass(judged: Judge, arm_records: ModuleType, seen: tuple[float, float]) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, fault_seen=seen)

@@ -88,7 +88,7 @@ def test_a_pass_that_does_not_differ_again_is_not_observed(judged: Judge) -> Non
 def test_what_was_not_asked_again_is_not_observed(judged: Judge) -> None:
     result = judged()
     assert result.partings[0].not_observed == "it was not asked again with a trace"
-    assert result.findings[0].where == "first at probe 0+8, generated token 1"
+    assert result.findings[0].where == "first at probe 0+8, generated token 1; in 3 of 3 probes"
 
 
 def test_a_trace_that_was_refused_says_why(judged: Judge, tmp_path: Path) -> None:
