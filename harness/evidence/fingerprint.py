@@ -61,7 +61,8 @@ class Weight(Record):
         sums: sums over all elements of powers and cosines: they do not depend on the order, so those of shards add up.
         grid: the narrowest dtype that holds all of its elements exactly, such as "bfloat16" of a float32 parameter.
         ranks: processes that hold a part of it; 1 where each holds the whole.
-        unlike_checkpoint: relative distance from what the checkpoint has under its name; 0 where that is the same, or not known.
+        unlike_checkpoint: relative distance from what the checkpoint has of it; 0 where that is the same, or not known.
+        not_in_checkpoint: whether the checkpoint lacks it, or a part of it.
         kept: why it must not be rounded, such as "router bias"; empty for other parameters.
     """
 
@@ -74,6 +75,7 @@ class Weight(Record):
     grid: str = ""
     ranks: int = 1
     unlike_checkpoint: float = 0.0
+    not_in_checkpoint: bool = False
     kept: str = ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from assay.harness.evidence.fingerprint import Weight
 
@@ -25,17 +25,33 @@ def by_canonical_name(left: Sequence[Weight], right: Sequence[Weight]) -> tuple[
     return fused[0], fused[1]
 
 
-def _fused(weights: Sequence[Weight]) -> dict[str, Weight]:
+def canonical_name(name: str) -> str:
+    """Return the name that engines and checkpoints share: without the shells of a model, and the fused one of a part."""
+    name = _SHELLS.sub("model.", name).replace("model.model.", "model.")
+    for pattern, fused in _FUSED:
+        name = pattern.sub(fused, name)
+    return name
+
+
+def is_whole(name: str) -> bool:
+    """Return True if a name is not that of a part that some engine fuses."""
+    return not any(pattern.search(name) for pattern, _ in _FUSED)
+
+
+def grouped(weights: Iterable[Weight]) -> dict[str, list[Weight]]:
+    """Return the parameters that are one by their canonical name."""
     groups: dict[str, list[Weight]] = {}
     for weight in weights:
-        name = _SHELLS.sub("model.", weight.name).replace("model.model.", "model.")
-        for pattern, fused in _FUSED:
-            name = pattern.sub(fused, name)
-        groups.setdefault(name, []).append(weight)
-    return {name: _joined(name, parts) for name, parts in groups.items()}
+        groups.setdefault(canonical_name(weight.name), []).append(weight)
+    return groups
 
 
-def _joined(name: str, parts: Sequence[Weight]) -> Weight:
+def _fused(weights: Sequence[Weight]) -> dict[str, Weight]:
+    return {name: added_up(name, parts) for name, parts in grouped(weights).items()}
+
+
+def added_up(name: str, parts: Sequence[Weight]) -> Weight:
+    """Return the parameter that an engine makes of parts, with sums alone; a single part as it is."""
     if len(parts) == 1 and parts[0].name == name:
         return parts[0]
     sums = tuple(map(sum, zip(*(part.sums for part in parts), strict=True))) if all(part.sums for part in parts) else ()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import Weight
+from assay.harness.fingerprint.canonical import added_up, canonical_name, grouped, is_whole
 from assay.harness.fingerprint.weights import describe_weight, distance, rounded_to, same_numbers
 
 LARGEST = 8 << 30
 """Bytes of a checkpoint that is read; of a larger one, a server is asked, which has it on its device."""
+_FLOATS = {"float32", "bfloat16", "float16"}
+"""Dtypes whose numbers an engine takes as they are: what it quantises, or what is packed, has others."""
+_LAYER = re.compile(r"\.(?:layers|blocks|h)\.\d+\.")
+_ENDS = re.compile(r"(?:^|\.)(?:embed_tokens|norm|lm_head)\.weight$")
+"""Names of the embedding, the last norm and the head, which only a model without layers would have in one."""
 
 
 def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
@@ -39,18 +46,68 @@ def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
 
 
 def beside_checkpoint(loaded: Sequence[Weight], stored: Sequence[Weight]) -> tuple[Weight, ...]:
-    """Mark the parameters whose values are not those that the checkpoint has under the same name, in the same shape.
+    """Mark the parameters whose values are not those that the checkpoint has, and those that it lacks, wholly or in part.
 
-    What an engine fuses, splits or packs has no such name, and is not marked; neither is what was only rounded.
+    What an engine fuses is compared by its sums. What was only rounded, or quantised by the engine, is not marked, and neither is
+    what has another name in the checkpoint: a tensor is missing where other layers have it.
     """
     by_name = {weight.name: weight for weight in stored}
-    return tuple(_marked(weight, by_name.get(weight.name)) for weight in loaded)
+    groups = grouped(by_name.values())
+    parts = {weight.name: _parts(weight.name, by_name, groups) for weight in loaded}
+    judged = [weight for weight in loaded if weight.dtype in _FLOATS and weight.name.endswith(("weight", "bias"))]
+    lacking = {*_lacked_by_layers(judged, parts), *_lacked_at_the_ends(judged, parts, by_name)}
+    return tuple(
+        weight.model_copy(update={"not_in_checkpoint": True})
+        if weight.name in lacking
+        else _marked(weight, parts[weight.name])
+        for weight in loaded
+    )
 
 
-def _marked(weight: Weight, stored: Weight | None) -> Weight:
-    if stored is None or not weight.projections or stored.shape != weight.shape:
+def _parts(name: str, by_name: Mapping[str, Weight], groups: Mapping[str, list[Weight]]) -> list[Weight]:
+    """Return what the checkpoint has of a parameter: itself, or the parts of which it is made."""
+    if name in by_name:
+        return [by_name[name]]
+    return groups.get(canonical_name(name), []) if is_whole(name) else []
+
+
+def _lacked_by_layers(judged: Sequence[Weight], parts: Mapping[str, Sequence[Weight]]) -> Iterator[str]:
+    """Yield the parameters of which a few layers lack what the others have."""
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for weight in judged:
+        if _LAYER.search(weight.name):
+            alike.setdefault((_LAYER.sub(".", weight.name), weight.shape), []).append(weight.name)
+    for names in alike.values():
+        have = {name: {_LAYER.sub(".", part.name) for part in parts[name]} for name in names}
+        whole = set().union(*have.values())
+        lacking = [name for name in names if have[name] != whole]
+        # Layers of another kind may have no K or V of their own, and are not so few.
+        yield from lacking if len(lacking) < len(names) and len(lacking) <= max(1, len(names) // 4) else ()
+
+
+def _lacked_at_the_ends(
+    judged: Sequence[Weight], parts: Mapping[str, Sequence[Weight]], by_name: Mapping[str, Weight]
+) -> Iterator[str]:
+    """Yield what precedes or follows the layers and is not there under another name, nor tied to what is."""
+    read = {part.name for of in parts.values() for part in of}
+    if any(name not in read and not _LAYER.search(name) for name in by_name):
+        return
+    there = {(weight.digest, weight.sums) for weight in judged if parts[weight.name]}
+    for weight in judged:
+        if _ENDS.search(weight.name) and not parts[weight.name] and (weight.digest, weight.sums) not in there:
+            yield weight.name
+
+
+def _marked(weight: Weight, parts: Sequence[Weight]) -> Weight:
+    if not parts or {weight.dtype, *(part.dtype for part in parts)} - _FLOATS:
         return weight
+    stored = added_up(weight.name, parts)
+    if stored.projections and stored.shape != weight.shape:
+        stored = stored.model_copy(update={"projections": ()})
     far = distance(stored, weight)
     if far is None or same_numbers(far) or rounded_to(stored, weight, far):
         return weight
+    in_any_order = distance(stored.model_copy(update={"projections": ()}), weight)
+    if in_any_order is not None and same_numbers(in_any_order):
+        return weight  # a layout of the engine's own
     return weight.model_copy(update={"unlike_checkpoint": far})

@@ -325,6 +325,13 @@ def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
 
 
 def _weight_faults(weights: Sequence[Weight]) -> Iterator[Difference]:
+    if lost := [weight.name for weight in weights if weight.not_in_checkpoint]:
+        yield Difference(
+            name="weights.wrong",
+            says=f"{_some(lost)} {_is(lost)} served, and not in the checkpoint, wholly or in part",
+            outputs=True,
+            details=tuple(lost[:20]),
+        )
     if stale := [weight.name for weight in weights if weight.unlike_checkpoint]:
         yield Difference(
             name="weights.wrong",

@@ -29,10 +29,11 @@ from assay.harness.text import one_line, ranges
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 _KEPT = {
-    "router bias": re.compile(r"e_score_correction_bias|(?:router|gate)\.bias$"),
+    "router bias": re.compile(r"e_score_correction_bias$"),
     "decay of a state": re.compile(r"A_log$"),
 }
-"""Parameters that engines are to keep in float32, by the names that SGLang gives them."""
+"""Parameters that engines are to keep in float32, by the names that SGLang gives them. A bias of the router's own product has the
+dtype of the model."""
 _BY_LAYER = {"RadixAttention": "attention", "RadixLinearAttention": "linear attention"}
 _ROWS_AT_ONCE = 4096
 

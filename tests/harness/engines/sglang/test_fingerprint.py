@@ -101,6 +101,13 @@ def test_an_override_of_the_configuration_is_what_is_asked(
     assert bool(rope.wrong) == bool(says)
 
 
+def test_the_bias_that_corrects_scores_is_kept_and_no_other_of_a_router(tmp_path: Path) -> None:
+    loaded = runner(tmp_path, table(500000.0))  # its gate has a bias in bfloat16, as that of gpt-oss
+    loaded.model.gate.e_score_correction_bias = torch.nn.Parameter(torch.zeros(4).bfloat16())
+    kept = {weight.name: weight.kept for weight in describe(loaded).weights or ()}
+    assert kept == {"gate.weight": "", "gate.bias": "", "gate.e_score_correction_bias": "router bias"}
+
+
 def test_rows_of_positions_in_bfloat16_are_wrong_though_the_frequencies_are_right(tmp_path: Path) -> None:
     """bfloat16 holds no odd position above 256, so the rows of two positions are the same."""
     frequencies = 500000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
