@@ -35,7 +35,7 @@ from assay.harness.invariance.asking import AskedArm, answers_of, ask, request_o
 from assay.harness.invariance.invariance_plan import InvariancePlan
 from assay.harness.invariance.outcome import ArmOutcome, bounds, drafted_by, outcome_of, rounds_by_shape, smallest
 from assay.harness.invariance.proof import Pass, switched
-from assay.harness.invariance.reduction import reduce
+from assay.harness.invariance.reduction import reduce, unexplained
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import FAULTS, TRACE, Control, TracedRequest
 
@@ -102,6 +102,9 @@ class InvarianceSession:
                 self._arm(arm, self.plan.mode)
             for arm in self.plan.arms:
                 self._reduce(arm, limits)
+            while self.plan.mode == "pairs" and (arm := unexplained(self._states(limits), self.plan.known)):
+                self._arm(arm, "reduction")
+                self._reduce(arm, limits)
             self._trace(limits)
         END.write(self.folder.path, InvarianceEnd(arms=self._arms), self.folder.nonce)
 
@@ -128,13 +131,17 @@ class InvarianceSession:
         judged = self._outcome(arm, limits)
         return {"differs": True, "same": False}.get(judged.state) if judged else None
 
+    def _states(self, limits: dict[Measure, Bound]) -> dict[Arm, bool | None]:
+        """Return `_differs` of every arm that was run."""
+        return {arm: self._differs(arm, limits) for arm in self.records if arm}
+
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
         """Run parts of a failing arm until the smallest that fails is what, and each of its features alone.
 
         What was asked for exactly is not made smaller.
         """
         known = self.plan.known
-        states = {each: self._differs(each, limits) for each in self.records if each}
+        states = self._states(limits)
         failed = [each for each, differs in states.items() if differs]
         if arm not in failed or any(len(each) == 1 and each <= arm for each in failed):
             return

@@ -128,7 +128,7 @@ def plan_invariance(
         raise UsageError(
             f"{flag}: {refused[0]} cannot be switched here: {reasons[refused[0]]}.",
             "features that this machine has, and that the engine's own flags leave to assay",
-            "leave it out, or what decides it",
+            "leave it out, or remove what decides it",
         )
     known = {id_: feature for id_, feature in every.items() if id_ in wanted}
     shape = model_shape(run.model)

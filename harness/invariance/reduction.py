@@ -7,10 +7,11 @@ are tried first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from itertools import combinations
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import combinations, combinations_with_replacement
 
-from assay.harness.invariance.arms import Arm
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.invariance.arms import BASE, Arm, closed, possible
 
 Fails = Callable[[Arm], bool | None]
 """Whether an arm fails; None where that cannot be said, since it cannot be switched on or was not shown to be on."""
@@ -46,6 +47,26 @@ def reduce(
             known = guess
             break
     return of(_ddmin(known, test, of))
+
+
+def unexplained(states: Mapping[Arm, bool | None], known: Mapping[str, Feature]) -> Arm:
+    """Join pairs of features that failing arms alone have, though no failing arm is a part of them: a second fault may hide there.
+
+    Args:
+        states: whether each arm that was run failed; None where that cannot be said.
+        known: features by id.
+
+    Returns:
+        The features of as many such pairs as can be on together without a failing arm as a part; none if there is no pair.
+    """
+    failed = [arm for arm, state in states.items() if state]
+    joined = BASE
+    for pair in combinations_with_replacement(known, 2):
+        having = [state for arm, state in states.items() if arm.issuperset(pair)]
+        larger = joined | closed(pair, known)
+        if having and all(having) and possible(larger, known) and not any(arm <= larger for arm in failed):
+            joined = larger
+    return joined
 
 
 def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]) -> Iterator[Arm]:

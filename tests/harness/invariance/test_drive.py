@@ -76,6 +76,21 @@ def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[st
     assert f"inside the model: {parting.says}" in finding.evidence
 
 
+def test_a_second_bug_that_only_arms_with_the_first_show_is_named_too(compared: Compare) -> None:
+    def bug(served: Any) -> bool:
+        first = served.batch > 2 and "--disable-overlap-schedule" not in served.flags
+        return first or (served.cached > 500 and "--page-size" in served.flags)
+
+    result = compared(bug, features=("batch", "overlap", "page-size", "prefix-cache"))
+    assert {finding.title for finding in result.findings} == {
+        "batch + overlap changes the output",
+        "page-size + prefix-cache changes the output",
+    }
+    named = [frozenset(("batch", "overlap")), frozenset(("page-size", "prefix-cache"))]
+    red = [{pair.first, pair.other} for pair in result.pairs if pair.verdict == "regression"]
+    assert all(any(finding <= pair for finding in named) for pair in red), "every red cell is explained"
+
+
 def test_where_nothing_differs_nothing_is_asked_again(compared: Compare, tmp_path: Path) -> None:
     result = compared(features=("batch", "prefix-cache"))
     assert result.partings == ()
