@@ -73,7 +73,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _answered(manifest, base),
         _agrees(floor, limits),
         _sensitive(base, records, limits),
-        _shown(known, arms),
+        _shown(known, arms, manifest),
         _decided(outcomes, manifest),
         _covered(lost, manifest),
     )
@@ -189,12 +189,14 @@ def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Me
     return _SENSITIVE.met(seen, said, "use real weights (without --load-format=dummy)")
 
 
-def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord]) -> Check:
+def _shown(known: Mapping[str, Feature], arms: Sequence[ArmRecord], manifest: InvarianceManifest) -> Check:
     shown = {id_ for record in arms if record.complete for id_ in record.seen}
     if missing := [id_ for id_ in known if id_ not in shown]:
         whys = {id_: record.unseen.get(id_) or record.problem for record in arms for id_ in record.features}
         said = "; ".join(f"{id_}: {whys.get(id_) or 'in no arm'}" for id_ in missing)
-        return _SHOWN.check("missing", said, "leave them out with --features, or see why the server switched them off")
+        spent = manifest.minutes and not whys.keys() & set(missing)
+        do = "give it more --minutes" if spent else "see why the server switched them off"
+        return _SHOWN.check("missing", said, f"{do}, or leave them out with --features")
     return _SHOWN.check("ok", f"{counted(len(shown), 'feature')}: {', '.join(known)}")
 
 
@@ -285,6 +287,9 @@ def _finding(
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
+    evidence += (
+        [f"not in the command, which has no flag for it: {listed(beyond)}"] if (beyond := _beyond(manifest)) else []
+    )
     evidence += [
         f"also in {_name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
     ][:4]
@@ -325,6 +330,12 @@ def _where(judged: ArmOutcome, manifest: InvarianceManifest) -> str:
         return f"first at probe {place.probe}, generated token {place.index - prompt + 1}"
     behind = f" ({place.index - shared + 1} behind the shared prefix of {shared:,})" if shared else ""
     return f"first at probe {place.probe}, prompt token {place.index + 1:,} of {prompt:,}{behind}"
+
+
+def _beyond(manifest: InvarianceManifest) -> list[str]:
+    """Return what the library was given for the servers and no flag says. Values may be secret."""
+    side = manifest.spec["reference"]
+    return [*side.get("environment", ()), *([f"interpreter {side['interpreter']}"] if side.get("interpreter") else [])]
 
 
 def _command(manifest: InvarianceManifest, arm: Arm) -> str:

@@ -51,7 +51,7 @@ class FeatureRow(Part):
 
 
 class PairCell(Part):
-    """Two features that were on together, or a feature in any arm; the worst verdict of an arm that had both, the base apart."""
+    """Two features that were on together, or a feature in any arm; the best verdict of an arm that had both."""
 
     first: str
     other: str

@@ -87,6 +87,21 @@ def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_rec
     assert "page-size: resolved to 1" in result.headline
 
 
+@pytest.mark.parametrize(("minutes", "do"), [(1.0, "give it more --minutes"), (0.0, "see why the server switched them off")])
+def test_what_a_spent_budget_left_out_wants_a_larger_one(judged: Judge, arm_records: ModuleType, minutes: float, do: str) -> None:
+    result = judged([arm_records.arm("prefix-cache")], features=("prefix-cache", "batch"), minutes=minutes)
+    check = next(check for check in result.checks if check.id == "features-on")
+    assert (check.found, check.settles) == ("batch: in no arm", f"{do}, or leave them out with --features")
+
+
+def test_what_the_command_of_a_finding_cannot_repeat_is_named(judged: Judge, arm_records: ModuleType) -> None:
+    reference = {"model": "tiny", "flags": (), "environment": {"KEY": "secret"}, "interpreter": "/other/python"}
+    result = judged([arm_records.arm("prefix-cache", decode=0.8)], spec={"device": "cpu", "reference": reference})
+    evidence = result.findings[0].evidence
+    assert "not in the command, which has no flag for it: KEY and interpreter /other/python" in evidence
+    assert "secret" not in " ".join(evidence)
+
+
 def test_an_arm_whose_server_did_not_start_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
     both = arm_records.arm("prefix-cache", "page-size", number=4, problem="the server failed during start-up")
     result = judged([arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3), both])
