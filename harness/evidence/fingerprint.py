@@ -5,7 +5,9 @@ Each part is what was observed, or it is named in `Fingerprint.not_observed` wit
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+import json
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -79,6 +81,10 @@ class Weight(Record):
     kept: str = ""
 
 
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
 class Tokens(Record):
     """Token ids of the probe corpus, `assay.evals.probe_texts`.
 
@@ -92,7 +98,7 @@ class Tokens(Record):
         written: ids of ``tokenizer.json`` itself, which no class has changed, of the texts where they are not `bare`.
         retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
         counts: number of prompt tokens of each chat, where only that was seen.
-        digest: of all ids.
+        digest: of all of these; empty in older files.
     """
 
     tokenizer: str = ""
@@ -104,7 +110,7 @@ class Tokens(Record):
     chats: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     retold: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     counts: dict[str, int] = Field(default_factory=dict)
-    digest: str = ""
+    digest: str = Field(default_factory=_digest)
 
 
 class Resolved(Record):

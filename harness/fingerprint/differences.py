@@ -70,8 +70,8 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--decode-attention-backend": ("backends.attention", "ignored"),
     "--moe-runner-backend": ("backends.moe", "backends.moe runner"),
     "--sampling-backend": ("backends.sampler",),
-    "--tp-size": ("weights.sharded", "backends.all-reduce"),
-    "--tp": ("weights.sharded", "backends.all-reduce", "arguments.tp_size"),
+    "--tp-size": ("backends.all-reduce",),
+    "--tp": ("backends.all-reduce", "arguments.tp_size"),
     "--context-length": ("rope.table",),
     "--chat-template": ("tokens.chats",),
     "--lora-paths": ("adapters",),
@@ -429,6 +429,10 @@ def _ropes(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> Iterator[Di
             says = f"cos and sin are scaled by {ours.scale:.4g} in A, {theirs.scale:.4g} in B"
         elif ours.rows and theirs.rows and ours.dtype != theirs.dtype:
             says = f"cos and sin are {ours.dtype} in A, {theirs.dtype} in B"
+        elif _other_rows(ours, theirs):
+            says = (
+                f"cos and sin are off by up to {ours.error:.2g} in A, {theirs.error:.2g} in B, of the same frequencies"
+            )
         else:
             continue
         where = f" (layers {ours.layers})" if ours.layers and len(left) > 1 else ""
@@ -439,6 +443,13 @@ def _ropes(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> Iterator[Di
             says=f"{counted(len(left), 'RoPE table')} in A, {len(right)} in B",
             outputs=bool(left and right),
         )
+
+
+def _other_rows(ours: RopeTable, theirs: RopeTable) -> bool:
+    """Return True if tables of one size and dtype are not off by as much, beyond the rounding of frequencies read off them."""
+    if ours.error is None or theirs.error is None or ours.rows != theirs.rows or ours.digest == theirs.digest:
+        return False
+    return not abs(ours.error - theirs.error) <= 4 * ours.rows * 2.0 ** -(7 if _coarse(ours) else 23)
 
 
 def _coarse(*tables: RopeTable) -> bool:

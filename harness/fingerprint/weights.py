@@ -154,6 +154,8 @@ def distance(left: Weight, right: Weight) -> float | None:
     """
     if not left.sums or not right.sums:
         return None
+    if left.sums[0] != right.sums[0] and _filled_alike(left, right):
+        return 0.0
     if left.projections and right.projections and left.shape[1:] == right.shape[1:]:
         norm = math.sqrt(max(left.sums[3], right.sums[3]))
         mean = sum((a - b) ** 2 for a, b in zip(left.projections, right.projections, strict=True)) / PROJECTIONS
@@ -166,6 +168,22 @@ def distance(left: Weight, right: Weight) -> float | None:
     return max(
         abs(a - b) / scale if scale else float(a != b)
         for a, b, scale in zip(left.sums, right.sums, scales, strict=True)
+    )
+
+
+def _filled_alike(left: Weight, right: Weight) -> bool:
+    """Return True if all elements of both have one value, and one has a multiple of the other's number of them.
+
+    Shards of a bias of zeros are equal, and so look as if each process had the whole.
+    """
+    short, long = sorted((left, right), key=lambda weight: weight.sums[0])
+    if not short.sums[0] or long.sums[0] % short.sums[0]:
+        return False
+    means = [[total / weight.sums[0] for total in weight.sums[1:]] for weight in (short, long)]
+    same = all(math.isclose(a, b, rel_tol=_SAME) for a, b in zip(*means, strict=True))
+    return same and all(
+        math.isclose(abs(mean), size, rel_tol=_SAME) and math.isclose(square, size**2, rel_tol=_SAME)
+        for mean, size, square, _ in means
     )
 
 

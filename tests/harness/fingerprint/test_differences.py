@@ -67,6 +67,17 @@ def test_a_table_in_bfloat16_has_no_other_base() -> None:
     assert "rope_theta is 10,000 in A, 8,000 in B" in first(left, other)[1]
 
 
+def test_tables_of_which_config_json_has_no_reading_are_compared_by_their_rows() -> None:
+    """Those of longrope: the rows of two tables may differ where the frequencies, which the first rows have, do not."""
+    right = plain(500000.0, rows=4096, error=1e-6).model_copy(update={"digest": "a"})
+    lost = right.model_copy(update={"digest": "b", "error": 1.9})
+    says = "cos and sin are off by up to 1e-06 in A, 1.9 in B, of the same frequencies"
+    assert first(fingerprint(rope=(right,)), fingerprint(rope=(lost,))) == (1, says)
+    assert first(fingerprint(rope=(right,)), fingerprint(rope=(lost.model_copy(update={"error": float("nan")}),)))[0] == 1
+    for honest in ({"error": 5e-4}, {"error": 1.9, "rows": 8192}, {"error": None}):
+        assert first(fingerprint(rope=(right,)), fingerprint(rope=(lost.model_copy(update=honest),))) == (0, "")
+
+
 def test_what_both_have_wrong_is_no_difference() -> None:
     made = fingerprint(rope=(plain(10000.0),))
     result = compare_fingerprints(made, made)

@@ -127,6 +127,21 @@ def test_sums_survive_sharding(weight: Tensor, dim: int) -> None:
     assert not same_numbers(far)
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.3])
+def test_equal_shards_of_one_value_are_the_whole(value: float) -> None:
+    whole, shard = (describe_weight("bias", torch.full((size,), value)) for size in (512, 256))
+    far = distance(whole, merged(shard, shard))
+    assert far is not None
+    assert same_numbers(far)
+    for other in (
+        torch.full((256,), value + 0.1),
+        torch.full((200,), value),
+        torch.linspace(-1, 1, 256),
+        torch.tensor([value, 1 - value]),
+    ):
+        assert distance(whole, describe_weight("bias", other)) is None
+
+
 def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:
     described = describe_weight("norm", weight)
     assert merged(described, described) == described
