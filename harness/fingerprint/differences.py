@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, computed_field
 
+from assay.evals.probe_texts import CHATS
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
@@ -372,6 +373,7 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
         if field == "bare":
             break
+    yield from _refused_chats(left.chats, right.chats)
     if classes and not left.bare:
         yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
     for name in ("bos", "eos"):
@@ -386,6 +388,16 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
             says=f"{len(other)} of {counted(len(left.counts), 'chat')} {_has(other)} other numbers of prompt tokens ({first}: "
             f"{left.counts[first]} in A, {right.counts[first]} in B)",
             outputs=True,
+        )
+
+
+def _refused_chats(left: Collection[str], right: Collection[str]) -> Iterator[Difference]:
+    """Yield the first chat that a template refuses on one side alone; behind a refusal, a server is asked for none."""
+    first = next((name for name in CHATS if name not in left or name not in right), "")
+    if left and right and first and (first in left or first in right):
+        side = B if first in left else A
+        yield Difference(
+            name="tokens.chats", says=f"the chat template refuses the chat {first!r} in {side} alone", outputs=True
         )
 
 

@@ -286,3 +286,17 @@ def test_the_tokenizer_of_another_folder_is_the_same_if_its_ids_are() -> None:
     assert first(left, right) == (0, "tokenizer_path is /a in A, /b in B")
     slow = fingerprint(arguments={"tokenizer_path": "/b", "tokenizer_mode": "slow"})
     assert first(left, slow)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        (["user", "system", "turns"], ["user", "turns"], "the chat template refuses the chat 'system' in B alone"),
+        (["user"], ["user", "system", "turns"], "the chat template refuses the chat 'system' in A alone"),
+        (["user"], ["user", "turns"], ""),  # A, a server, was not asked for more once both had refused "system"
+        ([], ["user", "turns"], ""),  # A has no chats at all
+    ],
+)
+def test_a_chat_that_one_template_refuses(left: list[str], right: list[str], says: str) -> None:
+    sides = (fingerprint(tokens=Tokens(chats=dict.fromkeys(names, (1, 2)))) for names in (left, right))
+    assert first(*sides) == (int(bool(says)), says)
