@@ -41,6 +41,11 @@ _NUMBERS = frozenset((
     "json_model_override_args", "tokenizer_mode", "revision", "lora_paths", "enable_lora",
     "enable_eplb", "sampling_defaults", "reasoning_parser", "tool_call_parser", "disable_custom_all_reduce",
     "enable_flashinfer_allreduce_fusion", "rl_on_policy_target", "model_impl", "cuda_graph_config",
+    "enable_fp32_lm_head", "mamba_ssm_dtype", "preferred_sampling_params", "enable_tf32_matmul", "bf16_gemm_backend",
+    "triton_attention_reduce_in_fp32", "triton_attention_num_kv_splits", "linear_attn_backend", "linear_attn_decode_backend",
+    "linear_attn_prefill_backend", "linear_attn_verify_backend", "dsa_prefill_backend", "dsa_decode_backend", "dsa_topk_backend",
+    "flashinfer_mxfp4_moe_precision", "default_chat_template_kwargs", "hf_chat_template_name",
+    "speculative_accept_threshold_single", "speculative_accept_threshold_acc", "prefill_kv_cache_dequant_dtype",
 ))  # fmt: skip
 """Arguments of a server that change outputs, or the order in which they are added up."""
 _OF_REQUESTS = {
