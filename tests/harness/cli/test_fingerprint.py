@@ -53,6 +53,9 @@ def test_a_run_is_named_by_its_folder(
         FINGERPRINT.write(tmp_path / "run" / "servers" / role, made, "a-run")
     assert call("diff", tmp_path / "run" / "servers" / "reference", tmp_path / "run") == 1
     assert call("diff", two[1], tmp_path / "run") == 0
+    done = CliRunner().invoke(app, ["compare", str(two[0]), str(tmp_path / "run")])
+    assert done.exit_code == 1
+    assert "torch is 2.12 in A, 2.13 in B" in done.output
 
 
 def test_compare_recognises_fingerprints(two: tuple[Path, Path]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints, faults
+from assay.harness.fingerprint.facts import variables
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
 from tests.harness.fingerprint.models import random_weights
@@ -341,3 +342,28 @@ def test_the_tokenizer_of_another_folder_is_the_same_if_its_ids_are() -> None:
     assert first(left, right) == (0, "tokenizer_path is /a in A, /b in B")
     slow = fingerprint(arguments={"tokenizer_path": "/b", "tokenizer_mode": "slow"})
     assert first(left, slow)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        (["user", "system", "turns"], ["user", "turns"], "the chat template refuses the chat 'system' in B alone"),
+        (["user"], ["user", "system", "turns"], "the chat template refuses the chat 'system' in A alone"),
+        (["user"], ["user", "turns"], ""),  # A, a server, was not asked for more once both had refused "system"
+        ([], ["user", "turns"], ""),  # A has no chats at all
+    ],
+)
+def test_a_chat_that_one_template_refuses(left: list[str], right: list[str], says: str) -> None:
+    sides = (fingerprint(tokens=Tokens(chats=dict.fromkeys(names, (1, 2)))) for names in (left, right))
+    assert first(*sides) == (int(bool(says)), says)
+
+
+def test_variables_are_chosen_by_whole_words() -> None:
+    kept = ("SGLANG_ROPE_CACHE_FP32", "SGLANG_USE_AITER_FP8_PER_TOKEN", "SGLANG_X_SUPPORT", "ATEN_CPU_CAPABILITY", "DNNL_ISA")
+    left_out = ("SGLANG_CACHE_DIR", "SGLANG_PORT", "NCCL_PORT_BASE", "SGLANG_API_KEY", "VLLM_TOKEN", "HOME")
+    assert set(variables(dict.fromkeys((*kept, *left_out), "1"))) == set(kept)
+
+
+@pytest.mark.parametrize("name", ["enable_fp32_lm_head", "triton_attention_num_kv_splits", "default_chat_template_kwargs"])
+def test_arguments_that_change_numbers_count(name: str) -> None:
+    assert first(fingerprint(arguments={name: "1"}), fingerprint(arguments={name: "2"}))[0] == 1
