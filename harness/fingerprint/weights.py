@@ -154,7 +154,7 @@ def distance(left: Weight, right: Weight) -> float | None:
     """
     if not left.sums or not right.sums:
         return None
-    if left.sums[0] != right.sums[0] and _filled_alike(left, right):
+    if left.sums[0] != right.sums[0] and _repeated(left, right):
         return 0.0
     if left.projections and right.projections and left.shape[1:] == right.shape[1:]:
         norm = math.sqrt(max(left.sums[3], right.sums[3]))
@@ -171,19 +171,20 @@ def distance(left: Weight, right: Weight) -> float | None:
     )
 
 
-def _filled_alike(left: Weight, right: Weight) -> bool:
-    """Return True if all elements of both have one value, and one has a multiple of the other's number of them.
+def _repeated(left: Weight, right: Weight) -> bool:
+    """Return True if one of two parameters is the other one several times, by its sums.
 
-    Shards of a bias of zeros are equal, and so look as if each process had the whole.
+    Shards that are equal, as of a bias of zeros or of experts that are copies, look as if each process had the whole.
     """
     short, long = sorted((left, right), key=lambda weight: weight.sums[0])
     if not short.sums[0] or long.sums[0] % short.sums[0]:
         return False
-    means = [[total / weight.sums[0] for total in weight.sums[1:]] for weight in (short, long)]
-    same = all(math.isclose(a, b, rel_tol=_SAME) for a, b in zip(*means, strict=True))
-    return same and all(
-        math.isclose(abs(mean), size, rel_tol=_SAME) and math.isclose(square, size**2, rel_tol=_SAME)
-        for mean, size, square, _ in means
+    (mean, *sizes), (other, *others) = (
+        [total / weight.sums[0] for total in weight.sums[1:]] for weight in (short, long)
+    )
+    # The sum itself may cancel: it is compared with the sum of magnitudes.
+    return math.isclose(mean, other, rel_tol=0.0, abs_tol=_SAME * sizes[0]) and all(
+        math.isclose(a, b, rel_tol=_SAME) for a, b in zip(sizes, others, strict=True)
     )
 
 

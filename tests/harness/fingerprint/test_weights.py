@@ -142,6 +142,17 @@ def test_equal_shards_of_one_value_are_the_whole(value: float) -> None:
         assert distance(whole, describe_weight("bias", other)) is None
 
 
+def test_equal_shards_are_the_whole(weight: Tensor) -> None:
+    experts = torch.stack([weight] * 4)
+    whole, halves = describe_weight("experts", experts), describe_weight("experts", experts[:2])
+    far = distance(whole, merged(halves, halves))
+    assert far is not None
+    assert same_numbers(far)
+    experts[3, 5, 7] += 0.1
+    assert distance(describe_weight("experts", experts), halves) is None
+    assert distance(whole, describe_weight("experts", weight[:, :40])) is None
+
+
 def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:
     described = describe_weight("norm", weight)
     assert merged(described, described) == described
