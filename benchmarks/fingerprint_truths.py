@@ -1,5 +1,7 @@
 """Ground truths of `assay fingerprint`: public accuracy bugs, set up again, and the first line of the diff of each.
 
+It ends with status 1 if a line is not the expected one.
+
     python benchmarks/fingerprint_truths.py                            what one environment can show
     python benchmarks/fingerprint_truths.py --transformers-4 PYTHON    also transformers 4.57, of that Python, beside this one's
     python benchmarks/fingerprint_truths.py --server                   also an SGLang server on the CPU that gets its weights again
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -81,8 +84,16 @@ def files(model: Path, python: str = "", *flags: str) -> Fingerprint:
 
 
 def first_line(left: Fingerprint, right: Fingerprint) -> str:
-    diff = compare_fingerprints(left, right)
+    """Return the first line and the exit code, as of two servers of one name: nothing was asked to differ."""
+    diff = compare_fingerprints(left.model_copy(update={"asked": {}}), right.model_copy(update={"asked": {}}))
     return f"{diff.differences[0].says} (exit code {diff.exit_code})" if diff.differences else "no difference"
+
+
+def as_expected(line: str, expected: str) -> str:
+    """Say whether a first line is the one that a truth has to have; what was not run tells its reason itself."""
+    if line.startswith("not run: "):
+        return "not run"
+    return "yes" if re.fullmatch(expected + r" \(exit code 1\)", line) else f"no: {expected}"
 
 
 def versions(folder: Path, four: str, config: dict[str, Any], **model: Any) -> str:
@@ -159,26 +170,52 @@ def sent_again(folder: Path) -> str:
     return first_line(files(sent), after)
 
 
-def truths(four: str, server: bool) -> dict[str, Callable[[Path], str]]:
-    """Return the ground truths by name."""
+def truths(four: str, server: bool) -> dict[str, tuple[Callable[[Path], str], str]]:
+    """Return the ground truths by name: what sets one up, and the pattern of its first line, which ends in exit code 1."""
     late = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
     return {
-        "vllm #42624: a checkpoint of transformers 5 in 4": lambda folder: versions(folder, four, late),
-        "sglang #21537: Gemma 3's RoPE across 4 and 5": lambda folder: versions(folder, four, GEMMA),
-        "vllm #56066: theta beside rope_parameters": own_class,
-        "mellea #947: class of the tokenizer across 4 and 5": lambda folder: versions(
-            folder, four, {"rope_theta": 1e4}, tokenizer_class="GPT2Tokenizer", splits=LLAMA_3_SPLIT
+        "vllm #42624: a checkpoint of transformers 5 in 4": (
+            lambda folder: versions(folder, four, late),
+            r"A: rope_theta is 10,000; config\.json says 500,000",
         ),
-        "mellea #947: the same in one environment": lambda folder: first_line(
-            files(write_model(folder / "a", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT)),
-            files(
-                write_model(folder / "b", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer")
+        "sglang #21537: Gemma 3's RoPE across 4 and 5": (
+            lambda folder: versions(folder, four, GEMMA),
+            r"A: RoPE is not scaled; config\.json says linear scaling by 8 for full attention",
+        ),
+        "vllm #56066: theta beside rope_parameters": (own_class, r"B: rope_theta is 10,000; config\.json says 600,000"),
+        "mellea #947: class of the tokenizer across 4 and 5": (
+            lambda folder: versions(
+                folder, four, {"rope_theta": 1e4}, tokenizer_class="GPT2Tokenizer", splits=LLAMA_3_SPLIT
             ),
+            r"[AB]: token ids of .* are not those of tokenizer\.json, .*",
         ),
-        "two BOS: a rendered chat sent as text (lm-eval)": double_bos,
-        "a checkpoint saved in another dtype": another_dtype,
-        "a LoRA adapter that was not applied (verl #7495)": adapter,
-        "weights sent again, one tensor missing": sent_again if server else lambda folder: "not run: needs --server",
+        "mellea #947: the same in one environment": (
+            lambda folder: first_line(
+                files(write_model(folder / "a", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT)),
+                files(
+                    write_model(
+                        folder / "b", {"rope_theta": 1e4}, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer"
+                    )
+                ),
+            ),
+            r"B: token ids of .* are not those of tokenizer\.json, which is read as GPT2Tokenizer",
+        ),
+        "two BOS: a rendered chat sent as text (lm-eval)": (
+            double_bos,
+            r"B: two BOS tokens begin a chat that a client renders .*",
+        ),
+        "a checkpoint saved in another dtype": (
+            another_dtype,
+            r"21 of 21 parameters are the same .* rounded to bfloat16 in B",
+        ),
+        "a LoRA adapter that was not applied (verl #7495)": (
+            adapter,
+            r"2 of 21 parameters have other weights: .*o_proj.*",
+        ),
+        "weights sent again, one tensor missing": (
+            sent_again if server else lambda folder: "not run: needs --server",
+            r".*model\.layers\.2\.mlp\.down_proj\.weight.*",
+        ),
     }
 
 
@@ -207,14 +244,21 @@ def main() -> None:
     if given.parts:
         parts(given.device, given.model)
         return
-    table = Table("case", "first line of the diff", "seconds", title="Ground truths of assay fingerprint")
+    table = Table(
+        "case", "first line of the diff", "as expected", "seconds", title="Ground truths of assay fingerprint"
+    )
+    missed: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
-        for number, (name, truth) in enumerate(truths(given.transformers_4, given.server).items()):
+        for number, (name, (truth, expected)) in enumerate(truths(given.transformers_4, given.server).items()):
             begun = time.perf_counter()
             line = truth(Path(temporary) / str(number))
-            table.add_row(name, line, f"{time.perf_counter() - begun:.1f}")
-            print(f"{name} | {line} | {time.perf_counter() - begun:.1f} s", flush=True)
+            right = as_expected(line, expected)
+            table.add_row(name, line, right, f"{time.perf_counter() - begun:.1f}")
+            print(f"{name} | {line} | {right} | {time.perf_counter() - begun:.1f} s", flush=True)
+            missed += [name] if right.startswith("no: ") else []
     Console(width=200).print(table)
+    if missed:
+        sys.exit(f"not the expected line: {'; '.join(missed)}")
 
 
 if __name__ == "__main__":
