@@ -38,7 +38,7 @@ ReadOut = Annotated[
 """An option of the commands that run a kernel."""
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and decide if the candidate may be merged."),
-    "report": ("run", "Rebuild a run's report from its evidence, and rewrite its files."),
+    "report": ("run", "Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."),
     "runs": (
         "runs",
         "List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite.",
