@@ -71,6 +71,12 @@ def arm(
     return ArmRecord(number=number, features=features, why=why, replies=replies, seen=seen, problem=problem)
 
 
+def drafting(*features: str, passes: int, odd: int = 0) -> ArmRecord:
+    """Make an arm of 40 probes whose answers took so many passes each, those of the first `odd` one more."""
+    replies = tuple(reply(f"{n}+8", verifications=passes + (n < odd)) for n in range(40))
+    return arm(*features).model_copy(update={"replies": replies})
+
+
 BASE = arm(number=0, why="base")
 AGAIN = arm(number=1, why="base again", decode=1e-7)
 

@@ -151,6 +151,7 @@ def test_equal_shards_are_the_whole(weight: Tensor) -> None:
     experts[3, 5, 7] += 0.1
     assert distance(describe_weight("experts", experts), halves) is None
     assert distance(whole, describe_weight("experts", weight[:, :40])) is None
+    assert distance(whole, describe_weight("experts", -experts[:2])) is None
 
 
 def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from assay.evals.invariance_load import probe_load
 from assay.harness.config import RunSpec
+from assay.harness.engines.sglang.features import features_of
 from assay.harness.errors import EngineError, UsageError
+from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.invariance import drive, invariance_plan
+from assay.harness.invariance.arms import BASE
+from assay.harness.invariance.outcome import bounds
 from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.progress import ProgressDisplay
 from assay.harness.run import compare_features
 from assay.harness.server.control import Control
 
@@ -235,3 +241,16 @@ def test_a_fault_behind_prefixes_that_no_server_caches_shows_nothing(
     assert result.verdict == "inconclusive"
     check = next(check for check in result.checks if check.id == "probes-sensitive")
     assert (check.status, check.found) == ("missing", "no prefix came from the cache, behind which the fault is")
+
+
+def test_drafts_are_compared_with_those_of_the_same_speculation_alone(tmp_path: Path, arm_records: ModuleType) -> None:
+    known = {id_: features_of("cuda")[id_] for id_ in ("eagle", "page-size")}
+    both, eagle = frozenset(known), frozenset({"eagle"})
+    assert eagle in invariance_plan._with_bases([both], known), "it is run where only larger arms were chosen"
+    reference = SimpleNamespace(flags=())
+    plan = SimpleNamespace(known=known, dtype="bfloat16", run=SimpleNamespace(spec=SimpleNamespace(reference=reference)))
+    session = drive.InvarianceSession(plan, InvarianceFolder.new(tmp_path / "out"), ProgressDisplay(Console(quiet=True), 30.0))  # type: ignore[arg-type]
+    alone, lost = arm_records.drafting("eagle", passes=2), arm_records.drafting("eagle", "page-size", passes=3)
+    base = arm_records.BASE.model_copy(update={"replies": alone.replies})
+    session.records |= {BASE: base, eagle: alone, both: lost}
+    assert session._states(bounds(base, [base], "bfloat16")) == {eagle: False, both: True}

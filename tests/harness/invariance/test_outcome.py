@@ -107,13 +107,6 @@ def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: Module
     assert outcome_of(arm_records.BASE, ngram, limits, known, "float32").state == "same", "nothing is declared"
 
 
-def drafting(arm_records: ModuleType, *features: str, passes: int, probes: int = 40, odd: int = 0) -> ArmRecord:
-    """Make an arm whose probes took so many passes each, the first `odd` of them one more."""
-    replies = [arm_records.reply(f"{n}+8", verifications=passes + (n < odd)) for n in range(probes)]
-    record: ArmRecord = arm_records.arm(*features).model_copy(update={"replies": tuple(replies)})
-    return record
-
-
 @pytest.mark.parametrize(
     ("passes", "odd", "state"),
     [(2, 0, "same"), (2, 4, "same"), (2, 15, "same"), (2, 17, "differs"), (3, 0, "differs")],
@@ -123,7 +116,7 @@ def test_drafts_that_a_second_feature_loses_are_a_difference(
     arm_records: ModuleType, limits: Limits, passes: int, odd: int, state: str
 ) -> None:
     known = {"draft": Feature("draft", "", drafts=1.0), "page": Feature("page", "")}
-    alone, both = drafting(arm_records, "draft", passes=2), drafting(arm_records, "draft", "page", passes=passes, odd=odd)
+    alone, both = arm_records.drafting("draft", passes=2), arm_records.drafting("draft", "page", passes=passes, odd=odd)
     base = arm_records.BASE.model_copy(update={"replies": alone.replies})
     records = {frozenset(record.features): record for record in (base, alone, both)}
     drafted = drafted_by(frozenset(both.features), records, known, ())
@@ -148,7 +141,7 @@ def test_whose_drafts_an_arms_are_compared_with(arm_records: ModuleType) -> None
 
 
 def test_tokens_that_part_are_not_compared_in_passes(arm_records: ModuleType, limits: Limits) -> None:
-    alone, both = drafting(arm_records, "draft", passes=2), drafting(arm_records, "draft", "page", passes=4)
+    alone, both = arm_records.drafting("draft", passes=2), arm_records.drafting("draft", "page", passes=4)
     other = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH, tokens=(5,) * arm_records.DEPTH)
     parted = both.model_copy(update={"replies": tuple(reply.model_copy(update={"decode": other}) for reply in both.replies)})
     assert "drafts were lost" in outcome(alone, both, limits, drafted=alone).why

@@ -3,14 +3,17 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from assay.harness.engines.sglang.features import features_of
 from assay.harness.errors import EvidenceError, ExitCode
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder
+from assay.harness.invariance.outcome import bounds
+from assay.harness.judge import invariance
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.reports.invariance import invariance_document
@@ -240,3 +243,14 @@ def test_the_result_is_shown_in_every_medium(judged: Judge, arm_records: ModuleT
         assert "page-size" in shown
         assert "prefix-cache" in shown
     assert InvarianceResult.model_validate_json(document.json(document.result)) == document.result
+
+
+def test_drafts_that_a_second_feature_loses_are_a_regression(arm_records: ModuleType) -> None:
+    known = {id_: features_of("cuda")[id_] for id_ in ("eagle", "page-size")}
+    manifest = SimpleNamespace(spec={"reference": {"flags": ()}}, dtype="bfloat16")
+    alone, lost = arm_records.drafting("eagle", passes=2), arm_records.drafting("eagle", "page-size", passes=3)
+    base = arm_records.BASE.model_copy(update={"replies": alone.replies})
+    limits = bounds(base, [base], "bfloat16")
+    judged = invariance._outcomes(base, [alone, lost], limits, known, manifest)  # type: ignore[arg-type]
+    assert [each.state for each in judged] == ["same", "differs"]
+    assert judged[1].why == "drafts were lost: the same tokens took 120 passes in place of 80 (eagle)"
