@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved
-from assay.harness.fingerprint.differences import Difference, FingerprintDiff, faults
+from assay.harness.fingerprint.differences import FingerprintDiff
+from assay.harness.fingerprint.parts import Difference, faults
 from assay.harness.text import counted, one_line
 from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Only, Section, Suite, Table, Words
 

@@ -21,7 +21,8 @@ from assay.harness.collect.fingerprints import of_files, of_url
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint import in_interpreter
-from assay.harness.fingerprint.differences import compare_fingerprints, faults
+from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.fingerprint.parts import faults
 from assay.harness.sides import Side
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 

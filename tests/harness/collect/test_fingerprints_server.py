@@ -14,7 +14,8 @@ from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import PARTS
-from assay.harness.fingerprint.differences import compare_fingerprints, faults
+from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.fingerprint.parts import faults
 from assay.harness.sides import Side
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
-from assay.harness.fingerprint.differences import compare_fingerprints, faults
+from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.facts import variables
+from assay.harness.fingerprint.parts import faults
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
 from tests.harness.fingerprint.models import random_weights

@@ -1,0 +1,481 @@
+"""A part of two fingerprints -> what differs in it, a sentence each; and what one fingerprint has wrong in itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from assay.evals.probe_texts import CHATS
+from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
+from assay.harness.fingerprint.canonical import by_canonical_name
+from assay.harness.fingerprint.rope import read_theta, same_frequencies
+from assay.harness.fingerprint.weights import distance, rounded_to, same_bytes, same_numbers
+from assay.harness.schema import Part
+from assay.harness.text import counted, few, listed
+
+A, B = "A", "B"
+_SHOWN = 3
+_NUMBERS = frozenset((
+    "dtype", "kv_cache_dtype", "quantization", "quantization_param_path", "tp_size", "dp_size", "ep_size", "pp_size", "load_format",
+    "attention_backend", "prefill_attention_backend", "decode_attention_backend", "mm_attention_backend", "sampling_backend",
+    "grammar_backend", "moe_runner_backend", "moe_a2a_backend", "fp8_gemm_runner_backend", "fp4_gemm_runner_backend",
+    "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
+    "speculative_num_draft_tokens", "context_length", "page_size", "chunked_prefill_size", "enable_mixed_chunk",
+    "disable_radix_cache", "disable_cuda_graph", "enable_torch_compile", "enable_deterministic_inference", "chat_template",
+    "json_model_override_args", "tokenizer_mode", "revision", "lora_paths", "enable_lora",
+    "enable_eplb", "sampling_defaults", "reasoning_parser", "tool_call_parser", "disable_custom_all_reduce",
+    "enable_flashinfer_allreduce_fusion", "rl_on_policy_target", "model_impl", "cuda_graph_config",
+    "enable_fp32_lm_head", "mamba_ssm_dtype", "preferred_sampling_params", "enable_tf32_matmul", "bf16_gemm_backend",
+    "triton_attention_reduce_in_fp32", "triton_attention_num_kv_splits", "linear_attn_backend", "linear_attn_decode_backend",
+    "linear_attn_prefill_backend", "linear_attn_verify_backend", "dsa_prefill_backend", "dsa_decode_backend", "dsa_topk_backend",
+    "flashinfer_mxfp4_moe_precision", "default_chat_template_kwargs", "hf_chat_template_name",
+    "speculative_accept_threshold_single", "speculative_accept_threshold_acc", "prefill_kv_cache_dequant_dtype",
+))  # fmt: skip
+"""Arguments of a server that change outputs, or the order in which they are added up."""
+
+
+class Difference(Part):
+    """One thing in which two fingerprints differ, or that one has wrong."""
+
+    name: str = Field(
+        description='what --allow takes: the part and what differs in it, such as "rope" or "arguments.page_size"'
+    )
+    says: str = Field(description="a sentence without a full stop")
+    outputs: bool = Field(description="whether it changes outputs; false for what is not known to")
+    declared: str = Field(
+        "",
+        description="the setting that was asked to differ, --allow NAME, or that one was loaded without a server; "
+        "empty if nothing declares it",
+    )
+    details: tuple[str, ...] = Field((), description="further lines")
+
+    @property
+    def part(self) -> str:
+        """The part of the fingerprint."""
+        return self.name.partition(".")[0]
+
+    @property
+    def counts(self) -> bool:
+        """True if it changes outputs and nothing declares it."""
+        return self.outputs and not self.declared
+
+
+# What one fingerprint has wrong
+
+
+def faults(fingerprint: Fingerprint) -> list[Difference]:
+    """List what a fingerprint has wrong in itself: against ``config.json``, or against what is never meant."""
+    return [
+        *_rope_faults(fingerprint.rope or ()),
+        *_token_faults(fingerprint.tokens),
+        *_weight_faults(fingerprint.weights or ()),
+    ]
+
+
+def _rope_faults(tables: Sequence[RopeTable]) -> Iterator[Difference]:
+    by_words: dict[str, list[RopeTable]] = {}
+    for table in tables:
+        if table.wrong:
+            by_words.setdefault(table.wrong, []).append(table)
+    for words, wrong in by_words.items():
+        yield Difference(
+            name="rope.wrong",
+            says=words,
+            outputs=True,
+            details=tuple(f"{table.name} ({table.kind})" for table in wrong),
+        )
+
+
+def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
+    if tokens is None:
+        return
+    if tokens.written:
+        first = next(iter(tokens.written))
+        kind = f", which is read as {tokens.tokenizer}" if tokens.tokenizer else ""
+        yield Difference(
+            name="tokens.wrong",
+            says=f"token ids of {counted(len(tokens.written), 'text')} of the corpus are not those of tokenizer.json{kind}",
+            outputs=True,
+            details=(f"{first}: {_near(tokens.bare[first], tokens.written[first], 'as read', 'in tokenizer.json')}",),
+        )
+    if tokens.bos is None:
+        return
+    twice = [tokens.bos, tokens.bos]
+    if doubled := [name for name, ids in tokens.chats.items() if list(ids[:2]) == twice]:
+        yield Difference(
+            name="tokens.wrong",
+            says=f"two BOS tokens begin a chat ({few(doubled, _SHOWN)})",
+            outputs=True,
+            details=(f"{doubled[0]}: {list(tokens.chats[doubled[0]][:6])}",),
+        )
+    elif doubled := [name for name, ids in tokens.retold.items() if list(ids[:2]) == twice]:
+        yield Difference(
+            name="tokens.twice",
+            says="two BOS tokens begin a chat that a client renders to text: the template has one, and the tokenizer adds one",
+            outputs=False,  # of most models: it matters where a client does so, and where one of two servers differs
+            details=(f"{doubled[0]}: {list(tokens.retold[doubled[0]][:6])}",),
+        )
+
+
+def _weight_faults(weights: Sequence[Weight]) -> Iterator[Difference]:
+    for names, what in (
+        (
+            [weight.name for weight in weights if weight.not_in_checkpoint],
+            "served, and not in the checkpoint, wholly or in part",
+        ),
+        ([weight.name for weight in weights if weight.unlike_checkpoint], "not what the checkpoint has"),
+    ):
+        if names:
+            says = f"{_some(names)} {_is(names)} {what}"
+            yield Difference(name="weights.wrong", says=says, outputs=True, details=tuple(names[:20]))
+    for kept in sorted({weight.kept for weight in weights if weight.kept}):
+        narrow = [weight for weight in weights if weight.kept == kept and weight.dtype in ("bfloat16", "float16")]
+        if narrow:
+            yield Difference(
+                name="weights.wrong",
+                says=f"{kept} is {narrow[0].dtype}",
+                outputs=True,
+                details=tuple(weight.name for weight in narrow[:_SHOWN]),
+            )
+
+
+# Parts
+
+
+def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
+    classes = ""
+    if left.tokenizer and right.tokenizer and left.tokenizer != right.tokenizer:
+        classes = f" (tokenizer {left.tokenizer} in A, {right.tokenizer} in B)"
+    for field, what in (
+        ("bare", "texts"),
+        ("texts", "texts with special tokens"),
+        ("chats", "chats"),
+        ("retold", "rendered chats"),
+    ):
+        ours, theirs = getattr(left, field), getattr(right, field)
+        both = [name for name in ours if name in theirs]
+        other = [name for name in both if tuple(ours[name]) != tuple(theirs[name])]
+        if not other:
+            continue
+        first = other[0]
+        bos = _added_bos(left, right, [(ours[name], theirs[name]) for name in other])
+        yield Difference(
+            name=f"tokens.{field}",
+            says=bos
+            or f"token ids differ in {len(other)} of {counted(len(both), 'text')} of the corpus{_kind(what)}{classes}",
+            outputs=True,
+            details=(
+                f"{first}: {_near(ours[first], theirs[first])}",
+                *([f"all: {', '.join(other)}"] if len(other) > 1 else []),
+            ),
+        )
+        if field == "bare":
+            break
+    yield from _refused_chats(left.chats, right.chats)
+    if classes and not left.bare:
+        yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
+    for name in ("bos", "eos"):
+        ours, theirs = getattr(left, name), getattr(right, name)
+        if ours != theirs and left.tokenizer and right.tokenizer:  # a server names neither
+            yield Difference(name=f"tokens.{name}", says=f"{name.upper()} is {ours} in A, {theirs} in B", outputs=True)
+    other = [name for name, count in left.counts.items() if right.counts.get(name, count) != count]
+    if other:
+        first = other[0]
+        yield Difference(
+            name="tokens.counts",
+            says=f"{len(other)} of {counted(len(left.counts), 'chat')} {_has(other)} other numbers of prompt tokens ({first}: "
+            f"{left.counts[first]} in A, {right.counts[first]} in B)",
+            outputs=True,
+        )
+
+
+def _refused_chats(left: Collection[str], right: Collection[str]) -> Iterator[Difference]:
+    """Yield the first chat that a template refuses on one side alone; behind a refusal, a server is asked for none."""
+    first = next((name for name in CHATS if name not in left or name not in right), "")
+    if left and right and first and (first in left or first in right):
+        side = B if first in left else A
+        yield Difference(
+            name="tokens.chats", says=f"the chat template refuses the chat {first!r} in {side} alone", outputs=True
+        )
+
+
+def _kind(what: str) -> str:
+    return "" if what == "texts" else f" ({what})"
+
+
+def _added_bos(left: Tokens, right: Tokens, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str:
+    """Say that the only difference is a BOS more on one side; empty if there is another."""
+    for side, tokens, longer in ((B, right, 1), (A, left, 0)):
+        if tokens.bos is not None and all(list(pair[longer]) == [tokens.bos, *pair[1 - longer]] for pair in pairs):
+            twice = all(list(pair[1 - longer][:1]) == [tokens.bos] for pair in pairs)
+            return f"two BOS tokens in {side}, one in the other" if twice else f"BOS begins every text in {side} alone"
+    return ""
+
+
+def _near(ours: Sequence[int], theirs: Sequence[int], left: str = "in A", right: str = "in B") -> str:
+    """Show where two lists of ids part."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    begin = max(0, at - 2)
+    return f"from token {at} on, {list(ours[begin : at + 4])} {left}, {list(theirs[begin : at + 4])} {right}"
+
+
+def _ropes(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> Iterator[Difference]:
+    for ours, theirs in _paired(left, right):
+        if len(ours.frequencies) != len(theirs.frequencies):
+            says = f"RoPE turns {2 * len(ours.frequencies)} dims of a head in A, {2 * len(theirs.frequencies)} in B"
+        elif not same_frequencies(ours.frequencies, theirs.frequencies, 2.0**-8 if _coarse(ours, theirs) else 2.0**-12):
+            says = _frequencies(ours, theirs)
+        elif abs(ours.scale - theirs.scale) > 2.0**-10 * abs(ours.scale):
+            says = f"cos and sin are scaled by {ours.scale:.4g} in A, {theirs.scale:.4g} in B"
+        elif ours.rows and theirs.rows and ours.dtype != theirs.dtype:
+            says = f"cos and sin are {ours.dtype} in A, {theirs.dtype} in B"
+        elif _other_rows(ours, theirs):
+            says = (
+                f"cos and sin are off by up to {ours.error:.2g} in A, {theirs.error:.2g} in B, of the same frequencies"
+            )
+        else:
+            continue
+        where = f" (layers {ours.layers})" if ours.layers and len(left) > 1 else ""
+        yield Difference(name="rope.table", says=says + where, outputs=True, details=(f"{ours.name}; {theirs.name}",))
+    if len(left) != len(right):
+        yield Difference(
+            name="rope.table",
+            says=f"{counted(len(left), 'RoPE table')} in A, {len(right)} in B",
+            outputs=bool(left and right),
+        )
+
+
+def _other_rows(ours: RopeTable, theirs: RopeTable) -> bool:
+    """Return True if tables of one size and dtype are not off by as much, beyond the rounding of frequencies read off them."""
+    if ours.error is None or theirs.error is None or ours.rows != theirs.rows or ours.digest == theirs.digest:
+        return False
+    return not abs(ours.error - theirs.error) <= 4 * ours.rows * 2.0 ** -(7 if _coarse(ours) else 23)
+
+
+def _coarse(*tables: RopeTable) -> bool:
+    return any(table.dtype in ("bfloat16", "float16") for table in tables)
+
+
+def _paired(left: Sequence[RopeTable], right: Sequence[RopeTable]) -> list[tuple[RopeTable, RopeTable]]:
+    """Pair each table with the one that is closest to it, for their names and their order are the packages' own."""
+    pairs, rest = [], list(right)
+    for ours in left:
+        if rest:
+            closest = min(rest, key=lambda table: _far(ours.frequencies, table.frequencies))
+            rest.remove(closest)
+            pairs.append((ours, closest))
+    return pairs
+
+
+def _far(left: Sequence[float], right: Sequence[float]) -> float:
+    if len(left) != len(right):
+        return math.inf
+    return sum(abs(math.log(max(a, 1e-30) / max(b, 1e-30))) for a, b in zip(left, right, strict=True))
+
+
+_ROUNDED = 0.01
+"""Mean log ratio of frequencies that a table in bfloat16 explains: it holds cosines to 3 digits."""
+
+
+def _frequencies(ours: RopeTable, theirs: RopeTable) -> str:
+    if ours.dtype != theirs.dtype and _far(ours.frequencies, theirs.frequencies) < _ROUNDED * len(ours.frequencies):
+        return f"cos and sin are {ours.dtype} in A, {theirs.dtype} in B"
+    bases = [read_theta(table.frequencies) for table in (ours, theirs)]
+    if all(bases):
+        a, b = (f"{float(f'{base:.4g}'):,.0f}" for base in bases if base)
+        return f"rope_theta is {a} in A, {b} in B"
+    ratios = [a / b for a, b in zip(ours.frequencies, theirs.frequencies, strict=True)]
+    if max(ratios) - min(ratios) < 0.01 * max(ratios):
+        return f"RoPE frequencies in A are {ratios[0]:.4g} times those in B"
+    count = sum(abs(ratio - 1) > 2.0**-8 for ratio in ratios)
+    return f"{count} of {len(ratios)} RoPE frequencies differ, the last by a factor of {ratios[-1]:.4g}"
+
+
+@dataclass(frozen=True)
+class _Changed:
+    weight: Weight
+    far: float | None
+    to: str
+
+
+def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Difference]:
+    ours, theirs = by_canonical_name(left, right)
+    if missing := [name for name in ours if name not in theirs]:
+        yield Difference(name="weights.missing", says=f"{_some(missing)} {_is(missing)} in A alone", outputs=True)
+    if missing := [name for name in theirs if name not in ours]:
+        yield Difference(name="weights.missing", says=f"{_some(missing)} {_is(missing)} in B alone", outputs=True)
+    both = [name for name in ours if name in theirs]
+    changed = [change for change in (_changed(ours[name], theirs[name]) for name in both) if change is not None]
+    other = [change for change in changed if not change.to]
+    if other:
+        yield _other_weights(other, both)
+    for to in sorted({change.to for change in changed if change.to}):
+        rounded = [change for change in changed if change.to == to]
+        kept = next((change.weight.kept for change in rounded if change.weight.kept), "")
+        a, b = ours[rounded[0].weight.name], theirs[rounded[0].weight.name]
+        in_a = to in (a.grid, a.dtype) and to not in (b.grid, b.dtype)
+        yield Difference(
+            name="weights.dtype",
+            says=f"{len(rounded)} of {counted(len(both), 'parameter')} are the same weights rounded to {to} in {A if in_a else B}"
+            + (f", {kept} included" if kept else ""),
+            outputs=True,
+            details=(
+                f"{rounded[0].weight.name}: {_dtypes(a)} in A, {_dtypes(b)} in B, relative distance {rounded[0].far:.2g}",
+            ),
+        )
+    stored = [
+        name
+        for name in both
+        if ours[name].dtype != theirs[name].dtype and name not in {change.weight.name for change in changed}
+    ]
+    for pair in sorted({(ours[name].dtype, theirs[name].dtype) for name in stored}):
+        names = [name for name in stored if (ours[name].dtype, theirs[name].dtype) == pair]
+        yield Difference(
+            name="weights.dtype",
+            says=f"{_some(names)} {_is(names)} {pair[0]} in A, {pair[1]} in B, with the same values",
+            outputs=ours[names[0]].ranks == theirs[names[0]].ranks and "float" in pair[0] + pair[1],
+        )
+
+
+def _dtypes(weight: Weight) -> str:
+    return weight.dtype + (f" with values of {weight.grid}" if weight.grid and weight.grid != weight.dtype else "")
+
+
+def _changed(ours: Weight, theirs: Weight) -> _Changed | None:
+    if same_bytes(ours, theirs):
+        return None
+    far = distance(ours, theirs)
+    if far is not None and same_numbers(far):
+        return None
+    return _Changed(ours, far, rounded_to(ours, theirs, far) if far is not None else "")
+
+
+def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference:
+    shaped = [change for change in other if change.far is None]
+    if shaped:
+        names = [change.weight.name for change in shaped]
+        return Difference(
+            name="weights.other", says=f"{_some(names)} {_is(names)} of another shape or kind", outputs=True
+        )
+    worst = max(other, key=lambda change: change.far or 0.0)
+    names = [change.weight.name for change in sorted(other, key=lambda change: -(change.far or 0.0))]
+    sharded = any(not change.weight.projections for change in other)
+    return Difference(
+        name="weights.other" if 2 * len(other) > len(both) else "weights.some",
+        says=f"{len(other)} of {counted(len(both), 'parameter')} {_has(other)} other weights: {few(names, _SHOWN)}"
+        + ("" if sharded else f" (relative distance up to {worst.far:.2g})"),
+        outputs=True,
+        details=tuple(names[:20]),
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} parameters ({few(names, 2)})"
+
+
+def _is(names: Sequence[Any]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _has(names: Sequence[Any]) -> str:
+    return "has" if len(names) == 1 else "have"
+
+
+def _backends(left: Sequence[Resolved], right: Sequence[Resolved]) -> Iterator[Difference]:
+    phases: dict[tuple[str, str], list[str]] = {}
+    for operation, phase in dict.fromkeys((resolved.operation, resolved.phase) for resolved in (*left, *right)):
+        ours, theirs = (
+            {
+                resolved.runs: resolved.layers
+                for resolved in side
+                if (resolved.operation, resolved.phase) == (operation, phase)
+            }
+            for side in (left, right)
+        )
+        if ours != theirs:
+            phases.setdefault((operation, f"{_runs(ours)} in A, {_runs(theirs)} in B"), []).append(phase)
+    for (operation, says), of in phases.items():
+        only = f" ({of[0]})" if len(of) == 1 and of[0] else ""
+        yield Difference(name=f"backends.{operation}", says=f"{operation}{only}: {says}", outputs=True)
+
+
+def _runs(names: Mapping[str, str]) -> str:
+    """Say which layers run what: "layers 7 to 11 run triton, the others flashinfer"."""
+    if len(names) <= 1:
+        return next(iter(names), "nothing")
+    fewest_first = sorted(names.items(), key=lambda item: len(_of_ranges(item[1])))
+    *some, (most, _) = fewest_first
+    return listed([f"{_layers(layers)} {name}" for name, layers in some]) + f", the others {most}"
+
+
+def _layers(ranges: str) -> str:
+    words = listed(ranges.replace("-", " to ").split(", "))
+    return f"layer {words} runs" if len(_of_ranges(ranges)) == 1 else f"layers {words} run"
+
+
+def _of_ranges(ranges: str) -> set[int]:
+    """Read numbers of layers that were written as "0-6, 12"."""
+    parts = [part.partition("-") for part in ranges.replace(" ", "").split(",") if part]
+    return {number for low, _, high in parts for number in range(int(low), int(high or low) + 1)}
+
+
+def _ignored(left: Sequence[str], right: Sequence[str]) -> Iterator[Difference]:
+    for side, own, other in ((A, left, right), (B, right, left)):
+        for says in own:
+            if says not in other:
+                yield Difference(name="ignored", says=f"{side}: {says}", outputs=True)
+
+
+def _positions(left: Sequence[int], right: Sequence[int]) -> Iterator[Difference]:
+    both = min(len(left), len(right))  # prompts of other lengths begin alike
+    if tuple(left[:both]) != tuple(right[:both]):
+        yield Difference(
+            name="positions", says=f"position ids are {_few_ids(left)} in A, {_few_ids(right)} in B", outputs=True
+        )
+
+
+def _few_ids(ids: Sequence[int]) -> str:
+    return f"{list(ids[:4])}".replace("]", ", ...]" if len(ids) > 4 else "]")
+
+
+def _mapping(part: str, what: str, outputs: Collection[str] | bool) -> Any:
+    """Make the comparison of a part that is a mapping of names to values."""
+
+    def differences(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Difference]:
+        for name in sorted(left.keys() | right.keys()):
+            ours, theirs = left.get(name), right.get(name)
+            if ours != theirs:
+                yield Difference(
+                    name=f"{part}.{name}",
+                    says=f"{what.format(name=name)} is {_shown(ours)} in A, {_shown(theirs)} in B",
+                    outputs=outputs if isinstance(outputs, bool) else name.partition(".")[0] in outputs,
+                )
+
+    return differences
+
+
+def _shown(value: str | None) -> str:
+    return "absent" if value is None else value or "empty"
+
+
+COMPARED: Mapping[str, Any] = {
+    "tokens": _tokens,
+    "generation": _mapping("generation", "the default of {name}", True),
+    "positions": _positions,
+    "rope": _ropes,
+    "weights": _weights,
+    "adapters": _mapping("adapters", "the LoRA adapter {name}", True),
+    "quantisation": _mapping("quantisation", "quantisation: {name}", True),
+    "experts": _mapping("experts", "the expert map of layer {name}", True),
+    "backends": _backends,
+    "ignored": _ignored,
+    "arguments": _mapping("arguments", "{name}", _NUMBERS),
+    "environment": _mapping("environment", "{name}", False),
+    "packages": _mapping("packages", "{name}", True),
+    "hardware": _mapping("hardware", "{name}", True),
+}
+"""Compares a part of two fingerprints, by its name: yields what differs."""
