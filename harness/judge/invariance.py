@@ -24,7 +24,7 @@ from assay.harness.invariance.outcome import (
     widened,
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
-from assay.harness.judge.invariance_probes import changed_probes, in_common
+from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
@@ -44,6 +44,10 @@ _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was se
 _SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
 _DECIDED = Requirement("arms-decided", "every arm decided")
 _COVERED = Requirement("pairs-covered", "every two features were on together")
+_OWN = (
+    "in {}, the log-probabilities of the prompt's own tokens alone differ, and the most probable tokens are the same: they may be "
+    "those of other requests, as in SGLang's issue 36938, where requests are retracted"
+)
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
 
 
@@ -78,7 +82,8 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _covered(lost, manifest),
     )
     partings = _partings(folder, records, outcomes, limits, known)
-    changed = {arm: _changed(arm, base, arms, limits, known, manifest) for arm in partings}
+    records_of = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    changed = {arm: _changed(arm, records_of, limits, known, manifest) for arm in partings}
     findings = _findings(manifest, outcomes, known, partings, changed)
     verdict = _verdict(checks, outcomes)
     return InvarianceResult(
@@ -252,27 +257,29 @@ def _partings(
 
 
 def _changed(
-    arm: Arm, base: ArmRecord, arms: Sequence[ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
+    arm: Arm, records: Mapping[Arm, ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
     manifest: InvarianceManifest,
-) -> list[str]:  # fmt: skip
-    """Return the probes that an arm changes."""
-    records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
-    against, own = records[base_of(arm, known)], records[arm]
-    return changed_probes(against.replies, own.replies, widened(limits, arm, known, manifest.dtype))
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """Return the probes that an arm changes, and those of them with nothing wrong but their own log-probabilities."""
+    compared = records[base_of(arm, known)].replies, records[arm].replies
+    bound = widened(limits, arm, known, manifest.dtype)
+    return changed_probes(*compared, bound), own_alone(*compared, bound)
 
 
 def _findings(
     manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, Sequence[str]],
+    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, tuple[Sequence[str], Sequence[str]]],
 ) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
-    return [_finding(manifest, failing[arm], outcomes, known, parted, changed[arm]) for arm, parted in partings.items()]
+    return [
+        _finding(manifest, failing[arm], outcomes, known, parted, *changed[arm]) for arm, parted in partings.items()
+    ]
 
 
 def _finding(
     manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    parted: PartingRow, changed: Sequence[str],
+    parted: PartingRow, changed: Sequence[str], own: Sequence[str],
 ) -> Finding:  # fmt: skip
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
@@ -284,6 +291,7 @@ def _finding(
         for measure, distance in judged.distances.items()
     ]
     evidence += [f"probes that differ: {', '.join(changed)}"] if changed else []
+    evidence += [_OWN.format(counted(len(own), "probe"))] if own else []
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
