@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.collect.asked import ignored_of
 from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.model import resolve_model
@@ -68,7 +69,8 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             [python, "-m", _PROCESS, *flags], environment, folder, timeout_s, f"the model runner ({side.backend})"
         )
     made = Fingerprint.model_validate_json(printed)
-    update = {"model": side.model, "asked": dict(settings(without_secrets(side))), **_ignored(side)}
+    update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
+    update["ignored"] = ignored_of(model, side)
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
         with suppress(EvidenceError):  # too large, or in another format: it is then compared with other servers alone
             update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
@@ -168,19 +170,6 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
         "see its last lines; --files reads tokenizer, configuration and weights without the engine",
         details=tail,
     )
-
-
-def _ignored(side: Side) -> dict[str, Any]:
-    """Measure what the layers ask for and the backend does not compute; nothing for a kernel, which declares it itself."""
-    from assay.harness.backend import Backend
-    from assay.harness.collect.asked import unmet
-    from assay.harness.engines.model import model_shape
-
-    asks = model_shape(resolve_model(side.model, side.flags), side.flags).asks
-    says = (
-        [text for _, _, text in unmet({"candidate": Backend.parse(side.backend)}, {"candidate": asks})] if asks else []
-    )
-    return {"ignored": tuple(says)}
 
 
 def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:

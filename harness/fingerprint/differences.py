@@ -120,11 +120,16 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     said = {fault.name for fault in (*ours, *theirs)}  # a fault says what differs, and which side is right
     differ = [difference for difference in differ if _FAULT_OF.get(difference.name) not in said]
     common = {fault.says for fault in ours} & {fault.says for fault in theirs}
-    for side, own in ((A, ours), (B, theirs)):
+    for side, own, other in ((A, ours, right), (B, theirs, left)):
         differ += [
-            difference.model_copy(update={"says": f"{side}: {difference.says}", "outputs": True})
-            for difference in own
-            if difference.says not in common
+            fault.model_copy(
+                update={
+                    "says": f"{side}: {fault.says}",
+                    "outputs": fault.outputs or bool(other.tokens and other.tokens.retold),
+                }
+            )
+            for fault in own
+            if fault.says not in common
         ]
     flags = left.asked.keys() | right.asked.keys()
     alone = "model runner" in sources and len(sources) > 1

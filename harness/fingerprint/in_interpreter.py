@@ -72,22 +72,6 @@ def written_ids(model: str, texts: Mapping[str, str], bare: Mapping[str, Sequenc
     return {name: given for name, given in ids.items() if name in bare and given != list(bare[name])}
 
 
-def bos_of(model: str) -> int | None:
-    """Return the id of the BOS that a model's files name; None if they name none, or if it is no token of ``tokenizer.json``."""
-    paths = [os.path.join(model, name) for name in ("tokenizer_config.json", "tokenizer.json")]
-    if not all(map(os.path.exists, paths)):
-        return None
-    with open(paths[0], encoding="utf-8") as file:
-        named = json.load(file).get("bos_token")
-    word = named.get("content") if isinstance(named, dict) else named
-    if not word:
-        return None
-    from tokenizers import Tokenizer
-
-    bos: int | None = Tokenizer.from_file(paths[1]).token_to_id(word)
-    return bos
-
-
 def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the ids that a tokenizer of transformers makes of texts and chats, by the fields of the record ``Tokens``."""
     told = {}

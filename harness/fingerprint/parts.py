@@ -180,7 +180,7 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
     for name in ("bos", "eos"):
         ours, theirs = getattr(left, name), getattr(right, name)
-        if ours != theirs and left.tokenizer and right.tokenizer:  # a server names neither
+        if ours != theirs and left.tokenizer and right.tokenizer:  # a URL names neither
             yield Difference(name=f"tokens.{name}", says=f"{name.upper()} is {ours} in A, {theirs} in B", outputs=True)
     other = [name for name, count in left.counts.items() if right.counts.get(name, count) != count]
     if other:

@@ -12,7 +12,7 @@ from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
-from assay.harness.fingerprint.in_interpreter import bos_of, generation_of, written_ids
+from assay.harness.fingerprint.in_interpreter import written_ids
 from assay.harness.fingerprint.weights import joined
 from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
@@ -51,10 +51,10 @@ def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fin
     first = joined(written)
     seconds = {"asking": round(time.monotonic() - begun, 4), **first.seconds}
     missing = dict(first.not_observed)
-    update: dict[str, Any] = {"generation": generation_of(str(model)), "source": "server"}
+    update: dict[str, Any] = {"source": "server", "tokens": None}
     begun = time.monotonic()
     try:
-        update["tokens"] = _tokens(server, model)
+        update["tokens"] = _tokens(server, model, first)
     except (EngineError, KeyError, TypeError, ValueError) as error:
         missing["tokens"] = one_line(str(error), 200)
     seconds["tokens"] = round(time.monotonic() - begun, 4)
@@ -82,8 +82,11 @@ def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[F
         time.sleep(0.05)
 
 
-def _tokens(server: _Asked, model: Path) -> Tokens:
-    """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats."""
+def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
+    """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats.
+
+    The rest, such as EOS and the class of the tokenizer, is what a process of the server told.
+    """
     names = list(TEXTS)
     fields: dict[str, Any] = {}
     for field, special in (("texts", True), ("bare", False)):
@@ -99,5 +102,7 @@ def _tokens(server: _Asked, model: Path) -> Tokens:
             EngineError
         ):  # a template may refuse roles and tools; each refusal takes as long as a death would to show
             break
-    written = written_ids(str(model), TEXTS, fields["bare"])
-    return Tokens(**fields, chats=chats, written=written, bos=bos_of(str(model)))
+    files = (told.arguments or {}).get("tokenizer_path") or str(model)
+    fields |= {"chats": chats, "written": written_ids(files, TEXTS, fields["bare"])}
+    rest = told.tokens.model_dump(exclude={"digest"}) if told.tokens else {}
+    return Tokens(**{**rest, **fields})

@@ -282,12 +282,3 @@ def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) ->
     other = made.model_copy(update={"tokens": made.tokens.model_copy(update={"counts": counts})})
     code, says = first(other, made)
     assert (code, says) == (1, "35 of 35 chats have other numbers of prompt tokens (user: 7 in A, 8 in B)")
-
-
-@pytest.mark.parametrize(("named", "bos"), [("<s>", 0), ({"content": "<s>"}, 0), (None, None), ("<missing>", None)])
-def test_the_bos_that_files_name(tmp_path: Path, named: Any, bos: int | None) -> None:
-    pytest.importorskip("tokenizers")
-    write_model(tmp_path, PLAIN)
-    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**written, "bos_token": named}))
-    assert in_interpreter.bos_of(str(tmp_path)) == bos

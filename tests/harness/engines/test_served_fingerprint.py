@@ -10,7 +10,7 @@ import pytest
 from assay.harness.engines.sglang import served_fingerprint
 from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError
-from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.server.control import read_setting
 
 
@@ -62,3 +62,26 @@ def test_what_every_process_wrote_is_joined(tmp_path: Path) -> None:
     assert made is not None
     assert made.packages == {"torch": "2"}
     assert made.not_observed["tokens"] == "no tokens"
+
+
+class Telling(Server):
+    """A server whose process tells its tokenizer, and whose endpoint makes ids."""
+
+    def ask(self, *args: Any) -> None:
+        label = read_setting(self.folder).control.fingerprint
+        tokens = Tokens(tokenizer="T", bos=0, eos=(1,), texts={"english": (9,)}, retold={"user": (0, 0, 5)})
+        made = Fingerprint(source="model runner", engine="e", model="m", tokens=tokens)
+        OF_PROCESS.write(self.folder, made, process=f"{label}-0000")
+
+    def send(self, path: str, body: dict[str, Any]) -> Any:
+        return {"tokens": [7] if "messages" in body else [[7]] * len(body["prompt"])}
+
+
+def test_a_process_tells_of_the_tokenizer_what_the_endpoint_does_not(tmp_path: Path) -> None:
+    made = fingerprint_of(Telling(tmp_path, 1), tmp_path, tmp_path, 1)  # type: ignore[arg-type]
+    assert made is not None
+    assert made.tokens is not None
+    assert (made.tokens.tokenizer, made.tokens.bos, made.tokens.eos, made.tokens.retold) == ("T", 0, (1,), {"user": (0, 0, 5)})
+    assert made.tokens.texts["english"] == made.tokens.chats["user"] == (7,), "of the endpoint, which requests go through"
+    alone = made.tokens.model_dump(exclude={"digest"})
+    assert made.tokens.digest == Tokens(**alone).digest, "is of all of it"

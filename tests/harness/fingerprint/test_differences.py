@@ -345,6 +345,17 @@ def test_the_tokenizer_of_another_folder_is_the_same_if_its_ids_are() -> None:
     assert first(left, slow)[0] == 1
 
 
+def test_two_bos_of_a_rendered_chat_count_where_the_other_side_was_asked_for_them() -> None:
+    """A URL tells no rendered chats: that it has no such fault is not known."""
+    twice = fingerprint(tokens=Tokens(bos=0, bare=IDS, retold={"user": (0, 0, 5)}))
+    once = fingerprint(tokens=Tokens(bos=0, bare=IDS, retold={"system": (0, 5)}))
+    url = fingerprint(tokens=Tokens(bos=0, bare=IDS)).model_copy(update={"source": "endpoint"})
+    says = "two BOS tokens begin a chat that a client renders to text: the template has one, and the tokenizer adds one"
+    for other, code in ((once, 1), (url, 0), (fingerprint(packages={}), 3)):
+        assert first(twice, other) == (code, f"A: {says}")
+        assert first(other, twice) == (code, f"B: {says}")
+
+
 @pytest.mark.parametrize(
     ("left", "right", "says"),
     [

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("sglang")
 
 from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe
+from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
 from assay.harness.server.control import Control, set_control
 from tests.harness.fingerprint.models import write_model
@@ -124,6 +125,17 @@ def test_parts_that_cannot_be_read_are_not_observed(tmp_path: Path) -> None:
     assert "JSONDecodeError" in made.not_observed["rope"]
     assert made.weights is not None
     assert made.seconds["weights"] >= 0
+
+
+def test_a_process_tells_the_class_and_the_end_tokens_of_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)  # as servers on a CPU have them
+    made = describe(runner(tmp_path, table(500000.0)))
+    assert made.tokens is not None, made.not_observed
+    assert (made.tokens.bos, made.tokens.eos) == (0, (1,))
+    assert made.tokens.tokenizer
+    assert made.tokens.retold["user"][0] == 0, "the template begins with a BOS"
+    assert made.generation is not None
+    assert made.packages is not None
 
 
 def batch(*rids: str, idle: bool = False) -> Any:
