@@ -19,7 +19,8 @@ from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.remote import EndpointClient, RemoteServer
-from assay.harness.engines.sglang import arguments, launch
+from assay.harness.engines.sglang import arguments, failures, launch
+from assay.harness.engines.sglang.known_causes import Situation
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, Tokens
@@ -162,13 +163,17 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
         ended = process.how_it_ended if status is not None else f"was not done after {timeout_s:g} s"
         # Its log is in a folder that is removed: what it ends with is all there is.
         tail = "\n".join([*lines[-3:], process.log_tail()])
+        failure = failures.read(process.recent_log(), Situation(alone=True))
     finally:
         process.stop()
     raise EngineError(
-        f"{who} {ended}, and there is no fingerprint.",
+        f"{who} {ended}, and there is no fingerprint{f': {failure.line}' if failure.line else '.'}",
         "a model that this interpreter loads",
-        "see its last lines; --files reads tokenizer, configuration and weights without the engine",
+        failure.do
+        if failure.cause
+        else "see its last lines; --files reads tokenizer, configuration and weights without the engine",
         details=tail,
+        cause=failure.cause,
     )
 
 

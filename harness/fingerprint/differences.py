@@ -57,6 +57,11 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--chat-template": ("tokens.chats",),
     "--lora-paths": ("adapters",),
     "--load-format": ("weights",),
+    "--speculative-algorithm": (  # what SGLang 0.5.23 derives from it
+        "arguments.speculative_algorithm", "arguments.speculative_draft_model_path", "arguments.speculative_num_steps",
+        "arguments.speculative_eagle_topk", "arguments.speculative_num_draft_tokens", "arguments.enable_mixed_chunk",
+        "arguments.cuda_graph_config",
+    ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip
 """What a setting that differs as asked lets differ besides its own argument, by beginnings of names."""

@@ -24,10 +24,12 @@ from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.parts import faults
 from assay.harness.sides import Side
+from assay.reports.fingerprint import fingerprint_document
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 
 FOUR = os.environ.get("ASSAY_TRANSFORMERS_4", "")
 """A Python with transformers 4.57."""
+LOGS = Path(__file__).parents[2] / "data" / "server_failures"
 PLAIN: dict[str, Any] = {"rope_theta": 10000.0}
 
 
@@ -61,6 +63,16 @@ def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> N
     assert made.generation is not None
     assert made.generation["temperature"] == "0.6"
     assert faults(made) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_a_broken_tokenizer_is_not_said_to_be_right(tmp_path: Path) -> None:
+    model = write_model(tmp_path, PLAIN)
+    assert fingerprint_document(files(model)).headline.endswith("; nothing is wrong in itself.")
+    (model / "tokenizer.json").write_text('{"model": 1}')
+    made = files(model)
+    assert made.not_observed["tokens"]
+    assert fingerprint_document(made).headline.endswith("; nothing that was observed is wrong in itself; tokens were not.")
 
 
 @pytest.mark.usefixtures("here")
@@ -158,6 +170,16 @@ def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: P
     with pytest.raises(EngineError, match=r"exited with status 3, and there is no fingerprint") as caught:
         files(model, str(python))
     assert "no transformers here" in caught.value.details
+
+
+def test_a_known_cause_says_what_to_do(tmp_path: Path) -> None:
+    python, log = tmp_path / "python", LOGS / "backend_model.log"
+    python.write_text(f"#!/bin/sh\ncat {log} >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match="no fingerprint: AssertionError: GptOssForCausalLM requires one of") as caught:
+        files(write_model(tmp_path / "model", PLAIN), str(python))
+    assert "assay fingerprint --backend triton" in caught.value.do
+    assert caught.value.expected
 
 
 class Endpoint(BaseHTTPRequestHandler):

@@ -183,6 +183,30 @@ def test_another_dtype_declares_rounded_weights_but_no_other_ones() -> None:
     assert compare_fingerprints(ours, fingerprint(weights=other, asked=asked[1])).exit_code == 1
 
 
+def test_weights_of_the_same_values_in_another_dtype_are_told_and_do_not_count() -> None:
+    """A CPU loads a checkpoint of bfloat16 in float32; a real cast loses values, and counts."""
+    stored = {name: weight.bfloat16() for name, weight in random_weights().items()}
+    left = fingerprint(weights=described(stored))
+    loaded = fingerprint(weights=described({name: weight.float() for name, weight in stored.items()}))
+    code, says = first(left, loaded)
+    assert code == 0
+    assert says.endswith("are bfloat16 in A, float32 in B, with the same values")
+    assert first(fingerprint(weights=described(random_weights())), left)[0] == 1
+
+
+def test_what_follows_from_a_speculative_algorithm_is_declared_by_it() -> None:
+    none = {"speculative_algorithm": "null", "speculative_num_steps": "null", "speculative_accept_threshold_acc": "1.0"}
+    drafts = {**none, "speculative_algorithm": "NGRAM", "speculative_num_steps": "11", "enable_mixed_chunk": "false"}
+    left, right = fingerprint(arguments=none), fingerprint(arguments=drafts, asked={"--speculative-algorithm": "NGRAM"})
+    assert compare_fingerprints(left, right).exit_code == 0
+    assert compare_fingerprints(left, fingerprint(arguments=drafts)).exit_code == 1, "nobody asked for drafts"
+    other = right.model_copy(update={"arguments": {**drafts, "speculative_accept_threshold_acc": "0.5"}})
+    undeclared = compare_fingerprints(left, other).undeclared
+    assert [difference.name for difference in undeclared] == ["arguments.speculative_accept_threshold_acc"]
+    ignored = right.model_copy(update={"arguments": none})
+    assert first(left, ignored)[1].startswith("--speculative-algorithm was asked to be NGRAM, not absent, and nothing")
+
+
 def test_a_checkpoint_is_compared_with_what_an_engine_fused() -> None:
     weights = random_weights()
     fused = dict(weights)
