@@ -62,6 +62,10 @@ _DECLARES: Mapping[str, Sequence[str]] = {
         "arguments.speculative_eagle_topk", "arguments.speculative_num_draft_tokens", "arguments.enable_mixed_chunk",
         "arguments.cuda_graph_config",
     ),
+    "--enable-deterministic-inference": (  # likewise
+        "arguments.enable_deterministic_inference", "arguments.sampling_backend", "arguments.disable_radix_cache",
+        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "environment.NCCL_ALGO",
+    ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip
 """What a setting that differs as asked lets differ besides its own argument, by beginnings of names."""

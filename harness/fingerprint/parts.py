@@ -12,6 +12,7 @@ from pydantic import Field
 from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
+from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
 from assay.harness.fingerprint.rope import read_theta, same_frequencies
 from assay.harness.fingerprint.weights import distance, rounded_to, same_bytes, same_numbers
 from assay.harness.schema import Part
@@ -461,6 +462,17 @@ def _mapping(part: str, what: str, outputs: Collection[str] | bool) -> Any:
     return differences
 
 
+def _environment(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted(left.keys() | right.keys()):
+        ours, theirs = left.get(name), right.get(name)
+        if ours == theirs:
+            continue
+        counts = name in CHANGE_NUMBERS and as_read(name, ours) != as_read(name, theirs)
+        decides = f": it decides {CHANGE_NUMBERS[name][1]}" if counts else ""
+        says = f"{name} is {_shown(ours)} in A, {_shown(theirs)} in B{decides}"
+        yield Difference(name=f"environment.{name}", says=says, outputs=counts)
+
+
 def _shown(value: str | None) -> str:
     return "absent" if value is None else value or "empty"
 
@@ -477,7 +489,7 @@ COMPARED: Mapping[str, Any] = {
     "backends": _backends,
     "ignored": _ignored,
     "arguments": _mapping("arguments", "{name}", _NUMBERS),
-    "environment": _mapping("environment", "{name}", False),
+    "environment": _environment,
     "packages": _mapping("packages", "{name}", True),
     "hardware": _mapping("hardware", "{name}", True),
 }

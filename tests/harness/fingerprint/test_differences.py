@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.fingerprint.facts import variables
+from assay.harness.fingerprint.facts import CHANGE_NUMBERS, variables
 from assay.harness.fingerprint.parts import faults
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
@@ -261,14 +261,14 @@ def test_a_backend_that_both_phases_change_is_one_line() -> None:
 def test_parts_are_ranked_by_what_they_change() -> None:
     left = fingerprint(
         tokens=Tokens(bare={"a": (1,)}), rope=(plain(500000.0),), arguments={"log_level": "info", "dtype": "float32"},
-        packages={"torch": "2.12"}, environment={"NCCL_ALGO": "Ring"},
+        packages={"torch": "2.12"}, environment={"NCCL_DEBUG": "INFO"},
     )  # fmt: skip
     right = fingerprint(
         tokens=Tokens(bare={"a": (2,)}), rope=(plain(10000.0),), arguments={"log_level": "debug", "dtype": "bfloat16"},
         packages={"torch": "2.13"}, environment={},
     )  # fmt: skip
     found = compare_fingerprints(left, right).differences
-    names = ["tokens.bare", "rope.wrong", "arguments.dtype", "packages.torch", "arguments.log_level", "environment.NCCL_ALGO"]
+    names = ["tokens.bare", "rope.wrong", "arguments.dtype", "packages.torch", "arguments.log_level", "environment.NCCL_DEBUG"]
     assert [one.name for one in found] == names
     assert [one.counts for one in found] == [True, True, True, True, False, False]
 
@@ -281,6 +281,7 @@ def test_parts_are_ranked_by_what_they_change() -> None:
         ("--dtype", "quantisation", ({"weights": "float32"}, {"weights": "bfloat16"})),
         ("backend", "backends", (resolved(triton="0-3"), resolved(torch_native="0-3"))),
         ("environment.NCCL_ALGO", "environment", ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"})),
+        ("--enable-deterministic-inference", "environment", ({}, {"NCCL_ALGO": "allreduce:tree"})),
     ],
 )
 def test_what_was_asked_to_differ_is_declared(setting: str, part: str, values: tuple[Any, Any]) -> None:
@@ -289,7 +290,7 @@ def test_what_was_asked_to_differ_is_declared(setting: str, part: str, values: t
     (found,) = compare_fingerprints(left, right).differences
     assert (found.declared, found.counts) == (setting, False)
     undeclared = compare_fingerprints(fingerprint(**{part: values[0]}), fingerprint(**{part: values[1]}))
-    assert undeclared.exit_code == (0 if part == "environment" else 1)
+    assert undeclared.exit_code == 1
 
 
 def test_another_interpreter_declares_no_other_tokens() -> None:
@@ -403,3 +404,37 @@ def test_variables_are_chosen_by_whole_words() -> None:
 @pytest.mark.parametrize("name", ["enable_fp32_lm_head", "triton_attention_num_kv_splits", "default_chat_template_kwargs"])
 def test_arguments_that_change_numbers_count(name: str) -> None:
     assert first(fingerprint(arguments={name: "1"}), fingerprint(arguments={name: "2"}))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "other", "says"),
+    [
+        (
+            "NVIDIA_TF32_OVERRIDE",
+            None,
+            "1",
+            "is absent in A, 1 in B: it decides whether NVIDIA's libraries multiply float32 in TF32",
+        ),
+        ("ATEN_CPU_CAPABILITY", "avx2", "avx512", "how many numbers PyTorch adds up at once"),
+        ("SGLANG_ROPE_CACHE_FP32", "true", "0", "whether cos and sin of RoPE are float32"),
+        ("SGLANG_ENABLE_JIT_DEEPGEMM", None, "false", "whether FP8 products are DeepGEMM's"),
+        ("SGLANG_ENABLE_JIT_DEEPGEMM", None, "1", ""),  # it is on by default
+        ("SGLANG_ROPE_CACHE_FP32", None, "False", ""),
+        ("SGLANG_SIMULATE_ACC_LEN", "-1", None, ""),
+        ("NVIDIA_TF32_OVERRIDE", None, "", ""),
+        ("NCCL_DEBUG", None, "INFO", ""),  # changes no numbers
+    ],
+)
+def test_variables_that_are_known_to_change_numbers_count(name: str, value: str | None, other: str | None, says: str) -> None:
+    left, right = (fingerprint(environment=variables({name: each} if each is not None else {})) for each in (value, other))
+    code, said = first(left, right)
+    assert code == int(bool(says))
+    assert said.startswith(f"{name} is ")
+    assert says in said if says else ": " not in said
+    asked = right.model_copy(update={"asked": {f"environment.{name}": other or ""}})
+    assert compare_fingerprints(left, asked).exit_code == 0, "--env asked for it"
+
+
+@pytest.mark.parametrize("name", CHANGE_NUMBERS)
+def test_every_variable_that_changes_numbers_is_observed(name: str) -> None:
+    assert variables({name: "x"}) == {name: "x"}

@@ -16,6 +16,7 @@ pytest.importorskip("sglang")
 from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
+from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
 from assay.harness.server.control import Control, set_control
 from tests.harness.fingerprint.models import write_model
 
@@ -199,3 +200,13 @@ def test_a_method_that_scales_k_and_v_is_no_gemm(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
     runs = {row.runs: row.operation for row in describe(loaded).backends or ()}
     assert (runs["Fp8KVCacheMethod"], runs["Fp8LinearMethod"]) == ("kv cache", "gemm")
+
+
+def test_variables_that_count_are_sglangs_own_and_mean_unset_what_it_takes_them_for() -> None:
+    from sglang.srt.environ import envs
+
+    own = {name: unset for name, (unset, _) in CHANGE_NUMBERS.items() if "SGLANG" in name or name.startswith("USE_")}
+    assert len(own) > 20
+    for name, unset in own.items():
+        default = getattr(envs, name).default
+        assert as_read(name, "" if default is None else str(default).removesuffix(".0")) == unset
