@@ -22,6 +22,7 @@ from assay.harness.engines.remote import EndpointClient, RemoteServer
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.known_causes import Situation
 from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.served_fingerprint import chats_of
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, Tokens
 from assay.harness.fingerprint import in_interpreter
@@ -230,7 +231,7 @@ def _told_arguments(client: Client) -> dict[str, str]:
 
 def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
     """Ask for the ids of the corpus, and of the chats where the server names them; else for their numbers of tokens."""
-    told: dict[str, Any] = {"texts": {}, "bare": {}, "chats": {}}
+    told: dict[str, Any] = {"texts": {}, "bare": {}}
     names = [name for name, text in TEXTS.items() if text]
     # Without such an endpoint, or one that takes less, what it told until then stays.
     with suppress(EngineError, KeyError, TypeError, ValueError):
@@ -239,9 +240,9 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
             for name in names:
                 ids = client.post_json("/tokenize", {**body, "prompt": TEXTS[name]})["tokens"]
                 told[field][name] = tuple(int(id_) for id_ in ids)
-        for name, (messages, tools) in CHATS.items():
-            asked = {"model": server.model, "messages": messages, **({"tools": tools} if tools else {})}
-            told["chats"][name] = tuple(int(id_) for id_ in client.post_json("/tokenize", asked)["tokens"])
+        told["chats"], told["refused"] = chats_of(
+            lambda body: client.post_json("/tokenize", {"model": server.model, **body})
+        )
     firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
     if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text
         ((told["bos"],),) = firsts

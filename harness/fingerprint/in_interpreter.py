@@ -74,13 +74,13 @@ def written_ids(model: str, texts: Mapping[str, str], bare: Mapping[str, Sequenc
 
 def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the ids that a tokenizer of transformers makes of texts and chats, by the fields of the record ``Tokens``."""
-    told = {}
-    retold = {}
+    told, retold, refused = {}, {}, {}
     for name, (messages, tools) in chats.items():
         arguments = {"add_generation_prompt": True, **({"tools": tools} if tools else {})}
         try:
             text = tokenizer.apply_chat_template(copy.deepcopy(messages), tokenize=False, **arguments)
-        except Exception:  # a template may refuse roles and tools, as it chooses
+        except Exception as error:  # a template may refuse roles and tools, as it chooses
+            refused[name] = f"{type(error).__name__}: {error}"[:200]
             continue
         told[name] = tokenizer(text, add_special_tokens=False)["input_ids"]
         retold[name] = tokenizer(text)["input_ids"]
@@ -93,6 +93,7 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
         "bare": bare,
         "written": written_ids(model, texts, bare),
         "chats": told,
+        "refused": refused if told else {},
         "retold": retold,
     }
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import Field
 
-from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
@@ -179,7 +178,7 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
         if field == "bare":
             break
-    yield from _refused_chats(left.chats, right.chats)
+    yield from _refused_chats(left, right)
     if classes and not left.bare:
         yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
     for name in ("bos", "eos"):
@@ -197,14 +196,16 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
 
 
-def _refused_chats(left: Collection[str], right: Collection[str]) -> Iterator[Difference]:
-    """Yield the first chat that a template refuses on one side alone; behind a refusal, a server is asked for none."""
-    first = next((name for name in CHATS if name not in left or name not in right), "")
-    if left and right and first and (first in left or first in right):
-        side = B if first in left else A
-        yield Difference(
-            name="tokens.chats", says=f"the chat template refuses the chat {first!r} in {side} alone", outputs=True
-        )
+def _refused_chats(left: Tokens, right: Tokens) -> Iterator[Difference]:
+    for side, own, other in ((A, left, right), (B, right, left)):
+        if names := [name for name in own.refused if name in other.chats]:
+            chats = "the chat" if len(names) == 1 else "the chats"
+            yield Difference(
+                name="tokens.chats",
+                says=f"the chat template refuses {chats} {listed([repr(name) for name in names])} in {side} alone",
+                outputs=True,
+                details=tuple(f"{name}: {own.refused[name]}" for name in names),
+            )
 
 
 def _kind(what: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,8 +24,8 @@ _WAIT_S = 60.0
 class _Asked(Engine, Protocol):
     """A server that takes requests of SGLang's own interface."""
 
-    def send(self, path: str, body: dict[str, Any]) -> Any:
-        """POST a JSON body, and return the JSON response."""
+    def send(self, path: str, body: dict[str, Any], *, waits: bool = True) -> Any:
+        """POST a JSON body, and return the JSON response; `waits` as that of `Client.post_json`."""
 
 
 def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
@@ -92,17 +92,29 @@ def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
     for field, special in (("texts", True), ("bare", False)):
         ids = server.send("/tokenize", {"prompt": list(TEXTS.values()), "add_special_tokens": special})["tokens"]
         fields[field] = dict(zip(names, ids, strict=True))
-    chats: dict[str, Any] = {}
-    for name, (messages, tools) in CHATS.items():
-        try:
-            chats[name] = server.send("/tokenize", {"messages": messages, **({"tools": tools} if tools else {})})[
-                "tokens"
-            ]
-        except (
-            EngineError
-        ):  # a template may refuse roles and tools; each refusal takes as long as a death would to show
-            break
+    chats, refused = chats_of(lambda body: server.send("/tokenize", body, waits=False))
     files = (told.arguments or {}).get("tokenizer_path") or str(model)
-    fields |= {"chats": chats, "written": written_ids(files, TEXTS, fields["bare"])}
+    fields |= {"chats": chats, "refused": refused, "written": written_ids(files, TEXTS, fields["bare"])}
     rest = told.tokens.model_dump(exclude={"digest"}) if told.tokens else {}
     return Tokens(**{**rest, **fields})
+
+
+def chats_of(ask: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Have an endpoint make the ids of each chat of the corpus.
+
+    Args:
+        ask: sends a body to ``/tokenize``, and returns the JSON response. It raises EngineError where that is an error.
+
+    Returns:
+        The ids of the chats that were answered, and why the others were refused. Without an answer none is: such an endpoint takes
+        no messages, whatever the template does.
+    """
+    chats: dict[str, list[int]] = {}
+    refused: dict[str, str] = {}
+    for name, (messages, tools) in CHATS.items():
+        try:
+            ids = ask({"messages": messages, **({"tools": tools} if tools else {})})["tokens"]
+            chats[name] = [int(id_) for id_ in ids]
+        except EngineError as error:
+            refused[name] = one_line(error.found, 200)
+    return chats, refused if chats else {}

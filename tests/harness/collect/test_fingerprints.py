@@ -107,6 +107,16 @@ def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_template_that_refuses_a_role_says_so(tmp_path: Path) -> None:
+    strict = "{% for m in messages %}{{ raise_exception('no system') if m['role'] == 'system' else m['content'] }}{% endfor %}"
+    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    left, right = (files(write_model(tmp_path / name, PLAIN, template=text)) for name, text in (("a", plain), ("b", strict)))
+    assert right.tokens is not None
+    assert right.tokens.refused == {"system": "TemplateError: no system"}
+    assert first(left, right) == (1, "the chat template refuses the chat 'system' in B alone")
+
+
+@pytest.mark.usefixtures("here")
 def test_a_merged_adapter_that_was_not_delivered(tmp_path: Path) -> None:
     merged = random_weights()
     merged["model.layers.1.self_attn.o_proj.weight"] += 0.002
@@ -191,6 +201,7 @@ class Endpoint(BaseHTTPRequestHandler):
     attention = "triton"
     seed = 1
     chats_begin: tuple[int, ...] = ()
+    refuses_tools = False
 
     def do_GET(self) -> None:
         documents = {
@@ -207,7 +218,9 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.path == "/tokenize" and self.tokenizes:
+        if "tools" in asked and self.refuses_tools:
+            self._answer(None)
+        elif self.path == "/tokenize" and self.tokenizes:
             ids = [ord(letter) for letter in str(asked.get("prompt") or asked.get("messages"))][:5]
             begin = self.chats_begin if "messages" in asked else [0] * asked.get("add_special_tokens", 0)
             self._answer({"tokens": [*begin, *ids]})
@@ -267,6 +280,7 @@ def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
     [
         ({"seed": 2}, 0, "random_seed is 1 in A, 2 in B"),  # another port, and a seed that was drawn
         ({"attention": "fa3"}, 1, "attention_backend is triton in A, fa3 in B"),
+        ({"refuses_tools": True}, 1, "the chat template refuses the chats 'tools' and 'tool answer' in B alone"),
         ({"chats_begin": (0, 0)}, 1, "B: two BOS tokens begin a chat (user, system, turns and 2 more)"),
     ],
 )

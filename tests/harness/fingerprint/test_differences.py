@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, variables
@@ -384,15 +385,22 @@ def test_two_bos_of_a_rendered_chat_count_where_the_other_side_was_asked_for_the
 @pytest.mark.parametrize(
     ("left", "right", "says"),
     [
-        (["user", "system", "turns"], ["user", "turns"], "the chat template refuses the chat 'system' in B alone"),
-        (["user"], ["user", "system", "turns"], "the chat template refuses the chat 'system' in A alone"),
-        (["user"], ["user", "turns"], ""),  # A, a server, was not asked for more once both had refused "system"
-        ([], ["user", "turns"], ""),  # A has no chats at all
+        ((), ("system",), "the chat template refuses the chat 'system' in B alone"),
+        (("system", "tools"), (), "the chat template refuses the chats 'system' and 'tools' in A alone"),
+        (("system", "tools"), ("system",), "the chat template refuses the chat 'tools' in A alone"),
+        (("system",), ("system",), ""),
+        (None, ("system",), ""),  # an endpoint without chats says nothing of templates
     ],
 )
-def test_a_chat_that_one_template_refuses(left: list[str], right: list[str], says: str) -> None:
-    sides = (fingerprint(tokens=Tokens(chats=dict.fromkeys(names, (1, 2)))) for names in (left, right))
-    assert first(*sides) == (int(bool(says)), says)
+def test_chats_that_one_template_refuses(left: tuple[str, ...] | None, right: tuple[str, ...], says: str) -> None:
+    def tokens(refused: tuple[str, ...] | None) -> Tokens:
+        chats = () if refused is None else [name for name in CHATS if name not in refused]
+        return Tokens(chats=dict.fromkeys(chats, (1, 2)), refused=dict.fromkeys(refused or (), "no such role"))
+
+    result = compare_fingerprints(fingerprint(tokens=tokens(left)), fingerprint(tokens=tokens(right)))
+    assert result.exit_code == int(bool(says))
+    assert [each.says for each in result.differences] == [says] * bool(says)
+    assert all(line.endswith(": no such role") for each in result.differences for line in each.details)
 
 
 def test_variables_are_chosen_by_whole_words() -> None:
