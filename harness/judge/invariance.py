@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from assay.harness.compare.parting import least_error
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.invariance import END, ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
 from assay.harness.invariance.outcome import (
     ArmOutcome,
@@ -26,6 +27,7 @@ from assay.harness.invariance.outcome import (
 from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
+from assay.harness.judge.invariance_servers import other_than_features
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
 
@@ -55,8 +57,10 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     """Judge what a folder holds.
 
     Raises:
-        EvidenceError: a file is damaged or of another run, or the base is not complete.
+        EvidenceError: a file is damaged or of another run, or is not as it was when everything had been run, or the base is not
+            complete.
     """
+    folder.check_sealed()
     manifest, records = folder.manifest(), list(folder.arms())
     base = next((record for record in records if record.why == "base" and record.complete), None)
     again = [record for record in records if record.why in ("base again", "base longer") and record.complete]
@@ -68,9 +72,13 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     limits = bounds(base, again, manifest.dtype)
     arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
     outcomes = _outcomes(base, arms, limits, known, manifest)
+    same, unlike = _same_servers(folder, arms, base, known)
+    shown = [
+        _served_alike(judged, unlike.get(record.number, "")) for record, judged in zip(arms, outcomes, strict=True)
+    ]
     floor = floor_of(base, again)
     planned = [frozenset(arm) for arm in manifest.arms]
-    done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
+    done = [judged.arm for judged in shown if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
     checks = (
         _ended(folder, records),
@@ -78,17 +86,18 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _agrees(floor, limits),
         _sensitive(base, records, limits),
         _shown(known, arms, manifest),
+        same,
         _decided(outcomes, manifest),
         _covered(lost, manifest),
     )
-    partings = _partings(folder, records, outcomes, limits, known)
+    partings = _partings(folder, records, shown, limits, known)
     records_of = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
     changed = {arm: _changed(arm, records_of, limits, known, manifest) for arm in partings}
-    findings = _findings(manifest, outcomes, known, partings, changed)
-    verdict = _verdict(checks, outcomes)
+    findings = _findings(manifest, shown, known, partings, changed)
+    verdict = _verdict(checks, shown)
     return InvarianceResult(
         verdict=verdict,
-        headline=_headline(findings, checks, outcomes, lost, manifest),
+        headline=_headline(findings, checks, shown, lost, manifest),
         reasons=tuple(_reasons(findings, checks)),
         created=manifest.created,
         command=manifest.command,
@@ -106,9 +115,9 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         probes=len(manifest.lengths),
         floor_kl=max(distance.mean for distance in floor.values()),
         bound_kl=max(bound.mean for bound in limits.values()),
-        arms=tuple(_rows(base, again, limits, arms, outcomes)),
+        arms=tuple(_rows(base, again, limits, arms, shown)),
         features=tuple(_features(manifest, arms)),
-        pairs=tuple(_pairs(known, outcomes)),
+        pairs=tuple(_pairs(known, shown)),
         partings=tuple(partings.values()),
         left_out=tuple(lost),
         checks=checks,
@@ -151,17 +160,32 @@ def _outcomes(
     return judged
 
 
+def _same_servers(
+    folder: InvarianceFolder, arms: Sequence[ArmRecord], base: ArmRecord, known: Mapping[str, Feature]
+) -> tuple[Check, dict[int, str]]:
+    records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    complete = [record for record in arms if record.complete]
+    bases = [records.get(base_of(frozenset(record.features), known)) for record in complete]
+    pairs = [(record, own) for record, own in zip(complete, bases, strict=True) if own is not None and own.complete]
+    return other_than_features(folder, pairs, known)
+
+
+def _served_alike(judged: ArmOutcome, unlike: str) -> ArmOutcome:
+    """Return what an arm shows beside what else its server served: what is the same then shows nothing."""
+    if not unlike or judged.state == "not run":
+        return judged
+    why = "; ".join(filter(None, [judged.why, unlike]))
+    return replace(judged, state="not shown" if judged.state == "same" else judged.state, why=why)
+
+
 def _name_of(arm: Iterable[str]) -> str:
     """Name an arm, such as "prefix-cache + page-size"."""
     return " + ".join(sorted(arm)) or "no feature"
 
 
 def _ended(folder: InvarianceFolder, records: Sequence[ArmRecord]) -> Check:
-    end = END.read(folder.path, folder.nonce)
-    if end is None:
+    if not folder.complete:
         return _ENDED.check("missing", f"it ended early, after {counted(len(records), 'arm')}", "run it again")
-    if end.arms != len(records):
-        return _ENDED.check("missing", f"{len(records)} of {end.arms} arms are there", "restore them, or run it again")
     return _ENDED.check("ok", counted(len(records), "arm"))
 
 
