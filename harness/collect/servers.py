@@ -201,12 +201,16 @@ def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> 
     made = engine.fingerprint()
     if made is None:
         return None
-    ignored = ignored_of(Path(made.model), side, measuring=False)
+    why = "is measured without a server beside it, as by assay fingerprint --model"
+    try:
+        ignored = ignored_of(Path(made.model), side, measuring=False)
+    except UsageError as error:  # another host's folder, as of a URL
+        ignored, why = None, error.found
     update = {"model": side.model, "asked": dict(settings(without_secrets(side))), "run": nonce, "ignored": ignored}
     made = made.model_copy(update=update)
     reasons = dict.fromkeys((part for part in PARTS if not made.has(part)), "its processes did not tell")
     if ignored is None:
-        reasons["ignored"] = "is measured without a server beside it, as by assay fingerprint --model"
+        reasons["ignored"] = why
     made = made.model_copy(update={"not_observed": {**reasons, **made.not_observed}})
     FINGERPRINT.write(folder, made)
     return made
