@@ -204,11 +204,14 @@ def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: st
     wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance, called)
     meant = None if wrong else nearest(read.tolist(), asked, kind)
     exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
-    error = _table_error(table, exact, meant.scale if meant else scale)
-    rows = table.shape[0]
-    if meant and error > max(4 * tolerance, rows * 2.0**-22):
+    off = _off_by_row(table, exact, meant.scale if meant else scale)
+    rows, error = len(off), float(off.max())
+    bad = (off > max(4 * tolerance, rows * 2.0**-22)).nonzero().flatten()
+    if meant and len(bad):
+        at = int(bad[0])
         wrong = (
-            f"cos and sin are off by up to {error:.2g} within {rows:,} positions, though their frequencies are right"
+            f"cos and sin are off by {float(off[at]):.2g} at position {at:,}, the first that is wrong, and by up to {error:.2g} "
+            f"within {rows:,} positions, though their frequencies are right"
         )
     return RopeTable(
         name=path,
@@ -228,15 +231,15 @@ def _rounding(tensor: Tensor) -> float:
     return max(2.0**-12, 4 * float(torch.finfo(tensor.dtype).eps))
 
 
-def _table_error(table: Tensor, frequencies: Tensor, scale: float) -> float:
-    """Return the largest distance of a table from cos and sin in float64, of each position that it holds."""
-    worst, exact = 0.0, frequencies.to(table.device)
+def _off_by_row(table: Tensor, frequencies: Tensor, scale: float) -> Tensor:
+    """Return the largest distance of each row of a table from cos and sin in float64; 4, more than any, of what is no number."""
+    off, exact = [], frequencies.to(table.device)
     for start in range(0, table.shape[0], _ROWS_AT_ONCE):
         part = table[start : start + _ROWS_AT_ONCE].double()
         at = torch.arange(start, start + len(part), dtype=torch.float64, device=table.device)
         angles = at[:, None] * exact
-        worst = max(worst, float((part - scale * torch.cat([angles.cos(), angles.sin()], -1)).abs().max()))
-    return worst
+        off.append((part - scale * torch.cat([angles.cos(), angles.sin()], -1)).abs().amax(-1))
+    return torch.cat(off).nan_to_num(nan=4.0, posinf=4.0).cpu()
 
 
 def _weights(model: Any) -> tuple[Weight, ...]:

@@ -115,8 +115,20 @@ def test_rows_of_positions_in_bfloat16_are_wrong_though_the_frequencies_are_righ
     frequencies = 500000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
     angles = torch.arange(512).bfloat16().double()[:, None] * frequencies
     rope = ropes(tmp_path, torch.cat([angles.cos(), angles.sin()], -1).float())
-    assert rope.wrong.startswith("cos and sin are off by up to")
+    assert rope.wrong.startswith(
+        "cos and sin are off by 0.86 at position 257, the first that is wrong, and by up to 0.96 within 512"
+    )
     assert rope.error == pytest.approx(2 * math.sin(0.5), abs=0.05)
+
+
+def test_rows_that_were_added_later_are_wrong_from_their_first_on(tmp_path: Path) -> None:
+    """SGLang 0.5.17 lengthens YaRN's table with rows of another base."""
+    later, number = table(500000.0, 768), table(500000.0, 768)
+    later[512:] = table(10000.0, 768)[512:]
+    number[600, 3] = float("nan")
+    for made, at, error in ((later, "512", "2"), (number, "600", "4")):
+        wrong = ropes(tmp_path, made).wrong
+        assert f"at position {at}, the first that is wrong, and by up to {error} within 768 positions" in wrong
 
 
 def test_parts_that_cannot_be_read_are_not_observed(tmp_path: Path) -> None:
