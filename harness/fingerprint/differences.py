@@ -50,6 +50,9 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--prefill-attention-backend": ("backends.attention", "ignored"),
     "--decode-attention-backend": ("backends.attention", "ignored"),
     "--moe-runner-backend": ("backends.moe", "backends.moe runner"),
+    "--fp8-gemm-backend": ("arguments.fp8_gemm_runner_backend", "backends.gemm"),
+    "--fp4-gemm-backend": ("arguments.fp4_gemm_runner_backend", "backends.gemm"),
+    "--bf16-gemm-backend": ("arguments.bf16_gemm_backend", "backends.gemm"),
     "--sampling-backend": ("backends.sampler",),
     "--tp-size": ("backends.all-reduce",),
     "--tp": ("backends.all-reduce", "arguments.tp_size"),
@@ -64,7 +67,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     ),
     "--enable-deterministic-inference": (  # likewise
         "arguments.enable_deterministic_inference", "arguments.sampling_backend", "arguments.disable_radix_cache",
-        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "environment.NCCL_ALGO",
+        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "backends.gemm", "environment.NCCL_ALGO",
     ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip

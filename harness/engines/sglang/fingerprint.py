@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -322,16 +323,40 @@ def _implementations(runner: Any, module: Any) -> Iterator[tuple[str, str, str]]
             yield operation, phase, _attention(runner, phase)
     method = getattr(module, "quant_method", None)
     if method is not None:
-        scheme = getattr(module, "scheme", None)
-        yield (
-            _quantised(kind),
-            "",
-            type(method).__name__ + (f" ({type(scheme).__name__})" if scheme is not None else ""),
-        )
-    if hasattr(module, "_forward_method") and "quant_method" not in vars(module):
-        method = module._forward_method or getattr(module, "_resolve_forward_method", lambda: None)()
-        if method is not None:
-            yield kind, "", getattr(method, "__name__", str(method))
+        chosen = [type(scheme).__name__] if (scheme := getattr(module, "scheme", None)) is not None else []
+        chosen += _chosen(method)
+        yield _quantised(kind), "", type(method).__name__ + (f" ({', '.join(chosen)})" if chosen else "")
+    # A method may be a module too; what it runs is named with its layer.
+    if "quant_method" not in vars(module) and not kind.endswith("Method") and (forward := _forward_of(module)):
+        yield kind, "", forward
+
+
+def _forward_of(operation: Any) -> str:
+    """Name the method that an operation runs on this device, which it may choose at its first call; empty for other objects."""
+    if not hasattr(operation, "_forward_method"):
+        return ""
+    method = operation._forward_method or getattr(operation, "_resolve_forward_method", lambda: None)()
+    return "" if method is None else str(getattr(method, "__name__", method))
+
+
+_PRODUCTS = ("w8a8_block_fp8_linear", "w8a8_mxfp8_linear")
+"""Attributes of a quantisation method that hold the function which multiplies, as SGLang chose it for "auto"."""
+
+
+def _chosen(method: Any) -> Iterator[str]:
+    """Yield what a quantisation method chose where an argument says "auto": the runner of experts, the function of a product."""
+    for name in _PRODUCTS:
+        if function := getattr(method, name, None):
+            yield getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+    forward = _forward_of(method)
+    runner = getattr(method, "_aiter_runner", None) or getattr(method, "runner", None)
+    if forward.endswith(("_cpu", "_native")):  # it does not ask the runner
+        yield forward
+    elif backend := getattr(runner, "runner_backend", None):
+        yield str(getattr(backend, "value", backend))
+    dense = getattr(sys.modules.get(type(method).__module__), "get_bf16_gemm_backend", None)
+    if dense and type(method).__name__ == "UnquantizedLinearMethod" and not dense().is_auto():
+        yield dense().value
 
 
 def _quantised(kind: str) -> str:

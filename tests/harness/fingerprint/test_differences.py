@@ -282,6 +282,7 @@ def test_parts_are_ranked_by_what_they_change() -> None:
         ("--dtype", "quantisation", ({"weights": "float32"}, {"weights": "bfloat16"})),
         ("backend", "backends", (resolved(triton="0-3"), resolved(torch_native="0-3"))),
         ("environment.NCCL_ALGO", "environment", ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"})),
+        ("--fp8-gemm-backend", "arguments", ({"fp8_gemm_runner_backend": "auto"}, {"fp8_gemm_runner_backend": "triton"})),
         ("--enable-deterministic-inference", "environment", ({}, {"NCCL_ALGO": "allreduce:tree"})),
     ],
 )

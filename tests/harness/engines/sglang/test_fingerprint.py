@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -202,6 +203,48 @@ def test_loaded_adapters_are_named_and_told_apart(tmp_path: Path) -> None:
     assert adapters["mine"].endswith("scaling 2, norm of B 1.414")
     assert adapters["2"].endswith("norm of B 0")
     assert adapters["mine"].partition(",")[0] != adapters["2"].partition(",")[0]
+
+
+def test_what_auto_was_resolved_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    from sglang.srt.layers.moe.utils import MoeRunnerBackend
+
+    def triton_linear() -> None: ...
+
+    def forward_cpu() -> None: ...
+
+    runner_of = SimpleNamespace(runner_backend=MoeRunnerBackend.DEEP_GEMM)
+    on_cpu = {"_forward_method": None, "_resolve_forward_method": lambda: forward_cpu}
+    loaded = runner(tmp_path, table(500000.0))
+    for name, method, fields in (
+        ("FusedMoE", "Fp8MoEMethod", {"runner": runner_of}),
+        ("CpuMoE", "UnquantizedFusedMoEMethod", {"runner": runner_of, **on_cpu}),
+        ("QKVParallelLinear", "Fp8LinearMethod", {"w8a8_block_fp8_linear": partial(triton_linear), "w8a8_mxfp8_linear": None}),
+        ("RowParallelLinear", "AWQLinearMethod", {}),
+    ):
+        made = type(method, (torch.nn.Module,), {})()
+        made.__dict__.update(fields)
+        layer = type(name, (torch.nn.Module,), {})()
+        layer.quant_method = made
+        loaded.model.add_module(name, layer)
+    monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
+    runs = {row.runs: row.operation for row in describe(loaded).backends or ()}
+    assert runs["Fp8MoEMethod (deep_gemm)"] == runs["UnquantizedFusedMoEMethod (forward_cpu)"] == "moe"
+    assert "forward_cpu" not in runs, "is named once"
+    assert runs["Fp8LinearMethod (triton_linear)"] == runs["AWQLinearMethod"] == "gemm"
+
+
+def test_a_dense_product_names_its_backend_unless_that_is_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    from sglang.srt.layers.quantization import unquant
+
+    loaded = runner(tmp_path, table(500000.0))
+    linear = type("QKVParallelLinear", (torch.nn.Module,), {"quant_method": unquant.UnquantizedLinearMethod()})()
+    loaded.model.add_module("linear", linear)
+    monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
+    for backend, runs in ((unquant.Bf16GemmBackend.AUTO, ""), (unquant.Bf16GemmBackend.CUTEDSL, " (cutedsl)")):
+        monkeypatch.setattr(unquant, "_BF16_GEMM_BACKEND", backend)
+        assert f"UnquantizedLinearMethod{runs}" in [row.runs for row in describe(loaded).backends or ()]
 
 
 def test_a_method_that_scales_k_and_v_is_no_gemm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
