@@ -127,7 +127,9 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     differ = [
         difference for part in compared for difference in COMPARED[part](getattr(left, part), getattr(right, part))
     ]
-    differ += _unseen(asked, differ, compared)
+    of_chats = all(side.tokens and side.tokens.chats for side in (left, right))
+    visible = {setting: values for setting, values in asked.items() if of_chats or setting != "--chat-template"}
+    differ += _unseen(visible, differ, compared)
     ours, theirs = faults(left), faults(right)
     said = {fault.name for fault in (*ours, *theirs)}  # a fault says what differs, and which side is right
     differ = [difference for difference in differ if _FAULT_OF.get(difference.name) not in said]

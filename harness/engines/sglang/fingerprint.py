@@ -124,7 +124,17 @@ def _tokens(server_args: Any) -> Tokens:
     path = str(settled.get("tokenizer_path") or settled["model_path"])
     named = {name: settled[name] for name in ("tokenizer_mode", "tokenizer_backend") if settled.get(name)}
     tokenizer = get_tokenizer(path, trust_remote_code=bool(settled.get("trust_remote_code")), **named)
-    return Tokens(**tokens_of(tokenizer, TEXTS, CHATS, path))
+    made = tokens_of(tokenizer, TEXTS, CHATS, path)
+    if given := str(settled.get("chat_template") or ""):
+        told: dict[str, Any] = {
+            "chats": {},
+            "refused": {},
+        }  # a template that is no file of Jinja is code of SGLang's own
+        if given.endswith(".jinja"):
+            tokenizer.chat_template = Path(given).read_text().strip("\n").replace("\\n", "\n")  # as SGLang reads it
+            told = tokens_of(tokenizer, {}, CHATS, path)
+        made |= {name: told[name] for name in ("chats", "refused")}  # clients render with the model's own
+    return Tokens(**made)
 
 
 def _layer(path: str) -> int | None:

@@ -301,6 +301,17 @@ def test_another_interpreter_declares_no_other_tokens() -> None:
     assert compare_fingerprints(left, right).exit_code == 1
 
 
+def test_a_chat_template_is_seen_to_be_ignored_in_chats_alone() -> None:
+    left, right = (
+        fingerprint(tokens=Tokens(bare=IDS, chats={"user": (1, 2)}), asked=asked) for asked in ({}, {"--chat-template": "x"})
+    )
+    assert first(left, right)[1].startswith("--chat-template was asked to be x, not absent, and nothing")
+    unknown = right.model_copy(update={"tokens": Tokens(bare=IDS)})
+    assert compare_fingerprints(left, unknown).exit_code == 0
+    other = right.model_copy(update={"tokens": Tokens(bare=IDS, chats={"user": (1, 3)})})
+    assert compare_fingerprints(left, other).exit_code == 0
+
+
 def test_an_adapter_that_was_not_applied_is_the_first_line() -> None:
     left = fingerprint(adapters={}, weights=described(random_weights()))
     right = left.model_copy(update={"asked": {"--lora-paths": "mine=adapter"}})

@@ -152,6 +152,26 @@ def test_a_process_tells_the_class_and_the_end_tokens_of_its_tokenizer(tmp_path:
     assert made.packages is not None
 
 
+def test_chats_are_those_of_the_template_that_a_server_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    loaded = runner(tmp_path, table(500000.0))
+    own = describe(loaded).tokens
+    given = tmp_path / "given.jinja"
+    given.write_text("{{ raise_exception('no tools') if tools else messages[0]['content'] }}\n")
+    loaded.server_args.chat_template = str(given)
+    other = describe(loaded).tokens
+    loaded.server_args.chat_template = "chatml"
+    unknown = describe(loaded).tokens
+    assert own
+    assert other
+    assert unknown
+    assert own.chats.keys() == own.retold.keys() == {*other.chats, *other.refused}
+    assert other.refused.keys() == {"tools", "tool answer"}
+    assert other.chats["user"] != own.chats["user"]
+    assert unknown.chats == unknown.refused == {}
+    assert own.retold == other.retold == unknown.retold, "a client renders with the template of the model"
+
+
 def batch(*rids: str, idle: bool = False) -> Any:
     positions = torch.arange(0 if idle else 5)
     return SimpleNamespace(rids=list(rids), positions=positions, forward_mode=SimpleNamespace(is_idle=lambda: idle))
