@@ -315,7 +315,8 @@ def _finding(
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
     # Of what was written, no position says what differs.
     what = f"mean KL {judged.distances[measure].mean:.2g} nats" if judged.first else f"{judged.why},"
-    alone = [f"{_name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
+    parts = [] if askings else _parts(judged.arm, known)
+    alone = [f"{_name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in parts]
     evidence = [
         f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
         for measure, distance in judged.distances.items()

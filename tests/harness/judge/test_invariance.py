@@ -85,8 +85,16 @@ def test_an_arm_that_was_asked_again_is_described_by_its_first_failure(
     (finding,) = result.findings
     assert finding.title == f"page-size + prefix-cache changes the output{askings}"
     assert f"mean KL {result.arms[2].decode_kl:.2g} nats" in finding.diagnosis
-    assert "each alone: page-size: not run; prefix-cache: not run" in finding.diagnosis
+    assert ("each alone: page-size: not run; prefix-cache: not run" in finding.diagnosis) == (not askings)
     assert result.verdict == "regression"
+
+
+def test_a_larger_arm_that_passes_at_times_says_nothing_of_its_parts(judged: Judge, arm_records: ModuleType) -> None:
+    both = ("page-size", "prefix-cache")
+    larger = arm_records.arm("batch", *both, decode=0.8)
+    again = arm_records.arm("batch", *both, number=3, why="asked again")
+    result = judged([larger, again, arm_records.arm(*both, number=4, decode=0.8)])
+    assert "each alone: page-size: not run; prefix-cache: not run" in result.findings[0].diagnosis
 
 
 def test_what_differs_is_named_where_no_position_does(judged: Judge, arm_records: ModuleType) -> None:
