@@ -13,7 +13,15 @@ from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
 from assay.harness.fingerprint.rope import read_theta, same_frequencies
-from assay.harness.fingerprint.weights import distance, rounded_to, same_bytes, same_numbers
+from assay.harness.fingerprint.weights import (
+    by_projections,
+    by_rank,
+    distance,
+    distance_in_any_order,
+    rounded_to,
+    same_bytes,
+    same_numbers,
+)
 from assay.harness.schema import Part
 from assay.harness.text import counted, few, listed
 
@@ -128,6 +136,10 @@ def _weight_faults(weights: Sequence[Weight]) -> Iterator[Difference]:
             "served, and not in the checkpoint, wholly or in part",
         ),
         ([weight.name for weight in weights if weight.unlike_checkpoint], "not what the checkpoint has"),
+        (
+            [weight.name for weight in weights if weight.copies_differ],
+            "not the same in the processes that hold copies of it",
+        ),
     ):
         if names:
             says = f"{_some(names)} {_is(names)} {what}"
@@ -298,8 +310,10 @@ def _frequencies(ours: RopeTable, theirs: RopeTable) -> str:
 @dataclass(frozen=True)
 class _Changed:
     weight: Weight
+    other: Weight
     far: float | None
-    to: str
+    to: str = ""
+    order: bool = False
 
 
 def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Difference]:
@@ -310,9 +324,17 @@ def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Differ
         yield Difference(name="weights.missing", says=f"{_some(missing)} {_is(missing)} in B alone", outputs=True)
     both = [name for name in ours if name in theirs]
     changed = [change for change in (_changed(ours[name], theirs[name]) for name in both) if change is not None]
-    other = [change for change in changed if not change.to]
+    other = [change for change in changed if not change.to and not change.order]
     if other:
         yield _other_weights(other, both)
+    if names := [change.weight.name for change in changed if change.order]:
+        yield Difference(
+            name="weights.order",
+            says=f"{len(names)} of {counted(len(both), 'parameter')} {_has(names)} the same numbers in another order: "
+            f"{few(names, _SHOWN)}",
+            outputs=True,
+            details=tuple(names[:20]),
+        )
     for to in sorted({change.to for change in changed if change.to}):
         rounded = [change for change in changed if change.to == to]
         kept = next((change.weight.kept for change in rounded if change.weight.kept), "")
@@ -351,15 +373,43 @@ def _changed(ours: Weight, theirs: Weight) -> _Changed | None:
     far = distance(ours, theirs)
     if far is not None and same_numbers(far):
         return None
-    return _Changed(ours, far, rounded_to(ours, theirs, far) if far is not None else "")
+    to = rounded_to(ours, theirs, far) if far is not None else ""
+    in_any_order = distance_in_any_order(ours, theirs)
+    return _Changed(ours, theirs, far, to, not to and in_any_order is not None and same_numbers(in_any_order))
+
+
+def in_any_order(left: Fingerprint, right: Fingerprint) -> str:
+    """Say which parameters were compared by their sums alone, which do not tell their order; empty where none were."""
+    ours, theirs = by_canonical_name(left.weights or (), right.weights or ())
+    names = [
+        name
+        for name, weight in ours.items()
+        if name in theirs
+        and weight.sums
+        and not same_bytes(weight, theirs[name])
+        and not by_projections(weight, theirs[name])
+        and not by_rank(weight, theirs[name])
+    ]
+    if not names:
+        return ""
+    return (
+        f"of {_some(names)}: which part of it each process holds is not known, or an older assay wrote one of the two"
+    )
 
 
 def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference:
     shaped = [change for change in other if change.far is None]
     if shaped:
         names = [change.weight.name for change in shaped]
+        copies = any(
+            bool(change.weight.whole) != bool(change.other.whole) and max(change.weight.ranks, change.other.ranks) > 1
+            for change in shaped
+        )
         return Difference(
-            name="weights.other", says=f"{_some(names)} {_is(names)} of another shape or kind", outputs=True
+            name="weights.other",
+            says=f"{_some(names)} {_is(names)} of another shape or kind"
+            + (", or held in copies that were counted: take both fingerprints with this assay" if copies else ""),
+            outputs=True,
         )
     worst = max(other, key=lambda change: change.far or 0.0)
     names = [change.weight.name for change in sorted(other, key=lambda change: -(change.far or 0.0))]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.engines.sglang import arguments
+from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Weight
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
@@ -220,9 +221,12 @@ def _table_error(table: Tensor, frequencies: Tensor, scale: float) -> float:
 
 def _weights(model: Any) -> tuple[Weight, ...]:
     described = []
+    in_order = set(_experts().values()) <= {"in order"}
     for name, parameter in model.named_parameters():
         kept = next((why for why, pattern in _KEPT.items() if pattern.search(name)), "")
-        described.append(describe_weight(name, parameter, kept))
+        path, _, attribute = name.rpartition(".")
+        place = place_of(model.get_submodule(path), attribute, parameter, in_order)
+        described.append(describe_weight(name, parameter, kept, place))
     return tuple(described)
 
 

@@ -26,7 +26,7 @@ from assay.harness.engines.sglang.fingerprint import describe, resolved_argument
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.fingerprint.facts import versions
 from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
-from assay.harness.fingerprint.weights import joined
+from assay.harness.fingerprint.ranks import joined
 from assay.harness.sides import flag_values
 from assay.harness.text import one_line
 
