@@ -307,6 +307,10 @@ def _frequencies(ours: RopeTable, theirs: RopeTable) -> str:
     return f"{count} of {len(ratios)} RoPE frequencies differ, the last by a factor of {ratios[-1]:.4g}"
 
 
+_SAME_PLACES = "compare as many ranks, and take a fingerprint of an older assay again"
+"""What to do where places are not known."""
+
+
 @dataclass(frozen=True)
 class _Changed:
     weight: Weight
@@ -392,9 +396,7 @@ def in_any_order(left: Fingerprint, right: Fingerprint) -> str:
     ]
     if not names:
         return ""
-    return (
-        f"of {_some(names)}: which part of it each process holds is not known, or an older assay wrote one of the two"
-    )
+    return f"of {_some(names)}: the places of their parts are not known on both sides; {_SAME_PLACES}"
 
 
 def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference:
@@ -402,13 +404,12 @@ def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference
     if shaped:
         names = [change.weight.name for change in shaped]
         copies = any(
-            bool(change.weight.whole) != bool(change.other.whole) and max(change.weight.ranks, change.other.ranks) > 1
-            for change in shaped
+            weight.ranks > 1 and not weight.whole for change in shaped for weight in (change.weight, change.other)
         )
         return Difference(
             name="weights.other",
             says=f"{_some(names)} {_is(names)} of another shape or kind"
-            + (", or held in copies that were counted: take both fingerprints with this assay" if copies else ""),
+            + (f", or held in copies that were counted: {_SAME_PLACES}" if copies else ""),
             outputs=True,
         )
     worst = max(other, key=lambda change: change.far or 0.0)

@@ -99,7 +99,7 @@ def test_parts_without_places_have_no_order_beside_the_whole(weight: Tensor) -> 
     assert says(whole, parts) == ["weights.order"]
     diff = compare_fingerprints(rank(whole), rank(parts))
     assert diff.differences == ()
-    assert diff.not_compared["weights.order"].startswith("of w: which part of it each process holds is not known")
+    assert diff.not_compared["weights.order"].startswith("of w: the places of their parts are not known on both sides; compare")
 
 
 def test_pieces_that_are_not_the_whole_have_no_place(weight: Tensor) -> None:
@@ -155,7 +155,9 @@ def test_copies_that_an_older_assay_counted_are_refused_in_words(weight: Tensor)
     counted = older(four).model_copy(update={"sums": tuple(2 * each for each in four.sums)})
     assert says(counted, four) == [], "the digests of all parts are the same"
     (difference,) = compare_fingerprints(rank(counted), rank(changed)).differences
-    assert difference.says.endswith("or held in copies that were counted: take both fingerprints with this assay")
+    assert difference.says.endswith(
+        "or held in copies that were counted: compare as many ranks, and take a fingerprint of an older assay again"
+    )
 
 
 @pytest.mark.parametrize("dim", [0, 1])
