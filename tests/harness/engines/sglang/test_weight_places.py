@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,6 +142,30 @@ def test_a_checkpoint_has_what_ranks_share(layers: Any) -> None:
             assert "weights.order" not in found.not_compared
 
 
+def stand_in(kind: str, method: str, **attributes: Any) -> Any:
+    """Return a layer of a class of SGLang's that loads its parameter ``w2_weight`` or ``weight`` itself, as rank 1 of 2."""
+
+    def weight_loader(self: Any, parameter: Any, loaded: Any) -> None: ...
+
+    weight_loader.__module__ = "sglang.srt.layers.linear"
+    made = type(kind, (torch.nn.Module,), {"__module__": "sglang.srt.layers.linear", "weight_loader": weight_loader})
+    layer: Any = made()
+    layer.tp_group = SimpleNamespace(rank_in_group=1, world_size=2)
+    layer.quant_method = type(method, (), {})()
+    for name, value in attributes.items():
+        setattr(layer, name, torch.nn.Parameter(value) if isinstance(value, Tensor) else value)
+    for parameter in layer.parameters():
+        parameter.weight_loader = layer.weight_loader
+    return layer
+
+
+def row_parallel() -> Any:
+    return stand_in("RowParallelLinear", "UnquantizedLinearMethod", weight=torch.zeros(4, 6))
+
+
+def of_the_model(self: Any, parameter: Any, loaded: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -149,21 +173,11 @@ def test_a_checkpoint_has_what_ranks_share(layers: Any) -> None:
         {"use_intel_amx_backend": True},
         {"use_presharded_weights": True},
         {"weight_loader": lambda parameter, loaded: None},
+        {"weight_loader": row_parallel().weight_loader},
     ],
 )
 def test_what_a_layer_does_not_load_itself_or_packs_has_no_place(changed: dict[str, Any]) -> None:
-    class RowParallelLinear(torch.nn.Module):
-        __module__ = "sglang.srt.layers.linear"
-        use_presharded_weights = False
-        tp_group = SimpleNamespace(rank_in_group=1, world_size=2)
-
-        def weight_loader(self, parameter: Any, loaded: Any) -> None: ...
-
-    RowParallelLinear.weight_loader.__module__ = RowParallelLinear.__module__
-    layer: Any = RowParallelLinear()
-    layer.quant_method = type("UnquantizedLinearMethod", (), {})()
-    layer.weight = torch.nn.Parameter(torch.zeros(4, 6))
-    layer.weight.weight_loader = layer.weight_loader
+    layer = row_parallel()
     place = place_of(layer, "weight", layer.weight, True)
     assert place is not None
     assert (place.whole, place.pieces[0].column) == ((4, 12), 6)
@@ -172,9 +186,18 @@ def test_what_a_layer_does_not_load_itself_or_packs_has_no_place(changed: dict[s
     assert place_of(layer, "weight", layer.weight, True) is None
 
 
-def test_experts_that_a_map_moved_have_no_place(layers: Any) -> None:
-    class FusedMoE(torch.nn.Module):
-        __module__ = "sglang.srt.layers.moe.layer"
+def test_a_loader_that_a_model_put_on_a_layer_has_no_place() -> None:
+    layer = row_parallel()
+    layer.weight.weight_loader = MethodType(of_the_model, layer)
+    assert place_of(layer, "weight", layer.weight, True) is None
 
-    layer: Any = FusedMoE()
-    assert place_of(layer, "w2_weight", torch.nn.Parameter(torch.zeros(2, 3, 4)), False) is None
+
+def test_experts_that_a_map_moved_have_no_place() -> None:
+    at = {"moe_tp_rank": 0, "moe_tp_size": 1, "moe_ep_rank": 1, "moe_ep_size": 2}
+    layer = stand_in("FusedMoE", "UnquantizedFusedMoEMethod", w2_weight=torch.zeros(2, 3, 4), **at)
+    place = place_of(layer, "w2_weight", layer.w2_weight, True)
+    assert place is not None
+    assert (place.whole, place.pieces[0].rows) == ((4, 3, 4), ((6, 6),))
+    assert place_of(layer, "w2_weight", layer.w2_weight, False) is None
+    layer.quant_method.w13_swiglu_interleaved = True
+    assert place_of(layer, "w2_weight", layer.w2_weight, True) is None
