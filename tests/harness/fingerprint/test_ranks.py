@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.ranks import joined
-from assay.harness.fingerprint.weights import Piece, Place, describe_weight, distance, same_numbers
+from assay.harness.fingerprint.weights import Piece, Place, added, describe_weight, distance, same_numbers
 
 
 @pytest.fixture
@@ -147,13 +147,16 @@ def test_older_fingerprints_are_read_and_compared(weight: Tensor) -> None:
     assert says(older(merged(*placed(2 * weight, 0, 2))), parts) == ["weights.other", "weights.order"]
 
 
-def test_copies_that_an_older_assay_counted_are_refused_in_words(weight: Tensor) -> None:
-    halves = [
-        describe_weight("w", part, place=Place((96, 64), (Piece(((48 * n, 48),)),))) for n, part in enumerate(weight.chunk(2))
-    ]
-    four, changed = (merged(*[part for part in each for _ in range(2)]) for each in (halves, placed(1.5 * weight, 0, 2)))
-    counted = older(four).model_copy(update={"sums": tuple(2 * each for each in four.sums)})
-    assert says(counted, four) == [], "the digests of all parts are the same"
+@pytest.mark.parametrize("hashed", [2**20, 100])
+def test_copies_that_an_older_assay_counted_are_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, weight: Tensor, hashed: int
+) -> None:
+    monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", hashed)
+    monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
+    halves, changed_halves = placed(weight, 0, 2), placed(1.5 * weight, 0, 2)
+    three, changed = (merged(*parts, parts[1]) for parts in (halves, changed_halves))
+    counted = older(three).model_copy(update={"sums": added([three.sums, halves[1].sums])})
+    assert says(counted, three) == [], "the digests of all parts are the same"
     (difference,) = compare_fingerprints(rank(counted), rank(changed)).differences
     assert difference.says.endswith(
         "or held in copies that were counted: compare as many ranks, and take a fingerprint of an older assay again"
