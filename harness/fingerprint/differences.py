@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, computed_field
 
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint
-from assay.harness.fingerprint.parts import COMPARED, A, B, Difference, faults
+from assay.harness.fingerprint.parts import COMPARED, A, B, Difference, faults, in_any_order
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import HIDDEN
 
@@ -168,6 +168,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             for part in PARTS
             if part not in compared
         }
+        | ({"weights.order": unordered} if (unordered := in_any_order(left, right)) else {})
         | dict.fromkeys(
             _hidden(left, right), "hidden on both sides, as secrets are: whether it is the same is not known"
         ),

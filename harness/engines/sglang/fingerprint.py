@@ -20,6 +20,7 @@ from torch import Tensor
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.sglang import arguments
+from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
@@ -255,9 +256,12 @@ def _off_by_row(table: Tensor, frequencies: Tensor, scale: float) -> Tensor:
 
 def _weights(model: Any) -> tuple[Weight, ...]:
     described = []
+    in_order = set(_experts().values()) <= {"in order"}
     for name, parameter in model.named_parameters():
         kept = next((why for why, pattern in _KEPT.items() if pattern.search(name)), "")
-        described.append(describe_weight(name, parameter, kept))
+        path, _, attribute = name.rpartition(".")
+        place = place_of(model.get_submodule(path), attribute, parameter, in_order)
+        described.append(describe_weight(name, parameter, kept, place))
     return tuple(described)
 
 

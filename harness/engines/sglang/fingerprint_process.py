@@ -23,7 +23,7 @@ from typing import Any
 
 from assay.harness.engines.sglang.fingerprint import describe, resolved_arguments
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint
-from assay.harness.fingerprint.weights import joined
+from assay.harness.fingerprint.ranks import joined
 from assay.harness.sides import flag_values
 from assay.harness.text import one_line
 

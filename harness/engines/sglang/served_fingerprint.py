@@ -13,7 +13,7 @@ from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.fingerprint.in_interpreter import written_ids
-from assay.harness.fingerprint.weights import joined
+from assay.harness.fingerprint.ranks import joined
 from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
 
