@@ -67,7 +67,8 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     ),
     "--enable-deterministic-inference": (  # likewise
         "arguments.enable_deterministic_inference", "arguments.sampling_backend", "arguments.disable_radix_cache",
-        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "backends.gemm", "environment.NCCL_ALGO",
+        "arguments.disable_custom_all_reduce", "arguments.enable_flashinfer_allreduce_fusion", "backends.sampler",
+        "backends.all-reduce", "backends.gemm", "environment.NCCL_ALGO",
     ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip

@@ -283,6 +283,7 @@ def test_parts_are_ranked_by_what_they_change() -> None:
         ("backend", "backends", (resolved(triton="0-3"), resolved(torch_native="0-3"))),
         ("environment.NCCL_ALGO", "environment", ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"})),
         ("--fp8-gemm-backend", "arguments", ({"fp8_gemm_runner_backend": "auto"}, {"fp8_gemm_runner_backend": "triton"})),
+        ("--enable-deterministic-inference", "arguments", ({"enable_flashinfer_allreduce_fusion": "true"}, {})),
         ("--enable-deterministic-inference", "environment", ({}, {"NCCL_ALGO": "allreduce:tree"})),
     ],
 )
