@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from assay.harness.compare.parting import least_error
-from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
+from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
@@ -51,6 +51,9 @@ _OWN = (
     "those of other requests, as in SGLang's issue 36938, where requests are retracted"
 )
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
+_DECODES_OTHERWISE = (
+    "decode is not what prefill computes of the same tokens: assay backends --honours compares both with the truth"
+)
 
 
 def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
@@ -83,7 +86,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     checks = (
         _ended(folder, records),
         _answered(manifest, base),
-        _agrees(floor, limits),
+        _agrees(base, again, limits, manifest),
         _sensitive(base, records, limits),
         _shown(known, arms, manifest),
         same,
@@ -203,10 +206,23 @@ def _answered(manifest: InvarianceManifest, base: ArmRecord) -> Check:
     return _ANSWERED.check("missing", said, "see why in the log of its server")
 
 
-def _agrees(floor: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> Check:
+def _agrees(
+    base: ArmRecord, again: Sequence[ArmRecord], limits: Mapping[Measure, Bound], manifest: InvarianceManifest
+) -> Check:
+    floor = floor_of(base, again)
     said = "; ".join(f"{measure}: mean KL {distance.mean:.2g} nats" for measure, distance in floor.items())
-    agrees = all(limits[measure].holds(distance) for measure, distance in floor.items())
-    return _AGREES.met(agrees, said, _DISAGREES)
+    apart = next((record for record in again if not _holds(floor_of(base, [record]), limits)), None)
+    if apart is None:
+        return _AGREES.check("ok", said)
+    worst = max(floor_of(base, [apart]).values(), key=lambda distance: distance.worst)
+    changed = in_common(changed_probes(base.replies, apart.replies, limits), manifest)
+    at = f"at worst {worst.worst:.2g} at {_place(worst.at, manifest)}" if worst.at else ""
+    do = _DECODES_OTHERWISE if apart.why == "base longer" else _DISAGREES
+    return _AGREES.check("missing", "; ".join(filter(None, [said, at, changed])), do)
+
+
+def _holds(distances: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> bool:
+    return all(limits[measure].holds(distance) for measure, distance in distances.items())
 
 
 def _sensitive(base: ArmRecord, records: Sequence[ArmRecord], limits: Mapping[Measure, Bound]) -> Check:
@@ -374,14 +390,15 @@ def _said(own: ArmOutcome | None, outcomes: Sequence[ArmOutcome], arm: Arm) -> s
 
 
 def _where(judged: ArmOutcome, manifest: InvarianceManifest) -> str:
-    if judged.first is None:
-        return "what was written"
-    place = judged.first
+    return f"first at {_place(judged.first, manifest)}" if judged.first else "what was written"
+
+
+def _place(place: ProbePlace, manifest: InvarianceManifest) -> str:
     prompt, shared, _ = manifest.lengths[place.probe]
     if place.index >= prompt:
-        return f"first at probe {place.probe}, generated token {place.index - prompt + 1}"
+        return f"probe {place.probe}, generated token {place.index - prompt + 1}"
     behind = f" ({place.index - shared + 1} behind the shared prefix of {shared:,})" if shared else ""
-    return f"first at probe {place.probe}, prompt token {place.index + 1:,} of {prompt:,}{behind}"
+    return f"probe {place.probe}, prompt token {place.index + 1:,} of {prompt:,}{behind}"
 
 
 def _beyond(manifest: InvarianceManifest) -> list[str]:
@@ -406,7 +423,7 @@ def _rows(
     yield _row(base, ArmOutcome(BASE, "same", {}))
     for record in again:
         floor = floor_of(base, [record])
-        agrees = all(limits[measure].holds(floor[measure]) for measure in MEASURES)
+        agrees = _holds(floor, limits)
         yield _row(record, ArmOutcome(BASE, "same" if agrees else "not shown", floor, why="" if agrees else _DISAGREES))
     for record, judged in zip(arms, outcomes, strict=True):
         yield _row(record, judged)

@@ -229,6 +229,15 @@ def test_what_longer_prompts_round_otherwise_is_allowed_in_half_precision(judged
     assert judged([arms[0], wrong, arms[2]], dtype="bfloat16", arms=planned).verdict == "regression"
 
 
+def test_a_base_that_decodes_otherwise_than_it_prefills_says_where(judged: Judge, arm_records: ModuleType) -> None:
+    other = arm_records.arm(number=2, why="base longer", decode=0.5)
+    result = judged([other, arm_records.arm("streamed", number=3)], dtype="bfloat16")
+    check = next(check for check in result.checks if check.id == "base-agrees")
+    assert (result.verdict, check.status) == ("inconclusive", "missing")
+    assert check.found.endswith("at probe 0+8, generated token 1; in 3 of 3 probes")
+    assert "decode is not what prefill computes" in check.settles
+
+
 def test_half_precision_is_not_judged_without_longer_prompts(judged: Judge, arm_records: ModuleType) -> None:
     with pytest.raises(EvidenceError, match="base"):
         judged([arm_records.arm("prefix-cache")], dtype="bfloat16")

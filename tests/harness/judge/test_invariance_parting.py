@@ -52,6 +52,7 @@ def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
             for record in own[:2]:
                 write(folder, record)
             write(folder, own[2], spoil)
+        folder.seal()
         return judge_invariance(folder)
 
     return judge
