@@ -55,14 +55,20 @@ class Weight(Record):
     """One parameter as loaded.
 
     Attributes:
-        name: its path in the model.
+        name: its path in the model; of a piece, where it lies in the whole.
         shape: of this process's part.
         dtype: of its elements.
         digest: of all bytes, or of a sample of those of a large one (`assay.harness.fingerprint.weights`).
-        projections: products with random signs that its name decides; they tell rounded weights from others.
-        sums: sums over all elements of powers and cosines: they do not depend on the order, so those of shards add up.
+        projections: products with random signs that a name and the indices in the whole decide; they tell rounded weights from
+            others, and those of the parts of a whole add up. Empty where it is not known which part each process holds.
+        signs: the name and the first row that decide the signs, "NAME ROW"; empty for its own name and row 0.
+        sums: sums over all elements of powers: they do not depend on the order, so those of shards add up, known places or not.
         grid: the narrowest dtype that holds all of its elements exactly, such as "bfloat16" of a float32 parameter.
         ranks: processes that hold a part of it; 1 where each holds the whole.
+        whole: shape of the whole parameter; empty where it is not known which part of it a process holds.
+        held: of one process, the pieces of the whole that it holds; of all processes together, what each holds, in the order of
+            ranks, where `whole` is not known.
+        copies_differ: whether processes that hold the same piece of it hold other numbers.
         unlike_checkpoint: relative distance from what the checkpoint has of it; 0 where that is the same, or not known.
         not_in_checkpoint: whether the checkpoint lacks it, or a part of it.
         kept: why it must not be rounded, such as "router bias"; empty for other parameters.
@@ -73,9 +79,13 @@ class Weight(Record):
     dtype: str
     digest: str
     projections: tuple[float, ...] = ()
+    signs: str = ""
     sums: tuple[float, ...] = ()
     grid: str = ""
     ranks: int = 1
+    whole: tuple[int, ...] = ()
+    held: tuple[Weight, ...] = ()
+    copies_differ: bool = False
     unlike_checkpoint: float = 0.0
     not_in_checkpoint: bool = False
     kept: str = ""
@@ -95,6 +105,7 @@ class Tokens(Record):
         texts: ids of each text, special tokens added as the tokenizer does by default.
         bare: the same without special tokens.
         chats: ids of each chat, as the server makes them of its messages.
+        refused: why a chat got no ids, by its name, where others got some: the template takes no such role, or no tools.
         written: ids of ``tokenizer.json`` itself, which no class has changed, of the texts where they are not `bare`.
         retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
         counts: number of prompt tokens of each chat, where only that was seen.
@@ -108,6 +119,7 @@ class Tokens(Record):
     bare: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     written: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     chats: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    refused: dict[str, str] = Field(default_factory=dict)
     retold: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     counts: dict[str, int] = Field(default_factory=dict)
     digest: str = Field(default_factory=_digest)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from assay.harness.evidence.fingerprint import Weight
+from assay.harness.fingerprint.weights import added, extent
 
 _FUSED = (
     (re.compile(r"\.(q|k|v)_proj\."), ".qkv_proj."),
@@ -13,6 +15,17 @@ _FUSED = (
     (re.compile(r"\.experts\.\d+\.(gate_proj|up_proj|gate_up_proj|w1|w3)\.weight"), ".experts.w13_weight"),
     (re.compile(r"\.experts\.\d+\.(down_proj|w2)\.weight"), ".experts.w2_weight"),
 )
+_TOGETHER = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("gate_up_proj",),
+    ("down_proj",),
+    ("w2",),
+)
+"""Parts in the order in which engines fuse them."""
+_NAMES = "|".join(part for parts in _TOGETHER for part in parts)
+_PART = re.compile(rf"^(?P<of>.*?(?:\.experts\.(?P<expert>\d+))?)\.(?P<part>{_NAMES})\.(?P<kind>[^.]+)$")
 _SHELLS = re.compile(r"^(language_model\.|model\.language_model\.)")
 
 
@@ -27,10 +40,44 @@ def by_canonical_name(left: Sequence[Weight], right: Sequence[Weight]) -> tuple[
 
 def canonical_name(name: str) -> str:
     """Return the name that engines and checkpoints share: without the shells of a model, and the fused one of a part."""
-    name = _SHELLS.sub("model.", name).replace("model.model.", "model.")
+    name = _without_shells(name)
     for pattern, fused in _FUSED:
         name = pattern.sub(fused, name)
     return name
+
+
+def _without_shells(name: str) -> str:
+    return _SHELLS.sub("model.", name).replace("model.model.", "model.")
+
+
+def place_in_fused(name: str, shapes: Mapping[str, Sequence[int]]) -> tuple[str, int] | None:
+    """Return the fused parameter of which one is a part, and the row at which it begins; None where a part beside it is missing.
+
+    What nobody fuses, and a part that has no other beside it, is its own from row 0 on. Experts lie one after the other, as engines
+    stack them.
+
+    Args:
+        name: of a parameter of a checkpoint.
+        shapes: of all of its parameters.
+    """
+    match = None if is_whole(name) else _PART.match(name)
+    if match is None:
+        return _without_shells(name), 0
+    together = next(parts for parts in _TOGETHER if match["part"] in parts)
+    names = [f"{match['of']}.{part}.{match['kind']}" for part in together]
+    there = [each for each in names if each in shapes]
+    if match["expert"] is None and len(there) == 1:
+        return _without_shells(name), 0
+    before = names[: together.index(match["part"])]
+    needed = names if match["expert"] else before
+    if any(each not in there for each in needed):
+        return None
+    row = int(match["expert"] or 0) * sum(_rows(shapes[each]) for each in names if match["expert"])
+    return canonical_name(name), row + sum(_rows(shapes[each]) for each in before)
+
+
+def _rows(shape: Sequence[int]) -> int:
+    return math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
 
 
 def is_whole(name: str) -> bool:
@@ -51,17 +98,20 @@ def _fused(weights: Sequence[Weight]) -> dict[str, Weight]:
 
 
 def added_up(name: str, parts: Sequence[Weight]) -> Weight:
-    """Return the parameter that an engine makes of parts, with sums alone; a single part as it is."""
-    if len(parts) == 1 and parts[0].name == name:
+    """Return the parameter that an engine makes of parts, with sums alone unless its signs are theirs; a single part as it is."""
+    if len(parts) == 1 and parts[0].name == name and not parts[0].signs:
         return parts[0]
-    sums = tuple(map(sum, zip(*(part.sums for part in parts), strict=True))) if all(part.sums for part in parts) else ()
-    digest = "+".join(part.digest for part in parts)
+    sums = added([part.sums for part in parts])
+    signed = bool(sums) and all((part.signs or f"{part.name} 0").rpartition(" ")[0] == name for part in parts)
+    shapes = [extent(part) for part in parts]
     return parts[0].model_copy(
         update={
             "name": name,
             "sums": sums,
-            "projections": (),
-            "digest": digest,
-            "shape": (int(sums[0]),) if sums else (),
+            "projections": added([part.projections for part in parts]) if signed else (),
+            "signs": "",
+            "digest": "+".join(part.digest for part in parts),
+            "shape": (sum(shape[0] for shape in shapes), *shapes[0][1:]) if signed else (int(sums[0]),) if sums else (),
+            "whole": (),
         }
     )

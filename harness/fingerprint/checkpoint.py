@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import Weight
-from assay.harness.fingerprint.canonical import added_up, canonical_name, grouped, is_whole
-from assay.harness.fingerprint.weights import describe_weight, distance, rounded_to, same_numbers
+from assay.harness.fingerprint.canonical import added_up, canonical_name, grouped, is_whole, place_in_fused
+from assay.harness.fingerprint.weights import (
+    describe_part,
+    describe_weight,
+    distance,
+    distance_in_any_order,
+    extent,
+    rounded_to,
+    same_numbers,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST = 8 << 30
 """Bytes of a checkpoint that is read; of a larger one, a server is asked, which has it on its device."""
@@ -21,7 +33,7 @@ _ENDS = re.compile(r"(?:^|\.)(?:embed_tokens|norm|lm_head)\.weight$")
 
 
 def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
-    """Describe the parameters of a model's safetensors files.
+    """Describe the parameters of a model's safetensors files, each as the part that it is of what engines fuse.
 
     Raises:
         EvidenceError: there are none, they cannot be read, or are larger than `LARGEST`.
@@ -35,21 +47,39 @@ def checkpoint_weights(model: Path) -> tuple[Weight, ...]:
         raise EvidenceError(
             f"{absent}", f"safetensors files of at most {LARGEST / 2**30:g} GiB", "fingerprint a server instead"
         )
+    shapes: dict[str, Sequence[int]] = {}
     weights = []
-    for path in files:
-        try:
-            with safe_open(path, "pt") as opened:
-                weights += [describe_weight(name, opened.get_tensor(name)) for name in opened.keys()]  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise EvidenceError(f"{path.name}: {error}", "a whole safetensors file", "download it again") from None
+    for read in (False, True):
+        for path in files:
+            try:
+                with safe_open(path, "pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118
+                        if read:
+                            weights.append(described_part(name, opened.get_tensor(name), shapes))
+                        else:
+                            shapes[name] = opened.get_slice(name).get_shape()
+            except (SafetensorError, OSError) as error:
+                raise EvidenceError(f"{path.name}: {error}", "a whole safetensors file", "download it again") from None
     return tuple(weights)
+
+
+def described_part(name: str, tensor: Tensor, shapes: Mapping[str, Sequence[int]]) -> Weight:
+    """Describe a parameter of a checkpoint.
+
+    Args:
+        name: its path there.
+        tensor: its values.
+        shapes: of all parameters of the checkpoint, by name.
+    """
+    place = place_in_fused(name, shapes)
+    return describe_weight(name, tensor) if place is None else describe_part(name, tensor, *place)
 
 
 def beside_checkpoint(loaded: Sequence[Weight], stored: Sequence[Weight]) -> tuple[Weight, ...]:
     """Mark the parameters whose values are not those that the checkpoint has, and those that it lacks, wholly or in part.
 
-    What an engine fuses is compared by its sums. What was only rounded, or quantised by the engine, is not marked, and neither is
-    what has another name in the checkpoint: a tensor is missing where other layers have it.
+    What was only rounded, put in another order or quantised by the engine is not marked, and neither is what has another name in
+    the checkpoint: a tensor is missing where other layers have it.
     """
     by_name = {weight.name: weight for weight in stored}
     groups = grouped(by_name.values())
@@ -102,12 +132,12 @@ def _marked(weight: Weight, parts: Sequence[Weight]) -> Weight:
     if not parts or {weight.dtype, *(part.dtype for part in parts)} - _FLOATS:
         return weight
     stored = added_up(weight.name, parts)
-    if stored.projections and stored.shape != weight.shape:
+    if extent(stored) != extent(weight):
         stored = stored.model_copy(update={"projections": ()})
     far = distance(stored, weight)
     if far is None or same_numbers(far) or rounded_to(stored, weight, far):
         return weight
-    in_any_order = distance(stored.model_copy(update={"projections": ()}), weight)
+    in_any_order = distance_in_any_order(stored, weight)
     if in_any_order is not None and same_numbers(in_any_order):
         return weight  # a layout of the engine's own
     return weight.model_copy(update={"unlike_checkpoint": far})

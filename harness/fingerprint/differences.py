@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, computed_field
 
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint
-from assay.harness.fingerprint.parts import COMPARED, A, B, Difference, faults
+from assay.harness.fingerprint.parts import COMPARED, A, B, Difference, faults, in_any_order
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import HIDDEN
 
@@ -50,6 +50,9 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--prefill-attention-backend": ("backends.attention", "ignored"),
     "--decode-attention-backend": ("backends.attention", "ignored"),
     "--moe-runner-backend": ("backends.moe", "backends.moe runner"),
+    "--fp8-gemm-backend": ("arguments.fp8_gemm_runner_backend", "backends.gemm"),
+    "--fp4-gemm-backend": ("arguments.fp4_gemm_runner_backend", "backends.gemm"),
+    "--bf16-gemm-backend": ("arguments.bf16_gemm_backend", "backends.gemm"),
     "--sampling-backend": ("backends.sampler",),
     "--tp-size": ("backends.all-reduce",),
     "--tp": ("backends.all-reduce", "arguments.tp_size"),
@@ -57,6 +60,15 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--chat-template": ("tokens.chats",),
     "--lora-paths": ("adapters",),
     "--load-format": ("weights",),
+    "--speculative-algorithm": (  # what SGLang 0.5.23 derives from it
+        "arguments.speculative_algorithm", "arguments.speculative_draft_model_path", "arguments.speculative_num_steps",
+        "arguments.speculative_eagle_topk", "arguments.speculative_num_draft_tokens", "arguments.enable_mixed_chunk",
+        "arguments.cuda_graph_config",
+    ),
+    "--enable-deterministic-inference": (  # likewise
+        "arguments.enable_deterministic_inference", "arguments.sampling_backend", "arguments.disable_radix_cache",
+        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "backends.gemm", "environment.NCCL_ALGO",
+    ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip
 """What a setting that differs as asked lets differ besides its own argument, by beginnings of names."""
@@ -115,16 +127,23 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     differ = [
         difference for part in compared for difference in COMPARED[part](getattr(left, part), getattr(right, part))
     ]
-    differ += _unseen(asked, differ, compared)
+    of_chats = all(side.tokens and side.tokens.chats for side in (left, right))
+    visible = {setting: values for setting, values in asked.items() if of_chats or setting != "--chat-template"}
+    differ += _unseen(visible, differ, compared)
     ours, theirs = faults(left), faults(right)
     said = {fault.name for fault in (*ours, *theirs)}  # a fault says what differs, and which side is right
     differ = [difference for difference in differ if _FAULT_OF.get(difference.name) not in said]
     common = {fault.says for fault in ours} & {fault.says for fault in theirs}
-    for side, own in ((A, ours), (B, theirs)):
+    for side, own, other in ((A, ours, right), (B, theirs, left)):
         differ += [
-            difference.model_copy(update={"says": f"{side}: {difference.says}", "outputs": True})
-            for difference in own
-            if difference.says not in common
+            fault.model_copy(
+                update={
+                    "says": f"{side}: {fault.says}",
+                    "outputs": fault.outputs or bool(other.tokens and other.tokens.retold),
+                }
+            )
+            for fault in own
+            if fault.says not in common
         ]
     flags = left.asked.keys() | right.asked.keys()
     alone = "model runner" in sources and len(sources) > 1
@@ -149,6 +168,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             for part in PARTS
             if part not in compared
         }
+        | ({"weights.order": unordered} if (unordered := in_any_order(left, right)) else {})
         | dict.fromkeys(
             _hidden(left, right), "hidden on both sides, as secrets are: whether it is the same is not known"
         ),

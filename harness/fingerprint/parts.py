@@ -9,11 +9,19 @@ from typing import Any
 
 from pydantic import Field
 
-from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
+from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
 from assay.harness.fingerprint.rope import read_theta, same_frequencies
-from assay.harness.fingerprint.weights import distance, rounded_to, same_bytes, same_numbers
+from assay.harness.fingerprint.weights import (
+    by_projections,
+    by_rank,
+    distance,
+    distance_in_any_order,
+    rounded_to,
+    same_bytes,
+    same_numbers,
+)
 from assay.harness.schema import Part
 from assay.harness.text import counted, few, listed
 
@@ -65,6 +73,9 @@ class Difference(Part):
 
 
 # What one fingerprint has wrong
+
+JUDGED = ("tokens", "rope", "weights")
+"""The parts that `faults` judges."""
 
 
 def faults(fingerprint: Fingerprint) -> list[Difference]:
@@ -128,6 +139,10 @@ def _weight_faults(weights: Sequence[Weight]) -> Iterator[Difference]:
             "served, and not in the checkpoint, wholly or in part",
         ),
         ([weight.name for weight in weights if weight.unlike_checkpoint], "not what the checkpoint has"),
+        (
+            [weight.name for weight in weights if weight.copies_differ],
+            "not the same in the processes that hold copies of it",
+        ),
     ):
         if names:
             says = f"{_some(names)} {_is(names)} {what}"
@@ -175,12 +190,12 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
         if field == "bare":
             break
-    yield from _refused_chats(left.chats, right.chats)
+    yield from _refused_chats(left, right)
     if classes and not left.bare:
         yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
     for name in ("bos", "eos"):
         ours, theirs = getattr(left, name), getattr(right, name)
-        if ours != theirs and left.tokenizer and right.tokenizer:  # a server names neither
+        if ours != theirs and left.tokenizer and right.tokenizer:  # a URL names neither
             yield Difference(name=f"tokens.{name}", says=f"{name.upper()} is {ours} in A, {theirs} in B", outputs=True)
     other = [name for name, count in left.counts.items() if right.counts.get(name, count) != count]
     if other:
@@ -193,14 +208,16 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
 
 
-def _refused_chats(left: Collection[str], right: Collection[str]) -> Iterator[Difference]:
-    """Yield the first chat that a template refuses on one side alone; behind a refusal, a server is asked for none."""
-    first = next((name for name in CHATS if name not in left or name not in right), "")
-    if left and right and first and (first in left or first in right):
-        side = B if first in left else A
-        yield Difference(
-            name="tokens.chats", says=f"the chat template refuses the chat {first!r} in {side} alone", outputs=True
-        )
+def _refused_chats(left: Tokens, right: Tokens) -> Iterator[Difference]:
+    for side, own, other in ((A, left, right), (B, right, left)):
+        if names := [name for name in own.refused if name in other.chats]:
+            chats = "the chat" if len(names) == 1 else "the chats"
+            yield Difference(
+                name="tokens.chats",
+                says=f"the chat template refuses {chats} {listed([repr(name) for name in names])} in {side} alone",
+                outputs=True,
+                details=tuple(f"{name}: {own.refused[name]}" for name in names),
+            )
 
 
 def _kind(what: str) -> str:
@@ -295,11 +312,17 @@ def _frequencies(ours: RopeTable, theirs: RopeTable) -> str:
     return f"{count} of {len(ratios)} RoPE frequencies differ, the last by a factor of {ratios[-1]:.4g}"
 
 
+_SAME_PLACES = "compare as many ranks, and take a fingerprint of an older assay again"
+"""What to do where places are not known."""
+
+
 @dataclass(frozen=True)
 class _Changed:
     weight: Weight
+    other: Weight
     far: float | None
-    to: str
+    to: str = ""
+    order: bool = False
 
 
 def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Difference]:
@@ -310,9 +333,17 @@ def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Differ
         yield Difference(name="weights.missing", says=f"{_some(missing)} {_is(missing)} in B alone", outputs=True)
     both = [name for name in ours if name in theirs]
     changed = [change for change in (_changed(ours[name], theirs[name]) for name in both) if change is not None]
-    other = [change for change in changed if not change.to]
+    other = [change for change in changed if not change.to and not change.order]
     if other:
         yield _other_weights(other, both)
+    if names := [change.weight.name for change in changed if change.order]:
+        yield Difference(
+            name="weights.order",
+            says=f"{len(names)} of {counted(len(both), 'parameter')} {_has(names)} the same numbers in another order: "
+            f"{few(names, _SHOWN)}",
+            outputs=True,
+            details=tuple(names[:20]),
+        )
     for to in sorted({change.to for change in changed if change.to}):
         rounded = [change for change in changed if change.to == to]
         kept = next((change.weight.kept for change in rounded if change.weight.kept), "")
@@ -337,7 +368,7 @@ def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Differ
         yield Difference(
             name="weights.dtype",
             says=f"{_some(names)} {_is(names)} {pair[0]} in A, {pair[1]} in B, with the same values",
-            outputs=ours[names[0]].ranks == theirs[names[0]].ranks and "float" in pair[0] + pair[1],
+            outputs=False,  # in which dtype they are computed is decided by the device and its arguments, which count
         )
 
 
@@ -351,15 +382,40 @@ def _changed(ours: Weight, theirs: Weight) -> _Changed | None:
     far = distance(ours, theirs)
     if far is not None and same_numbers(far):
         return None
-    return _Changed(ours, far, rounded_to(ours, theirs, far) if far is not None else "")
+    to = rounded_to(ours, theirs, far) if far is not None else ""
+    in_any_order = distance_in_any_order(ours, theirs)
+    return _Changed(ours, theirs, far, to, not to and in_any_order is not None and same_numbers(in_any_order))
+
+
+def in_any_order(left: Fingerprint, right: Fingerprint) -> str:
+    """Say which parameters were compared by their sums alone, which do not tell their order; empty where none were."""
+    ours, theirs = by_canonical_name(left.weights or (), right.weights or ())
+    names = [
+        name
+        for name, weight in ours.items()
+        if name in theirs
+        and weight.sums
+        and not same_bytes(weight, theirs[name])
+        and not by_projections(weight, theirs[name])
+        and not by_rank(weight, theirs[name])
+    ]
+    if not names:
+        return ""
+    return f"of {_some(names)}: the places of their parts are not known on both sides; {_SAME_PLACES}"
 
 
 def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference:
     shaped = [change for change in other if change.far is None]
     if shaped:
         names = [change.weight.name for change in shaped]
+        copies = any(
+            weight.ranks > 1 and not weight.whole for change in shaped for weight in (change.weight, change.other)
+        )
         return Difference(
-            name="weights.other", says=f"{_some(names)} {_is(names)} of another shape or kind", outputs=True
+            name="weights.other",
+            says=f"{_some(names)} {_is(names)} of another shape or kind"
+            + (f", or held in copies that were counted: {_SAME_PLACES}" if copies else ""),
+            outputs=True,
         )
     worst = max(other, key=lambda change: change.far or 0.0)
     names = [change.weight.name for change in sorted(other, key=lambda change: -(change.far or 0.0))]
@@ -458,6 +514,17 @@ def _mapping(part: str, what: str, outputs: Collection[str] | bool) -> Any:
     return differences
 
 
+def _environment(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted(left.keys() | right.keys()):
+        ours, theirs = left.get(name), right.get(name)
+        if ours == theirs:
+            continue
+        counts = name in CHANGE_NUMBERS and as_read(name, ours) != as_read(name, theirs)
+        decides = f": it decides {CHANGE_NUMBERS[name][1]}" if counts else ""
+        says = f"{name} is {_shown(ours)} in A, {_shown(theirs)} in B{decides}"
+        yield Difference(name=f"environment.{name}", says=says, outputs=counts)
+
+
 def _shown(value: str | None) -> str:
     return "absent" if value is None else value or "empty"
 
@@ -474,7 +541,7 @@ COMPARED: Mapping[str, Any] = {
     "backends": _backends,
     "ignored": _ignored,
     "arguments": _mapping("arguments", "{name}", _NUMBERS),
-    "environment": _mapping("environment", "{name}", False),
+    "environment": _environment,
     "packages": _mapping("packages", "{name}", True),
     "hardware": _mapping("hardware", "{name}", True),
 }

@@ -1,6 +1,8 @@
 """Numbers by which parameters are compared without being moved: digests, sums, and projections that tell rounding from others.
 
 A large parameter is read on its device, once: a sample of its elements is hashed, and all of them go into the projections and sums.
+The signs of a projection belong to the rows and columns of the whole parameter, so that the projections of its parts, which
+processes hold or a checkpoint stores, add up to those of the whole.
 """
 
 from __future__ import annotations
@@ -8,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assay.harness.evidence.fingerprint import Fingerprint, Weight
+from assay.harness.evidence.fingerprint import Weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +25,8 @@ _SAMPLE = 2**16
 """Elements of a larger one that are hashed, evenly spread."""
 _CHUNK = 2**24
 """Elements that are converted to float32 at once: 64 MiB."""
+_COLUMNS = 2048
+"""Columns that are added up in float32, before float64: the fewer, the less do the places depend on where a matrix is cut."""
 _MANTISSA = {"float8_e4m3fn": 3, "float8_e5m2": 2, "bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 """Bits of the mantissa, by dtype. Others are not rounded floats."""
 _SMALLEST = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16, "float16": 2.0**-24}
@@ -33,28 +38,103 @@ _SAME_SAMPLE = 2.0**-17
 those in float64, and of one row of 3 million within 3.3e-6. One element of 2^32 that is off by its own size is 1.5e-5."""
 
 
-def describe_weight(name: str, tensor: Tensor, kept: str = "") -> Weight:
+@dataclass(frozen=True)
+class Piece:
+    """Where a piece of a parameter lies in the whole.
+
+    Attributes:
+        rows: runs of rows of the whole, (first, number), in the order in which they are held. Rows are those of the tensor with all
+            dims but the last flattened; of a vector, its elements.
+        column: the first column of the whole; 0 of a vector.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    column: int = 0
+
+    @property
+    def name(self) -> str:
+        """The place in words, which pieces that are copies share."""
+        return f"row {self.rows[0][0]}, column {self.column}"
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return sum(number for _, number in self.rows)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which part of a whole parameter a process holds.
+
+    Attributes:
+        whole: shape of the whole.
+        pieces: what it holds of it, one after the other along its rows. What other processes hold copies of is a piece of its own.
+    """
+
+    whole: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+def describe_weight(name: str, tensor: Tensor, kept: str = "", place: Place | None = None) -> Weight:
     """Describe a parameter, or this process's part of it.
 
     Args:
         name: its path in the model, which decides the signs of its projections.
         tensor: on any device.
         kept: see `Weight`.
+        place: which part of the whole it is, where that is known.
     """
     tensor = tensor.detach()
-    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-    flat = tensor.reshape(-1)
-    sample = flat
-    if flat.numel() > _WHOLE:
+    if place is None:
+        return _described(name, tensor, kept=kept)
+    if tuple(tensor.shape) == place.whole:
+        return _described(name, tensor, kept=kept).model_copy(update={"whole": place.whole})
+    held = []
+    if len(place.pieces) == 1:
+        held.append(_described(name, tensor, place.pieces[0]))
+    else:
         import torch
 
-        places = torch.linspace(0, flat.numel() - 1, _SAMPLE, dtype=torch.float64, device=flat.device).long()
-        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-        sample = flat.view(whole)[places].view(flat.dtype)  # not every device picks elements of 8-bit floats
-    digest = hashlib.sha256(f"{dtype} {shape} ".encode() + _bytes(sample)).hexdigest()[:16]
-    if not flat.numel() or tensor.is_complex():
+        rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor
+        sizes = [piece.size for piece in place.pieces]
+        held += [
+            _described(name, part, piece) for part, piece in zip(torch.split(rows, sizes), place.pieces, strict=True)
+        ]
+    return Weight(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=_dtype(tensor),
+        digest=held[0].digest if len(held) == 1 else _digest(tensor, _sample(tensor)),
+        sums=added([piece.sums for piece in held]),
+        grid=max((piece.grid for piece in held), key=lambda grid: _MANTISSA.get(grid, 0)),
+        kept=kept,
+        whole=place.whole,
+        held=tuple(piece.model_copy(update={"name": at.name}) for piece, at in zip(held, place.pieces, strict=True)),
+    )
+
+
+def describe_part(name: str, tensor: Tensor, whole: str, row: int) -> Weight:
+    """Describe a stored parameter as the part that it is of one that engines fuse.
+
+    Args:
+        name: its path in the checkpoint.
+        tensor: on any device.
+        whole: path of the fused parameter.
+        row: the first of its rows there.
+    """
+    if not tensor.dim() or (whole, row) == (name, 0):
+        return describe_weight(name, tensor)
+    rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.numel()
+    made = _described(whole, tensor.detach(), Piece(((row, rows),)))
+    return made.model_copy(update={"name": name, "signs": f"{whole} {row}"})
+
+
+def _described(name: str, tensor: Tensor, piece: Piece | None = None, kept: str = "") -> Weight:
+    shape, dtype, sample = tuple(tensor.shape), _dtype(tensor), _sample(tensor)
+    digest = _digest(tensor, sample)
+    if not tensor.numel() or tensor.is_complex():
         return Weight(name=name, shape=shape, dtype=dtype, digest=digest, kept=kept)
-    projections, sums = _products(name, tensor)
+    projections, sums = _products(name, tensor, piece)
     return Weight(
         name=name,
         shape=shape,
@@ -67,18 +147,40 @@ def describe_weight(name: str, tensor: Tensor, kept: str = "") -> Weight:
     )
 
 
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1)
+    if flat.numel() <= _WHOLE:
+        return flat
+    import torch
+
+    places = torch.linspace(0, flat.numel() - 1, _SAMPLE, dtype=torch.float64, device=flat.device).long()
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    return flat.view(whole)[places].view(flat.dtype)  # not every device picks elements of 8-bit floats
+
+
+def _digest(tensor: Tensor, sample: Tensor) -> str:
+    return hashlib.sha256(f"{_dtype(tensor)} {tuple(tensor.shape)} ".encode() + _bytes(sample)).hexdigest()[:16]
+
+
 def _bytes(tensor: Tensor) -> bytes:
     import torch
 
     return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
-def _products(name: str, tensor: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _products(name: str, tensor: Tensor, piece: Piece | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Compute u'Wv for random signs u and v, and sums of w, |w|, w^2 and w^4 over all elements, in one reading."""
     import torch
 
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
-    left, right = (_signs(name, side, size).to(tensor.device) for side, size in zip("uv", rows.shape, strict=True))
+    height, width = rows.shape
+    held = piece or Piece(((0, height if tensor.dim() > 1 else width),))
+    at = (held.rows, ((held.column, width),)) if tensor.dim() > 1 else (((0, 1),), held.rows)
+    left, right = (_signs(name, side, runs).to(tensor.device) for side, runs in zip("uv", at, strict=True))
     at_once = max(1, _CHUNK // rows.shape[1])
     products = torch.zeros(PROJECTIONS, dtype=torch.float64, device=tensor.device)
     sums = torch.zeros(4, dtype=torch.float64, device=tensor.device)
@@ -86,20 +188,28 @@ def _products(name: str, tensor: Tensor) -> tuple[tuple[float, ...], tuple[float
         part = rows[start : start + at_once].to(torch.float32)
         signs = left[start : start + at_once]
         # A product with a matrix might be computed in TF32, which rounds as another dtype does; that with a vector is not.
-        by_row = torch.stack([torch.mv(part, column) for column in right.unbind(1)], 1)
-        products += (by_row * signs).sum(0, dtype=torch.float64)
+        for columns, of_columns in zip(torch.split(part, _COLUMNS, 1), torch.split(right, _COLUMNS), strict=True):
+            by_row = torch.stack([torch.mv(columns, column) for column in of_columns.unbind(1)], 1)
+            products += (by_row * signs).sum(0, dtype=torch.float64)
         squares = part * part
         for index, values in enumerate((part, part.abs(), squares, squares * squares)):
             sums[index] += values.sum(dtype=torch.float64)
     return tuple(products.tolist()), (float(tensor.numel()), *sums.tolist())
 
 
-def _signs(name: str, side: str, size: int) -> Tensor:
+def _signs(name: str, side: str, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Draw the signs of runs of indices, (first, number); those of an index do not depend on how many there are."""
     import torch
 
     seed = int.from_bytes(hashlib.sha256(f"{side} {name}".encode()).digest()[:7], "big")
+    size = max(first + number for first, number in runs)
     drawn = torch.randint(0, 2, (size, PROJECTIONS), generator=torch.Generator().manual_seed(seed))
-    return drawn.to(torch.float32) * 2 - 1
+    return torch.cat([drawn[first : first + number] for first, number in runs]).to(torch.float32) * 2 - 1
+
+
+def added(of_parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Add up sums or projections of parts; none if a part has none."""
+    return tuple(map(sum, zip(*of_parts, strict=True))) if all(of_parts) else ()
 
 
 def _grid(sample: Tensor, dtype: str) -> str:
@@ -117,58 +227,71 @@ def _grid(sample: Tensor, dtype: str) -> str:
     return dtype
 
 
-def joined(of_ranks: Sequence[Fingerprint]) -> Fingerprint:
-    """Join what the processes of a server observed, in the order of ranks: the first tells what all have alike.
-
-    Of parameters, what each holds whole is kept, and sums of parts are added up. Projections depend on where an element lies in the
-    whole, so those of parts are dropped. Position ids are those of the first that computed a request: with data-parallel attention
-    the others compute none.
-    """
-    first = of_ranks[0]
-    positions = next((made.positions for made in of_ranks if made.positions), first.positions)
-    if len(of_ranks) == 1:
-        return first
-    by_name: dict[str, list[Weight]] = {}
-    for weight in (weight for made in of_ranks for weight in made.weights or ()):
-        by_name.setdefault(weight.name, []).append(weight)
-    weights = tuple(_merged(parts) for parts in by_name.values())
-    return first.model_copy(update={"positions": positions, "weights": None if first.weights is None else weights})
-
-
-def _merged(parts: Sequence[Weight]) -> Weight:
-    first = parts[0]
-    if all(same_bytes(first, part) for part in parts):
-        return first
-    sums = tuple(map(sum, zip(*(part.sums for part in parts), strict=True)))
-    digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()[:16]
-    return first.model_copy(update={"sums": sums, "projections": (), "digest": digest, "ranks": len(parts)})
-
-
 def distance(left: Weight, right: Weight) -> float | None:
     """Estimate the relative distance of two parameters, ``|A - B| / |A|`` in the Frobenius norm; None if they cannot be compared.
 
-    By projections where both have the whole parameter in one shape: for random signs the mean square of ``u'(A - B)v`` is
-    ``|A - B|^2``. By sums otherwise, which see less: it is then the largest relative difference of a sum. Engines pad the rows of
-    embeddings with zeros, which move no projection: matrices that have the same numbers then have no distance, others none that
-    says anything.
+    By projections where both have those of the whole parameter, or those of each process's part: for random signs the mean square
+    of ``u'(A - B)v`` is ``|A - B|^2``. By sums otherwise, see `distance_in_any_order`. Engines pad the rows of embeddings with
+    zeros, which move no projection: matrices that have the same numbers then have no distance, others none that says anything.
     """
     if not left.sums or not right.sums:
         return None
     if left.sums[0] != right.sums[0] and _repeated(left, right):
         return 0.0
-    if left.projections and right.projections and left.shape[1:] == right.shape[1:]:
-        norm = math.sqrt(max(left.sums[3], right.sums[3]))
-        mean = sum((a - b) ** 2 for a, b in zip(left.projections, right.projections, strict=True)) / PROJECTIONS
-        far = math.sqrt(mean) / norm if norm else 0.0
-        return far if left.shape == right.shape or (len(left.shape) == 2 and same_numbers(far)) else None
-    if left.sums[0] != right.sums[0]:
+    norm = math.sqrt(max(left.sums[3], right.sums[3]))
+    if by_rank(left, right):
+        # The parts have the same signs, so that only the squares of their differences add up.
+        squares = sum(_square(*pair) for pair in zip(left.held, right.held, strict=True))
+        return math.sqrt(squares) / norm if norm else 0.0
+    shapes = [extent(weight) for weight in (left, right)]
+    if by_projections(left, right) and shapes[0][1:] == shapes[1][1:]:
+        far = math.sqrt(_square(left, right)) / norm if norm else 0.0
+        return far if shapes[0] == shapes[1] or (len(shapes[0]) == 2 and same_numbers(far)) else None
+    return distance_in_any_order(left, right)
+
+
+def _square(left: Weight, right: Weight) -> float:
+    return sum((a - b) ** 2 for a, b in zip(left.projections, right.projections, strict=True)) / PROJECTIONS
+
+
+def by_rank(left: Weight, right: Weight) -> bool:
+    """Return True if two parameters are shared by processes in the same way, so that each part has its counterpart."""
+    return (
+        bool(left.held)
+        and [part.shape for part in left.held] == [part.shape for part in right.held]
+        and all(by_projections(*pair) for pair in zip(left.held, right.held, strict=True))
+    )
+
+
+def by_projections(left: Weight, right: Weight) -> bool:
+    """Return True if both have projections, with the same signs."""
+    signs = [weight.signs or f"{weight.name} 0" for weight in (left, right)]
+    return bool(left.projections and right.projections) and signs[0] == signs[1]
+
+
+def extent(weight: Weight) -> tuple[int, ...]:
+    """Return rows and columns of a whole parameter, or the length of a vector."""
+    shape = weight.whole or weight.shape
+    return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape
+
+
+def distance_in_any_order(left: Weight, right: Weight) -> float | None:
+    """Return the largest relative difference of the sums of two parameters; None if they have not as many elements.
+
+    Other weights have other sums, and rounded weights have sums that are as far apart as they are themselves at most. Permuted rows
+    have the same, and so have rows of zeros behind a matrix, which count only if nothing else differs.
+    """
+    if not left.sums or not right.sums:
         return None
     # The sum itself may cancel: it is compared with the sum of magnitudes. Powers change by a multiple of what elements do.
-    scales = (left.sums[0], left.sums[2], left.sums[2], 2 * left.sums[3], 4 * left.sums[4])
-    return max(
+    scales = (left.sums[2], left.sums[2], 2 * left.sums[3], 4 * left.sums[4])
+    far = max(
         abs(a - b) / scale if scale else float(a != b)
-        for a, b, scale in zip(left.sums, right.sums, scales, strict=True)
+        for a, b, scale in zip(left.sums[1:], right.sums[1:], scales, strict=True)
     )
+    shapes = [extent(weight) for weight in (left, right)]
+    padded = len(shapes[0]) == len(shapes[1]) > 1 and shapes[0][1:] == shapes[1][1:] and same_numbers(far)
+    return far if left.sums[0] == right.sums[0] or padded else None
 
 
 def _repeated(left: Weight, right: Weight) -> bool:
@@ -192,9 +315,12 @@ def same_bytes(left: Weight, right: Weight) -> bool:
     """Return True if two parameters have the same digest and, where that is one of a sample, the same projections and sums."""
     if left.digest != right.digest:
         return False
-    written = [repr((weight.sums, weight.projections)) for weight in (left, right)]  # as text, NaN is the same as NaN
+    # As text, NaN is the same as NaN.
+    written = [repr((weight.sums, weight.projections)) for weight in (left, right)]
     if math.prod(left.shape) <= _WHOLE or written[0] == written[1]:
         return True
+    if left.ranks > 1 and bool(left.whole) != bool(right.whole):
+        return True  # an older assay added the copies of processes to the sums: the digests of all are the same
     far = distance(left, right)
     return far is not None and far <= _SAME_SAMPLE
 

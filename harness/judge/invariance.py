@@ -25,7 +25,7 @@ from assay.harness.invariance.outcome import (
     widened,
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
-from assay.harness.judge.invariance_probes import changed_probes, in_common
+from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.judge.invariance_servers import other_than_features
 from assay.harness.text import counted, listed
@@ -46,6 +46,10 @@ _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was se
 _SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
 _DECIDED = Requirement("arms-decided", "every arm decided")
 _COVERED = Requirement("pairs-covered", "every two features were on together")
+_OWN = (
+    "in {}, the log-probabilities of the prompt's own tokens alone differ, and the most probable tokens are the same: they may be "
+    "those of other requests, as in SGLang's issue 36938, where requests are retracted"
+)
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
 
 
@@ -87,7 +91,11 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _covered(lost, manifest),
     )
     partings = _partings(folder, records, shown, limits, known)
-    changed = {arm: _changed(arm, base, arms, limits, known, manifest) for arm in partings}
+    records_of = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    records_of |= {
+        judged.arm: record for record, judged in [*zip(arms, shown, strict=True)][::-1] if judged.state == "differs"
+    }
+    changed = {arm: _changed(arm, records_of, limits, known, manifest) for arm in partings}
     findings = _findings(manifest, shown, known, partings, changed)
     verdict = _verdict(checks, shown)
     return InvarianceResult(
@@ -276,22 +284,24 @@ def _partings(
 
 
 def _changed(
-    arm: Arm, base: ArmRecord, arms: Sequence[ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
+    arm: Arm, records: Mapping[Arm, ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
     manifest: InvarianceManifest,
-) -> list[str]:  # fmt: skip
-    """Return the probes that an arm changes."""
-    records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
-    against, own = records[base_of(arm, known)], records[arm]
-    return changed_probes(against.replies, own.replies, widened(limits, arm, known, manifest.dtype))
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """Return the probes that an arm changes, and those of them with nothing wrong but their own log-probabilities."""
+    compared = records[base_of(arm, known)].replies, records[arm].replies
+    bound = widened(limits, arm, known, manifest.dtype)
+    return changed_probes(*compared, bound), own_alone(*compared, bound)
 
 
 def _findings(
     manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, Sequence[str]],
+    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, tuple[Sequence[str], Sequence[str]]],
 ) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = _failing(outcomes)
-    return [_finding(manifest, failing[arm], outcomes, known, parted, changed[arm]) for arm, parted in partings.items()]
+    return [
+        _finding(manifest, failing[arm], outcomes, known, parted, *changed[arm]) for arm, parted in partings.items()
+    ]
 
 
 def _failing(outcomes: Sequence[ArmOutcome]) -> dict[Arm, ArmOutcome]:
@@ -307,7 +317,7 @@ def _askings(arm: Arm, outcomes: Sequence[ArmOutcome]) -> str:
 
 def _finding(
     manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    parted: PartingRow, changed: Sequence[str],
+    parted: PartingRow, changed: Sequence[str], own: Sequence[str],
 ) -> Finding:  # fmt: skip
     states = {each.arm: each for each in reversed(outcomes)}
     unrun = [_name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
@@ -322,6 +332,7 @@ def _finding(
         for measure, distance in judged.distances.items()
     ]
     evidence += [f"probes that differ: {', '.join(changed)}"] if changed else []
+    evidence += [_OWN.format(counted(len(own), "probe"))] if own else []
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]

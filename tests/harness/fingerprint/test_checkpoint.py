@@ -12,7 +12,8 @@ from torch import Tensor
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.parts import faults
-from assay.harness.fingerprint.weights import describe_weight, joined
+from assay.harness.fingerprint.ranks import joined
+from assay.harness.fingerprint.weights import describe_weight
 from tests.harness.fingerprint.models import random_weights, write_model
 
 Tensors = dict[str, Tensor]

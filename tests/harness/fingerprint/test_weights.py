@@ -1,4 +1,4 @@
-"""Numbers that tell rounded weights from others, and that survive sharding and fusing."""
+"""Numbers that tell rounded weights from others, and that survive cutting."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.evidence.fingerprint import Fingerprint, Weight
-from assay.harness.fingerprint.weights import describe_weight, distance, joined, rounded_to, same_numbers
+from assay.harness.fingerprint.weights import describe_weight, distance, rounded_to, same_numbers
 
 
 @pytest.fixture
 def weight() -> Tensor:
     return torch.randn(96, 64, generator=torch.Generator().manual_seed(3)) * 0.02
-
-
-def rank(*weights: Weight) -> Fingerprint:
-    return Fingerprint(source="server", engine="e", model="m", weights=weights)
-
-
-def merged(*parts: Weight) -> Weight:
-    (made,) = joined([rank(part) for part in parts]).weights or ()
-    return made
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
@@ -111,75 +101,6 @@ def test_one_changed_element_of_a_large_parameter_shows(monkeypatch: pytest.Monk
     far = distance(ours, theirs)
     assert far is not None
     assert not same_numbers(far)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_sums_survive_sharding(weight: Tensor, dim: int) -> None:
-    whole = describe_weight("w", weight)
-    parts = merged(*(describe_weight("w", part) for part in weight.chunk(2, dim)))
-    far = distance(whole, parts)
-    assert far is not None
-    assert same_numbers(far)
-    assert parts.ranks == 2
-    other = merged(*(describe_weight("w", part * 1.01) for part in weight.chunk(2, dim)))
-    far = distance(whole, other)
-    assert far is not None
-    assert not same_numbers(far)
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, -0.3])
-def test_equal_shards_of_one_value_are_the_whole(value: float) -> None:
-    whole, shard = (describe_weight("bias", torch.full((size,), value)) for size in (512, 256))
-    far = distance(whole, merged(shard, shard))
-    assert far is not None
-    assert same_numbers(far)
-    for other in (
-        torch.full((256,), value + 0.1),
-        torch.full((200,), value),
-        torch.linspace(-1, 1, 256),
-        torch.tensor([value, 1 - value]),
-    ):
-        assert distance(whole, describe_weight("bias", other)) is None
-
-
-def test_equal_shards_are_the_whole(weight: Tensor) -> None:
-    experts = torch.stack([weight] * 4)
-    whole, halves = describe_weight("experts", experts), describe_weight("experts", experts[:2])
-    far = distance(whole, merged(halves, halves))
-    assert far is not None
-    assert same_numbers(far)
-    experts[3, 5, 7] += 0.1
-    assert distance(describe_weight("experts", experts), halves) is None
-    assert distance(whole, describe_weight("experts", weight[:, :40])) is None
-    assert distance(whole, describe_weight("experts", -experts[:2])) is None
-
-
-def test_what_each_process_holds_whole_is_kept(weight: Tensor) -> None:
-    described = describe_weight("norm", weight)
-    assert merged(described, described) == described
-
-
-def test_a_large_parameter_that_ranks_hold_whole_but_not_alike_is_not_kept(monkeypatch: pytest.MonkeyPatch, weight: Tensor) -> None:
-    monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", 100)
-    monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
-    other = weight.clone()
-    other[1] = 0
-    parts = describe_weight("norm", weight), describe_weight("norm", other)
-    assert parts[0].digest == parts[1].digest
-    assert merged(parts[0], parts[0]).ranks == 1
-    assert merged(*parts).ranks == 2
-
-
-def test_position_ids_are_those_of_the_rank_that_computed_the_request() -> None:
-    ranks = [rank().model_copy(update={"positions": positions}) for positions in ((), (0, 1, 2))]
-    assert joined(ranks).positions == (0, 1, 2)
-    assert joined(ranks[:1]).positions == ()
-    assert joined([rank(), rank()]).positions is None
-
-
-def test_what_no_rank_observed_stays_unobserved() -> None:
-    ranks = [rank().model_copy(update={"weights": None, "not_observed": {"weights": "no"}}) for _ in range(2)]
-    assert joined(ranks).weights is None
 
 
 def test_the_grid_is_the_narrowest_exact_float(weight: Tensor) -> None:
