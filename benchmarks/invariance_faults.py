@@ -6,20 +6,24 @@ Every server of an invocation has the same fault, the base's included. Beside th
 do not. By default those faults are seeded whose features the device has, those of layers that keep states in a model that has some
 (``--model hybrid``). Prints one table: seeded, found, reduced to the right set, where in the model it shows, minutes; then honest
 servers, which must be clean.
-``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``).
+``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``). ``--mended`` runs the honest servers
+with a copy of SGLang 0.5.23 in which its issue 36938 is repaired: without that, retracted requests shift the log-probabilities of
+others' prompts, and no default array on a CPU is clean.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from common import hybrid_model, random_model
+from common import hybrid_model, python_path, random_model
 from rich.console import Console
 from rich.table import Table
 
@@ -48,6 +52,20 @@ HYBRID = "hybrid"
 MADE = {HYBRID: hybrid_model, "1b": random_model}
 """Models that are made here, by name."""
 CONSOLE = Console(width=160)
+_RESULTS = "srt/managers/scheduler_components/batch_result_processor.py"
+_SKIPPED = """                    # drain its accounting without streaming it.
+                    continue
+"""
+_COUNTED = """                    # drain its accounting without streaming it.
+                    if batch.return_logprob:
+                        logprob_pt = self._apply_prefill_logprobs(
+                            req=req, i=i, logits_output=logits_output, next_token_ids=next_token_ids, logprob_pt=logprob_pt,
+                            extend_input_len_per_req=extend_input_len_per_req,
+                            extend_logprob_start_len_per_req=extend_logprob_start_len_per_req, store=False,
+                        )
+                    continue
+"""
+"""What SGLang's pull request 36939 does: the flat list of log-probabilities has those of skipped requests, too."""
 
 
 def seedable(fault: type[SchedulerFault], device: Device) -> bool:
@@ -62,6 +80,25 @@ def compared(device: str, side: Side, features: Sequence[str], out: Path) -> Inv
         side = side.model_copy(update={"model": str(make(out.with_name(side.model)))})
     spec = RunSpec.of(device=device, reference=side, candidate=side)
     return compare_features(spec, out, features=features, display=ProgressDisplay(Console(stderr=True), 30.0))
+
+
+def mended(folder: Path) -> Path:
+    """Copy SGLang by links, with the results of prefill batches mended; return the folder to import it from.
+
+    Raises:
+        SystemExit: this version does not have the lines that are mended.
+    """
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    source = (package / _RESULTS).read_text()
+    if source.count(_SKIPPED) != 1:
+        raise SystemExit(f"{package / _RESULTS} is not that of SGLang 0.5.23: leave --mended out")
+    shutil.copytree(package, folder / package.name, copy_function=os.symlink)
+    (folder / package.name / _RESULTS).unlink()
+    (folder / package.name / _RESULTS).write_text(source.replace(_SKIPPED, _COUNTED))
+    return folder
 
 
 def reduced(result: InvarianceResult, carriers: Sequence[frozenset[str]]) -> tuple[str, bool]:
@@ -82,17 +119,18 @@ def main() -> int:
     )
     parser.add_argument("--backend", default="")
     parser.add_argument("--engine-arg", action="append", default=[], help="flag of every server; may be repeated")
-    parser.add_argument("--faults", default="", help="by default all whose features the device has")
+    parser.add_argument("--faults", default="", help="by default all whose features the device has; none: no fault")
     parser.add_argument("--beside", default=",".join(BESIDE), help="features that are switched whatever the fault")
     parser.add_argument("--reverted", action="store_true")
     parser.add_argument("--honest", type=int, default=1, help="invocations without a fault")
     parser.add_argument("--features", default="", help="that these switch; by default all")
+    parser.add_argument("--mended", action="store_true", help="these run SGLang with its issue 36938 repaired")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     backend = given.backend or {"cpu": "torch_native", "cuda": "triton"}[given.device]
     beside = tuple(filter(None, given.beside.split(",")))
     faults = [name for name, fault in FAULTS.items() if seedable(fault, given.device)]
-    faults = list(filter(None, given.faults.split(","))) or faults
+    faults = [] if given.faults == "none" else list(filter(None, given.faults.split(","))) or faults
     if unknown := [name for name in faults if name not in FAULTS]:
         parser.error(f"{unknown[0]} is no fault: {', '.join(FAULTS)}")
     place = given.out or Path(tempfile.mkdtemp(prefix="invariance-"))
@@ -151,9 +189,13 @@ def main() -> int:
             features = tuple(dict.fromkeys((*sorted(fault.carriers[0]), *beside)))
             side = {"model": HYBRID if fault.recurrent else given.model, "environment": {FAULT: name}}
             row(name, features, fault.carriers, own.model_copy(update=side))
-    CONSOLE.print(table)
+    if faults:
+        CONSOLE.print(table)
     servers = arms = clean = 0
     begun, honest = time.monotonic(), tuple(filter(None, given.features.split(",")))
+    if given.mended:
+        path = python_path(mended(place / "mended"))
+        own = own.model_copy(update={"environment": {"PYTHONPATH": path}})
     for turn in range(given.honest):
         result = compared(given.device, own, honest, place / f"honest-{turn}")
         for arm in result.arms:

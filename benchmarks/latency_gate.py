@@ -119,6 +119,7 @@ def timed(plan: BenchPlan, engines: dict[Role, Engine], folder: Path) -> BenchFo
     out = BenchFolder.new(folder)
     with ProgressDisplay(Console(quiet=True)) as display:
         measure_servers(plan, engines, out, display)
+    out.seal()
     return out
 
 
@@ -202,6 +203,7 @@ def judged(out: BenchFolder, bound: float) -> LatencyResult:
             update={"spec": recorded_spec(manifest.spec).changed(latency_bound=bound).model_dump(mode="json")}
         )
     )
+    out.seal()
     return judge_bench(out)
 
 

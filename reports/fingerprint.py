@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved
 from assay.harness.fingerprint.differences import FingerprintDiff
-from assay.harness.fingerprint.parts import Difference, faults
-from assay.harness.text import counted, one_line
+from assay.harness.fingerprint.parts import JUDGED, Difference, faults
+from assay.harness.text import counted, listed, one_line
 from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Only, Section, Suite, Table, Words
 
 _SHOWN = 40
@@ -38,11 +38,19 @@ def fingerprint_document(made: Fingerprint) -> Document:
         title=made.model,
         verdict=None,
         exit_code=1 if wrong else 0,
-        headline=f"{wrong[0].says}." if wrong else f"{headline}; nothing is wrong in itself.",
+        headline=f"{wrong[0].says}." if wrong else f"{headline}; {_nothing_wrong(made)}.",
         body=body,
         suites=[Suite("fingerprint", [_case(fault) for fault in wrong])],
         result=made,
     )
+
+
+def _nothing_wrong(made: Fingerprint) -> str:
+    unseen = [part for part in JUDGED if not made.has(part)]
+    if not unseen:
+        return "nothing is wrong in itself"
+    verb = "was" if unseen == ["rope"] else "were"
+    return f"nothing that was observed is wrong in itself; {listed(unseen)} {verb} not"
 
 
 def _row(made: Fingerprint, part: str) -> tuple[str | Cell, ...]:

@@ -55,6 +55,7 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
             display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
         measure_servers(plan, engines, folder, display)
     folder.write_counters()
+    folder.seal()
 
 
 def measure_servers(

@@ -14,7 +14,7 @@ from assay.harness.engines.model import model_shape
 from assay.harness.errors import UsageError
 from assay.harness.evidence.honours import BackendResult
 from assay.harness.progress import ProgressDisplay
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import ROLES, Role, Side
 
 _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wrong": "computes something else for"}
 """What a backend does that does not honour what is asked, by state."""
@@ -49,6 +49,26 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
 def asked_of(spec: RunSpec, models: Mapping[Role, Path]) -> dict[Role, Mapping[str, str]]:
     """Read what the layers of each side's model ask for, with its flags, as `assay.harness.engines.model.ModelShape.asks`."""
     return {role: model_shape(models[role], side.flags).asks for role, side in spec.sides.items()}
+
+
+def ignored_of(model: Path, side: Side, measuring: bool = True) -> tuple[str, ...] | None:
+    """List what the layers of a model ask for and a side's backend is not shown to compute, a sentence each.
+
+    Args:
+        model: the folder of the side's model.
+        side: the backend and the flags.
+        measuring: whether the engine's own backend may be measured, which takes memory of the device.
+
+    Returns:
+        None where it would have to be measured.
+
+    Raises:
+        UsageError: the model's configuration cannot be read.
+    """
+    asks, backend = model_shape(model, side.flags).asks, Backend.parse(side.backend)
+    if asks and not measuring and not backend.is_kernel:
+        return None
+    return tuple(text for _, _, text in unmet({"candidate": backend}, {"candidate": asks}))
 
 
 def unmet(backends: Mapping[Role, Backend], asks: Mapping[Role, Mapping[str, str]]) -> Iterator[tuple[Role, bool, str]]:

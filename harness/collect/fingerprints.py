@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.collect.asked import ignored_of
 from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.remote import EndpointClient, RemoteServer
-from assay.harness.engines.sglang import arguments, launch
+from assay.harness.engines.sglang import arguments, failures, launch
+from assay.harness.engines.sglang.known_causes import Situation
 from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.served_fingerprint import chats_of
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, Tokens
 from assay.harness.fingerprint import in_interpreter
@@ -68,7 +71,8 @@ def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
             [python, "-m", _PROCESS, *flags], environment, folder, timeout_s, f"the model runner ({side.backend})"
         )
     made = Fingerprint.model_validate_json(printed)
-    update = {"model": side.model, "asked": dict(settings(without_secrets(side))), **_ignored(side)}
+    update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
+    update["ignored"] = ignored_of(model, side)
     if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
         with suppress(EvidenceError):  # too large, or in another format: it is then compared with other servers alone
             update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
@@ -160,27 +164,18 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
         ended = process.how_it_ended if status is not None else f"was not done after {timeout_s:g} s"
         # Its log is in a folder that is removed: what it ends with is all there is.
         tail = "\n".join([*lines[-3:], process.log_tail()])
+        failure = failures.read(process.recent_log(), Situation(alone=True))
     finally:
         process.stop()
     raise EngineError(
-        f"{who} {ended}, and there is no fingerprint.",
+        f"{who} {ended}, and there is no fingerprint{f': {failure.line}' if failure.line else '.'}",
         "a model that this interpreter loads",
-        "see its last lines; --files reads tokenizer, configuration and weights without the engine",
+        failure.do
+        if failure.cause
+        else "see its last lines; --files reads tokenizer, configuration and weights without the engine",
         details=tail,
+        cause=failure.cause,
     )
-
-
-def _ignored(side: Side) -> dict[str, Any]:
-    """Measure what the layers ask for and the backend does not compute; nothing for a kernel, which declares it itself."""
-    from assay.harness.backend import Backend
-    from assay.harness.collect.asked import unmet
-    from assay.harness.engines.model import model_shape
-
-    asks = model_shape(resolve_model(side.model, side.flags), side.flags).asks
-    says = (
-        [text for _, _, text in unmet({"candidate": Backend.parse(side.backend)}, {"candidate": asks})] if asks else []
-    )
-    return {"ignored": tuple(says)}
 
 
 def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
@@ -236,7 +231,7 @@ def _told_arguments(client: Client) -> dict[str, str]:
 
 def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
     """Ask for the ids of the corpus, and of the chats where the server names them; else for their numbers of tokens."""
-    told: dict[str, Any] = {"texts": {}, "bare": {}, "chats": {}}
+    told: dict[str, Any] = {"texts": {}, "bare": {}}
     names = [name for name, text in TEXTS.items() if text]
     # Without such an endpoint, or one that takes less, what it told until then stays.
     with suppress(EngineError, KeyError, TypeError, ValueError):
@@ -245,9 +240,9 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
             for name in names:
                 ids = client.post_json("/tokenize", {**body, "prompt": TEXTS[name]})["tokens"]
                 told[field][name] = tuple(int(id_) for id_ in ids)
-        for name, (messages, tools) in CHATS.items():
-            asked = {"model": server.model, "messages": messages, **({"tools": tools} if tools else {})}
-            told["chats"][name] = tuple(int(id_) for id_ in client.post_json("/tokenize", asked)["tokens"])
+        told["chats"], told["refused"] = chats_of(
+            lambda body: client.post_json("/tokenize", {"model": server.model, **body})
+        )
     firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
     if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text
         ((told["bos"],),) = firsts

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from assay.harness.backend import Backend
 from assay.harness.collect import layer_diff
+from assay.harness.collect.asked import ignored_of
 from assay.harness.collect.envelope import chunk_argument
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.run_folder import shadowed_role
@@ -18,7 +19,7 @@ from assay.harness.engines.sglang import memory
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import UsageError
-from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
+from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
 from assay.harness.evidence.nonce import RUN
@@ -200,7 +201,17 @@ def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> 
     made = engine.fingerprint()
     if made is None:
         return None
-    made = made.model_copy(update={"model": side.model, "asked": dict(settings(without_secrets(side))), "run": nonce})
+    why = "is measured without a server beside it, as by assay fingerprint --model"
+    try:
+        ignored = ignored_of(Path(made.model), side, measuring=False)
+    except UsageError as error:  # another host's folder, as of a URL
+        ignored, why = None, error.found
+    update = {"model": side.model, "asked": dict(settings(without_secrets(side))), "run": nonce, "ignored": ignored}
+    made = made.model_copy(update=update)
+    reasons = dict.fromkeys((part for part in PARTS if not made.has(part)), "its processes did not tell")
+    if ignored is None:
+        reasons["ignored"] = why
+    made = made.model_copy(update={"not_observed": {**reasons, **made.not_observed}})
     FINGERPRINT.write(folder, made)
     return made
 

@@ -106,8 +106,13 @@ class Client:
         """POST to ``path``. Raises EngineError unless the status is a success."""
         self._call("POST", path, timeout_s)
 
-    def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
+    def post_json(self, path: str, body: Mapping[str, Any], *, waits: bool = True) -> Any:
         """POST ``body`` to ``path`` and return the JSON response, within the time-out of a request.
+
+        Args:
+            path: below the URL.
+            body: what is sent.
+            waits: whether an answer that is an error waits `DEATH_WAIT_S` to be explained by the server's death.
 
         Raises:
             EngineError: no JSON came back. If the server died, the error states that.
@@ -115,7 +120,8 @@ class Client:
         try:
             return self._document(path, self._call("POST", path, self.timeout_s, body))
         except EngineError:
-            asyncio.run(self._wait_for_death())
+            if waits:
+                asyncio.run(self._wait_for_death())
             raise
 
     def post_events(self, path: str, body: Mapping[str, Any]) -> list[Any]:

@@ -166,8 +166,9 @@ class ServerProcess:
         """Examine the server's processes, at most once in `LOOK_INTERVAL_S`; None if nothing is wrong.
 
         Only what two looks in a row have seen counts: a debugger stops a process for a moment, and a server whose process has died
-        may be about to end. A process without a name yet, which may end normally, counts only if it failed. Once the main process
-        has ended, nothing counts but how it did: `exit_status` has that when the others have ended, too.
+        may be about to end. A process without a name yet, which may end normally, counts only if it failed. What a process forks to
+        run a command has its name at first, and may end at any time. Once the main process has ended, nothing counts but how it
+        did: `exit_status` has that when the others have ended, too.
 
         Args:
             essential: how those processes call themselves that must not end before the server does.
@@ -182,7 +183,11 @@ class ServerProcess:
         elif states.get(self._main, "X") in "XZ":
             return None
         names = {pid: _name_of(pid) for pid in states}
-        self._essential |= {pid: name for pid, name in names.items() if name.startswith(essential) or name == _UNNAMED}
+        self._essential |= {
+            pid: name
+            for pid, name in names.items()
+            if (name.startswith(essential) or name == _UNNAMED) and not _has_name_of_parent(pid, name)
+        }
         troubles = {
             pid: Trouble(self._essential.get(pid) or names[pid], pid, "is stopped, as by SIGSTOP", ended=False)
             for pid, state in states.items()
@@ -253,6 +258,12 @@ def _name_of(pid: int) -> str:
         return title[:_NAME_WIDTH] or Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "a process"
+
+
+def _has_name_of_parent(pid: int, name: str) -> bool:
+    """Return True if a process is called as its parent is, as a fork is until it runs something else, or if it has ended."""
+    parent = _stat(pid)[1:2]
+    return not parent or _name_of(int(parent[0])) == name
 
 
 def _telling_lines(log: str) -> list[str]:

@@ -1,10 +1,12 @@
-"""The folder of a bench: ``manifest.json``, ``timings.jsonl``, ``lengths.jsonl``, counters and logs of both servers."""
+"""The folder of a bench: ``manifest.json``, ``timings.jsonl``, ``lengths.jsonl``, counters, fingerprints and logs of both servers,
+and ``end.json``, which seals them.
+"""
 
 from __future__ import annotations
 
 from assay.evals.loads import Shape
 from assay.harness.evidence import jsonl
-from assay.harness.evidence.folder import EvidenceFolder, RunFolder
+from assay.harness.evidence.folder import EndedFolder, EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
 from assay.harness.evidence.nonce import check_run
 from assay.harness.evidence.timings import AnswerLength, Timing
@@ -12,7 +14,7 @@ from assay.harness.files import write_whole
 from assay.harness.schema import read_json
 
 _FOLDER = "bench"
-_MANIFEST, TIMINGS, LENGTHS, COUNTERS = "manifest.json", "timings.jsonl", "lengths.jsonl", "counters.json"
+_MANIFEST, TIMINGS, LENGTHS = "manifest.json", "timings.jsonl", "lengths.jsonl"
 
 
 class BenchManifest(Origin):
@@ -31,13 +33,8 @@ class BenchManifest(Origin):
     servers: tuple[ServerManifest, ...]
 
 
-class BenchFolder(EvidenceFolder):
+class BenchFolder(EvidenceFolder, EndedFolder):
     """A bench's folder."""
-
-    @property
-    def complete(self) -> bool:
-        """True if the bench was played to its end: the counts of both servers are written last."""
-        return (self.path / COUNTERS).exists()
 
     def write_manifest(self, manifest: BenchManifest) -> None:
         """Record what is timed.

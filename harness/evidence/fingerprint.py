@@ -105,6 +105,7 @@ class Tokens(Record):
         texts: ids of each text, special tokens added as the tokenizer does by default.
         bare: the same without special tokens.
         chats: ids of each chat, as the server makes them of its messages.
+        refused: why a chat got no ids, by its name, where others got some: the template takes no such role, or no tools.
         written: ids of ``tokenizer.json`` itself, which no class has changed, of the texts where they are not `bare`.
         retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
         counts: number of prompt tokens of each chat, where only that was seen.
@@ -118,6 +119,7 @@ class Tokens(Record):
     bare: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     written: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     chats: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    refused: dict[str, str] = Field(default_factory=dict)
     retold: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     counts: dict[str, int] = Field(default_factory=dict)
     digest: str = Field(default_factory=_digest)

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import Field
+
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import ADMISSIONS, Admission, CallCount, read_by_process, read_counters
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import Manifest, Origin, Progress, ServerManifest, hash_items
-from assay.harness.evidence.nonce import check_run, new_nonce
+from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.run_file import Kind, RunFile
+from assay.harness.evidence.run_file import RUN_AGAIN, Kind, RunFile
 from assay.harness.evidence.seal import check_seal, seal_of
 from assay.harness.files import FolderLock, is_unused, remove_unfinished, write_whole
 from assay.harness.schema import read_json
@@ -25,6 +28,19 @@ from assay.harness.sides import ROLES, Role
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
 _DAMAGED = "check that the path is the folder of a run, or run again"
 _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
+
+
+class End(RunRecord):
+    """``end.json``, the last file that is written: everything that was planned was done.
+
+    Attributes:
+        sealed: hash of each file of evidence. See `assay.harness.evidence.seal`.
+    """
+
+    sealed: dict[str, str] = Field(min_length=1)
+
+
+_END = RunFile("end.json", End, RUN_AGAIN)
 
 
 class BoundFolder(ABC):
@@ -77,6 +93,32 @@ class BoundFolder(ABC):
         return self._nonce
 
 
+class EndedFolder(BoundFolder):
+    """A folder that is made once, and never gone on with: its last file seals the others."""
+
+    @property
+    def complete(self) -> bool:
+        """True if everything was done that was planned."""
+        return _END.read(self.path, self._nonce) is not None
+
+    def seal(self) -> None:
+        """Record that it is complete, and the hash of each file of evidence.
+
+        Raises:
+            EvidenceError: a file cannot be read, or the record cannot be written.
+        """
+        _END.write(self.path, End(sealed=seal_of(self.path)), self.nonce)
+
+    def check_sealed(self) -> None:
+        """Refuse a complete folder whose evidence is not as it was when it ended.
+
+        Raises:
+            EvidenceError: a file was changed, removed or added.
+        """
+        if end := _END.read(self.path, self.nonce):
+            check_seal(self.path, end.sealed)
+
+
 class EvidenceFolder(BoundFolder):
     """The folder of a run or of a bench, with what the processes of both servers leave there."""
 
@@ -87,6 +129,15 @@ class EvidenceFolder(BoundFolder):
     def log(self, role: Role) -> Path:
         """Return a role's server log."""
         return self.path / f"{role}.log"
+
+    def fingerprints(self) -> dict[Role, Fingerprint]:
+        """Read what the roles' servers really served; none of a role whose server did not tell.
+
+        Raises:
+            EvidenceError: one is damaged, or of another run.
+        """
+        read = {role: FINGERPRINT.read(self.server_folder(role), self.nonce) for role in ROLES}
+        return {role: made for role, made in read.items() if made is not None}
 
     def counters(self, role: Role) -> list[CallCount]:
         """Read the attention calls counted in a role's server."""

@@ -1,6 +1,7 @@
 """The evidence of ``assay invariance``: what was asked for, and what each arm answered.
 
-``manifest.json`` is the plan, ``arms/<number>.json`` one pass over the probes in one server with some features on.
+``manifest.json`` is the plan, ``arms/<number>.json`` one pass over the probes in one server with some features on, and
+``servers/<number>/`` what a server left. ``end.json`` seals all of it once everything was run that was planned.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from assay.harness.evidence.folder import BoundFolder, RunFolder
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
+from assay.harness.evidence.folder import EndedFolder, RunFolder
 from assay.harness.evidence.manifest import Origin
 from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.evidence.records import Token
@@ -177,27 +179,11 @@ class InvarianceManifest(Origin):
     lengths: dict[str, tuple[int, int, int]]
 
 
-class InvarianceEnd(RunRecord):
-    """The last file that is written: everything that was planned was run, and what failed was reduced.
-
-    Attributes:
-        arms: passes over the probes.
-    """
-
-    arms: int
-
-
 ARMS = RunFile("arms/*.json", ArmRecord, RUN_AGAIN, durable=False)
-END = RunFile("end.json", InvarianceEnd, RUN_AGAIN)
 
 
-class InvarianceFolder(BoundFolder):
+class InvarianceFolder(EndedFolder):
     """The folder of one invocation."""
-
-    @property
-    def complete(self) -> bool:
-        """True if everything was run that was planned."""
-        return END.read(self.path, self._nonce) is not None
 
     def server_folder(self, number: int) -> Path:
         """Return the folder of a server's evidence."""
@@ -206,6 +192,10 @@ class InvarianceFolder(BoundFolder):
     def log(self, number: int) -> Path:
         """Return the log of a server."""
         return self.path / f"server-{number:02d}.log"
+
+    def fingerprint(self, number: int) -> Fingerprint | None:
+        """Read what a server really served; None if it did not tell. Raises EvidenceError if that is damaged, or of another run."""
+        return FINGERPRINT.read(self.server_folder(number), self.nonce)
 
     def write_manifest(self, manifest: InvarianceManifest) -> None:
         """Record what is compared. Raises EvidenceError if the disk is full or not writable."""

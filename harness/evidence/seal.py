@@ -1,6 +1,7 @@
 """The seal of a finished run: the hash of each file of its evidence. What was changed, removed or added later is noticed.
 
-The seal stands in ``progress.json``. It is no signature: whoever rewrites that file too is believed.
+The seal stands in ``progress.json``, that of a bench or of a comparison of features in ``end.json``. It is no signature: whoever
+rewrites that file too is believed.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from assay.harness.errors import EvidenceError
 
 _KINDS = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
 """Suffixes of evidence. Logs, and what a reader puts beside it, are none."""
-_NOT_SEALED = frozenset({"progress.json", "counters.json", "report.json"})
+_NOT_SEALED = frozenset({"progress.json", "end.json", "counters.json", "report.json", "bench.json", "invariance.json"})
 """Files that hold the seal, or are made again from evidence."""
 _MOST_NAMES = 3
 
@@ -44,13 +46,12 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str]) -> None:
+def check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str] = MappingProxyType({})) -> None:
     """Refuse evidence that is not as it was when its run ended.
 
     Args:
         folder: the run's.
         sealed: `seal_of` the folder at that time, and `stated`; empty for a run that has not ended, where nothing is checked.
-
         stated: hashes of what the file with the seal itself states now.
 
     Raises:

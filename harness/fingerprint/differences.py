@@ -57,6 +57,15 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--chat-template": ("tokens.chats",),
     "--lora-paths": ("adapters",),
     "--load-format": ("weights",),
+    "--speculative-algorithm": (  # what SGLang 0.5.23 derives from it
+        "arguments.speculative_algorithm", "arguments.speculative_draft_model_path", "arguments.speculative_num_steps",
+        "arguments.speculative_eagle_topk", "arguments.speculative_num_draft_tokens", "arguments.enable_mixed_chunk",
+        "arguments.cuda_graph_config",
+    ),
+    "--enable-deterministic-inference": (  # likewise
+        "arguments.enable_deterministic_inference", "arguments.sampling_backend", "arguments.disable_radix_cache",
+        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "environment.NCCL_ALGO",
+    ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip
 """What a setting that differs as asked lets differ besides its own argument, by beginnings of names."""
@@ -120,11 +129,16 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     said = {fault.name for fault in (*ours, *theirs)}  # a fault says what differs, and which side is right
     differ = [difference for difference in differ if _FAULT_OF.get(difference.name) not in said]
     common = {fault.says for fault in ours} & {fault.says for fault in theirs}
-    for side, own in ((A, ours), (B, theirs)):
+    for side, own, other in ((A, ours, right), (B, theirs, left)):
         differ += [
-            difference.model_copy(update={"says": f"{side}: {difference.says}", "outputs": True})
-            for difference in own
-            if difference.says not in common
+            fault.model_copy(
+                update={
+                    "says": f"{side}: {fault.says}",
+                    "outputs": fault.outputs or bool(other.tokens and other.tokens.retold),
+                }
+            )
+            for fault in own
+            if fault.says not in common
         ]
     flags = left.asked.keys() | right.asked.keys()
     alone = "model runner" in sources and len(sources) > 1

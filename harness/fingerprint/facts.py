@@ -26,12 +26,73 @@ _NOT = re.compile(
 """Names of places, which change no numbers."""
 
 
+_OFF, _ON = "0", "1"
+CHANGE_NUMBERS: Mapping[str, tuple[str, str]] = {
+    # NVIDIA's libraries, PyTorch 2.13, oneDNN and MKL, by their documentation; NCCL sums in the order of its algorithm.
+    "NVIDIA_TF32_OVERRIDE": ("", "whether NVIDIA's libraries multiply float32 in TF32"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_OFF, "whether PyTorch multiplies float32 in TF32"),
+    "HIPBLASLT_ALLOW_TF32": (_OFF, "whether PyTorch multiplies float32 in TF32 on AMD's GPUs"),
+    "TORCH_BLAS_PREFER_CUBLASLT": (_OFF, "whether products are cuBLASLt's or cuBLAS's"),
+    "CUBLAS_WORKSPACE_CONFIG": ("", "which kernels cuBLAS chooses, and so the order of sums"),
+    "ATEN_CPU_CAPABILITY": ("", "how many numbers PyTorch adds up at once on a processor"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("strict", "in which dtype oneDNN multiplies float32"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("strict", "in which dtype oneDNN multiplies float32"),
+    "ONEDNN_MAX_CPU_ISA": ("", "which kernels oneDNN chooses on a processor"),
+    "DNNL_MAX_CPU_ISA": ("", "which kernels oneDNN chooses on a processor"),
+    "MKL_CBWR": ("", "which kernels MKL chooses on a processor"),
+    "NCCL_ALGO": ("", "in which order ranks are added up"),
+    "NCCL_PROTO": ("", "in which order ranks are added up"),
+    # SGLang 0.5.23, by its source.
+    "SGLANG_ROPE_CACHE_FP32": (_OFF, "whether cos and sin of RoPE are float32 or in the model's dtype"),
+    "SGLANG_FORCE_FUSED_OP_BACKEND": ("", "which kernels compute norms, activations and other fused operations"),
+    "SGLANG_DEBUG_REVERT_PR": (_OFF, "which change of SGLang is undone"),
+    "SGLANG_FP8_IGNORED_LAYERS": ("", "which layers are not quantised"),
+    "SGLANG_FP4_IGNORED_LAYERS": ("", "which layers are not quantised"),
+    "SGLANG_FORCE_FP8_MARLIN": (_OFF, "whether FP8 weights are multiplied with activations that are not quantised"),
+    "SGLANG_HUMMING_USE_F16_ACCUM": (_OFF, "whether products are added up in float16"),
+    "SGLANG_INT4_WEIGHT": (_OFF, "whether weights are read as INT4 on AMD's GPUs"),
+    "SGLANG_QUANT_ALLOW_DOWNCASTING": (_OFF, "whether weights may be loaded in a narrower dtype"),
+    "SGLANG_DSV4_FP4_DEQUANT": (_OFF, "whether FP4 experts are computed in FP8"),
+    "SGLANG_ENABLE_JIT_DEEPGEMM": (_ON, "whether FP8 products are DeepGEMM's"),
+    "SGLANG_USE_DEEPGEMM_BMM": (_OFF, "whether products of latent attention are DeepGEMM's"),
+    "USE_TRITON_W8A8_FP8_KERNEL": (_OFF, "whether FP8 products are Triton's"),
+    "SGLANG_USE_AITER": (_OFF, "whether AITER's kernels run on AMD's GPUs"),
+    "SGLANG_MOE_NVFP4_DISPATCH": (_OFF, "whether tokens reach experts in NVFP4"),
+    "SGLANG_DEEPEP_BF16_DISPATCH": (_OFF, "whether tokens reach experts in bfloat16 or FP8"),
+    "SGLANG_ENABLE_DP_GATHER_FP8": (_OFF, "whether ranks of data-parallel attention get tokens in FP8"),
+    "SGLANG_OPT_USE_BF16_ROUTER_GEMM": (_ON, "whether MiniMax M3's router multiplies in bfloat16"),
+    "SGLANG_MINIMAX_M3_INDEX_TOPK_FREQ": (_ON, "how many layers of MiniMax M3 attend to blocks that another one chose"),
+    "SGLANG_SIMULATE_UNIFORM_EXPERTS": (_OFF, "whether experts are drawn, whatever the router says"),
+    "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": (_OFF, "whether experts take turns, whatever the router says"),
+    "SGLANG_SIMULATE_ACC_LEN": ("-1", "how many drafts are accepted, whatever the model says"),
+    "SGLANG_TRITON_DECODE_ATTN_STATIC_KV_SPLITS": (_OFF, "into how many parts Triton's attention splits keys"),
+    "SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE": ("256", "into how many parts Triton's attention splits keys"),
+    "SGLANG_TRITON_FP8_PREFILL_ATTN": (_ON, "whether Triton's attention multiplies in FP8 where it can"),
+    "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE": ("4096", "into how many parts FlashInfer splits keys"),
+    "SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE": ("2048", "into how many parts FlashInfer splits keys"),
+    "SGLANG_SKIP_SOFTMAX_PREFILL_THRESHOLD_SCALE_FACTOR": ("", "which blocks of keys TRT-LLM's attention leaves out"),
+    "SGLANG_SKIP_SOFTMAX_DECODE_THRESHOLD_SCALE_FACTOR": ("", "which blocks of keys TRT-LLM's attention leaves out"),
+    "SGLANG_SANITIZE_NAN_LOGITS": (_OFF, "whether logits that are no numbers are replaced"),
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": (_OFF, "whether log-probabilities are those before the temperature"),
+    "SGLANG_MAX_NEW_TOKENS_LIMIT": ("", "after how many tokens an answer is cut"),
+}
+"""Variables that are known to change outputs: what an unset one means, and what it decides."""
+_WORDS = {"true": _ON, "yes": _ON, "y": _ON, "false": _OFF, "no": _OFF, "n": _OFF}
+"""What SGLang and PyTorch take for on and off."""
+
+
+def as_read(name: str, value: str | None) -> str:
+    """Return the value of one of `CHANGE_NUMBERS` as its reader takes it; None is that of an unset variable."""
+    read = value or CHANGE_NUMBERS[name][0]
+    return _WORDS.get(read.lower(), read)
+
+
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that can change numbers."""
     return {
         name: hide(name, value)
         for name, value in sorted(environment.items())
-        if _MATTERS.match(name) and not _NOT.search(name) and not is_secret(name)
+        if name in CHANGE_NUMBERS or (_MATTERS.match(name) and not _NOT.search(name) and not is_secret(name))
     }
 
 

@@ -72,31 +72,15 @@ def written_ids(model: str, texts: Mapping[str, str], bare: Mapping[str, Sequenc
     return {name: given for name, given in ids.items() if name in bare and given != list(bare[name])}
 
 
-def bos_of(model: str) -> int | None:
-    """Return the id of the BOS that a model's files name; None if they name none, or if it is no token of ``tokenizer.json``."""
-    paths = [os.path.join(model, name) for name in ("tokenizer_config.json", "tokenizer.json")]
-    if not all(map(os.path.exists, paths)):
-        return None
-    with open(paths[0], encoding="utf-8") as file:
-        named = json.load(file).get("bos_token")
-    word = named.get("content") if isinstance(named, dict) else named
-    if not word:
-        return None
-    from tokenizers import Tokenizer
-
-    bos: int | None = Tokenizer.from_file(paths[1]).token_to_id(word)
-    return bos
-
-
 def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the ids that a tokenizer of transformers makes of texts and chats, by the fields of the record ``Tokens``."""
-    told = {}
-    retold = {}
+    told, retold, refused = {}, {}, {}
     for name, (messages, tools) in chats.items():
         arguments = {"add_generation_prompt": True, **({"tools": tools} if tools else {})}
         try:
             text = tokenizer.apply_chat_template(copy.deepcopy(messages), tokenize=False, **arguments)
-        except Exception:  # a template may refuse roles and tools, as it chooses
+        except Exception as error:  # a template may refuse roles and tools, as it chooses
+            refused[name] = f"{type(error).__name__}: {error}"[:200]
             continue
         told[name] = tokenizer(text, add_special_tokens=False)["input_ids"]
         retold[name] = tokenizer(text)["input_ids"]
@@ -109,6 +93,7 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
         "bare": bare,
         "written": written_ids(model, texts, bare),
         "chats": told,
+        "refused": refused if told else {},
         "retold": retold,
     }
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.canonical import by_canonical_name
+from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
 from assay.harness.fingerprint.rope import read_theta, same_frequencies
 from assay.harness.fingerprint.weights import (
     by_projections,
@@ -73,6 +73,9 @@ class Difference(Part):
 
 
 # What one fingerprint has wrong
+
+JUDGED = ("tokens", "rope", "weights")
+"""The parts that `faults` judges."""
 
 
 def faults(fingerprint: Fingerprint) -> list[Difference]:
@@ -187,12 +190,12 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
         if field == "bare":
             break
-    yield from _refused_chats(left.chats, right.chats)
+    yield from _refused_chats(left, right)
     if classes and not left.bare:
         yield Difference(name="tokens.tokenizer", says=f"the tokenizer is another{classes}", outputs=False)
     for name in ("bos", "eos"):
         ours, theirs = getattr(left, name), getattr(right, name)
-        if ours != theirs and left.tokenizer and right.tokenizer:  # a server names neither
+        if ours != theirs and left.tokenizer and right.tokenizer:  # a URL names neither
             yield Difference(name=f"tokens.{name}", says=f"{name.upper()} is {ours} in A, {theirs} in B", outputs=True)
     other = [name for name, count in left.counts.items() if right.counts.get(name, count) != count]
     if other:
@@ -205,14 +208,16 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
         )
 
 
-def _refused_chats(left: Collection[str], right: Collection[str]) -> Iterator[Difference]:
-    """Yield the first chat that a template refuses on one side alone; behind a refusal, a server is asked for none."""
-    first = next((name for name in CHATS if name not in left or name not in right), "")
-    if left and right and first and (first in left or first in right):
-        side = B if first in left else A
-        yield Difference(
-            name="tokens.chats", says=f"the chat template refuses the chat {first!r} in {side} alone", outputs=True
-        )
+def _refused_chats(left: Tokens, right: Tokens) -> Iterator[Difference]:
+    for side, own, other in ((A, left, right), (B, right, left)):
+        if names := [name for name in own.refused if name in other.chats]:
+            chats = "the chat" if len(names) == 1 else "the chats"
+            yield Difference(
+                name="tokens.chats",
+                says=f"the chat template refuses {chats} {listed([repr(name) for name in names])} in {side} alone",
+                outputs=True,
+                details=tuple(f"{name}: {own.refused[name]}" for name in names),
+            )
 
 
 def _kind(what: str) -> str:
@@ -363,7 +368,7 @@ def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Differ
         yield Difference(
             name="weights.dtype",
             says=f"{_some(names)} {_is(names)} {pair[0]} in A, {pair[1]} in B, with the same values",
-            outputs=ours[names[0]].ranks == theirs[names[0]].ranks and "float" in pair[0] + pair[1],
+            outputs=False,  # in which dtype they are computed is decided by the device and its arguments, which count
         )
 
 
@@ -509,6 +514,17 @@ def _mapping(part: str, what: str, outputs: Collection[str] | bool) -> Any:
     return differences
 
 
+def _environment(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted(left.keys() | right.keys()):
+        ours, theirs = left.get(name), right.get(name)
+        if ours == theirs:
+            continue
+        counts = name in CHANGE_NUMBERS and as_read(name, ours) != as_read(name, theirs)
+        decides = f": it decides {CHANGE_NUMBERS[name][1]}" if counts else ""
+        says = f"{name} is {_shown(ours)} in A, {_shown(theirs)} in B{decides}"
+        yield Difference(name=f"environment.{name}", says=says, outputs=counts)
+
+
 def _shown(value: str | None) -> str:
     return "absent" if value is None else value or "empty"
 
@@ -525,7 +541,7 @@ COMPARED: Mapping[str, Any] = {
     "backends": _backends,
     "ignored": _ignored,
     "arguments": _mapping("arguments", "{name}", _NUMBERS),
-    "environment": _mapping("environment", "{name}", False),
+    "environment": _environment,
     "packages": _mapping("packages", "{name}", True),
     "hardware": _mapping("hardware", "{name}", True),
 }

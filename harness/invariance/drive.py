@@ -21,9 +21,7 @@ from assay.harness.engines.sglang.forcing import FORCED
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.invariance import (
-    END,
     ArmRecord,
-    InvarianceEnd,
     InvarianceFolder,
     InvarianceManifest,
     TracedPlace,
@@ -106,7 +104,7 @@ class InvarianceSession:
                 self._arm(arm, "reduction")
                 self._reduce(arm, limits)
             self._trace(limits)
-        END.write(self.folder.path, InvarianceEnd(arms=self._arms), self.folder.nonce)
+        self.folder.seal()
 
     def _base(self, why: str) -> ArmRecord:
         """Run the base, without which nothing can be compared."""
@@ -268,7 +266,8 @@ class InvarianceSession:
         folder = self.folder.server_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
         flags = filled(flags, run.model, configuration(run.model), folder)
-        side = run.spec.reference.launched_with(environment, flags)
+        # What the fingerprint says that was asked for.
+        side = run.spec.reference.launched_with(environment, flags).model_copy(update={"backend": str(run.reference)})
         engine = make_engine(
             run,
             "reference",

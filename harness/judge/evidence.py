@@ -16,7 +16,7 @@ from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.envelope import EnvelopeCounts, envelope_of
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
-from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, ServerManifest
@@ -169,8 +169,7 @@ def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest]
 
 def _fingerprints(folder: RunFolder, timed: bool) -> dict[Role, Fingerprint]:
     holder = bench_folder(folder) if timed and not folder.progress().servers else folder
-    read = {role: FINGERPRINT.read(holder.server_folder(role), holder.nonce) for role in ROLES}
-    return {role: made for role, made in read.items() if made is not None}
+    return holder.fingerprints()
 
 
 def _differences(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from assay.harness.compare.parting import least_error
 from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.invariance import END, ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
 from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
 from assay.harness.invariance.outcome import (
     ArmOutcome,
@@ -24,8 +25,9 @@ from assay.harness.invariance.outcome import (
     widened,
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
-from assay.harness.judge.invariance_probes import changed_probes, in_common
+from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
+from assay.harness.judge.invariance_servers import other_than_features
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
 
@@ -44,6 +46,10 @@ _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was se
 _SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
 _DECIDED = Requirement("arms-decided", "every arm decided")
 _COVERED = Requirement("pairs-covered", "every two features were on together")
+_OWN = (
+    "in {}, the log-probabilities of the prompt's own tokens alone differ, and the most probable tokens are the same: they may be "
+    "those of other requests, as in SGLang's issue 36938, where requests are retracted"
+)
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
 
 
@@ -51,8 +57,10 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     """Judge what a folder holds.
 
     Raises:
-        EvidenceError: a file is damaged or of another run, or the base is not complete.
+        EvidenceError: a file is damaged or of another run, or is not as it was when everything had been run, or the base is not
+            complete.
     """
+    folder.check_sealed()
     manifest, records = folder.manifest(), list(folder.arms())
     base = next((record for record in records if record.why == "base" and record.complete), None)
     again = [record for record in records if record.why in ("base again", "base longer") and record.complete]
@@ -64,9 +72,13 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     limits = bounds(base, again, manifest.dtype)
     arms = [record for record in records if record.features and record.why != "sensitivity" and record.traced is None]
     outcomes = _outcomes(base, arms, limits, known, manifest)
+    same, unlike = _same_servers(folder, arms, base, known)
+    shown = [
+        _served_alike(judged, unlike.get(record.number, "")) for record, judged in zip(arms, outcomes, strict=True)
+    ]
     floor = floor_of(base, again)
     planned = [frozenset(arm) for arm in manifest.arms]
-    done = [judged.arm for judged in outcomes if judged.state in ("same", "differs")]
+    done = [judged.arm for judged in shown if judged.state in ("same", "differs")]
     lost = left_out(planned, done, known)
     checks = (
         _ended(folder, records),
@@ -74,16 +86,18 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         _agrees(floor, limits),
         _sensitive(base, records, limits),
         _shown(known, arms, manifest),
+        same,
         _decided(outcomes, manifest),
         _covered(lost, manifest),
     )
-    partings = _partings(folder, records, outcomes, limits, known)
-    changed = {arm: _changed(arm, base, arms, limits, known, manifest) for arm in partings}
-    findings = _findings(manifest, outcomes, known, partings, changed)
-    verdict = _verdict(checks, outcomes)
+    partings = _partings(folder, records, shown, limits, known)
+    records_of = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    changed = {arm: _changed(arm, records_of, limits, known, manifest) for arm in partings}
+    findings = _findings(manifest, shown, known, partings, changed)
+    verdict = _verdict(checks, shown)
     return InvarianceResult(
         verdict=verdict,
-        headline=_headline(findings, checks, outcomes, lost, manifest),
+        headline=_headline(findings, checks, shown, lost, manifest),
         reasons=tuple(_reasons(findings, checks)),
         created=manifest.created,
         command=manifest.command,
@@ -101,9 +115,9 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
         probes=len(manifest.lengths),
         floor_kl=max(distance.mean for distance in floor.values()),
         bound_kl=max(bound.mean for bound in limits.values()),
-        arms=tuple(_rows(base, again, limits, arms, outcomes)),
+        arms=tuple(_rows(base, again, limits, arms, shown)),
         features=tuple(_features(manifest, arms)),
-        pairs=tuple(_pairs(known, outcomes)),
+        pairs=tuple(_pairs(known, shown)),
         partings=tuple(partings.values()),
         left_out=tuple(lost),
         checks=checks,
@@ -146,17 +160,32 @@ def _outcomes(
     return judged
 
 
+def _same_servers(
+    folder: InvarianceFolder, arms: Sequence[ArmRecord], base: ArmRecord, known: Mapping[str, Feature]
+) -> tuple[Check, dict[int, str]]:
+    records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    complete = [record for record in arms if record.complete]
+    bases = [records.get(base_of(frozenset(record.features), known)) for record in complete]
+    pairs = [(record, own) for record, own in zip(complete, bases, strict=True) if own is not None and own.complete]
+    return other_than_features(folder, pairs, known)
+
+
+def _served_alike(judged: ArmOutcome, unlike: str) -> ArmOutcome:
+    """Return what an arm shows beside what else its server served: what is the same then shows nothing."""
+    if not unlike or judged.state == "not run":
+        return judged
+    why = "; ".join(filter(None, [judged.why, unlike]))
+    return replace(judged, state="not shown" if judged.state == "same" else judged.state, why=why)
+
+
 def _name_of(arm: Iterable[str]) -> str:
     """Name an arm, such as "prefix-cache + page-size"."""
     return " + ".join(sorted(arm)) or "no feature"
 
 
 def _ended(folder: InvarianceFolder, records: Sequence[ArmRecord]) -> Check:
-    end = END.read(folder.path, folder.nonce)
-    if end is None:
+    if not folder.complete:
         return _ENDED.check("missing", f"it ended early, after {counted(len(records), 'arm')}", "run it again")
-    if end.arms != len(records):
-        return _ENDED.check("missing", f"{len(records)} of {end.arms} arms are there", "restore them, or run it again")
     return _ENDED.check("ok", counted(len(records), "arm"))
 
 
@@ -252,27 +281,29 @@ def _partings(
 
 
 def _changed(
-    arm: Arm, base: ArmRecord, arms: Sequence[ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
+    arm: Arm, records: Mapping[Arm, ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
     manifest: InvarianceManifest,
-) -> list[str]:  # fmt: skip
-    """Return the probes that an arm changes."""
-    records = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
-    against, own = records[base_of(arm, known)], records[arm]
-    return changed_probes(against.replies, own.replies, widened(limits, arm, known, manifest.dtype))
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """Return the probes that an arm changes, and those of them with nothing wrong but their own log-probabilities."""
+    compared = records[base_of(arm, known)].replies, records[arm].replies
+    bound = widened(limits, arm, known, manifest.dtype)
+    return changed_probes(*compared, bound), own_alone(*compared, bound)
 
 
 def _findings(
     manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, Sequence[str]],
+    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, tuple[Sequence[str], Sequence[str]]],
 ) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
-    return [_finding(manifest, failing[arm], outcomes, known, parted, changed[arm]) for arm, parted in partings.items()]
+    return [
+        _finding(manifest, failing[arm], outcomes, known, parted, *changed[arm]) for arm, parted in partings.items()
+    ]
 
 
 def _finding(
     manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    parted: PartingRow, changed: Sequence[str],
+    parted: PartingRow, changed: Sequence[str], own: Sequence[str],
 ) -> Finding:  # fmt: skip
     states = {each.arm: each for each in outcomes}
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
@@ -284,6 +315,7 @@ def _finding(
         for measure, distance in judged.distances.items()
     ]
     evidence += [f"probes that differ: {', '.join(changed)}"] if changed else []
+    evidence += [_OWN.format(counted(len(own), "probe"))] if own else []
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]

@@ -23,6 +23,23 @@ def changed_probes(base: Sequence[ProbeReply], arm: Sequence[ProbeReply], limits
     return [reply.probe for reply in base if reply.probe in beyond]
 
 
+def own_alone(base: Sequence[ProbeReply], arm: Sequence[ProbeReply], limits: Mapping[Measure, Bound]) -> list[str]:
+    """Return the probes of which nothing differs but the log-probabilities of the prompt's own tokens.
+
+    A server that hands out other requests' log-probabilities shows this: they are cut from one list of a whole batch, the most
+    probable tokens are listed by request.
+    """
+    of_base = {reply.probe: reply.prefill for reply in base}
+    restored = [
+        reply.model_copy(update={"prefill": reply.prefill.model_copy(update={"own": own.own})})
+        for reply in arm
+        if (own := of_base.get(reply.probe)) and (own.first, own.end) == (reply.prefill.first, reply.prefill.end)
+    ]
+    differing = {*changed_probes(base, restored, limits)}
+    chosen = {reply.probe for reply in restored} - differing
+    return [probe for probe in changed_probes(base, arm, limits) if probe in chosen]
+
+
 def in_common(changed: Collection[str], manifest: InvarianceManifest) -> str:
     """Say in how many probes an arm differs, and which one simplest property, if any, separates them from all others."""
     lengths = manifest.lengths

@@ -32,7 +32,7 @@ from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
-from assay.harness.judge.same_servers import check_same_servers
+from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
@@ -45,8 +45,11 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     """Read a bench's folder and decide.
 
     Raises:
-        EvidenceError: the folder is damaged, or holds no complete round.
+        EvidenceError: the folder is damaged or not complete, or is not as it was when the bench ended, or holds no complete round.
     """
+    if not folder.complete:
+        raise EvidenceError(f"{folder.path} has no bench that was played to its end.", "its end.json", "time again")
+    folder.check_sealed()
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
     blocks = blocks_of(folder.timings())
@@ -63,8 +66,9 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     )
     lengths = _lengths(folder.lengths(), spec.policy) if folder.lengths() else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
+    same = with_fingerprints(_same_servers(spec, manifest), folder.fingerprints())
     checks = (
-        *_server_checks(spec, manifest, calls),
+        *_server_checks(manifest, calls, same),
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
         *([check_lengths(lengths)] if lengths else []),
     )
@@ -200,14 +204,19 @@ def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     )
 
 
-def _server_checks(spec: RunSpec, manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]]) -> list[Check]:
+def _same_servers(spec: RunSpec, manifest: BenchManifest) -> Check:
     servers = {server.role: server for server in manifest.servers}
     differing: dict[str, tuple[str, str]] = {}
     if len(servers) == 2:
         differing = differences(servers["reference"].arguments, servers["candidate"].arguments, spec.treatment)
+    return check_same_servers(spec.sides, servers, differing)
+
+
+def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]], same: Check) -> list[Check]:
+    servers = {server.role: server for server in manifest.servers}
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
-    checks.append(check_same_servers(spec.sides, servers, differing))
+    checks.append(same)
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"

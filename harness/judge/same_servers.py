@@ -10,7 +10,7 @@ from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.sides import HIDDEN, ROLES, Role, Side, treatment
-from assay.harness.text import listed
+from assay.harness.text import counted, listed
 from assay.harness.verdict import Check, Requirement
 
 _SAME = Requirement("same-servers", "the servers differed in the treatment and in nothing else")
@@ -21,7 +21,7 @@ def claim(run: RunEvidence) -> Judged:
     if not run.compares_servers:
         return Judged()
     check = check_same_servers(run.spec.sides, run.servers, run.argument_differences, "reference" not in run.measured)
-    check = _with_fingerprints(check, run.fingerprints)
+    check = with_fingerprints(check, run.fingerprints)
     return Judged(checks=[_with_common_settings(check, run.folder.read(COMMON_SETTINGS))])
 
 
@@ -61,7 +61,7 @@ def check_same_servers(
     return _SAME.check("ok", f"{same}; {compared} server arguments agree")
 
 
-def _with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
+def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
     """Decide the check on what the servers really served, too, where both were observed; it never becomes milder.
 
     Where one was not, the check says so.
@@ -79,9 +79,8 @@ def _with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -
     allowed = ["arguments", *(["weights"] if sides[0].model != sides[1].model else [])]
     diff = compare_fingerprints(*sides, allowed)
     if not diff.undeclared:
-        return check.model_copy(
-            update={"found": f"{check.found}; {len(diff.compared)} parts of what they served agree"}
-        )
+        agree = f"what they served agrees in {counted(len(diff.compared), 'part')}"
+        return check.model_copy(update={"found": f"{check.found}; {agree}"})
     says = "; ".join(difference.says for difference in diff.undeclared)
     observed = f"of what they served (A the reference, B the candidate), {says}"
     return _SAME.check("failed", observed, "run again so that only the treatment differs; see assay fingerprint diff")

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from assay.harness.engines.sglang.features import features_of
-from assay.harness.evidence.invariance import (
-    END,
-    ArmRecord,
-    InvarianceEnd,
-    InvarianceFolder,
-    InvarianceManifest,
-    ProbeReply,
-    Scores,
-    WrittenText,
-)
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
+from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, ProbeReply, Scores, WrittenText
 from assay.harness.evidence.records import Token
 
 PROMPT = 12
@@ -77,6 +70,7 @@ def drafting(*features: str, passes: int, odd: int = 0) -> ArmRecord:
     return arm(*features).model_copy(update={"replies": replies})
 
 
+SERVED = Fingerprint(source="server", engine="SGLang 0 on cpu", model="tiny", packages={"torch": "2"}, arguments={"page_size": "1"})
 BASE = arm(number=0, why="base")
 AGAIN = arm(number=1, why="base again", decode=1e-7)
 
@@ -89,9 +83,13 @@ def write(
     base: bool = True,
     fault_seen: tuple[float, float] | None = (1.0, 1.0),
     ended: bool = True,
+    served: Mapping[int, Fingerprint | None] = MappingProxyType({}),
     **manifest: Any,
 ) -> None:
-    """Write a folder with these arms after the base, which ended or did not; a seeded fault moved both measures so far."""
+    """Write a folder with these arms after the base, which ended or did not; a seeded fault moved both measures so far.
+
+    Every server served the same but for those in `served`, by number.
+    """
     names = [id_ for id_ in features_of("cpu") if any(id_ in record.features for record in made)]
     given = {
         "created": "2026-11-26T12:00:00+00:00",
@@ -119,5 +117,8 @@ def write(
         records.append(arm("prefix-cache", number=99, why="sensitivity", prefill=prefill, decode=decode))
     for record in records:
         folder.write(record)
+    for number in {record.server for record in records}:
+        if made_by := served.get(number, SERVED):
+            FINGERPRINT.write(folder.server_folder(number), made_by, folder.nonce)
     if ended:
-        END.write(folder.path, InvarianceEnd(arms=len(records)), folder.nonce)
+        folder.seal()

@@ -11,6 +11,7 @@ from assay.harness.bench.bench_plan import timed_spec
 from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CounterFile, CounterRow
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.sides import ROLES, Role
@@ -33,8 +34,9 @@ def write_bench(
     counted: bool = True,
     flags: dict[str, Any] | None = None,
     nonce: str = "",
+    packages: dict[Role, str] | None = None,
 ) -> BenchFolder:
-    """Write a bench's folder; the arguments select what is wrong in it."""
+    """Write a bench's folder; the arguments select what is wrong in it. `packages` has the torch that each server told."""
     folder = BenchFolder.new(path, nonce)
     spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
     shapes = shapes_of(SHAPES, "cpu")
@@ -91,5 +93,9 @@ def write_bench(
             )
             for layer in range(LAYERS):
                 counters.add(counters.row(row), layer)
+    for role, torch in (packages or {}).items():
+        made = Fingerprint(source="server", engine="SGLang 0 on cpu", model="tiny", packages={"torch": torch})
+        FINGERPRINT.write(folder.server_folder(role), made, folder.nonce)
     folder.write_counters()
+    folder.seal()
     return folder

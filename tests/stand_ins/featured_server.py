@@ -21,6 +21,7 @@ from assay.harness.engines.sglang.forcing import PREFIX
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
 from assay.harness.evidence.counters import ADMISSIONS, Admission
+from assay.harness.evidence.fingerprint import Fingerprint, Resolved
 from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import Token
 from assay.harness.evidence.trace import TraceHeader, write_pass
@@ -76,6 +77,7 @@ class FeaturedServer(SGLangServer):
     def arguments(self) -> dict[str, Any]:
         return {
             "model_path": str(self.launch.model),
+            "attention_backend": self.launch.backend,
             "page_size": int(self.flags.get("--page-size", 1)),
             "tp_size": int(self.flags.get("--tp-size", 1)),
             "chunked_prefill_size": int(self.flags.get("--chunked-prefill-size", 4096)),
@@ -85,8 +87,11 @@ class FeaturedServer(SGLangServer):
             "enable_lora": "--enable-lora" in self.flags,
         }
 
-    def fingerprint(self) -> None:
-        """No process of its own could write one."""
+    def fingerprint(self) -> Fingerprint:
+        arguments = {name: str(value) for name, value in self.arguments().items()}
+        runs = {"attention": self.launch.backend, "all-reduce": f"{arguments['tp_size']} ranks"}
+        backends = tuple(Resolved(operation=operation, runs=name) for operation, name in runs.items())
+        return Fingerprint(source="server", engine="a stand-in", model="", arguments=arguments, backends=backends)
 
     def flush_cache(self) -> None:
         self.cache.clear()

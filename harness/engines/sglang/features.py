@@ -38,6 +38,7 @@ class Feature:
         environment: environment variables of a server in which it is on.
         backend: attention backend in place of the base's; empty for the same.
         resolved: arguments as the server resolves them where it is on.
+        declares: what else it may change of what a server serves, as ``assay fingerprint diff --allow`` names it.
         seen: id of what shows that it was on, beyond its arguments (`assay.harness.invariance.proof`).
         cost: what it is declared to change.
         requires: features without which it does nothing.
@@ -59,6 +60,7 @@ class Feature:
     environment: Mapping[str, str] = field(default_factory=dict)
     backend: str = ""
     resolved: Mapping[str, Any] = field(default_factory=dict)
+    declares: tuple[str, ...] = ()
     seen: str = ""
     cost: Cost = "nothing"
     requires: tuple[str, ...] = ()
@@ -198,6 +200,7 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "deterministic", "kernels do not depend on the batch", on=("--enable-deterministic-inference",),
         resolved={"enable_deterministic_inference": True}, cost="a base of its own",
+        declares=("arguments.sampling_backend", "backends.sampler"),  # SGLang takes its own in PyTorch there
         # 0.5.17 splits a prompt there at multiples of 4,096 tokens, 0.5.23 with FlashInfer alone: one that is longer than a smaller
         # chunk waits for ever. FlashInfer turns the prefix cache off.
         excludes=("chunked-prefill", "attention-backend"), devices=_GPU,
@@ -206,6 +209,7 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "ngram", "drafts of n-grams are verified", on=("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=12"),
         resolved={"speculative_algorithm": "NGRAM"}, seen="speculated",
+        declares=("arguments.speculative_eagle_topk", "arguments.speculative_num_steps"),
         # Its drafts are trees, which SGLang refuses in pages of more than a token.
         excludes=("conversation", "mixed-chunk", "page-size", "dp-attention"), devices=_GPU,
         lacks="SGLang's kernels for drafts need AMX there",
@@ -246,6 +250,7 @@ def _on_gpus() -> Iterable[Feature]:
     yield Feature(
         "dp-attention", "two GPUs share the requests of attention", on=("--tp-size=2", "--dp-size=2", "--enable-dp-attention"),
         resolved={"enable_dp_attention": True}, cost="another kernel",
+        declares=("arguments.chunked_prefill_size",),
         # A prefix is in the cache of one of the two, and each has half of a chunk.
         excludes=("tensor-parallel", "prefix-cache", "chunked-prefill"), devices=_GPU,
         lacks="SGLang's torch_native computes no idle batch", gpus=2, lacking=attends_by_request,

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.sglang import arguments
 from assay.harness.engines.sglang.weight_places import place_of
-from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Weight
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.fingerprint.facts import device_facts, variables, versions
+from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
 from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
 from assay.harness.server.attachment import ControlReader
@@ -42,6 +44,8 @@ _ROWS_AT_ONCE = 4096
 def describe(runner: Any) -> Fingerprint:
     """Take the fingerprint of the process of a ModelRunner."""
     parts: dict[str, Callable[[], Any]] = {
+        "tokens": lambda: _tokens(runner.server_args),
+        "generation": lambda: generation_of(str(runner.server_args.model_path)),
         "rope": lambda: _ropes(runner),
         "weights": lambda: _weights(runner.model),
         "adapters": lambda: _adapters(runner),
@@ -50,8 +54,11 @@ def describe(runner: Any) -> Fingerprint:
         "backends": lambda: _backends(runner),
         "arguments": lambda: resolved_arguments(runner.server_args),
         "environment": lambda: variables(os.environ),
+        "packages": versions,
         "hardware": lambda: device_facts(str(runner.device)),
     }
+    if _rank():  # the first rank tells what all have alike
+        del parts["tokens"], parts["generation"]
     seen: dict[str, Any] = {}
     missing: dict[str, str] = {}
     seconds: dict[str, float] = {}
@@ -100,10 +107,24 @@ class FingerprintWriter:
         self._written = label
         made = describe(self._runner)
         positions = getattr(batch, "positions", None)
-        update = {"positions": tuple(map(int, positions.flatten().tolist()))} if isinstance(positions, Tensor) else {}
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        made = made.model_copy(update={**update, "packages": versions()})
-        OF_PROCESS.write(self._folder, made, process=f"{label}-{rank:04}")
+        if isinstance(positions, Tensor):
+            made = made.model_copy(update={"positions": tuple(map(int, positions.flatten().tolist()))})
+        OF_PROCESS.write(self._folder, made, process=f"{label}-{_rank():04}")
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _tokens(server_args: Any) -> Tokens:
+    """Have a tokenizer that is loaded as the server loads its own make the ids of the corpus."""
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+    settled = _settled(server_args)
+    path = str(settled.get("tokenizer_path") or settled["model_path"])
+    named = {name: settled[name] for name in ("tokenizer_mode", "tokenizer_backend") if settled.get(name)}
+    tokenizer = get_tokenizer(path, trust_remote_code=bool(settled.get("trust_remote_code")), **named)
+    return Tokens(**tokens_of(tokenizer, TEXTS, CHATS, path))
 
 
 def _layer(path: str) -> int | None:
@@ -351,11 +372,14 @@ def _shared(runner: Any) -> Iterator[tuple[str, str]]:
 
 def resolved_arguments(server_args: Any) -> dict[str, str]:
     """Return the arguments of a server as SGLang resolved them, leaf by leaf."""
-    if hasattr(server_args, "resolved_dict"):
-        read: Mapping[str, Any] = server_args.resolved_dict()
-    else:
-        read = vars(server_args)
-    return arguments.flat({key: value for key, value in read.items() if not key.startswith("_")})
+    return arguments.flat({key: value for key, value in _settled(server_args).items() if not key.startswith("_")})
+
+
+def _settled(server_args: Any) -> Mapping[str, Any]:
+    read: Mapping[str, Any] = (
+        server_args.resolved_dict() if hasattr(server_args, "resolved_dict") else vars(server_args)
+    )
+    return read
 
 
 def _dtype(tensor: Tensor) -> str:

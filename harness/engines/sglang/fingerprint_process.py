@@ -21,11 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.sglang.fingerprint import describe, resolved_arguments
-from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
-from assay.harness.fingerprint.facts import versions
-from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint
 from assay.harness.fingerprint.ranks import joined
 from assay.harness.sides import flag_values
 from assay.harness.text import one_line
@@ -74,9 +71,9 @@ def _in_rank(
     load = bench.load_model
 
     def loaded(*args: Any, **kwargs: Any) -> None:
-        built, tokenizer = load(*args, **kwargs)
+        built, _ = load(*args, **kwargs)
         seconds = {"start": round(time.monotonic() - begun, 2)}
-        made = _observed(bench, built, getattr(built, "torch_runner", built), tokenizer, seconds)
+        made = _observed(bench, built, getattr(built, "torch_runner", built), seconds)
         OF_PROCESS.write(folder, made, process=f"{rank:04}")
         if multiprocessing.parent_process() is not None:
             os._exit(0)
@@ -132,22 +129,17 @@ def _bench() -> tuple[Any, Any]:
     return bench, bench.latency_test
 
 
-def _observed(bench: Any, built: Any, runner: Any, tokenizer: Any, seconds: dict[str, float]) -> Fingerprint:
+def _observed(bench: Any, built: Any, runner: Any, seconds: dict[str, float]) -> Fingerprint:
     made = describe(runner)
-    update: dict[str, Any] = {"packages": versions()}
-    missing = dict(made.not_observed)
-    for part, observe in (
-        ("tokens", lambda: Tokens(**tokens_of(tokenizer, TEXTS, CHATS, str(runner.server_args.model_path)))),
-        ("generation", lambda: generation_of(str(runner.server_args.model_path))),
-        ("positions", lambda: _positions(bench, built, runner)),
-    ):
-        begun = time.perf_counter()
-        try:
-            update[part] = observe()
-        except Exception as error:
-            missing[part] = one_line(f"{type(error).__name__}: {error}", 200)
-        seconds[part] = round(time.perf_counter() - begun, 4)
-    return made.model_copy(update={**update, "not_observed": missing, "seconds": {**seconds, **made.seconds}})
+    update: dict[str, Any] = {}
+    begun = time.perf_counter()
+    try:
+        update["positions"] = _positions(bench, built, runner)
+    except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}", 200)
+        update["not_observed"] = {**made.not_observed, "positions": why}
+    taken = {"positions": round(time.perf_counter() - begun, 4)}
+    return made.model_copy(update={**update, "seconds": {**seconds, **taken, **made.seconds}})
 
 
 def _positions(bench: Any, built: Any, runner: Any) -> tuple[int, ...]:

@@ -250,6 +250,11 @@ CAUSES = (
         "repair the module: `assay check` on the kernel imports it without a server",
     ),
     _cause(
+        "backend-model",
+        r"requires one of \['(\w+)'[^\]]*\] attention backend",
+        "name a backend that this model can have: {0} (assay fingerprint --backend {0}, elsewhere --reference and --candidate)",
+    ),
+    _cause(
         "backend-device",
         r"(?:backend|kernel)\b[^\n]*(?:not supported|not available|only supports?|requires)[^\n]*|unsupported[^\n]*backend",
         "name a backend that this device and this SGLang have; assay backends lists them",

@@ -17,6 +17,8 @@ from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.sides import Device, Role, flag_values, hide, hide_flags
 
 STAND_INS = Path(__file__).parent / "stand_ins"
+_EXTENDED = ("PYTHONPATH", "no_proxy", "NO_PROXY")
+"""Environment variables to which assay adds something, whoever sets them."""
 CUDA_MEM_FRACTION = 0.40
 """Share of the free GPU memory that a server takes for weights and KV cache, so that two servers fit."""
 
@@ -134,7 +136,11 @@ def command(launch: Launch, port: int, name: str) -> list[str]:
 
 
 def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that assay sets for a server, in addition to those ``inherited``."""
+    """Return the environment variables that assay sets for a server, in addition to those ``inherited``.
+
+    What a side is given replaces what is inherited. Assay's own folders and addresses are added to either.
+    """
+    inherited = {**inherited, **launch.extra}
     settings = kernel_settings(inherited)
     if launch.device == "cpu":
         settings["PYTHONPATH"] = f"{STAND_INS}:{settings['PYTHONPATH']}"
@@ -160,7 +166,7 @@ def settings(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
         if launch.cpu_core is not None:
             # SGLang wants one for each rank.
             ours["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join([str(launch.cpu_core)] * _ranks(launch))
-    return ours | dict(launch.extra)
+    return ours | {name: value for name, value in launch.extra.items() if name not in _EXTENDED}
 
 
 def _ranks(launch: Launch) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
-from assay.harness.fingerprint.in_interpreter import bos_of, generation_of, written_ids
+from assay.harness.fingerprint.in_interpreter import written_ids
 from assay.harness.fingerprint.ranks import joined
 from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
@@ -24,8 +24,8 @@ _WAIT_S = 60.0
 class _Asked(Engine, Protocol):
     """A server that takes requests of SGLang's own interface."""
 
-    def send(self, path: str, body: dict[str, Any]) -> Any:
-        """POST a JSON body, and return the JSON response."""
+    def send(self, path: str, body: dict[str, Any], *, waits: bool = True) -> Any:
+        """POST a JSON body, and return the JSON response; `waits` as that of `Client.post_json`."""
 
 
 def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
@@ -51,10 +51,10 @@ def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fin
     first = joined(written)
     seconds = {"asking": round(time.monotonic() - begun, 4), **first.seconds}
     missing = dict(first.not_observed)
-    update: dict[str, Any] = {"generation": generation_of(str(model)), "source": "server"}
+    update: dict[str, Any] = {"source": "server", "tokens": None}
     begun = time.monotonic()
     try:
-        update["tokens"] = _tokens(server, model)
+        update["tokens"] = _tokens(server, model, first)
     except (EngineError, KeyError, TypeError, ValueError) as error:
         missing["tokens"] = one_line(str(error), 200)
     seconds["tokens"] = round(time.monotonic() - begun, 4)
@@ -82,22 +82,39 @@ def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[F
         time.sleep(0.05)
 
 
-def _tokens(server: _Asked, model: Path) -> Tokens:
-    """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats."""
+def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
+    """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats.
+
+    The rest, such as EOS and the class of the tokenizer, is what a process of the server told.
+    """
     names = list(TEXTS)
     fields: dict[str, Any] = {}
     for field, special in (("texts", True), ("bare", False)):
         ids = server.send("/tokenize", {"prompt": list(TEXTS.values()), "add_special_tokens": special})["tokens"]
         fields[field] = dict(zip(names, ids, strict=True))
-    chats: dict[str, Any] = {}
+    chats, refused = chats_of(lambda body: server.send("/tokenize", body, waits=False))
+    files = (told.arguments or {}).get("tokenizer_path") or str(model)
+    fields |= {"chats": chats, "refused": refused, "written": written_ids(files, TEXTS, fields["bare"])}
+    rest = told.tokens.model_dump(exclude={"digest"}) if told.tokens else {}
+    return Tokens(**{**rest, **fields})
+
+
+def chats_of(ask: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Have an endpoint make the ids of each chat of the corpus.
+
+    Args:
+        ask: sends a body to ``/tokenize``, and returns the JSON response. It raises EngineError where that is an error.
+
+    Returns:
+        The ids of the chats that were answered, and why the others were refused. Without an answer none is: such an endpoint takes
+        no messages, whatever the template does.
+    """
+    chats: dict[str, list[int]] = {}
+    refused: dict[str, str] = {}
     for name, (messages, tools) in CHATS.items():
         try:
-            chats[name] = server.send("/tokenize", {"messages": messages, **({"tools": tools} if tools else {})})[
-                "tokens"
-            ]
-        except (
-            EngineError
-        ):  # a template may refuse roles and tools; each refusal takes as long as a death would to show
-            break
-    written = written_ids(str(model), TEXTS, fields["bare"])
-    return Tokens(**fields, chats=chats, written=written, bos=bos_of(str(model)))
+            ids = ask({"messages": messages, **({"tools": tools} if tools else {})})["tokens"]
+            chats[name] = [int(id_) for id_ in ids]
+        except EngineError as error:
+            refused[name] = one_line(error.found, 200)
+    return chats, refused if chats else {}

@@ -223,13 +223,15 @@ class SGLangServer(Engine):
         model = f"{self._name}:{self.adapter}" if self.adapter else self._name
         self._ready_client().ask(model, asks, concurrency, on_reply, enough)
 
-    def send(self, path: str, body: Mapping[str, Any]) -> Any:
+    def send(self, path: str, body: Mapping[str, Any], *, waits: bool = True) -> Any:
         """POST ``body`` as JSON and return the server's answer: for SGLang's own interface, for example ``/generate``.
+
+        `waits` is that of `Client.post_json`.
 
         Raises:
             EngineError: the server failed, or its answer is not JSON with HTTP 200.
         """
-        return self._ready_client().post_json(path, body)
+        return self._ready_client().post_json(path, body, waits=waits)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """POST ``body`` as JSON and return the events of the streamed answer, once it is complete.

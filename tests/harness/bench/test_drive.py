@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +46,25 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[in
     played = [timing.round for timing in bench.timings()]
     assert all(played.count(number) == 8 for number in set(played)), "two loads of four blocks each"
     return max(played) + 1
+
+
+def test_a_bench_that_was_played_to_its_end_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = BenchFolder.new(tmp_path / "bench")
+
+    def played(*args: Any) -> None:
+        (bench.path / "timings.jsonl").write_text("")
+        assert not bench.complete
+
+    monkeypatch.setattr(drive, "make_engines", lambda *args: {})
+    monkeypatch.setattr(drive, "measure_servers", played)
+    monkeypatch.setattr(drive, "running", lambda *args: nullcontext())
+    plan = plan_bench(prepare(timed_spec(make_spec({"candidate": "torch_native", "servers": "together"}))))
+    with ProgressDisplay(Console(file=StringIO())) as display:
+        drive.bench(plan, bench, display)
+    assert bench.complete
+    (bench.path / "timings.jsonl").unlink()
+    with pytest.raises(EvidenceError, match=r"timings\.jsonl was removed"):
+        bench.check_sealed()
 
 
 def test_as_many_rounds_are_played_as_a_verdict_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

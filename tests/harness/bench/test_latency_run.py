@@ -41,7 +41,7 @@ class Benches:
             file.write("played\n")
         if self.dies:
             raise EngineError("the candidate died")
-        folder.write_counters()
+        folder.seal()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.collect import collect
+from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import ChangedError, EngineError
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.progress import ProgressDisplay
@@ -25,7 +26,7 @@ class Server:
         self._torch = torch
 
     def fingerprint(self) -> Fingerprint | None:
-        made = Fingerprint(source="server", engine="e", model="x", packages={"torch": self._torch})
+        made = Fingerprint(source="server", engine="e", model=str(TINY_MODEL), packages={"torch": self._torch})
         return made if self._torch else None
 
     def stop(self) -> None:

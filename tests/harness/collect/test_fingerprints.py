@@ -24,10 +24,12 @@ from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.parts import faults
 from assay.harness.sides import Side
+from assay.reports.fingerprint import fingerprint_document
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 
 FOUR = os.environ.get("ASSAY_TRANSFORMERS_4", "")
 """A Python with transformers 4.57."""
+LOGS = Path(__file__).parents[2] / "data" / "server_failures"
 PLAIN: dict[str, Any] = {"rope_theta": 10000.0}
 
 
@@ -64,6 +66,16 @@ def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("here")
+def test_a_broken_tokenizer_is_not_said_to_be_right(tmp_path: Path) -> None:
+    model = write_model(tmp_path, PLAIN)
+    assert fingerprint_document(files(model)).headline.endswith("; nothing is wrong in itself.")
+    (model / "tokenizer.json").write_text('{"model": 1}')
+    made = files(model)
+    assert made.not_observed["tokens"]
+    assert fingerprint_document(made).headline.endswith("; nothing that was observed is wrong in itself; tokens were not.")
+
+
+@pytest.mark.usefixtures("here")
 def test_a_fingerprint_holds_no_secret_that_was_given(tmp_path: Path) -> None:
     side = Side(backend="torch_native", model=str(write_model(tmp_path, PLAIN)), environment={"HF_TOKEN": "hunter2"})
     made = of_files(side.model_copy(update={"flags": ("--admin-api-key=hunter2",)}), 300.0)
@@ -92,6 +104,16 @@ def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
     code, says = first(once, twice)
     assert (code, says.partition(" begin")[0]) == (1, "B: two BOS tokens")
     assert [fault.outputs for fault in faults(twice)] == [False]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_template_that_refuses_a_role_says_so(tmp_path: Path) -> None:
+    strict = "{% for m in messages %}{{ raise_exception('no system') if m['role'] == 'system' else m['content'] }}{% endfor %}"
+    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    left, right = (files(write_model(tmp_path / name, PLAIN, template=text)) for name, text in (("a", plain), ("b", strict)))
+    assert right.tokens is not None
+    assert right.tokens.refused == {"system": "TemplateError: no system"}
+    assert first(left, right) == (1, "the chat template refuses the chat 'system' in B alone")
 
 
 @pytest.mark.usefixtures("here")
@@ -160,6 +182,16 @@ def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: P
     assert "no transformers here" in caught.value.details
 
 
+def test_a_known_cause_says_what_to_do(tmp_path: Path) -> None:
+    python, log = tmp_path / "python", LOGS / "backend_model.log"
+    python.write_text(f"#!/bin/sh\ncat {log} >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match="no fingerprint: AssertionError: GptOssForCausalLM requires one of") as caught:
+        files(write_model(tmp_path / "model", PLAIN), str(python))
+    assert "assay fingerprint --backend triton" in caught.value.do
+    assert caught.value.expected
+
+
 class Endpoint(BaseHTTPRequestHandler):
     """Answers as a server does that has `/tokenize` or has not."""
 
@@ -169,6 +201,7 @@ class Endpoint(BaseHTTPRequestHandler):
     attention = "triton"
     seed = 1
     chats_begin: tuple[int, ...] = ()
+    refuses_tools = False
 
     def do_GET(self) -> None:
         documents = {
@@ -185,7 +218,9 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.path == "/tokenize" and self.tokenizes:
+        if "tools" in asked and self.refuses_tools:
+            self._answer(None)
+        elif self.path == "/tokenize" and self.tokenizes:
             ids = [ord(letter) for letter in str(asked.get("prompt") or asked.get("messages"))][:5]
             begin = self.chats_begin if "messages" in asked else [0] * asked.get("add_special_tokens", 0)
             self._answer({"tokens": [*begin, *ids]})
@@ -245,6 +280,7 @@ def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
     [
         ({"seed": 2}, 0, "random_seed is 1 in A, 2 in B"),  # another port, and a seed that was drawn
         ({"attention": "fa3"}, 1, "attention_backend is triton in A, fa3 in B"),
+        ({"refuses_tools": True}, 1, "the chat template refuses the chats 'tools' and 'tool answer' in B alone"),
         ({"chats_begin": (0, 0)}, 1, "B: two BOS tokens begin a chat (user, system, turns and 2 more)"),
     ],
 )
@@ -282,12 +318,3 @@ def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) ->
     other = made.model_copy(update={"tokens": made.tokens.model_copy(update={"counts": counts})})
     code, says = first(other, made)
     assert (code, says) == (1, "35 of 35 chats have other numbers of prompt tokens (user: 7 in A, 8 in B)")
-
-
-@pytest.mark.parametrize(("named", "bos"), [("<s>", 0), ({"content": "<s>"}, 0), (None, None), ("<missing>", None)])
-def test_the_bos_that_files_name(tmp_path: Path, named: Any, bos: int | None) -> None:
-    pytest.importorskip("tokenizers")
-    write_model(tmp_path, PLAIN)
-    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**written, "bos_token": named}))
-    assert in_interpreter.bos_of(str(tmp_path)) == bos

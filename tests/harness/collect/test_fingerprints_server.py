@@ -45,8 +45,13 @@ def test_a_model_runner_and_a_server_serve_the_same_until_weights_come(tmp_path:
     same = compare_fingerprints(runner.model_copy(update={"asked": {}}), before)
     assert [each.says for each in same.undeclared] == []
     assert {"tokens", "rope", "weights", "positions", "backends", "arguments"} <= set(same.compared)
+    assert before.tokens.eos == runner.tokens.eos != ()
+    for loaded in (runner, before):
+        beside = compare_fingerprints(of_files(side, 900), loaded.model_copy(update={"asked": runner.asked}))
+        assert [each.says for each in beside.undeclared] == []
+        assert {"tokens", "generation", "rope", "weights"} <= set(beside.compared)
     changed = compare_fingerprints(before, after)
-    assert changed.differences[0].name == "weights.other"
+    assert changed.differences[0].name == "weights.other", "all but one came"
     missed = compare_fingerprints(of_files(Side(backend="torch_native", model=str(sent)), 900), after)
     assert missed.differences[0].says.startswith(f"1 of 26 parameters has other weights: {STALE}")
 

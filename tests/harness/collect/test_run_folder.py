@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from assay.evals.tiny_model.families import tiny_model
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import _resuming, open_folder
 from assay.harness.collect.servers import record_fingerprint
 from assay.harness.config import RunSpec
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import UsageError
-from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.fingerprint import PARTS, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.sides import Side
 
@@ -71,11 +72,35 @@ def test_a_run_records_no_secret_that_was_given(kernel: Path, tmp_path: Path) ->
     assert not [path for path in folder.path.rglob("*") if path.is_file() and b"hunter" in path.read_bytes()]
     assert folder.manifest().command.count("--ssl-keyfile-password=***") == 1
     folder = open_folder(prepare(spec), tmp_path / "run")  # is resumed
-    made = Fingerprint(source="server", engine="e", model="m")
+    made = Fingerprint(source="server", engine="e", model=str(TINY_MODEL))
     engine = type("Told", (), {"fingerprint": lambda self: made})()
     written = record_fingerprint(engine, sides[0], folder.server_folder("reference"), folder.nonce)
     assert written is not None
     assert written.asked["--ssl-keyfile-password"] == written.asked["environment.HF_TOKEN"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("family", "backend", "ignored"),
+    [
+        ("", "torch_native", ()),
+        ("gemma2", "torch_native", None),  # it asks for a cap and a window
+        ("gemma2", "changing_kernel:forward", ("softcap", "window")),
+    ],
+)
+def test_a_server_says_what_is_ignored_or_why_that_is_not_known(
+    kernel: Path, tmp_path: Path, family: str, backend: str, ignored: tuple[str, ...] | None
+) -> None:
+    model = tiny_model(family) if family else TINY_MODEL
+    made = Fingerprint(source="server", engine="e", model=str(model), packages={}, not_observed={"tokens": "no answer"})
+    engine = type("Told", (), {"fingerprint": lambda self: made})()
+    written = record_fingerprint(engine, Side(backend=backend), tmp_path / "server", "a-run")
+    assert written is not None
+    assert (written.ignored is None) == (ignored is None)
+    for feature, says in zip(ignored or (), written.ignored or (), strict=True):
+        assert says.startswith(f"{backend} does not declare the {feature} that the model asks for")
+    assert written.not_observed.keys() == {part for part in PARTS if not written.has(part)}
+    assert written.not_observed["tokens"] == "no answer"
+    assert ("without a server beside it" in written.not_observed.get("ignored", "")) == (ignored is None)
 
 
 def test_the_commands_of_a_run_hold_no_path_of_its_host(kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,6 +463,19 @@ def test_a_death_seen_later_explains_a_failed_post(mock: MockServer) -> None:
         make_client(mock, check=check).post_json("/v1/chat/completions", {})
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_refused_post_waits_for_a_death_unless_it_is_told_not_to(mock: MockServer, waits: bool) -> None:
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) > 4:
+            raise EngineError("the process is dead")
+
+    with pytest.raises(EngineError, match="the process is dead" if waits else "HTTP 404: 'not here'"):
+        make_client(mock, check=check).post_json("/tokenize", {}, waits=waits)
+
+
 def test_nothing_is_waited_for_where_assay_started_no_server(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "DEATH_WAIT_S", 20.0)
     mock.behaviours = [close]

@@ -286,6 +286,29 @@ def test_a_process_that_failed_before_it_had_a_name_is_noticed(tmp_path: Path, s
         process.stop()
 
 
+FORKS = """
+import os, signal, sys, time
+if sys.argv[1] == "server":
+    os.spawnv(os.P_NOWAIT, sys.executable, ["sglang::scheduler", __file__, "scheduler"])
+else:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that a child that has ended is gone
+    if os.fork() == 0:
+        time.sleep(2)
+        os.execvp("sleep", ["sleep", "1"])
+time.sleep(600)
+"""
+
+
+def test_a_command_that_a_process_runs_is_not_taken_for_one_that_ended(tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    command = [sys.executable, str(tmp_path / "forks.py"), "server"]
+    process = ServerProcess(command, os.environ, tmp_path, tmp_path / "server.log")
+    try:
+        assert not wait_for(lambda: process.trouble("sglang::") is not None, 7), "until it is lscpu, it has the scheduler's name"
+    finally:
+        process.stop()
+
+
 def test_descendants_are_found_through_generations(tmp_path: Path) -> None:
     process = launch(tmp_path, SERVER)
     try:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from assay.evals.probe_texts import CHATS
 from assay.harness.engines.sglang import served_fingerprint
 from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError
-from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint
+from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.server.control import read_setting
 
 
@@ -33,7 +34,7 @@ class Server:
         if self.dead:
             raise EngineError("the server was killed by SIGKILL")
 
-    def send(self, path: str, body: dict[str, Any]) -> Any:
+    def send(self, path: str, body: dict[str, Any], *, waits: bool = True) -> Any:
         raise EngineError("no tokens")
 
 
@@ -62,3 +63,47 @@ def test_what_every_process_wrote_is_joined(tmp_path: Path) -> None:
     assert made is not None
     assert made.packages == {"torch": "2"}
     assert made.not_observed["tokens"] == "no tokens"
+
+
+class Telling(Server):
+    """A server whose process tells its tokenizer, and whose endpoint makes ids; its template refuses what `refuses` names."""
+
+    refuses: tuple[str, ...] = ()
+
+    def ask(self, *args: Any) -> None:
+        label = read_setting(self.folder).control.fingerprint
+        tokens = Tokens(tokenizer="T", bos=0, eos=(1,), texts={"english": (9,)}, retold={"user": (0, 0, 5)})
+        made = Fingerprint(source="model runner", engine="e", model="m", tokens=tokens)
+        OF_PROCESS.write(self.folder, made, process=f"{label}-0000")
+
+    def send(self, path: str, body: dict[str, Any], *, waits: bool = True) -> Any:
+        if "messages" not in body:
+            return {"tokens": [[7]] * len(body["prompt"])}
+        assert not waits, "a refusal is no sign of a death"
+        if body["messages"][0]["role"] in self.refuses or ("tools" in body and "tools" in self.refuses):
+            raise EngineError("the server answered /tokenize with HTTP 400: no such role.")
+        return {"tokens": [7]}
+
+
+def test_a_process_tells_of_the_tokenizer_what_the_endpoint_does_not(tmp_path: Path) -> None:
+    made = fingerprint_of(Telling(tmp_path, 1), tmp_path, tmp_path, 1)  # type: ignore[arg-type]
+    assert made is not None
+    assert made.tokens is not None
+    assert (made.tokens.tokenizer, made.tokens.bos, made.tokens.eos, made.tokens.retold) == ("T", 0, (1,), {"user": (0, 0, 5)})
+    assert made.tokens.texts["english"] == made.tokens.chats["user"] == (7,), "of the endpoint, which requests go through"
+    alone = made.tokens.model_dump(exclude={"digest"})
+    assert made.tokens.digest == Tokens(**alone).digest, "is of all of it"
+
+
+@pytest.mark.parametrize(
+    ("refuses", "refused"), [((), set()), (("system", "tools"), {"system", "tools", "tool answer"}), (("system", "user"), set())]
+)
+def test_each_chat_that_a_template_refuses_is_recorded(tmp_path: Path, refuses: tuple[str, ...], refused: set[str]) -> None:
+    server = Telling(tmp_path, 1)
+    server.refuses = refuses
+    made = fingerprint_of(server, tmp_path, tmp_path, 1)  # type: ignore[arg-type]
+    assert made is not None
+    assert made.tokens is not None
+    assert made.tokens.refused.keys() == refused
+    assert made.tokens.chats.keys() == (CHATS.keys() - refused if "user" not in refuses else set())
+    assert all("HTTP 400: no such role" in why for why in made.tokens.refused.values())

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.fingerprint.facts import variables
+from assay.harness.fingerprint.facts import CHANGE_NUMBERS, variables
 from assay.harness.fingerprint.parts import faults
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
@@ -183,6 +184,30 @@ def test_another_dtype_declares_rounded_weights_but_no_other_ones() -> None:
     assert compare_fingerprints(ours, fingerprint(weights=other, asked=asked[1])).exit_code == 1
 
 
+def test_weights_of_the_same_values_in_another_dtype_are_told_and_do_not_count() -> None:
+    """A CPU loads a checkpoint of bfloat16 in float32; a real cast loses values, and counts."""
+    stored = {name: weight.bfloat16() for name, weight in random_weights().items()}
+    left = fingerprint(weights=described(stored))
+    loaded = fingerprint(weights=described({name: weight.float() for name, weight in stored.items()}))
+    code, says = first(left, loaded)
+    assert code == 0
+    assert says.endswith("are bfloat16 in A, float32 in B, with the same values")
+    assert first(fingerprint(weights=described(random_weights())), left)[0] == 1
+
+
+def test_what_follows_from_a_speculative_algorithm_is_declared_by_it() -> None:
+    none = {"speculative_algorithm": "null", "speculative_num_steps": "null", "speculative_accept_threshold_acc": "1.0"}
+    drafts = {**none, "speculative_algorithm": "NGRAM", "speculative_num_steps": "11", "enable_mixed_chunk": "false"}
+    left, right = fingerprint(arguments=none), fingerprint(arguments=drafts, asked={"--speculative-algorithm": "NGRAM"})
+    assert compare_fingerprints(left, right).exit_code == 0
+    assert compare_fingerprints(left, fingerprint(arguments=drafts)).exit_code == 1, "nobody asked for drafts"
+    other = right.model_copy(update={"arguments": {**drafts, "speculative_accept_threshold_acc": "0.5"}})
+    undeclared = compare_fingerprints(left, other).undeclared
+    assert [difference.name for difference in undeclared] == ["arguments.speculative_accept_threshold_acc"]
+    ignored = right.model_copy(update={"arguments": none})
+    assert first(left, ignored)[1].startswith("--speculative-algorithm was asked to be NGRAM, not absent, and nothing")
+
+
 def test_a_checkpoint_is_compared_with_what_an_engine_fused() -> None:
     weights = random_weights()
     fused = dict(weights)
@@ -237,14 +262,14 @@ def test_a_backend_that_both_phases_change_is_one_line() -> None:
 def test_parts_are_ranked_by_what_they_change() -> None:
     left = fingerprint(
         tokens=Tokens(bare={"a": (1,)}), rope=(plain(500000.0),), arguments={"log_level": "info", "dtype": "float32"},
-        packages={"torch": "2.12"}, environment={"NCCL_ALGO": "Ring"},
+        packages={"torch": "2.12"}, environment={"NCCL_DEBUG": "INFO"},
     )  # fmt: skip
     right = fingerprint(
         tokens=Tokens(bare={"a": (2,)}), rope=(plain(10000.0),), arguments={"log_level": "debug", "dtype": "bfloat16"},
         packages={"torch": "2.13"}, environment={},
     )  # fmt: skip
     found = compare_fingerprints(left, right).differences
-    names = ["tokens.bare", "rope.wrong", "arguments.dtype", "packages.torch", "arguments.log_level", "environment.NCCL_ALGO"]
+    names = ["tokens.bare", "rope.wrong", "arguments.dtype", "packages.torch", "arguments.log_level", "environment.NCCL_DEBUG"]
     assert [one.name for one in found] == names
     assert [one.counts for one in found] == [True, True, True, True, False, False]
 
@@ -257,6 +282,7 @@ def test_parts_are_ranked_by_what_they_change() -> None:
         ("--dtype", "quantisation", ({"weights": "float32"}, {"weights": "bfloat16"})),
         ("backend", "backends", (resolved(triton="0-3"), resolved(torch_native="0-3"))),
         ("environment.NCCL_ALGO", "environment", ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"})),
+        ("--enable-deterministic-inference", "environment", ({}, {"NCCL_ALGO": "allreduce:tree"})),
     ],
 )
 def test_what_was_asked_to_differ_is_declared(setting: str, part: str, values: tuple[Any, Any]) -> None:
@@ -265,7 +291,7 @@ def test_what_was_asked_to_differ_is_declared(setting: str, part: str, values: t
     (found,) = compare_fingerprints(left, right).differences
     assert (found.declared, found.counts) == (setting, False)
     undeclared = compare_fingerprints(fingerprint(**{part: values[0]}), fingerprint(**{part: values[1]}))
-    assert undeclared.exit_code == (0 if part == "environment" else 1)
+    assert undeclared.exit_code == 1
 
 
 def test_another_interpreter_declares_no_other_tokens() -> None:
@@ -345,18 +371,36 @@ def test_the_tokenizer_of_another_folder_is_the_same_if_its_ids_are() -> None:
     assert first(left, slow)[0] == 1
 
 
+def test_two_bos_of_a_rendered_chat_count_where_the_other_side_was_asked_for_them() -> None:
+    """A URL tells no rendered chats: that it has no such fault is not known."""
+    twice = fingerprint(tokens=Tokens(bos=0, bare=IDS, retold={"user": (0, 0, 5)}))
+    once = fingerprint(tokens=Tokens(bos=0, bare=IDS, retold={"system": (0, 5)}))
+    url = fingerprint(tokens=Tokens(bos=0, bare=IDS)).model_copy(update={"source": "endpoint"})
+    says = "two BOS tokens begin a chat that a client renders to text: the template has one, and the tokenizer adds one"
+    for other, code in ((once, 1), (url, 0), (fingerprint(packages={}), 3)):
+        assert first(twice, other) == (code, f"A: {says}")
+        assert first(other, twice) == (code, f"B: {says}")
+
+
 @pytest.mark.parametrize(
     ("left", "right", "says"),
     [
-        (["user", "system", "turns"], ["user", "turns"], "the chat template refuses the chat 'system' in B alone"),
-        (["user"], ["user", "system", "turns"], "the chat template refuses the chat 'system' in A alone"),
-        (["user"], ["user", "turns"], ""),  # A, a server, was not asked for more once both had refused "system"
-        ([], ["user", "turns"], ""),  # A has no chats at all
+        ((), ("system",), "the chat template refuses the chat 'system' in B alone"),
+        (("system", "tools"), (), "the chat template refuses the chats 'system' and 'tools' in A alone"),
+        (("system", "tools"), ("system",), "the chat template refuses the chat 'tools' in A alone"),
+        (("system",), ("system",), ""),
+        (None, ("system",), ""),  # an endpoint without chats says nothing of templates
     ],
 )
-def test_a_chat_that_one_template_refuses(left: list[str], right: list[str], says: str) -> None:
-    sides = (fingerprint(tokens=Tokens(chats=dict.fromkeys(names, (1, 2)))) for names in (left, right))
-    assert first(*sides) == (int(bool(says)), says)
+def test_chats_that_one_template_refuses(left: tuple[str, ...] | None, right: tuple[str, ...], says: str) -> None:
+    def tokens(refused: tuple[str, ...] | None) -> Tokens:
+        chats = () if refused is None else [name for name in CHATS if name not in refused]
+        return Tokens(chats=dict.fromkeys(chats, (1, 2)), refused=dict.fromkeys(refused or (), "no such role"))
+
+    result = compare_fingerprints(fingerprint(tokens=tokens(left)), fingerprint(tokens=tokens(right)))
+    assert result.exit_code == int(bool(says))
+    assert [each.says for each in result.differences] == [says] * bool(says)
+    assert all(line.endswith(": no such role") for each in result.differences for line in each.details)
 
 
 def test_variables_are_chosen_by_whole_words() -> None:
@@ -368,3 +412,37 @@ def test_variables_are_chosen_by_whole_words() -> None:
 @pytest.mark.parametrize("name", ["enable_fp32_lm_head", "triton_attention_num_kv_splits", "default_chat_template_kwargs"])
 def test_arguments_that_change_numbers_count(name: str) -> None:
     assert first(fingerprint(arguments={name: "1"}), fingerprint(arguments={name: "2"}))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "other", "says"),
+    [
+        (
+            "NVIDIA_TF32_OVERRIDE",
+            None,
+            "1",
+            "is absent in A, 1 in B: it decides whether NVIDIA's libraries multiply float32 in TF32",
+        ),
+        ("ATEN_CPU_CAPABILITY", "avx2", "avx512", "how many numbers PyTorch adds up at once"),
+        ("SGLANG_ROPE_CACHE_FP32", "true", "0", "whether cos and sin of RoPE are float32"),
+        ("SGLANG_ENABLE_JIT_DEEPGEMM", None, "false", "whether FP8 products are DeepGEMM's"),
+        ("SGLANG_ENABLE_JIT_DEEPGEMM", None, "1", ""),  # it is on by default
+        ("SGLANG_ROPE_CACHE_FP32", None, "False", ""),
+        ("SGLANG_SIMULATE_ACC_LEN", "-1", None, ""),
+        ("NVIDIA_TF32_OVERRIDE", None, "", ""),
+        ("NCCL_DEBUG", None, "INFO", ""),  # changes no numbers
+    ],
+)
+def test_variables_that_are_known_to_change_numbers_count(name: str, value: str | None, other: str | None, says: str) -> None:
+    left, right = (fingerprint(environment=variables({name: each} if each is not None else {})) for each in (value, other))
+    code, said = first(left, right)
+    assert code == int(bool(says))
+    assert said.startswith(f"{name} is ")
+    assert says in said if says else ": " not in said
+    asked = right.model_copy(update={"asked": {f"environment.{name}": other or ""}})
+    assert compare_fingerprints(left, asked).exit_code == 0, "--env asked for it"
+
+
+@pytest.mark.parametrize("name", CHANGE_NUMBERS)
+def test_every_variable_that_changes_numbers_is_observed(name: str) -> None:
+    assert variables({name: "x"}) == {name: "x"}

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from assay.evals.invariance_load import probe_load
 from assay.harness.config import RunSpec
+from assay.harness.engines.sglang import features
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.invariance import InvarianceFolder
@@ -131,6 +132,15 @@ def test_few_sets_are_asked_again(compared: Compare, monkeypatch: pytest.MonkeyP
     result = compared(lambda served: served.streamed or served.batch > 2, features=("streamed", "batch"), mode="singles")
     assert [parting.place for parting in result.partings] == ["attention", ""]
     assert result.partings[1].not_observed == "it was not asked again with a trace"
+
+
+def test_another_backend_is_declared_where_a_feature_is_one(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_GPU", ("cpu", "cuda"))
+    monkeypatch.setattr(features, "find_spec", lambda package: package)
+    result = compared(features=("attention-backend",))
+    assert result.verdict == "pass", result.headline
+    check = next(check for check in result.checks if check.id == "same-servers")
+    assert check.found == "what 2 servers served agrees in 2 parts"
 
 
 def test_exactly_compares_the_set(compared: Compare) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -46,6 +47,7 @@ def test_features_that_change_nothing_pass(judged: Judge, arm_records: ModuleTyp
         "base-agrees": "ok",
         "probes-sensitive": "ok",
         "features-on": "ok",
+        "same-servers": "ok",
         "arms-decided": "ok",
         "pairs-covered": "ok",
     }
@@ -83,6 +85,18 @@ def test_what_differs_is_named_where_no_position_does(judged: Judge, arm_records
     assert not any(said in line for line in finding.evidence), "it is said once"
 
 
+def test_log_probabilities_of_other_requests_are_named(judged: Judge, arm_records: ModuleType) -> None:
+    arm = arm_records.arm("streamed")
+    prefill = arm.replies[1].prefill
+    shifted = prefill.model_copy(update={"own": tuple(value - 3.0 for value in prefill.own)})
+    other = arm.replies[1].model_copy(update={"prefill": shifted})
+    (finding,) = judged([arm.model_copy(update={"replies": (arm.replies[0], other, arm.replies[2])})]).findings
+    (said,) = [line for line in finding.evidence if "36938" in line]
+    assert said.startswith("in 1 probe, the log-probabilities of the prompt's own tokens alone differ")
+    (finding,) = judged([arm_records.arm("streamed", prefill=0.8)]).findings
+    assert not [line for line in finding.evidence if "36938" in line]
+
+
 def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
     unseen = arm_records.arm("page-size", number=3).model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
     result = judged([arm_records.arm("prefix-cache"), unseen])
@@ -103,6 +117,46 @@ def test_what_the_command_of_a_finding_cannot_repeat_is_named(judged: Judge, arm
     evidence = result.findings[0].evidence
     assert "not in the command, which has no flag for it: KEY and interpreter /other/python" in evidence
     assert "secret" not in " ".join(evidence)
+
+
+def in_two_servers(arm_records: ModuleType, served: Any, decode: float = 0.0) -> dict[str, Any]:
+    """An arm in a second server, which served so."""
+    record = arm_records.arm("page-size", decode=decode).model_copy(update={"server": 1})
+    return {"records": [record], "served": {1: served}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"packages": {"torch": "3"}}, "torch is 2 in A, 3 in B"),
+        ({"arguments": {"page_size": "1", "dtype": "float16"}}, "dtype is absent in A, float16 in B"),
+    ],
+)
+def test_an_arm_whose_server_served_something_else_is_no_pass(
+    judged: Judge, arm_records: ModuleType, changed: dict[str, Any], says: str
+) -> None:
+    served = arm_records.SERVED.model_copy(update=changed)
+    result = judged(**in_two_servers(arm_records, served))
+    assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
+    why = f"of what its server served (A its base's, B its own), {says}"
+    assert result.headline == f"the arms' servers differed in their features and in nothing else: {why}; 1 arm in all."
+    assert (result.arms[-1].verdict, result.arms[-1].why) == ("inconclusive", why)
+    both = judged(**in_two_servers(arm_records, served, decode=0.8))
+    assert both.verdict == "regression"
+    assert why in both.findings[0].evidence, "it may be why the output changes"
+
+
+def test_what_features_declare_may_differ(judged: Judge, arm_records: ModuleType) -> None:
+    changed = {"arguments": {"page_size": "16", "cuda_graph_config": "other sizes"}}
+    assert judged(**in_two_servers(arm_records, arm_records.SERVED.model_copy(update=changed))).verdict == "pass"
+    flags = {"asked": {"--lora-backend": "triton"}, "arguments": {"page_size": "1", "lora_backend": "triton"}}
+    assert judged(**in_two_servers(arm_records, arm_records.SERVED.model_copy(update=flags))).verdict == "pass"
+
+
+def test_a_server_that_did_not_tell_what_it_served_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    result = judged(**in_two_servers(arm_records, None))
+    assert result.verdict == "inconclusive"
+    assert "what its server served was not observed" in result.headline
 
 
 def test_an_arm_whose_server_did_not_start_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
@@ -185,8 +239,10 @@ def test_evidence_of_another_run_is_refused(judged: Judge, arm_records: ModuleTy
     judged([arm_records.arm("prefix-cache")])
     path = tmp_path / "out-0" / "arms" / "000.json"
     path.write_text(path.read_text().replace('"run":"', '"run":"other', 1))
+    folder = InvarianceFolder(tmp_path / "out-0")
+    folder.seal()
     with pytest.raises(EvidenceError, match="belongs to run other"):
-        judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+        judge_invariance(folder)
 
 
 def test_a_base_that_stopped_early_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
@@ -211,20 +267,48 @@ def test_scores_that_something_is_missing_of_are_refused(judged: Judge, arm_reco
     whole = path.read_text()
     for part, damaged in (("[7,8,9]", "[7,8]"), ("[7,8,9],", "")):
         path.write_text(whole.replace(part, damaged, 1))
-        with pytest.raises(EvidenceError, match=r"002.json"):
-            judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+        folder = InvarianceFolder(tmp_path / "out-0")
+        folder.seal()
+        with pytest.raises(EvidenceError, match=r"002.json is damaged"):
+            judge_invariance(folder)
 
 
-@pytest.mark.parametrize(("gone", "says"), [("end.json", "ended early, after 5 arms"), ("arms/003.json", "4 of 5 arms")])
-def test_a_folder_that_lacks_a_file_is_no_pass(
-    judged: Judge, arm_records: ModuleType, tmp_path: Path, gone: str, says: str
+def test_a_folder_that_ended_early_is_no_pass(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
+    assert judged([arm_records.arm("prefix-cache")]).verdict == "pass"
+    (tmp_path / "out-0" / "end.json").unlink()
+    result = judge_invariance(InvarianceFolder(tmp_path / "out-0"))
+    assert result.verdict == "inconclusive"
+    assert "ended early, after 4 arms" in result.headline
+
+
+@pytest.mark.parametrize(
+    ("tamper", "says"),
+    [
+        (lambda path: (path / "arms/003.json").unlink(), "arms/003.json was removed"),
+        (lambda path: (path / "servers/00/fingerprint.json").unlink(), "servers/00/fingerprint.json was removed"),
+        (lambda path: (path / "arms/002.json").rename(path / "arms/004.json"), "002.json was removed; arms/004.json was added"),
+        (lambda path: (path / "servers/00/admissions.jsonl").write_text("[]"), "servers/00/admissions.jsonl was added"),
+        (lambda path: _replace(path / "arms/003.json", '"why":"reduction"', '"why":"pairs"'), "arms/003.json was changed"),
+        (lambda path: _replace(path / "manifest.json", '"pairs"', '"singles"'), "manifest.json was changed"),
+    ],
+)  # fmt: skip
+def test_evidence_that_is_not_as_it_was_at_the_end_is_not_judged(
+    judged: Judge, arm_records: ModuleType, tmp_path: Path, tamper: Callable[[Path], Any], says: str
 ) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("prefix-cache", number=3, why="reduction")]
     assert judged(arms).verdict == "pass"
-    (tmp_path / "out-0" / gone).unlink()
-    result = judge_invariance(InvarianceFolder(tmp_path / "out-0"))
-    assert result.verdict == "inconclusive"
-    assert says in result.headline
+    folder = tmp_path / "out-0"
+    (folder / "invariance.json").write_text("what a reader makes of it is no evidence")
+    judge_invariance(InvarianceFolder(folder))
+    tamper(folder)
+    with pytest.raises(EvidenceError, match=f"not as it was when the run ended: (arms/)?{re.escape(says)}"):
+        judge_invariance(InvarianceFolder(folder))
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    whole = path.read_text()
+    assert old in whole
+    path.write_text(whole.replace(old, new, 1))
 
 
 def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleType) -> None:

@@ -82,6 +82,29 @@ def test_a_check_that_is_not_met_forbids_a_pass(make_bench: MakeBench, wrong: di
     assert any(says in reason for reason in result.reasons), result.reasons
 
 
+def test_servers_that_did_not_serve_the_same_are_no_pass(make_bench: MakeBench) -> None:
+    def same_servers(**packages: str) -> Any:
+        result = judge_bench(make_bench(packages=packages))
+        return result.verdict, next(check for check in result.checks if check.id == "same-servers")
+
+    verdict, check = same_servers(reference="2", candidate="3")
+    assert (verdict, check.status) == ("inconclusive", "failed")
+    assert "of what they served (A the reference, B the candidate), torch is 2 in A, 3 in B" in check.found
+    verdict, check = same_servers(reference="2", candidate="2")
+    assert (verdict, check.status) == ("pass", "ok")
+    assert check.found.endswith("what they served agrees in 1 part")
+
+
+def test_timings_that_are_not_as_they_were_are_not_judged(make_bench: MakeBench) -> None:
+    folder = make_bench()
+    (folder.path / "lengths.jsonl").unlink()
+    with pytest.raises(EvidenceError, match=r"not as it was when the run ended: lengths\.jsonl was removed"):
+        judge_bench(folder)
+    (folder.path / "end.json").unlink()
+    with pytest.raises(EvidenceError, match="no bench that was played to its end"):
+        judge_bench(folder)
+
+
 def test_the_interpreters_time_gives_no_regression(make_bench: MakeBench) -> None:
     result = judge_bench(make_bench(interpreted=True, slow={"short": 50.0}))
     assert result.verdict == "inconclusive"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.evidence.bench_folder import COUNTERS, TIMINGS, bench_folder
+from assay.harness.evidence.bench_folder import TIMINGS, bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report
@@ -98,12 +98,12 @@ def test_times_of_an_interpreter_are_no_pass(report: MakeRun) -> None:
     assert "the time measured is the interpreter's" in suite_of(made).why
 
 
-@pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged"])
+@pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged", "is of another run"])
 def test_what_was_asked_for_and_not_timed_is_no_pass(run: Callable[..., RunFolder], synthetic_bench: ModuleType, how: str) -> None:
     folder = run(require="latency", benched=False)
     if how != "never began":
-        bench = synthetic_bench.write_bench(bench_folder(folder).path)
-        (bench.path / (COUNTERS if how == "was cut off" else TIMINGS)).unlink()
+        bench = synthetic_bench.write_bench(bench_folder(folder).path, nonce="" if how == "is of another run" else folder.nonce)
+        (bench.path / ("end.json" if how == "was cut off" else TIMINGS)).unlink()
     made = build(folder)
     assert made.verdict == "inconclusive"
     assert made.latency is None

@@ -40,13 +40,13 @@ def test_what_was_served_decides_too_and_makes_no_check_milder() -> None:
     pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
     ok, failed = (rules.check_same_servers(SPEC.sides, pair, other) for other in ({}, {"dtype": ("a", "b")}))
     same = {role: served(role, tokens=Tokens(bare={"a": (1,)}), packages={"torch": "2"}) for role in ROLES}
-    assert rules._with_fingerprints(ok, same).found.endswith("; 2 parts of what they served agree")
+    assert rules.with_fingerprints(ok, same).found.endswith("; what they served agrees in 2 parts")
     other = {**same, "candidate": served("candidate", tokens=Tokens(bare={"a": (2,)}), packages={"torch": "2"})}
-    check = rules._with_fingerprints(ok, other)
+    check = rules.with_fingerprints(ok, other)
     assert check.status == "failed"
     assert check.found.endswith("token ids differ in 1 of 1 text of the corpus")
-    assert rules._with_fingerprints(failed, same) == failed
-    alone = rules._with_fingerprints(ok, {"reference": same["reference"]})
+    assert rules.with_fingerprints(failed, same) == failed
+    alone = rules.with_fingerprints(ok, {"reference": same["reference"]})
     assert (alone.status, alone.found) == ("ok", f"{ok.found}; what they served was not observed")
 
 
@@ -59,9 +59,9 @@ def test_arguments_are_left_to_the_check_of_arguments_and_the_backend_is_the_tre
         )
         for role in ROLES
     }
-    assert rules._with_fingerprints(ok, attention).status == "ok"
+    assert rules.with_fingerprints(ok, attention).status == "ok"
     moe = {role: served(role, backends=(Resolved(operation="moe", layers="0-3", runs=role),)) for role in ROLES}
-    assert rules._with_fingerprints(ok, moe).status == "failed"
+    assert rules.with_fingerprints(ok, moe).status == "failed"
 
 
 def test_two_models_of_a_run_may_have_most_weights_in_common() -> None:
@@ -74,7 +74,7 @@ def test_two_models_of_a_run_may_have_most_weights_in_common() -> None:
             "reference": served("reference", weights=kept),
             "candidate": served("candidate", weights=merged).model_copy(update={"model": model}),
         }
-        assert rules._with_fingerprints(ok, sides).status == status
+        assert rules.with_fingerprints(ok, sides).status == status
 
 
 def test_hidden_values_are_not_taken_for_the_same() -> None:

@@ -14,7 +14,9 @@ import torch
 pytest.importorskip("sglang")
 
 from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe
+from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
+from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
 from assay.harness.server.control import Control, set_control
 from tests.harness.fingerprint.models import write_model
 
@@ -126,6 +128,17 @@ def test_parts_that_cannot_be_read_are_not_observed(tmp_path: Path) -> None:
     assert made.seconds["weights"] >= 0
 
 
+def test_a_process_tells_the_class_and_the_end_tokens_of_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)  # as servers on a CPU have them
+    made = describe(runner(tmp_path, table(500000.0)))
+    assert made.tokens is not None, made.not_observed
+    assert (made.tokens.bos, made.tokens.eos) == (0, (1,))
+    assert made.tokens.tokenizer
+    assert made.tokens.retold["user"][0] == 0, "the template begins with a BOS"
+    assert made.generation is not None
+    assert made.packages is not None
+
+
 def batch(*rids: str, idle: bool = False) -> Any:
     positions = torch.arange(0 if idle else 5)
     return SimpleNamespace(rids=list(rids), positions=positions, forward_mode=SimpleNamespace(is_idle=lambda: idle))
@@ -187,3 +200,13 @@ def test_a_method_that_scales_k_and_v_is_no_gemm(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
     runs = {row.runs: row.operation for row in describe(loaded).backends or ()}
     assert (runs["Fp8KVCacheMethod"], runs["Fp8LinearMethod"]) == ("kv cache", "gemm")
+
+
+def test_variables_that_count_are_sglangs_own_and_mean_unset_what_it_takes_them_for() -> None:
+    from sglang.srt.environ import envs
+
+    own = {name: unset for name, (unset, _) in CHANGE_NUMBERS.items() if "SGLANG" in name or name.startswith("USE_")}
+    assert len(own) > 20
+    for name, unset in own.items():
+        default = getattr(envs, name).default
+        assert as_read(name, "" if default is None else str(default).removesuffix(".0")) == unset

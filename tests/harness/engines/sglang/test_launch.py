@@ -71,6 +71,15 @@ def test_only_a_cpu_server_sees_the_stand_ins() -> None:
     assert "TRITON_INTERPRET" not in cuda
 
 
+def test_what_a_side_is_given_adds_to_what_assay_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = make(device="cpu", extra={"PYTHONPATH": "/mine", "no_proxy": "intranet", "OMP_NUM_THREADS": "4"})
+    set_ = settings(given, {"PYTHONPATH": "/inherited", "no_proxy": "other"})
+    assert set_["PYTHONPATH"] == f"{STAND_INS}:/mine:{tmp_path}", "SGLang does not start on a CPU without the first"
+    assert set_["no_proxy"] == set_["NO_PROXY"] == "intranet,127.0.0.1,localhost"
+    assert set_["OMP_NUM_THREADS"] == "4"
+
+
 def test_python_path_keeps_what_was_there_and_ends_with_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,8 @@ class State:
         path = self.folder / "control.json"
         label = json.loads(path.read_text())["control"]["fingerprint"] if path.exists() else ""
         if label:
-            made = Fingerprint(source="server", engine="SGLang 0.5.23 on cpu", model="m", packages={"stand-in": "1"})
+            model = sys.argv[sys.argv.index("--model-path") + 1]
+            made = Fingerprint(source="server", engine="SGLang 0.5.23 on cpu", model=model, packages={"stand-in": "1"})
             OF_PROCESS.write(self.folder, made, process=f"{label}-0000")
 
     def note(self, prompt: str, rid: str, what: str) -> None:
