@@ -16,12 +16,14 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, engine_label
 from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.files import timestamp, write_whole
+from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
 from assay.harness.schema import Record, read_json
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Verdict
@@ -129,6 +131,20 @@ def counts_of(folder: RunFolder, role: Role) -> list[CallCount]:
     if role in measured_roles(folder):
         return folder.counters(role)
     return list(stored.read_baseline(folder.baseline(role)).calls)
+
+
+def since_accepted(accepted: Fingerprint, made: Fingerprint) -> FingerprintDiff:
+    """Compare what a server serves (B) with what was accepted (A): nothing is meant to, and what one was asked for counts."""
+    asked = {"asked": {**accepted.asked, **made.asked}}
+    return compare_fingerprints(accepted.model_copy(update=asked), made.model_copy(update=asked))
+
+
+def fingerprints_of(folder: RunFolder) -> dict[Role, Fingerprint]:
+    """Read what the roles' servers really served, or that of its stored answers; none of a role that did not tell."""
+    made = folder.fingerprints()
+    stored_roles = [role for role in ROLES if role not in measured_roles(folder)]
+    accepted = {role: stored.read_baseline(folder.baseline(role)).fingerprint for role in stored_roles}
+    return made | {role: fingerprint for role, fingerprint in accepted.items() if fingerprint is not None}
 
 
 def _own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
@@ -287,4 +303,5 @@ def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> 
         own_errors=own_errors_of(folder, role),
         calls=tuple(folder.counters(role)),
         server=server.model_copy(update={"launch_command": ""}),
+        fingerprint=folder.fingerprints().get(role),
     )

@@ -6,13 +6,11 @@ servers have stopped, and starts both roles again without what the layer diff ad
 
 from __future__ import annotations
 
-import shutil
-
 from assay.harness.bench.bench_plan import BenchPlan, plan_bench, timed_spec
 from assay.harness.bench.drive import bench
 from assay.harness.collect.plan import Plan, ask
-from assay.harness.collect.run_folder import recorded
-from assay.harness.evidence.bench_folder import BenchFolder, bench_folder
+from assay.harness.collect.run_folder import make_part
+from assay.harness.evidence.bench_folder import bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.progress import ProgressDisplay
 
@@ -29,21 +27,12 @@ def plan_latency(plan: Plan) -> BenchPlan | None:
 
 
 def time_servers(plan: BenchPlan | None, folder: RunFolder, display: ProgressDisplay) -> None:
-    """Time both servers, unless the run has failed or they were timed already. What ends it early is recorded, not raised.
-
-    An interrupted bench starts over: its first blocks were played by other servers.
+    """Time both servers, as a part of a run: see `make_part`.
 
     Args:
         plan: the bench; None if none was requested.
         folder: the run's folder.
         display: shows the progress.
-
-    Raises:
-        KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
-    timed = bench_folder(folder)
-    if plan is None or folder.progress().failure or timed.complete:
-        return
-    with recorded(folder):
-        shutil.rmtree(timed.path, ignore_errors=True)
-        bench(plan, BenchFolder.new(timed.path, folder.nonce), display)
+    if plan is not None:
+        make_part(folder, bench_folder(folder), lambda empty: bench(plan, empty, display))

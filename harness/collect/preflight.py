@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.harness.backend import Backend
+from assay.harness.baselines import since_accepted
 from assay.harness.engines.sglang import memory
 from assay.harness.errors import ChangedError, EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.certificate import read_certificate
 from assay.harness.evidence.fingerprint import Fingerprint
-from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.sides import Device, Role, Side
 
@@ -91,10 +91,7 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
         ChangedError: a difference changes outputs, or nothing could be compared.
     """
     known = read_fingerprint(accepted)
-    asked = {
-        "asked": {**known.asked, **made.asked}
-    }  # nothing is meant to differ, and what one was asked for is compared
-    diff = compare_fingerprints(known.model_copy(update=asked), made.model_copy(update=asked))
+    diff = since_accepted(known, made)
     if diff.exit_code == ExitCode.PASS:
         return
     says = [difference.says for difference in diff.undeclared] or ["nothing of it could be compared"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from assay.harness.attention.source import source_hashes
 from assay.harness.baselines import status_of
@@ -15,7 +17,7 @@ from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
 from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
 from assay.harness.errors import ChangedError, EngineError, EvidenceError
-from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.folder import EndedFolder, RunFolder
 from assay.harness.evidence.manifest import FailureResult, Manifest, hash_items
 from assay.harness.evidence.nonce import new_nonce
 from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
@@ -24,6 +26,7 @@ from assay.harness.sides import ROLES, Role
 
 _EXPANDED = ("--model", "--data")
 """Flags with a path in which assay expands ``~``; so it does in ``--out``."""
+AnyPart = TypeVar("AnyPart", bound=EndedFolder)
 
 
 def default_folder(candidate: str) -> Path:
@@ -120,6 +123,26 @@ _INTERRUPTED = "The run was interrupted."
 def _resuming(folder: RunFolder) -> str:
     """Return the command that goes on with a run."""
     return f"{folder.manifest().command} --out={shlex.quote(shown(folder.path.absolute()))}"
+
+
+def make_part(folder: RunFolder, part: AnyPart, make: Callable[[AnyPart], None]) -> None:
+    """Make a part of a run that has servers of its own, unless the run has failed or the part was made.
+
+    An interrupted part starts over: its beginning came from other servers. What ends it early is recorded, not raised.
+
+    Args:
+        folder: the run's folder.
+        part: the part's, bound to it; it need not exist yet.
+        make: fills it, new and empty.
+
+    Raises:
+        KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
+    """
+    if folder.progress().failure or part.complete:
+        return
+    with recorded(folder):
+        shutil.rmtree(part.path, ignore_errors=True)
+        make(type(part).new(part.path, folder.nonce))
 
 
 @contextmanager

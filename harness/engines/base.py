@@ -43,12 +43,13 @@ class Reply:
     Attributes:
         request_id: the server's id of the request.
         text: the answer; may be empty.
-        finish_reason: "stop", or "length" if the answer reached the token limit.
+        finish_reason: "stop", or "length" if the answer reached the token limit; others where it was ended, as "abort".
         prompt_tokens: tokens of the prompt, chat template included.
         completion_tokens: tokens of the answer.
         cached_tokens: prompt tokens that came from the prefix cache; None if the server does not report it.
         latency_s: seconds from sending the request to the end of its answer, as seen by the client.
         tokens: the answer's tokens with log-probabilities; empty unless requested.
+        stopped_at: id of the token, or the string, at which it stopped; empty if the server does not tell.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Reply:
     cached_tokens: int | None
     latency_s: float
     tokens: tuple[Token, ...] = ()
+    stopped_at: str = ""
 
 
 def never() -> bool:

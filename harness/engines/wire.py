@@ -31,6 +31,7 @@ class ChatChoice(BaseModel):
 
     text: str = Field(validation_alias=AliasPath("message", "content"))
     finish_reason: str
+    matched_stop: int | str | None = None
     logprobs: list[Position] | None = Field(None, validation_alias=AliasPath("logprobs", "content"))
 
 
@@ -101,6 +102,7 @@ def read_reply(body: str, ask: ChatRequest, latency_s: float) -> Reply:
         cached_tokens=usage.cached_tokens,
         latency_s=latency_s,
         tokens=tuple(map(_token, choice.logprobs or ())),
+        stopped_at="" if choice.matched_stop is None else str(choice.matched_stop),
     )
 
 

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.files import file_name, write_whole
@@ -71,6 +72,7 @@ class Baseline(Record):
         own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.
         server: what the server reported about itself.
+        fingerprint: what the server really served; None where it did not tell, and in older baselines.
         answers_sha256: hash of ``answers.jsonl``; empty in a baseline that was accepted before it was recorded.
     """
 
@@ -87,6 +89,7 @@ class Baseline(Record):
     calls: tuple[CallCount, ...] = ()
     server: ServerManifest
     answers_sha256: str = ""
+    fingerprint: Fingerprint | None = None
 
 
 def read_baseline(folder: Path) -> Baseline:

@@ -52,7 +52,8 @@ class Answer(RunRecord):
     Attributes:
         repeat: 0 for the comparison itself; 1 and above for the reference asked again, for the run-to-run floor.
         parsed: the letter found in `text` (multiple choice only); None if there is none.
-        finish_reason: "stop", or "length" if the answer reached the token limit.
+        finish_reason: "stop", or "length" if the answer reached the token limit; others where it was ended, as "abort".
+        stopped_at: id of the token, or the string, at which it stopped; empty if the server does not tell.
         cached_tokens: prompt tokens from the prefix cache, as the server reports; None if it does not.
         batch_size: sequences in the prefill batch that admitted the request; None if not observed.
         latency_s: seconds from sending the request to its complete answer, at the client.
@@ -68,6 +69,7 @@ class Answer(RunRecord):
     text: str
     parsed: str | None = None
     finish_reason: str
+    stopped_at: str = ""
     prompt_tokens: NonNegativeInt
     completion_tokens: NonNegativeInt
     cached_tokens: NonNegativeInt | None = None

@@ -50,6 +50,9 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--prefill-attention-backend": ("backends.attention", "ignored"),
     "--decode-attention-backend": ("backends.attention", "ignored"),
     "--moe-runner-backend": ("backends.moe", "backends.moe runner"),
+    "--fp8-gemm-backend": ("arguments.fp8_gemm_runner_backend", "backends.gemm"),
+    "--fp4-gemm-backend": ("arguments.fp4_gemm_runner_backend", "backends.gemm"),
+    "--bf16-gemm-backend": ("arguments.bf16_gemm_backend", "backends.gemm"),
     "--sampling-backend": ("backends.sampler",),
     "--tp-size": ("backends.all-reduce",),
     "--tp": ("backends.all-reduce", "arguments.tp_size"),
@@ -64,7 +67,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     ),
     "--enable-deterministic-inference": (  # likewise
         "arguments.enable_deterministic_inference", "arguments.sampling_backend", "arguments.disable_radix_cache",
-        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "environment.NCCL_ALGO",
+        "arguments.disable_custom_all_reduce", "backends.sampler", "backends.all-reduce", "backends.gemm", "environment.NCCL_ALGO",
     ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip
@@ -124,7 +127,9 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     differ = [
         difference for part in compared for difference in COMPARED[part](getattr(left, part), getattr(right, part))
     ]
-    differ += _unseen(asked, differ, compared)
+    of_chats = all(side.tokens and side.tokens.chats for side in (left, right))
+    visible = {setting: values for setting, values in asked.items() if of_chats or setting != "--chat-template"}
+    differ += _unseen(visible, differ, compared)
     ours, theirs = faults(left), faults(right)
     said = {fault.name for fault in (*ours, *theirs)}  # a fault says what differs, and which side is right
     differ = [difference for difference in differ if _FAULT_OF.get(difference.name) not in said]

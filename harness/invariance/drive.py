@@ -43,6 +43,9 @@ every call has it."""
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
 _TRACE_BYTES = 2 * 2**30
 """Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
+_REDUCED_S = 300.0
+"""Seconds for which what fails is reduced at least; it is for as long as arms were run."""
+_SPENT = "not tried: what fails had been reduced for as long as arms had been run"
 _TRACED = 4
 """Most sets of features that are asked again with a trace."""
 
@@ -77,6 +80,8 @@ class InvarianceSession:
     _server: _Running | None = None
     _servers: int = 0
     _arms: int = 0
+    _unsteady: set[Arm] = field(default_factory=set)
+    _reduced_until: float = 0.0
 
     def run(self) -> None:
         """Run every arm, and reduce what fails.
@@ -98,10 +103,11 @@ class InvarianceSession:
                     break
                 self.display.count("arms", number, len(self.plan.arms))
                 self._arm(arm, self.plan.mode)
+            self._reduced_until = time.monotonic() + max(time.monotonic() - begun, _REDUCED_S)
             for arm in self.plan.arms:
                 self._reduce(arm, limits)
             while self.plan.mode == "pairs" and (arm := unexplained(self._states(limits), self.plan.known)):
-                self._arm(arm, "reduction")
+                self._reduction(arm)
                 self._reduce(arm, limits)
             self._trace(limits)
         self.folder.seal()
@@ -115,18 +121,18 @@ class InvarianceSession:
             )
         return record
 
-    def _outcome(self, arm: Arm, limits: dict[Measure, Bound]) -> ArmOutcome | None:
+    def _outcome(self, record: ArmRecord, limits: dict[Measure, Bound]) -> ArmOutcome | None:
         """Return what an arm that was run shows; None if its base was not run."""
-        known = self.plan.known
-        record, base = self.records[arm], self.records.get(base_of(arm, known))
+        known, arm = self.plan.known, frozenset(record.features)
+        base = self.records.get(base_of(arm, known))
         if base is None or not base.complete:
             return None
         drafted = drafted_by(arm, self.records, known, self.plan.run.spec.reference.flags)
         return outcome_of(base, record, limits, known, self.plan.dtype, drafted)
 
     def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
-        """Return whether an arm that was run differs from its base; None if that cannot be said."""
-        judged = self._outcome(arm, limits)
+        """Return whether an arm that was run differs from its base; None if that cannot be said, or is not so each time."""
+        judged = self._outcome(self.records[arm], limits) if arm not in self._unsteady else None
         return {"differs": True, "same": False}.get(judged.state) if judged else None
 
     def _states(self, limits: dict[Measure, Bound]) -> dict[Arm, bool | None]:
@@ -134,21 +140,24 @@ class InvarianceSession:
         return {arm: self._differs(arm, limits) for arm in self.records if arm}
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
-        """Run parts of a failing arm until the smallest that fails is what, and each of its features alone.
+        """Run parts of a failing arm until it is known which is the smallest that fails, and each of its features alone.
 
-        What was asked for exactly is not made smaller.
+        What was asked for exactly is not made smaller. What does not fail each time is not reduced: a part that passes may fail
+        the next time.
         """
         known = self.plan.known
         states = self._states(limits)
         failed = [each for each, differs in states.items() if differs]
         if arm not in failed or any(len(each) == 1 and each <= arm for each in failed):
             return
+        if not any(each < arm for each in failed) and not self._fails_again(arm, limits):
+            return
 
         def fails(features: Arm) -> bool | None:
             if not possible(features, known):
                 return None
             if features not in self.records:
-                self._arm(features, "reduction")
+                self._reduction(features)
             return self._differs(features, limits)
 
         passed = [each for each, differs in states.items() if differs is False]
@@ -158,9 +167,29 @@ class InvarianceSession:
             if (alone := closed([id_], known)) != smallest:
                 fails(alone)
 
+    def _fails_again(self, arm: Arm, limits: dict[Measure, Bound]) -> bool:
+        """Ask a failing arm a second time; return False if it is then the same as its base."""
+        judged = self._outcome(self._arm(arm, "asked again"), limits)
+        if judged is not None and judged.state == "same":
+            self._unsteady.add(arm)
+        return arm not in self._unsteady
+
+    def _reduction(self, arm: Arm) -> None:
+        """Run a part of a failing arm, or record that there was no time for it."""
+        if time.monotonic() < self._reduced_until:
+            self._arm(arm, "reduction")
+            return
+        last = max(self._servers - 1, 0)
+        record = ArmRecord(number=self._arms, features=tuple(sorted(arm)), why="reduction", problem=_SPENT, server=last)
+        self._arms += 1
+        self.folder.write(record)
+        self.records[arm] = record
+
     def _trace(self, limits: dict[Measure, Bound]) -> None:
         """Ask the smallest sets that differ again, their bases before them, with a trace of the first place at which they do."""
-        judged = {arm: self._outcome(arm, limits) for arm in self.records if arm}
+        judged = {
+            arm: self._outcome(self.records[arm], limits) for arm in self.records if arm and arm not in self._unsteady
+        }
         failing = {arm: shows for arm, shows in judged.items() if shows is not None and shows.state == "differs"}
         places = {
             arm: TracedPlace(probe=first.probe, index=first.index)

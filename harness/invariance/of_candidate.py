@@ -5,10 +5,8 @@ They are started once the run has stopped its own servers, without what the laye
 
 from __future__ import annotations
 
-import shutil
-
 from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.run_folder import recorded
+from assay.harness.collect.run_folder import make_part
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.invariance import InvarianceFolder, invariance_folder
@@ -37,22 +35,18 @@ def plan_features(plan: Plan) -> InvariancePlan | None:
 
 
 def switch_features(plan: InvariancePlan | None, folder: RunFolder, display: ProgressDisplay) -> None:
-    """Switch the candidate's features, unless the run has failed or it was done. What ends it early is recorded, not raised.
-
-    An interrupted comparison starts over: its base was scored by another server.
+    """Switch the candidate's features, as a part of a run: see `make_part`.
 
     Args:
         plan: what is compared; None if nothing is.
         folder: the run's folder.
         display: shows the progress.
-
-    Raises:
-        KeyboardInterrupt: after the server was stopped and the interruption was recorded.
     """
-    compared = invariance_folder(folder)
-    if plan is None or folder.progress().failure or compared.complete:
+    if plan is None:
         return
-    with recorded(folder):
-        shutil.rmtree(compared.path, ignore_errors=True)
+
+    def switch(empty: InvarianceFolder) -> None:
         display.say(f"Features of {plan.run.reference} that must change nothing: {', '.join(plan.asked)}.")
-        InvarianceSession(plan, InvarianceFolder.new(compared.path, folder.nonce), display).run()
+        InvarianceSession(plan, empty, display).run()
+
+    make_part(folder, invariance_folder(folder), switch)

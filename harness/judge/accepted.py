@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from assay.harness.baselines import Status, growth, own_errors_of
+from assay.harness.baselines import Status, growth, own_errors_of, since_accepted
 from assay.harness.compare.answers import pair
 from assay.harness.compare.paired_accuracy import prefix_of
 from assay.harness.evidence import baseline as stored
+from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.judge.accuracy_suite import loss_metric
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -31,11 +32,12 @@ def claim(run: RunEvidence) -> Judged:
     """
     if run.baselines is None:
         return Judged()
-    checks = _check_baselines(run.spec.sides, run.spec.policy, run.baselines)
     if "candidate" not in run.baselines.used:
-        return Judged(checks=checks)
+        return Judged(checks=_check_baselines(run.spec.sides, run.spec.policy, run.baselines))
     place = run.folder.baseline("candidate")
     accepted = stored.read_baseline(place)
+    served = _served_since(accepted.fingerprint, run.fingerprints.get("candidate"))
+    checks = _check_baselines(run.spec.sides, run.spec.policy, run.baselines, served)
     before = [answer.model_copy(update={"role": "reference"}) for answer in stored.read_answers(place)]
     now = [answer for answer in run.recorded if answer.role == "candidate"]
     prefix = prefix_of(run.accuracy.items, pair(run.items, [*before, *now]).pairs)
@@ -140,9 +142,23 @@ def _growth_metric(policy: Policy, most: float) -> Metric:
     )
 
 
-def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status) -> list[Check]:
-    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
-    checks = [_check_candidate(sides["candidate"].backend, status, policy.baselines)]
+def _served_since(accepted: Fingerprint | None, now: Fingerprint | None) -> str:
+    """Say what the candidate's server serves otherwise than that of its baseline; empty for nothing, or if one was not observed."""
+    if accepted is None or now is None:
+        return ""
+    return "; ".join(difference.says for difference in since_accepted(accepted, now).undeclared)
+
+
+def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status, served: str = "") -> list[Check]:
+    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale.
+
+    Args:
+        sides: by role.
+        policy: of the run.
+        status: which baselines match.
+        served: see `_served_since`.
+    """
+    checks = [_check_candidate(sides["candidate"].backend, status, policy.baselines, served)]
     if policy.reference_from == "baseline" or "reference" in status.stale:
         checks.append(_check_reference(sides["reference"].backend, status, policy.baselines))
     return checks
@@ -163,9 +179,12 @@ def _check_reference(reference: str, status: Status, root: str) -> Check:
     return _OF_REFERENCE.check("not checked", observed, _accept_again(root))
 
 
-def _check_candidate(candidate: str, status: Status, root: str) -> Check:
+def _check_candidate(candidate: str, status: Status, root: str, served: str) -> Check:
     """Check that an accepted baseline matches the candidate. A stale one, which tells nothing about this run, rules out a pass."""
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
+    if served:
+        observed = f"the baseline of {candidate} is stale: its server (A) did not serve what this one (B) does: {served}{unused}"
+        return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
     if used := status.used.get("candidate"):
         return _OF_CANDIDATE.check("ok", f"{used}{unused}")
     if why := status.stale.get("candidate"):

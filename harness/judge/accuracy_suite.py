@@ -16,7 +16,9 @@ from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.answer_length_check import (
     LENGTH_RATIO,
     beyond_words,
+    check_ends,
     check_lengths,
+    end_of,
     lengths_finding,
     lengths_of,
     ratio_metric,
@@ -59,7 +61,8 @@ def claim(run: RunEvidence) -> Judged:
             lengths_finding(lengths, run.manifest.command, "every answer costs as much more or less.", serious=True)
         )
     suite = _accuracy_suite(run.spec.policy, run.spec.workload, run.accuracy, lengths)
-    return Judged(suite=suite, checks=[*checks, check_lengths(lengths)], findings=findings)
+    ends = check_ends([(end_of(pair.reference), end_of(pair.candidate)) for pair in run.accuracy.prefix.pairs])
+    return Judged(suite=suite, checks=[*checks, check_lengths(lengths), ends], findings=findings)
 
 
 def accuracy_tested(run: RunEvidence) -> Judged:

@@ -1,11 +1,13 @@
-"""Lengths of both roles' answers -> the metric, the check and the finding about them, of a run and of a bench."""
+"""Lengths of both roles' answers, and why they ended -> the metric, the checks and the finding about them, of runs and benches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from assay.harness.compare.answer_ends import LIMIT, End, compare_ends
 from assay.harness.compare.answer_lengths import SURE, AnswerLengths, compare_lengths
 from assay.harness.compare.answers import Pair
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.report import Metric
 from assay.harness.policy import Policy
 from assay.harness.verdict import Check, Finding, Requirement
@@ -19,8 +21,8 @@ def lengths_of(pairs: Sequence[Pair], policy: Policy) -> AnswerLengths:
     """Compare the lengths of answers to questions; those that share a passage count once."""
     lengths = [
         (
-            (pair.reference.completion_tokens, pair.reference.finish_reason == "length"),
-            (pair.candidate.completion_tokens, pair.candidate.finish_reason == "length"),
+            (pair.reference.completion_tokens, pair.reference.finish_reason == LIMIT),
+            (pair.candidate.completion_tokens, pair.candidate.finish_reason == LIMIT),
         )
         for pair in pairs
     ]
@@ -58,6 +60,29 @@ def check_lengths(lengths: AnswerLengths, title: str = _TITLE) -> Check:
             "not checked", f"{lengths.text}: {why}", "a higher token limit" if cut else "more questions"
         )
     return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
+
+
+def check_ends(
+    pairs: Sequence[tuple[End, End]], title: str = "the candidate's answers end as the reference's do"
+) -> Check:
+    """Check that no role's answers end more often for a reason, such as an abort or another stop token; the limit is not counted.
+
+    Args:
+        pairs: reference's and candidate's end of the answer to each prompt.
+        title: of the check.
+    """
+    requirement, counts = Requirement("finish-reasons", title), compare_ends(pairs)
+    if not any(ours.reason and theirs.reason for ours, theirs in pairs):
+        return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
+    text = "; ".join(count.text for count in [*(c for c in counts if c.differs), *(c for c in counts if not c.differs)])
+    if any(count.differs for count in counts):
+        return requirement.check("failed", text, "see the answers that end so, and the server's log")
+    return requirement.check("ok", text or "all ran to the limit")
+
+
+def end_of(answer: Answer) -> End:
+    """Return why an answer ended."""
+    return End(answer.finish_reason, answer.stopped_at)
 
 
 def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:

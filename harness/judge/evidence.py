@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.harness.backend import Backend
-from assay.harness.baselines import Status, counts_of, measured_roles, status_of
+from assay.harness.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.config import RunSpec, recorded_spec
@@ -168,8 +168,9 @@ def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest]
 
 
 def _fingerprints(folder: RunFolder, timed: bool) -> dict[Role, Fingerprint]:
-    holder = bench_folder(folder) if timed and not folder.progress().servers else folder
-    return holder.fingerprints()
+    if timed and not folder.progress().servers:
+        return bench_folder(folder).fingerprints()
+    return fingerprints_of(folder)
 
 
 def _differences(

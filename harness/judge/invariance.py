@@ -92,6 +92,9 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     )
     partings = _partings(folder, records, shown, limits, known)
     records_of = {frozenset(record.features): record for record in reversed(arms)} | {BASE: base}
+    records_of |= {
+        judged.arm: record for record, judged in [*zip(arms, shown, strict=True)][::-1] if judged.state == "differs"
+    }
     changed = {arm: _changed(arm, records_of, limits, known, manifest) for arm in partings}
     findings = _findings(manifest, shown, known, partings, changed)
     verdict = _verdict(checks, shown)
@@ -269,7 +272,7 @@ def _partings(
     known: Mapping[str, Feature],
 ) -> dict[Arm, PartingRow]:  # fmt: skip
     """Say where in the model each smallest set of features that breaks parts from its base."""
-    failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
+    failing = _failing(outcomes)
     asked = {frozenset(record.features): record for record in reversed(records) if record.traced is None}
     asked[BASE] = next(record for record in records if record.why == "base")
     dtype = folder.manifest().dtype
@@ -295,21 +298,35 @@ def _findings(
     partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, tuple[Sequence[str], Sequence[str]]],
 ) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
-    failing = {judged.arm: judged for judged in outcomes if judged.state == "differs"}
+    failing = _failing(outcomes)
     return [
         _finding(manifest, failing[arm], outcomes, known, parted, *changed[arm]) for arm, parted in partings.items()
     ]
+
+
+def _failing(outcomes: Sequence[ArmOutcome]) -> dict[Arm, ArmOutcome]:
+    """Return the first failure of each arm that failed."""
+    return {judged.arm: judged for judged in reversed(outcomes) if judged.state == "differs"}
+
+
+def _askings(arm: Arm, outcomes: Sequence[ArmOutcome]) -> str:
+    """Say in how many askings an arm differed that did not differ each time; empty for others."""
+    own = [judged.state for judged in outcomes if judged.arm == arm]
+    return f" in {own.count('differs')} of {len(own)} askings" if "same" in own else ""
 
 
 def _finding(
     manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
     parted: PartingRow, changed: Sequence[str], own: Sequence[str],
 ) -> Finding:  # fmt: skip
-    states = {each.arm: each for each in outcomes}
+    states = {each.arm: each for each in reversed(outcomes)}
+    unrun = [_name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
+    askings = _askings(judged.arm, outcomes)
     measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
     # Of what was written, no position says what differs.
     what = f"mean KL {judged.distances[measure].mean:.2g} nats" if judged.first else f"{judged.why},"
-    alone = [f"{_name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in _parts(judged.arm, known)]
+    parts = [] if askings else _parts(judged.arm, known)
+    alone = [f"{_name_of(arm)}: {_said(states.get(arm), outcomes, arm)}" for arm in parts]
     evidence = [
         f"{measure}: mean KL {distance.mean:.3g} nats over {distance.positions:,} positions, at worst {distance.worst:.3g}"
         for measure, distance in judged.distances.items()
@@ -322,16 +339,18 @@ def _finding(
     evidence += (
         [f"not in the command, which has no flag for it: {listed(beyond)}"] if (beyond := _beyond(manifest)) else []
     )
+    evidence += [f"parts of it that were not run: {'; '.join(unrun)}"] if unrun else []
+    evidence += ["not reduced, since it does not differ each time"] if askings else []
     evidence += [
         f"also in {_name_of(each.arm)}" for each in outcomes if each.state == "differs" and judged.arm < each.arm
     ][:4]
     titles = listed([known[id_].title for id_ in sorted(judged.arm)])
     return Finding(
         id=FINDING,
-        title=f"{_name_of(judged.arm)} changes the output",
+        title=f"{_name_of(judged.arm)} changes the output{askings}",
         severity="serious",
         where="; ".join(filter(None, [_where(judged, manifest), place_of(parted), in_common(changed, manifest)])),
-        diagnosis=f"{_name_of(judged.arm)}: {what} where {titles}"
+        diagnosis=f"{_name_of(judged.arm)}: {what} where {titles}{askings and f',{askings}'}"
         + (f"; each alone: {'; '.join(alone)}" if alone else ""),
         evidence=tuple(evidence),
         reproduce=_command(manifest, judged.arm),
@@ -348,7 +367,8 @@ def _said(own: ArmOutcome | None, outcomes: Sequence[ArmOutcome], arm: Arm) -> s
     """Say what a feature does alone: as it was run, or since a larger arm is the same."""
     if own is not None and own.state in ("same", "differs"):
         return f"{max(distance.mean for distance in own.distances.values()):.2g}"
-    if any(arm <= each.arm and each.state == "same" for each in outcomes):
+    failing = _failing(outcomes)
+    if any(arm <= each.arm and each.state == "same" and each.arm not in failing for each in outcomes):
         return "no difference in larger arms"
     return "not run"
 
@@ -423,8 +443,10 @@ def _features(manifest: InvarianceManifest, arms: Sequence[ArmRecord]) -> Iterab
 
 
 def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iterable[PairCell]:
+    # What differs at times is wrong.
+    once = [judged for judged in outcomes if judged.state == "differs" or judged.arm not in _failing(outcomes)]
     for first, other in [*((id_, id_) for id_ in known), *combinations(known, 2)]:
-        having = [judged for judged in outcomes if {first, other} <= judged.arm]
+        having = [judged for judged in once if {first, other} <= judged.arm]
         # A pair is wrong only if every arm that has it is: else another feature is what breaks.
         states = [_VERDICTS[judged.state] for judged in having]
         best = min(states, key=lambda verdict: -WORST_FIRST.index(verdict), default=None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from assay.evals.loads import Shape
+from assay.harness.compare.answer_ends import LIMIT, End
 from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
 from assay.harness.compare.blocks import (
     METRICS,
@@ -27,7 +28,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.timings import AnswerLength
-from assay.harness.judge.answer_length_check import check_lengths, lengths_finding
+from assay.harness.judge.answer_length_check import check_ends, check_lengths, lengths_finding
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
@@ -64,13 +65,14 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
-    lengths = _lengths(folder.lengths(), spec.policy) if folder.lengths() else None
+    answers = _length_pairs(folder.lengths())
+    lengths = _lengths(answers, spec.policy) if folder.lengths() else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     same = with_fingerprints(_same_servers(spec, manifest), folder.fingerprints())
     checks = (
         *_server_checks(manifest, calls, same),
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
-        *([check_lengths(lengths)] if lengths else []),
+        *([check_lengths(lengths), check_ends(_ends(answers))] if lengths else []),
     )
     judgement = decide(spec.candidate.backend, _load_verdicts(rows), checks)
     return LatencyResult(
@@ -253,16 +255,26 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     )
 
 
-def _lengths(measured: Sequence[AnswerLength], policy: Policy) -> AnswerLengths:
-    """Compare the lengths of the answers to the prompts that both answered."""
+_LengthPair = tuple[AnswerLength, AnswerLength]
+
+
+def _length_pairs(measured: Sequence[AnswerLength]) -> list[_LengthPair]:
+    """Pair the answers to the prompts that both answered."""
     by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
     both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]
+    return [(ours, theirs) for ours, theirs in both if theirs is not None]
+
+
+def _lengths(answers: Sequence[_LengthPair], policy: Policy) -> AnswerLengths:
     pairs = [
-        ((ours.tokens, ours.finish_reason == "length"), (theirs.tokens, theirs.finish_reason == "length"))
-        for ours, theirs in both
-        if theirs is not None
+        ((ours.tokens, ours.finish_reason == LIMIT), (theirs.tokens, theirs.finish_reason == LIMIT))
+        for ours, theirs in answers
     ]
     return compare_lengths(pairs, policy.alpha, policy.length_bound)
+
+
+def _ends(answers: Sequence[_LengthPair]) -> list[tuple[End, End]]:
+    return [(End(ours.finish_reason), End(theirs.finish_reason)) for ours, theirs in answers]
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:

@@ -30,6 +30,7 @@ from assay.harness.compare.paired_accuracy import Prefix, Rule
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, read_baseline, write_baseline
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
@@ -277,17 +278,47 @@ def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path
 def accepted_then_asked(plan: Plan, tmp_path: Path, run_of: RunOf, runs: ModuleType) -> RunOf:
     """Writes a run whose reference is stored and whose candidate computed the first layers of four."""
 
-    def write(layers: int = 4) -> RunFolder:
+    def tell(folder: RunFolder, role: Role, torch: str) -> None:
+        made = Fingerprint(source="server", engine="e", model="tiny", packages={"torch": torch})
+        FINGERPRINT.write(folder.server_folder(role), made, folder.nonce)
+
+    def write(layers: int = 4, torch: dict[Role, str] | None = None) -> RunFolder:
         first = run_of(plan, tmp_path / "first")
+        for role, told in (torch or {}).items():
+            tell(first, role, told)
         runs.count_layers(first, "reference", "torch_native")
         accept_both(plan, first)
         second = open_folder(plan, tmp_path / "second", "gate")
         attach_baselines(second)
         run_of(plan, tmp_path / "second", roles=("candidate",))
         runs.count_layers(second, "candidate", "sage_attn", layers)
+        if torch:
+            tell(second, "candidate", "2")
         return second
 
     return write
+
+
+@pytest.mark.parametrize(
+    ("torch", "same", "baseline"),
+    [
+        ({"reference": "2", "candidate": "2"}, "ok", "ok"),
+        ({"reference": "1", "candidate": "2"}, "failed", "ok"),
+        ({"reference": "2", "candidate": "1"}, "ok", "missing"),
+        ({"candidate": "2"}, "ok", "ok"),
+        (None, "ok", "ok"),
+    ],
+)
+def test_what_the_servers_of_baselines_served_is_compared(
+    accepted_then_asked: Callable[..., RunFolder], torch: dict[Role, str] | None, same: str, baseline: str
+) -> None:
+    by_id = {check.id: check for check in build(accepted_then_asked(torch=torch)).checks}
+    assert (by_id["same-servers"].status, by_id["candidate-baseline"].status) == (same, baseline)
+    if same == "failed":
+        assert "(A the reference, B the candidate), torch is 1 in A, 2 in B" in by_id["same-servers"].found
+    if baseline == "missing":
+        said = "its server (A) did not serve what this one (B) does: torch is 1 in A, 2 in B"
+        assert said in by_id["candidate-baseline"].found
 
 
 def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) -> None:

@@ -35,6 +35,7 @@ def write_bench(
     flags: dict[str, Any] | None = None,
     nonce: str = "",
     packages: dict[Role, str] | None = None,
+    end: str = "stop",
 ) -> BenchFolder:
     """Write a bench's folder; the arguments select what is wrong in it. `packages` has the torch that each server told."""
     folder = BenchFolder.new(path, nonce)
@@ -81,9 +82,10 @@ def write_bench(
                         ]
                     )  # fmt: skip
                     clock, block = clock + 1, block + 1
+    ends: dict[Role, str] = {"reference": "stop", "candidate": end}
     for role, tokens in zip(ROLES, lengths, strict=True):
         folder.append_lengths(
-            [AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if cut else "stop") for i in range(16)]
+            [AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if cut else ends[role]) for i in range(16)]
         )
     for role in ROLES if counted else ():
         counters = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)

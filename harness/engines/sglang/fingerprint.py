@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -124,7 +125,17 @@ def _tokens(server_args: Any) -> Tokens:
     path = str(settled.get("tokenizer_path") or settled["model_path"])
     named = {name: settled[name] for name in ("tokenizer_mode", "tokenizer_backend") if settled.get(name)}
     tokenizer = get_tokenizer(path, trust_remote_code=bool(settled.get("trust_remote_code")), **named)
-    return Tokens(**tokens_of(tokenizer, TEXTS, CHATS, path))
+    made = tokens_of(tokenizer, TEXTS, CHATS, path)
+    if given := str(settled.get("chat_template") or ""):
+        told: dict[str, Any] = {
+            "chats": {},
+            "refused": {},
+        }  # a template that is no file of Jinja is code of SGLang's own
+        if given.endswith(".jinja"):
+            tokenizer.chat_template = Path(given).read_text().strip("\n").replace("\\n", "\n")  # as SGLang reads it
+            told = tokens_of(tokenizer, {}, CHATS, path)
+        made |= {name: told[name] for name in ("chats", "refused")}  # clients render with the model's own
+    return Tokens(**made)
 
 
 def _layer(path: str) -> int | None:
@@ -205,11 +216,14 @@ def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: st
     wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance, called)
     meant = None if wrong else nearest(read.tolist(), asked, kind)
     exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
-    error = _table_error(table, exact, meant.scale if meant else scale)
-    rows = table.shape[0]
-    if meant and error > max(4 * tolerance, rows * 2.0**-22):
+    off = _off_by_row(table, exact, meant.scale if meant else scale)
+    rows, error = len(off), float(off.max())
+    bad = (off > max(4 * tolerance, rows * 2.0**-22)).nonzero().flatten()
+    if meant and len(bad):
+        at = int(bad[0])
         wrong = (
-            f"cos and sin are off by up to {error:.2g} within {rows:,} positions, though their frequencies are right"
+            f"cos and sin are off by {float(off[at]):.2g} at position {at:,}, the first that is wrong, and by up to {error:.2g} "
+            f"within {rows:,} positions, though their frequencies are right"
         )
     return RopeTable(
         name=path,
@@ -229,15 +243,15 @@ def _rounding(tensor: Tensor) -> float:
     return max(2.0**-12, 4 * float(torch.finfo(tensor.dtype).eps))
 
 
-def _table_error(table: Tensor, frequencies: Tensor, scale: float) -> float:
-    """Return the largest distance of a table from cos and sin in float64, of each position that it holds."""
-    worst, exact = 0.0, frequencies.to(table.device)
+def _off_by_row(table: Tensor, frequencies: Tensor, scale: float) -> Tensor:
+    """Return the largest distance of each row of a table from cos and sin in float64; 4, more than any, of what is no number."""
+    off, exact = [], frequencies.to(table.device)
     for start in range(0, table.shape[0], _ROWS_AT_ONCE):
         part = table[start : start + _ROWS_AT_ONCE].double()
         at = torch.arange(start, start + len(part), dtype=torch.float64, device=table.device)
         angles = at[:, None] * exact
-        worst = max(worst, float((part - scale * torch.cat([angles.cos(), angles.sin()], -1)).abs().max()))
-    return worst
+        off.append((part - scale * torch.cat([angles.cos(), angles.sin()], -1)).abs().amax(-1))
+    return torch.cat(off).nan_to_num(nan=4.0, posinf=4.0).cpu()
 
 
 def _weights(model: Any) -> tuple[Weight, ...]:
@@ -323,16 +337,40 @@ def _implementations(runner: Any, module: Any) -> Iterator[tuple[str, str, str]]
             yield operation, phase, _attention(runner, phase)
     method = getattr(module, "quant_method", None)
     if method is not None:
-        scheme = getattr(module, "scheme", None)
-        yield (
-            _quantised(kind),
-            "",
-            type(method).__name__ + (f" ({type(scheme).__name__})" if scheme is not None else ""),
-        )
-    if hasattr(module, "_forward_method") and "quant_method" not in vars(module):
-        method = module._forward_method or getattr(module, "_resolve_forward_method", lambda: None)()
-        if method is not None:
-            yield kind, "", getattr(method, "__name__", str(method))
+        chosen = [type(scheme).__name__] if (scheme := getattr(module, "scheme", None)) is not None else []
+        chosen += _chosen(method)
+        yield _quantised(kind), "", type(method).__name__ + (f" ({', '.join(chosen)})" if chosen else "")
+    # A method may be a module too; what it runs is named with its layer.
+    if "quant_method" not in vars(module) and not kind.endswith("Method") and (forward := _forward_of(module)):
+        yield kind, "", forward
+
+
+def _forward_of(operation: Any) -> str:
+    """Name the method that an operation runs on this device, which it may choose at its first call; empty for other objects."""
+    if not hasattr(operation, "_forward_method"):
+        return ""
+    method = operation._forward_method or getattr(operation, "_resolve_forward_method", lambda: None)()
+    return "" if method is None else str(getattr(method, "__name__", method))
+
+
+_PRODUCTS = ("w8a8_block_fp8_linear", "w8a8_mxfp8_linear")
+"""Attributes of a quantisation method that hold the function which multiplies, as SGLang chose it for "auto"."""
+
+
+def _chosen(method: Any) -> Iterator[str]:
+    """Yield what a quantisation method chose where an argument says "auto": the runner of experts, the function of a product."""
+    for name in _PRODUCTS:
+        if function := getattr(method, name, None):
+            yield getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+    forward = _forward_of(method)
+    runner = getattr(method, "_aiter_runner", None) or getattr(method, "runner", None)
+    if forward.endswith(("_cpu", "_native")):  # it does not ask the runner
+        yield forward
+    elif backend := getattr(runner, "runner_backend", None):
+        yield str(getattr(backend, "value", backend))
+    dense = getattr(sys.modules.get(type(method).__module__), "get_bf16_gemm_backend", None)
+    if dense and type(method).__name__ == "UnquantizedLinearMethod" and not dense().is_auto():
+        yield dense().value
 
 
 def _quantised(kind: str) -> str:

@@ -143,7 +143,7 @@ def _item(item: Item, answer: Answer) -> ResultItem:
         parsed=answer.parsed,
         score=float(item.is_right(answer.parsed)),
         tokens=answer.completion_tokens,
-        cut=answer.finish_reason == "length",
+        finish=answer.finish_reason,
     )
 
 

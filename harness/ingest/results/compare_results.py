@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.harness.compare.answer_ends import End
 from assay.harness.compare.answer_lengths import LENGTH_BOUND, AnswerLengths, compare_lengths
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.errors import UsageError
@@ -26,7 +27,7 @@ from assay.harness.ingest.results.outcomes import compare_outcomes
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ResultSet
 from assay.harness.ingest.source_file import two
-from assay.harness.judge.answer_length_check import beyond_words, check_lengths
+from assay.harness.judge.answer_length_check import beyond_words, check_ends, check_lengths
 from assay.harness.judge.report import Report
 from assay.harness.reading import reading
 from assay.harness.text import one_line
@@ -172,6 +173,8 @@ def _compare_answers(
     overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
     checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs, limits)
     checks.append(check_lengths(lengths, "B's answers are as long as A's") if lengths else _NO_LENGTHS)
+    ends = [(End(a.finish), End(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
+    checks.append(check_ends(ends, "B's answers end as A's do"))
     return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks, lengths
 
 

@@ -32,6 +32,8 @@ _ZSTANDARD = 93
 """Compression method of a zip's member (APPNOTE 6.3.10, section 4.4.5)."""
 _MOST_BYTES = 1 << 30
 """A member that would unpack to more is refused: a zip of kilobytes can hold terabytes."""
+_FINISH = {"max_tokens": "length", "unknown": ""}
+"""What inspect_ai calls otherwise than servers do, and what it does not know."""
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs", "frequency_penalty", "presence_penalty",
              "num_choices", "reasoning_effort", "system_message")  # fmt: skip
@@ -183,7 +185,7 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
         parsed=score.get("answer"),
         score=float(number) if usable and number is not None else None,
         tokens=tokens if isinstance(tokens, int) else None,
-        cut=bool(choices) and choices[0].get("stop_reason") == "max_tokens",
+        finish=_FINISH.get(reason := str(choices[0].get("stop_reason") or "") if choices else "", reason),
         repeat=int(sample.get("epoch", 1)) - 1,
     )
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from assay.harness.compare.answer_ends import LIMIT
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.quantity import quantity
 from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader, Statement
@@ -36,8 +37,16 @@ class ResultItem(Part):
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
-    cut: bool = Field(False, description="whether the answer ran to the token limit")
+    finish: str = Field(
+        "",
+        description='why the answer ended: "stop", "length" at the token limit, "abort", ...; empty where that is not recorded',
+    )
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
+
+    @property
+    def cut(self) -> bool:
+        """True if the answer ran to the token limit."""
+        return self.finish == LIMIT
 
 
 class ResultSet(Part):

@@ -89,7 +89,7 @@ def _item(row: Mapping[str, Any], repeat: int) -> ResultItem:
         parsed=None if parsed is None else str(parsed),
         score=None if score is None or row.get("finish_reason") == "error" else float(score),
         tokens=tokens if isinstance(tokens := row.get("num_generated_tokens"), int) else None,
-        cut=row.get("finish_reason") == "length",
+        finish=str(row.get("finish_reason") or ""),
         repeat=repeat,
     )
 

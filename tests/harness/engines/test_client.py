@@ -22,7 +22,7 @@ from assay.harness.errors import EngineError
 
 GOOD: dict[str, Any] = {
     "id": "request-1",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Answer: A"}, "finish_reason": "stop"}],
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Answer: A"}, "finish_reason": "stop", "matched_stop": 2}],
     "usage": {"prompt_tokens": 20, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 16}},
 }
 Behaviour = Callable[["MockHandler"], None]
@@ -165,6 +165,7 @@ def ask(client: Client, count: int = 1, concurrency: int = 1, top_logprobs: int 
 def test_a_good_reply_is_read_completely(mock: MockServer) -> None:
     reply = ask(make_client(mock))[0]
     assert (reply.request_id, reply.text, reply.finish_reason) == ("request-1", "Answer: A", "stop")
+    assert reply.stopped_at == "2"
     assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (20, 4, 16)
     assert 0 < reply.latency_s < 10
     assert reply.tokens == ()

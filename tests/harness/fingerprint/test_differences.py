@@ -282,6 +282,7 @@ def test_parts_are_ranked_by_what_they_change() -> None:
         ("--dtype", "quantisation", ({"weights": "float32"}, {"weights": "bfloat16"})),
         ("backend", "backends", (resolved(triton="0-3"), resolved(torch_native="0-3"))),
         ("environment.NCCL_ALGO", "environment", ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"})),
+        ("--fp8-gemm-backend", "arguments", ({"fp8_gemm_runner_backend": "auto"}, {"fp8_gemm_runner_backend": "triton"})),
         ("--enable-deterministic-inference", "environment", ({}, {"NCCL_ALGO": "allreduce:tree"})),
     ],
 )
@@ -298,6 +299,17 @@ def test_another_interpreter_declares_no_other_tokens() -> None:
     left = fingerprint(asked={"interpreter": "a"}, tokens=Tokens(bare={"a": (1,)}))
     right = fingerprint(asked={"interpreter": "b"}, tokens=Tokens(bare={"a": (2,)}))
     assert compare_fingerprints(left, right).exit_code == 1
+
+
+def test_a_chat_template_is_seen_to_be_ignored_in_chats_alone() -> None:
+    left, right = (
+        fingerprint(tokens=Tokens(bare=IDS, chats={"user": (1, 2)}), asked=asked) for asked in ({}, {"--chat-template": "x"})
+    )
+    assert first(left, right)[1].startswith("--chat-template was asked to be x, not absent, and nothing")
+    unknown = right.model_copy(update={"tokens": Tokens(bare=IDS)})
+    assert compare_fingerprints(left, unknown).exit_code == 0
+    other = right.model_copy(update={"tokens": Tokens(bare=IDS, chats={"user": (1, 3)})})
+    assert compare_fingerprints(left, other).exit_code == 0
 
 
 def test_an_adapter_that_was_not_applied_is_the_first_line() -> None:

@@ -117,6 +117,45 @@ def test_a_difference_that_does_not_come_again_has_no_place_in_the_model(compare
     assert "inside the model: not observed: asked again with the trace on, it did not differ there" in result.findings[0].evidence
 
 
+@pytest.mark.parametrize("mode", ["pairs", "exactly"])
+def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, mode: str) -> None:
+    hits: list[Any] = []
+
+    def first(served: Any) -> bool:
+        if served.cached > 500 and "--page-size" in served.flags:
+            hits.append(served)
+        return len(hits) == 1 and served is hits[0]
+
+    result = compared(first, features=("page-size", "prefix-cache", "streamed"), mode=mode)
+    assert result.verdict == "regression"
+    (finding,) = result.findings
+    assert finding.title.endswith("changes the output in 1 of 2 askings")
+    assert ", in 1 of 2 askings" in result.headline
+    assert "not reduced, since it does not differ each time" in finding.evidence
+    chosen = [arm.chosen_by for arm in result.arms]
+    assert (chosen.count("asked again"), chosen.count("reduction")) == (1, 0)
+    assert "inside the model: not observed: it was not asked again with a trace" in finding.evidence
+    red = {pair.verdict for pair in result.pairs if {pair.first, pair.other} == {"page-size", "prefix-cache"}}
+    assert mode == "pairs" or red == {"regression"}
+
+
+def test_what_there_is_no_time_for_is_named_and_not_run(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks_again = drive.InvarianceSession._fails_again
+
+    def spends_the_time(self: drive.InvarianceSession, *asked: Any) -> bool:
+        self._reduced_until = 0.0
+        return asks_again(self, *asked)
+
+    monkeypatch.setattr(drive.InvarianceSession, "_fails_again", spends_the_time)
+    features = ("batch", "order", "overlap", "page-size", "prefix-cache", "streamed")
+    result = compared(lambda served: served.cached > 500 and "--page-size" in served.flags, features=features)
+    assert result.verdict == "regression"
+    unrun = [arm for arm in result.arms if arm.chosen_by == "reduction"]
+    assert unrun
+    assert {arm.why for arm in unrun} == {"not tried: what fails had been reduced for as long as arms had been run"}
+    assert any("parts of it that were not run: " in line for finding in result.findings for line in finding.evidence)
+
+
 def test_a_server_that_writes_no_trace_is_not_observed(
     compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,8 +194,10 @@ def test_exactly_compares_each_alone_where_the_set_differs(compared: Compare) ->
 
     result = compared(bug, features=("page-size", "prefix-cache", "streamed"), mode="exactly")
     assert [arm.features for arm in result.arms[2:]] == [
-        ("page-size", "prefix-cache", "streamed"), ("page-size",), ("prefix-cache",), ("streamed",),
+        ("page-size", "prefix-cache", "streamed"), ("page-size", "prefix-cache", "streamed"), ("page-size",), ("prefix-cache",),
+        ("streamed",),
     ]  # fmt: skip
+    assert result.arms[3].chosen_by == "asked again"
     (finding,) = result.findings
     assert finding.title == "page-size + prefix-cache + streamed changes the output", "what was asked for is not reduced"
     assert "each alone: page-size: 0; prefix-cache: 0; streamed: 0" in finding.diagnosis

@@ -128,6 +128,26 @@ def test_right_answers_of_another_length_are_a_regression(
         assert "length of answers" in report.headline
 
 
+@pytest.mark.parametrize(
+    ("end", "verdict", "status"),
+    [({}, "pass", "ok"), ({"finish_reason": "abort"}, "inconclusive", "failed"), ({"stopped_at": "7"}, "inconclusive", "failed")],
+)
+def test_right_answers_that_end_otherwise_are_no_pass(
+    begun: Callable[..., RunFolder], runs: ModuleType, end: dict[str, str], verdict: str, status: str
+) -> None:
+    plan = plan_of()
+    folder = begun(plan)
+    for role in ROLES:
+        for number, item in enumerate(plan.of("accuracy")):
+            changed = end if role == "candidate" and number < 20 else {}
+            folder.append(runs.answer_of(role, item, **{"stopped_at": "2", **changed}))
+    report = build(folder)
+    (check,) = [check for check in report.checks if check.id == "finish-reasons"]
+    assert (check.status, accuracy(report).verdict) == (status, "pass")
+    assert status == "ok" or f"{end.get('finish_reason') or 'stop at 7'}: 0 against 20" in check.found
+    assert any("end as the reference's do" in reason for reason in report.reasons) == (status == "failed")
+
+
 def test_a_few_answers_of_another_length_do_not_decide(begun: Callable[..., RunFolder], runs: ModuleType) -> None:
     plan = plan_of()
     folder = begun(plan)

@@ -75,6 +75,28 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert pairs["prefix-cache", "prefix-cache"] == "pass", "it is on in an arm that is the same"
 
 
+@pytest.mark.parametrize(("again", "askings"), [(0.3, ""), (0.0, " in 1 of 2 askings")])
+def test_an_arm_that_was_asked_again_is_described_by_its_first_failure(
+    judged: Judge, arm_records: ModuleType, again: float, askings: str
+) -> None:
+    both = ("page-size", "prefix-cache")
+    arms = [arm_records.arm(*both, decode=0.8), arm_records.arm(*both, number=3, why="asked again", decode=again)]
+    result = judged(arms, arms=(both,))
+    (finding,) = result.findings
+    assert finding.title == f"page-size + prefix-cache changes the output{askings}"
+    assert f"mean KL {result.arms[2].decode_kl:.2g} nats" in finding.diagnosis
+    assert ("each alone: page-size: not run; prefix-cache: not run" in finding.diagnosis) == (not askings)
+    assert result.verdict == "regression"
+
+
+def test_a_larger_arm_that_passes_at_times_says_nothing_of_its_parts(judged: Judge, arm_records: ModuleType) -> None:
+    both = ("page-size", "prefix-cache")
+    larger = arm_records.arm("batch", *both, decode=0.8)
+    again = arm_records.arm("batch", *both, number=3, why="asked again")
+    result = judged([larger, again, arm_records.arm(*both, number=4, decode=0.8)])
+    assert "each alone: page-size: not run; prefix-cache: not run" in result.findings[0].diagnosis
+
+
 def test_what_differs_is_named_where_no_position_does(judged: Judge, arm_records: ModuleType) -> None:
     lost = arm_records.arm("streamed")
     reply = arm_records.reply("2+8", decode=arm_records.scores(arm_records.PROMPT, 4))

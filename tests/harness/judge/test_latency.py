@@ -72,6 +72,7 @@ def test_a_reference_that_is_slower_than_itself_proves_nothing(make_bench: MakeB
         ({"arguments": {"chunked_prefill_size": 8192}}, {"same-servers", "chunked-chunked"}, "8192 (candidate)"),
         ({"interpreted": True}, {"device-kernels"}, "the time measured is the interpreter's"),
         ({"counted": False}, {"kernel-ran-extend", "kernel-ran-decode"}, "no extend call of torch_native was counted"),
+        ({"end": "abort"}, {"finish-reasons"}, "abort: 0 against 16"),
         ({"lengths": (12, 5)}, {"answer-lengths"}, "5.0 tokens on average against 12.0"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,8 +116,20 @@ def test_rows_of_positions_in_bfloat16_are_wrong_though_the_frequencies_are_righ
     frequencies = 500000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
     angles = torch.arange(512).bfloat16().double()[:, None] * frequencies
     rope = ropes(tmp_path, torch.cat([angles.cos(), angles.sin()], -1).float())
-    assert rope.wrong.startswith("cos and sin are off by up to")
+    assert rope.wrong.startswith(
+        "cos and sin are off by 0.86 at position 257, the first that is wrong, and by up to 0.96 within 512"
+    )
     assert rope.error == pytest.approx(2 * math.sin(0.5), abs=0.05)
+
+
+def test_rows_that_were_added_later_are_wrong_from_their_first_on(tmp_path: Path) -> None:
+    """SGLang 0.5.17 lengthens YaRN's table with rows of another base."""
+    later, number = table(500000.0, 768), table(500000.0, 768)
+    later[512:] = table(10000.0, 768)[512:]
+    number[600, 3] = float("nan")
+    for made, at, error in ((later, "512", "2"), (number, "600", "4")):
+        wrong = ropes(tmp_path, made).wrong
+        assert f"at position {at}, the first that is wrong, and by up to {error} within 768 positions" in wrong
 
 
 def test_parts_that_cannot_be_read_are_not_observed(tmp_path: Path) -> None:
@@ -137,6 +150,26 @@ def test_a_process_tells_the_class_and_the_end_tokens_of_its_tokenizer(tmp_path:
     assert made.tokens.retold["user"][0] == 0, "the template begins with a BOS"
     assert made.generation is not None
     assert made.packages is not None
+
+
+def test_chats_are_those_of_the_template_that_a_server_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    loaded = runner(tmp_path, table(500000.0))
+    own = describe(loaded).tokens
+    given = tmp_path / "given.jinja"
+    given.write_text("{{ raise_exception('no tools') if tools else messages[0]['content'] }}\n")
+    loaded.server_args.chat_template = str(given)
+    other = describe(loaded).tokens
+    loaded.server_args.chat_template = "chatml"
+    unknown = describe(loaded).tokens
+    assert own
+    assert other
+    assert unknown
+    assert own.chats.keys() == own.retold.keys() == {*other.chats, *other.refused}
+    assert other.refused.keys() == {"tools", "tool answer"}
+    assert other.chats["user"] != own.chats["user"]
+    assert unknown.chats == unknown.refused == {}
+    assert own.retold == other.retold == unknown.retold, "a client renders with the template of the model"
 
 
 def batch(*rids: str, idle: bool = False) -> Any:
@@ -190,6 +223,48 @@ def test_loaded_adapters_are_named_and_told_apart(tmp_path: Path) -> None:
     assert adapters["mine"].endswith("scaling 2, norm of B 1.414")
     assert adapters["2"].endswith("norm of B 0")
     assert adapters["mine"].partition(",")[0] != adapters["2"].partition(",")[0]
+
+
+def test_what_auto_was_resolved_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    from sglang.srt.layers.moe.utils import MoeRunnerBackend
+
+    def triton_linear() -> None: ...
+
+    def forward_cpu() -> None: ...
+
+    runner_of = SimpleNamespace(runner_backend=MoeRunnerBackend.DEEP_GEMM)
+    on_cpu = {"_forward_method": None, "_resolve_forward_method": lambda: forward_cpu}
+    loaded = runner(tmp_path, table(500000.0))
+    for name, method, fields in (
+        ("FusedMoE", "Fp8MoEMethod", {"runner": runner_of}),
+        ("CpuMoE", "UnquantizedFusedMoEMethod", {"runner": runner_of, **on_cpu}),
+        ("QKVParallelLinear", "Fp8LinearMethod", {"w8a8_block_fp8_linear": partial(triton_linear), "w8a8_mxfp8_linear": None}),
+        ("RowParallelLinear", "AWQLinearMethod", {}),
+    ):
+        made = type(method, (torch.nn.Module,), {})()
+        made.__dict__.update(fields)
+        layer = type(name, (torch.nn.Module,), {})()
+        layer.quant_method = made
+        loaded.model.add_module(name, layer)
+    monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
+    runs = {row.runs: row.operation for row in describe(loaded).backends or ()}
+    assert runs["Fp8MoEMethod (deep_gemm)"] == runs["UnquantizedFusedMoEMethod (forward_cpu)"] == "moe"
+    assert "forward_cpu" not in runs, "is named once"
+    assert runs["Fp8LinearMethod (triton_linear)"] == runs["AWQLinearMethod"] == "gemm"
+
+
+def test_a_dense_product_names_its_backend_unless_that_is_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    from sglang.srt.layers.quantization import unquant
+
+    loaded = runner(tmp_path, table(500000.0))
+    linear = type("QKVParallelLinear", (torch.nn.Module,), {"quant_method": unquant.UnquantizedLinearMethod()})()
+    loaded.model.add_module("linear", linear)
+    monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
+    for backend, runs in ((unquant.Bf16GemmBackend.AUTO, ""), (unquant.Bf16GemmBackend.CUTEDSL, " (cutedsl)")):
+        monkeypatch.setattr(unquant, "_BF16_GEMM_BACKEND", backend)
+        assert f"UnquantizedLinearMethod{runs}" in [row.runs for row in describe(loaded).backends or ()]
 
 
 def test_a_method_that_scales_k_and_v_is_no_gemm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,19 @@ def test_answers_that_are_right_and_longer_are_a_regression(
         assert "B's answers are longer" in result.headline
 
 
+def test_right_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> None:
+    a, b = sgl_eval(data / "sgl_eval_a", tmp_path / "a"), sgl_eval(data / "sgl_eval_b", tmp_path / "b")
+    assert status(compare(a, b, LIMITS), "finish-reasons") == "ok"
+    rows = (b / "output-rs0.jsonl").read_text().splitlines(keepends=True)
+    aborted = [row.replace('"finish_reason": "stop"', '"finish_reason": "abort"') for row in rows[:20]]
+    (b / "output-rs0.jsonl").write_text("".join([*aborted, *rows[20:]]))
+    result = compare(a, b, LIMITS)
+    assert (result.verdict, status(result, "finish-reasons")) == ("inconclusive", "failed")
+    assert "abort: 0 against 20" in result.headline
+    assert status(compare(data / "lm_eval_a", data / "lm_eval_b", LIMITS), "finish-reasons") == "not checked"
+    assert status(compare(data / "inspect_a.eval", data / "inspect_b.eval", LIMITS), "finish-reasons") == "ok"
+
+
 def test_lengths_that_a_tool_does_not_record_are_not_checked(data: Path) -> None:
     result = compare(data / "lm_eval_a", data / "lm_eval_b", LIMITS)
     assert (result.lengths, status(result, "answer-lengths")) == (None, "not checked")
