@@ -6,7 +6,7 @@ Every server of an invocation has the same fault, the base's included. Beside th
 do not. By default those faults are seeded whose features the device has, those of layers that keep states in a model that has some
 (``--model hybrid``). Prints one table: seeded, found, reduced to the right set, where in the model it shows, minutes; then honest
 servers, which must be clean.
-``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``). ``--mended`` runs the honest servers
+``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``). ``--repaired`` runs the honest servers
 with a copy of SGLang 0.5.23 in which its issue 36938 is repaired: without that, retracted requests shift the log-probabilities of
 others' prompts, and no default array on a CPU is clean.
 """
@@ -82,11 +82,11 @@ def compared(device: str, side: Side, features: Sequence[str], out: Path) -> Inv
     return compare_features(spec, out, features=features, display=ProgressDisplay(Console(stderr=True), 30.0))
 
 
-def mended(folder: Path) -> Path:
-    """Copy SGLang by links, with the results of prefill batches mended; return the folder to import it from.
+def repaired(folder: Path) -> Path:
+    """Copy SGLang by links, with the results of prefill batches repaired; return the folder to import it from.
 
     Raises:
-        SystemExit: this version does not have the lines that are mended.
+        SystemExit: this version does not have the lines that are repaired.
     """
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
@@ -94,7 +94,7 @@ def mended(folder: Path) -> Path:
     package = Path(spec.origin).parent
     source = (package / _RESULTS).read_text()
     if source.count(_SKIPPED) != 1:
-        raise SystemExit(f"{package / _RESULTS} is not that of SGLang 0.5.23: leave --mended out")
+        raise SystemExit(f"{package / _RESULTS} is not that of SGLang 0.5.23: leave --repaired out")
     shutil.copytree(package, folder / package.name, copy_function=os.symlink)
     (folder / package.name / _RESULTS).unlink()
     (folder / package.name / _RESULTS).write_text(source.replace(_SKIPPED, _COUNTED))
@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("--reverted", action="store_true")
     parser.add_argument("--honest", type=int, default=1, help="invocations without a fault")
     parser.add_argument("--features", default="", help="that these switch; by default all")
-    parser.add_argument("--mended", action="store_true", help="these run SGLang with its issue 36938 repaired")
+    parser.add_argument("--repaired", action="store_true", help="these run SGLang with its issue 36938 repaired")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     backend = given.backend or {"cpu": "torch_native", "cuda": "triton"}[given.device]
@@ -193,8 +193,8 @@ def main() -> int:
         CONSOLE.print(table)
     servers = arms = clean = 0
     begun, honest = time.monotonic(), tuple(filter(None, given.features.split(",")))
-    if given.mended:
-        path = python_path(mended(place / "mended"))
+    if given.repaired:
+        path = python_path(repaired(place / "repaired"))
         own = own.model_copy(update={"environment": {"PYTHONPATH": path}})
     for turn in range(given.honest):
         result = compared(given.device, own, honest, place / f"honest-{turn}")
