@@ -6,9 +6,9 @@ Every server of an invocation has the same fault, the base's included. Beside th
 do not. By default those faults are seeded whose features the device has, those of layers that keep states in a model that has some
 (``--model hybrid``). Prints one table: seeded, found, reduced to the right set, where in the model it shows, minutes; then honest
 servers, which must be clean.
-``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``). ``--repaired`` runs the honest servers
-with a copy of SGLang 0.5.23 in which its issue 36938 is repaired: without that, retracted requests shift the log-probabilities of
-others' prompts, and no default array on a CPU is clean.
+``--reverted`` seeds historical bugs of SGLang in place of these (``SGLANG_DEBUG_REVERT_PR``). ``--repaired`` runs the honest
+servers with a copy of SGLang 0.5.23 in which its issue 36938 is repaired: without that, retracted requests shift the
+log-probabilities of others' prompts, and no default array on a CPU is clean.
 """
 
 from __future__ import annotations

@@ -409,8 +409,13 @@ def _shared(runner: Any) -> Iterator[tuple[str, str]]:
 
 
 def resolved_arguments(server_args: Any) -> dict[str, str]:
-    """Return the arguments of a server as SGLang resolved them, leaf by leaf."""
-    return arguments.flat({key: value for key, value in _settled(server_args).items() if not key.startswith("_")})
+    """Return the arguments of a server as SGLang resolved them, leaf by leaf.
+
+    Objects that show nothing but their address, as a parsed configuration does, are none.
+    """
+    settled = _settled(server_args).items()
+    shown = {key: value for key, value in settled if type(value).__repr__ is not object.__repr__}
+    return arguments.flat({key: value for key, value in shown.items() if not key.startswith("_")})
 
 
 def _settled(server_args: Any) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe
+from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe, resolved_arguments
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
@@ -175,6 +175,11 @@ def test_chats_are_those_of_the_template_that_a_server_was_given(tmp_path: Path,
 def batch(*rids: str, idle: bool = False) -> Any:
     positions = torch.arange(0 if idle else 5)
     return SimpleNamespace(rids=list(rids), positions=positions, forward_mode=SimpleNamespace(is_idle=lambda: idle))
+
+
+def test_an_argument_that_shows_its_address_alone_is_none() -> None:
+    settled = SimpleNamespace(page_size=16, model_config=object(), _frozen=True)
+    assert resolved_arguments(settled) == {"page_size": "16"}
 
 
 def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
