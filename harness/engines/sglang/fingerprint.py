@@ -414,7 +414,7 @@ def resolved_arguments(server_args: Any) -> dict[str, str]:
     Objects that show nothing but their address, as a parsed configuration does, are none.
     """
     settled = _settled(server_args).items()
-    shown = {key: value for key, value in settled if type(value).__repr__ is not object.__repr__}
+    shown = {key: value for key, value in settled if getattr(type(value), "__repr__", None) != object.__repr__}
     return arguments.flat({key: value for key, value in shown.items() if not key.startswith("_")})
 
 
