@@ -14,7 +14,7 @@ LIMIT = "length"
 _STOP = "stop"
 
 
-class End(NamedTuple):
+class AnswerEnd(NamedTuple):
     """Why an answer ended.
 
     Attributes:
@@ -54,7 +54,7 @@ class ReasonCount:
         return f"{self.reason}: {self.reference:,} against {self.candidate:,}{said}"
 
 
-def compare_ends(pairs: Sequence[tuple[End, End]]) -> list[ReasonCount]:
+def compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[ReasonCount]:
     """Count the answers that ended for each reason but the limit, most frequent first.
 
     What an answer stopped at counts where both servers always tell. An answer that ran to the limit might have stopped in any way:
@@ -76,7 +76,7 @@ def compare_ends(pairs: Sequence[tuple[End, End]]) -> list[ReasonCount]:
     return sorted(corrected, key=lambda count: -(count.reference + count.candidate))
 
 
-def _named(end: End, told: bool) -> str:
+def _named(end: AnswerEnd, told: bool) -> str:
     return f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason
 
 

@@ -30,7 +30,7 @@ _DAMAGED = "check that the path is the folder of a run, or run again"
 _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 
 
-class End(RunRecord):
+class FolderEnd(RunRecord):
     """``end.json``, the last file that is written: everything that was planned was done.
 
     Attributes:
@@ -40,7 +40,7 @@ class End(RunRecord):
     sealed: dict[str, str] = Field(min_length=1)
 
 
-_END = RunFile("end.json", End, RUN_AGAIN)
+_END = RunFile("end.json", FolderEnd, RUN_AGAIN)
 
 
 class BoundFolder(ABC):
@@ -107,7 +107,7 @@ class EndedFolder(BoundFolder):
         Raises:
             EvidenceError: a file cannot be read, or the record cannot be written.
         """
-        _END.write(self.path, End(sealed=seal_of(self.path)), self.nonce)
+        _END.write(self.path, FolderEnd(sealed=seal_of(self.path)), self.nonce)
 
     def check_sealed(self) -> None:
         """Refuse a complete folder whose evidence is not as it was when it ended.

@@ -63,7 +63,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightPlace:
     """Which part of a whole parameter a process holds.
 
     Attributes:
@@ -75,7 +75,7 @@ class Place:
     pieces: tuple[Piece, ...]
 
 
-def describe_weight(name: str, tensor: Tensor, kept: str = "", place: Place | None = None) -> Weight:
+def describe_weight(name: str, tensor: Tensor, kept: str = "", place: WeightPlace | None = None) -> Weight:
     """Describe a parameter, or this process's part of it.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.compare.answer_ends import LIMIT, End, compare_ends
+from assay.harness.compare.answer_ends import LIMIT, AnswerEnd, compare_ends
 from assay.harness.compare.answer_lengths import SURE, AnswerLengths, compare_lengths
 from assay.harness.compare.answers import Pair
 from assay.harness.evidence.records import Answer
@@ -63,7 +63,7 @@ def check_lengths(lengths: AnswerLengths, title: str = _TITLE) -> Check:
 
 
 def check_ends(
-    pairs: Sequence[tuple[End, End]], title: str = "the candidate's answers end as the reference's do"
+    pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], title: str = "the candidate's answers end as the reference's do"
 ) -> Check:
     """Check that no role's answers end more often for a reason, such as an abort or another stop token; the limit is not counted.
 
@@ -80,9 +80,9 @@ def check_ends(
     return requirement.check("ok", text or "all ran to the limit")
 
 
-def end_of(answer: Answer) -> End:
+def end_of(answer: Answer) -> AnswerEnd:
     """Return why an answer ended."""
-    return End(answer.finish_reason, answer.stopped_at)
+    return AnswerEnd(answer.finish_reason, answer.stopped_at)
 
 
 def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from assay.evals.loads import Shape
-from assay.harness.compare.answer_ends import LIMIT, End
+from assay.harness.compare.answer_ends import LIMIT, AnswerEnd
 from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
 from assay.harness.compare.blocks import (
     METRICS,
@@ -273,8 +273,8 @@ def _lengths(answers: Sequence[_LengthPair], policy: Policy) -> AnswerLengths:
     return compare_lengths(pairs, policy.alpha, policy.length_bound)
 
 
-def _ends(answers: Sequence[_LengthPair]) -> list[tuple[End, End]]:
-    return [(End(ours.finish_reason), End(theirs.finish_reason)) for ours, theirs in answers]
+def _ends(answers: Sequence[_LengthPair]) -> list[tuple[AnswerEnd, AnswerEnd]]:
+    return [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from assay.harness.fingerprint.weights import Piece, Place
+from assay.harness.fingerprint.weights import Piece, WeightPlace
 
 _LAYERS = "sglang.srt.layers."
 _AS_LOADED = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"}
@@ -23,7 +23,7 @@ _OTHER_ORDER = (
 """Attributes of the method of experts that name kernels with a layout of their own."""
 
 
-def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> Place | None:
+def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> WeightPlace | None:
     """Return the place of a parameter of a module; None where it is not known.
 
     Args:
@@ -75,7 +75,7 @@ def _packed(module: Any) -> bool:
     )
 
 
-def _fits(place: Place, parameter: Any) -> bool:
+def _fits(place: WeightPlace, parameter: Any) -> bool:
     shape = tuple(parameter.shape)
     rows = shape[0] if len(shape) < 2 else parameter.numel() // max(1, shape[-1])
     return len(shape) == len(place.whole) and sum(piece.size for piece in place.pieces) == rows
@@ -91,17 +91,17 @@ def _group(module: Any, name: str = "tp_group") -> tuple[int, int] | None:
     return None
 
 
-def _copy(parameter: Any) -> Place:
+def _copy(parameter: Any) -> WeightPlace:
     shape = tuple(parameter.shape)
     rows = parameter.numel() // max(1, shape[-1]) if len(shape) > 1 else parameter.numel()
-    return Place(shape, (Piece(((0, rows),)),))
+    return WeightPlace(shape, (Piece(((0, rows),)),))
 
 
-def _by_rows(parameter: Any, rows: int, *pieces: Piece) -> Place:
-    return Place((rows, *tuple(parameter.shape)[1:]), pieces)
+def _by_rows(parameter: Any, rows: int, *pieces: Piece) -> WeightPlace:
+    return WeightPlace((rows, *tuple(parameter.shape)[1:]), pieces)
 
 
-def _columns(module: Any, parameter: Any) -> Place | None:
+def _columns(module: Any, parameter: Any) -> WeightPlace | None:
     """Place an output that is cut; each of several outputs in one is cut for itself."""
     group = _group(module)
     if group is None:
@@ -117,7 +117,7 @@ def _cut(sizes: Sequence[int], rank: int, size: int) -> tuple[tuple[int, int], .
     return tuple((size * sum(sizes[:number]) + rank * rows, rows) for number, rows in enumerate(sizes))
 
 
-def _qkv(module: Any, parameter: Any) -> Place | None:
+def _qkv(module: Any, parameter: Any) -> WeightPlace | None:
     """Place q, k and v; fewer KV heads than ranks are held in copies."""
     group, of_kv = _group(module), _group(module, "kv_tp_group" if hasattr(module, "kv_tp_group") else "tp_group")
     if group is None or of_kv is None:
@@ -137,7 +137,7 @@ def _qkv(module: Any, parameter: Any) -> Place | None:
     return _by_rows(parameter, whole, Piece(((rank * q, q),)), Piece(runs_of_kv))
 
 
-def _rows(module: Any, parameter: Any) -> Place | None:
+def _rows(module: Any, parameter: Any) -> WeightPlace | None:
     """Place an input that is cut; the bias is added once, and is whole in each process."""
     if parameter.dim() < 2:
         return _copy(parameter)
@@ -146,10 +146,10 @@ def _rows(module: Any, parameter: Any) -> Place | None:
         return None
     rank, size = group
     rows, columns = parameter.shape
-    return Place((rows, size * columns), (Piece(((0, rows),), rank * columns),))
+    return WeightPlace((rows, size * columns), (Piece(((0, rows),), rank * columns),))
 
 
-def _vocabulary(module: Any, parameter: Any) -> Place | None:
+def _vocabulary(module: Any, parameter: Any) -> WeightPlace | None:
     """Place the rows of tokens, with the padding behind them."""
     at = module.shard_indices
     if module.num_embeddings != module.org_vocab_size:
@@ -159,7 +159,7 @@ def _vocabulary(module: Any, parameter: Any) -> Place | None:
     )
 
 
-def _experts(module: Any, attribute: str) -> Place | None:
+def _experts(module: Any, attribute: str) -> WeightPlace | None:
     """Place the experts, which are divided among the processes first, and each of them among the rest."""
     if attribute not in ("w13_weight", "w2_weight") or getattr(module, "num_fused_shared_experts", 0) > 0:
         return None
@@ -168,10 +168,10 @@ def _experts(module: Any, attribute: str) -> Place | None:
     rank, size = module.moe_tp_rank, module.moe_tp_size
     first, of = module.moe_ep_rank * experts, module.moe_ep_size * experts
     if attribute == "w2_weight":
-        return Place((of, rows, size * columns), (Piece(((first * rows, experts * rows),), rank * columns),))
+        return WeightPlace((of, rows, size * columns), (Piece(((first * rows, experts * rows),), rank * columns),))
     halves = (rows // 2, rows // 2) if module.moe_runner_config.is_gated else (rows,)
     runs = _cut(halves, rank, size)
-    return Place(
+    return WeightPlace(
         (of, size * rows, columns),
         (
             Piece(

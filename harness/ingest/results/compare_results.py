@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.harness.compare.answer_ends import End
+from assay.harness.compare.answer_ends import AnswerEnd
 from assay.harness.compare.answer_lengths import LENGTH_BOUND, AnswerLengths, compare_lengths
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.errors import UsageError
@@ -173,7 +173,7 @@ def _compare_answers(
     overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
     checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs, limits)
     checks.append(check_lengths(lengths, "B's answers are as long as A's") if lengths else _NO_LENGTHS)
-    ends = [(End(a.finish), End(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
+    ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
     checks.append(check_ends(ends, "B's answers end as A's do"))
     return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks, lengths
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.ranks import joined
-from assay.harness.fingerprint.weights import Piece, Place, added, describe_weight, distance, same_numbers
+from assay.harness.fingerprint.weights import Piece, WeightPlace, added, describe_weight, distance, same_numbers
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def placed(weight: Tensor, dim: int, ranks: int) -> list[Weight]:
     for number, part in enumerate(weight.chunk(ranks, dim)):
         first = number * part.shape[dim]
         piece = Piece(((0, part.shape[0]),), first) if dim else Piece(((first, part.shape[0]),))
-        made.append(describe_weight("w", part.contiguous(), place=Place(tuple(weight.shape), (piece,))))
+        made.append(describe_weight("w", part.contiguous(), place=WeightPlace(tuple(weight.shape), (piece,))))
     return made
 
 
@@ -118,7 +118,7 @@ def test_equal_parts_at_known_places_are_not_one(weight: Tensor) -> None:
 
 
 def test_copies_that_differ_are_wrong(weight: Tensor) -> None:
-    place = Place((96, 64), (Piece(((0, 96),)),))
+    place = WeightPlace((96, 64), (Piece(((0, 96),)),))
     ours, theirs = (describe_weight("w", each, place=place) for each in (weight, weight.flip(0)))
     assert merged(ours, ours).copies_differ is False
     assert says(ours, merged(ours, theirs)) == ["weights.wrong"]
@@ -137,7 +137,7 @@ def test_older_fingerprints_are_read_and_compared(weight: Tensor) -> None:
     )
     (read,) = Fingerprint.model_validate_json(text).weights or ()
     assert (read.ranks, read.whole) == (2, ())
-    whole, parts = describe_weight("w", weight, place=Place((96, 64), (Piece(((0, 96),)),))), merged(*placed(weight, 0, 2))
+    whole, parts = describe_weight("w", weight, place=WeightPlace((96, 64), (Piece(((0, 96),)),))), merged(*placed(weight, 0, 2))
     for new, old in ((whole, older(whole)), (parts, older(parts))):
         assert says(old, new) == says(new, old) == []
     assert says(older(whole), parts) == [], "the places of the whole are those that they were"

@@ -22,13 +22,13 @@ from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.checkpoint import described_part
 from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
 from assay.harness.fingerprint.ranks import joined
-from assay.harness.fingerprint.weights import Place, describe_weight
+from assay.harness.fingerprint.weights import WeightPlace, describe_weight
 from tests.harness.engines.sglang.sharded_layers import ARRANGEMENTS, AT, LAYERS, wholes
 
 ROOT = Path(__file__).parents[4]
 SHARED = [arrangement for arrangement in ARRANGEMENTS if arrangement != "tp 1"]
 QKV, DOWN, EXPERTS, EMBEDDING = f"{AT}.self_attn.qkv_proj", f"{AT}.mlp.down_proj", f"{AT}.block.experts", "model.embed_tokens"
-Held = Mapping[str, tuple[Tensor, Place | None]]
+Held = Mapping[str, tuple[Tensor, WeightPlace | None]]
 
 
 @pytest.fixture(scope="module")
