@@ -69,9 +69,9 @@ _COUNTED = """                    # drain its accounting without streaming it.
 
 
 def seedable(fault: type[SchedulerFault], device: Device) -> bool:
-    """Return True if a device has the features that carry a fault."""
+    """Return True if a device has the features that carry a fault, and runs a model whose layers it touches."""
     known = features_of(device)
-    return all(device in known[id_].devices for id_ in fault.carriers[0])
+    return (device == "cuda" or not fault.recurrent) and all(device in known[id_].devices for id_ in fault.carriers[0])
 
 
 def compared(device: str, side: Side, features: Sequence[str], out: Path) -> InvarianceResult:
