@@ -46,7 +46,9 @@ def other_than_features(
         elif record.server != base.server:
             diff = compare_fingerprints(beside, served, _declared(record.features, known))
             parts |= set(diff.compared)
-            if diff.undeclared:
+            if not diff.compared:
+                says[record.number] = "no part of what its server served was observed of both"
+            elif diff.undeclared:
                 says[record.number] = f"of what its server served (A its base's, B its own), {_sentences(diff)}"
     if says:
         first = next(iter(says.values()))

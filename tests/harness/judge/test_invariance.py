@@ -181,6 +181,13 @@ def test_a_server_that_did_not_tell_what_it_served_is_no_pass(judged: Judge, arm
     assert "what its server served was not observed" in result.headline
 
 
+def test_servers_of_which_no_part_is_compared_are_no_pass(judged: Judge, arm_records: ModuleType) -> None:
+    nothing = arm_records.SERVED.model_copy(update={"packages": None, "arguments": None})
+    result = judged(**in_two_servers(arm_records, nothing) | {"served": {0: nothing, 1: nothing}})
+    assert result.verdict == "inconclusive"
+    assert "no part of what its server served was observed of both" in result.headline
+
+
 def test_an_arm_whose_server_did_not_start_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
     both = arm_records.arm("prefix-cache", "page-size", number=4, problem="the server failed during start-up")
     result = judged([arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3), both])
