@@ -101,8 +101,6 @@ def honest_kernels() -> Iterator[tuple[str, Any]]:
         return kernel(call)
 
     for family, kernels in _load("benchmarks/honest_kernels.py").KERNELS.items():
-        if family == "merge":  # these take parts to merge, not calls of attention
-            continue
         for number, kernel in enumerate(kernels):
             yield f"honest/{family or 'exact'}/{number}", declares(noise=family)(partial(called, kernel))
 
