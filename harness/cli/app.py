@@ -78,7 +78,6 @@ COMMANDS = {
     ),
     "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
     "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
-    "verify-claim": ("verify_claim", "Check a claim about a run against the evidence: its log, results or report."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
