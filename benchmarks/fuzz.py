@@ -67,7 +67,6 @@ from assay.reports.run_report import run_document
 
 COMMANDS_USED = (
     "ingest",
-    "verify-claim",
     "compare",
     "show",
     "trace",
@@ -404,7 +403,6 @@ def report(name: str) -> Callable[[Path], Path]:
 
 LOGS = [copied(f"server_failures/{name}.log") for name in ("architecture", "kernel_raises", "illegal_access", "disk")]
 LOGS += [copied(f"sglang_log/{name}") for name in ("kernel_calls.log", "seed.log", "server_0.5.23.log")]
-TEXTS = [copied(f"any_log/{name}.txt") for name in ("llama_cpp", "scores", "tensorrt_llm", "vllm")]
 LM_EVAL = "results/lm_eval_a/tiny/"
 SAMPLES = "samples_assay_synthetic_2026-11-22T22-18-34.568280.jsonl"
 RESULTS = [
@@ -481,12 +479,10 @@ SERVE = ("openai", "aiohttp")
 KERNEL = "assay.harness.attention.sdpa:torch_sdpa"
 READERS = (
     Reader("ingest: logs", LOGS, against("ingest", "{path}")),
-    Reader("ingest: any text", TEXTS, against("ingest", "{path}")),
     Reader("ingest: results", RESULTS, against("ingest", "{path}")),
     Reader("ingest: traces", TRACES, against("ingest", "{path}")),
     Reader("ingest: tensors", TENSORS, against("ingest", "{path}")),
     Reader("ingest: reports", REPORTS, against("ingest", "{path}")),
-    Reader("verify-claim", [*LOGS, *RESULTS], against("verify-claim", "{path}", "--says", "MMLU >= 0.6, all tests passed")),
     Reader("compare: results", RESULTS, against("compare", "{whole}", "{path}")),
     Reader("compare: reports", REPORTS, against("compare", "{whole}", "{path}")),
     Reader("show", REPORTS, against("show", "{path}")),

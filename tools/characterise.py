@@ -19,7 +19,7 @@ The parts:
   (`CALLS`), without a read-out;
 - ``kernels``: kernels that are wrong, refuse, raise or break the contract, by ``assay check`` and by ``assay replay`` of packs;
 - ``wrong-uses``: those of ``tests/data/wrong_uses.toml``;
-- ``ingest``: every sample below ``tests/data`` that ``assay ingest``, ``trace``, ``tensors`` or ``verify-claim`` reads;
+- ``ingest``: every sample below ``tests/data`` that ``assay ingest``, ``trace`` or ``tensors`` reads;
 - ``compare``: pairs of result sets, and of runs;
 - ``servers``: whole runs on a stand-in for an engine, sound and failing.
 
@@ -101,8 +101,6 @@ def honest_kernels() -> Iterator[tuple[str, Any]]:
         return kernel(call)
 
     for family, kernels in _load("benchmarks/honest_kernels.py").KERNELS.items():
-        if family == "merge":  # these take parts to merge, not calls of attention
-            continue
         for number, kernel in enumerate(kernels):
             yield f"honest/{family or 'exact'}/{number}", declares(noise=family)(partial(called, kernel))
 
@@ -121,14 +119,6 @@ FAILURES = (
     "candidate:truncated", "candidate:malformed", "candidate:keyless",
 )  # fmt: skip
 """What the stand-in for an engine does; empty for a sound run."""
-CLAIMS = (
-    "MMLU >= 0.60",
-    "MMLU >= 12.5 %",
-    "ALL TESTS PASSED",
-    "test_mmlu failed",
-    "gsm8k >= 0.5",
-    "ready for production",
-)
 KERNELS = """
 from dataclasses import replace
 from assay import KernelRefused, declares, oracle
@@ -385,7 +375,7 @@ def wrong_uses(place: Path, wanted: Callable[[str], bool]) -> Cases:
 def ingest(place: Path, wanted: Callable[[str], bool]) -> Cases:
     """Samples of other tools' files."""
     with contextlib.chdir(DATA):
-        kinds = ("any_log", "sglang_log", "server_failures", "traces", "results", "tensors")
+        kinds = ("sglang_log", "server_failures", "traces", "results", "tensors")
         for path in (path for kind in kinds for path in sorted(Path(kind).iterdir())):
             if path.suffix not in (".md", ".toml") and wanted(f"{path}"):
                 yield f"{path}", command(f"ingest --json {path}")
@@ -397,10 +387,6 @@ def ingest(place: Path, wanted: Callable[[str], bool]) -> Cases:
             if wanted(name := f"trace diff/{a.name}/{b.name}"):
                 copy = shutil.copy(b, place / f"b-{b.name}")
                 yield name, command(f"trace diff --json {a} {copy}", place)
-        for log in ("sglang_log/seed.log", "results/junit_a.xml", "any_log/scores.txt"):
-            if wanted(f"claims/{log}"):
-                says = " ".join(f"--says {shlex.quote(claim)}" for claim in CLAIMS)
-                yield f"claims/{log}", command(f"verify-claim --json {log} {says}")
         if wanted("tensors diff"):
             yield from _dumps(place)
 

@@ -43,7 +43,6 @@ COMMANDS = {
         "runs",
         "List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
-    "trend": ("runs", "Show a number over the runs of each comparison, and the first commit or date after which it moved."),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
@@ -79,13 +78,11 @@ COMMANDS = {
     ),
     "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
     "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
-    "verify-claim": ("verify_claim", "Check a claim about a run against the evidence: its log, results or report."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "diff", "record", "invariance"), "serve"),
-    "trend": "fleet",
     **dict.fromkeys(("report", "baseline", "bench", "bisect", "compare"), "reports"),
 }
 """Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they
