@@ -59,7 +59,6 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.evidence.baseline import Baseline, Key, write_baseline
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.ingest.tensors.flashinfer_trace import export_pack
 from assay.harness.server.pack_writer import PackWriter
 from assay.reports.json_report import to_json
 from assay.reports.page import to_html
@@ -67,12 +66,10 @@ from assay.reports.run_report import run_document
 
 COMMANDS_USED = (
     "ingest",
-    "verify-claim",
     "compare",
     "show",
     "trace",
     "tensors",
-    "pack",
     "replay",
     "run",
     "baseline",
@@ -343,19 +340,9 @@ def pack(part: str) -> Callable[[Path], Path]:
     return make
 
 
-def trace(part: str) -> Callable[[Path], Path]:
-    """A FlashInfer Trace of the pack."""
-
-    def make(folder: Path) -> Path:
-        shutil.copytree(packs().parent / "trace", folder / "trace")
-        return next((folder / "trace").rglob(part))
-
-    return make
-
-
 @cache
 def packs() -> Path:
-    """A whole pack, and beside it the same as a FlashInfer Trace; made once, before the workers."""
+    """A whole pack; made once, before the workers."""
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))
     source = Source(engine="SGLang 0.5.23 on cpu", model="m", model_hash="h", reference="triton")
     writer = PackWriter(place / "pack", source, 1 << 24)
@@ -365,7 +352,6 @@ def packs() -> Path:
         if writer.wants(about):
             writer.add(about, call, oracle(call).to(call.q.dtype))
     writer.flush()
-    export_pack(place / "pack", place / "trace")
     return place / "pack"
 
 
@@ -404,7 +390,6 @@ def report(name: str) -> Callable[[Path], Path]:
 
 LOGS = [copied(f"server_failures/{name}.log") for name in ("architecture", "kernel_raises", "illegal_access", "disk")]
 LOGS += [copied(f"sglang_log/{name}") for name in ("kernel_calls.log", "seed.log", "server_0.5.23.log")]
-TEXTS = [copied(f"any_log/{name}.txt") for name in ("llama_cpp", "scores", "tensorrt_llm", "vllm")]
 LM_EVAL = "results/lm_eval_a/tiny/"
 SAMPLES = "samples_assay_synthetic_2026-11-22T22-18-34.568280.jsonl"
 RESULTS = [
@@ -441,13 +426,8 @@ def against(*words: str) -> Callable[[Path, Path], list[str]]:
 
 
 def of_run(path: Path) -> Path:
-    """The folder of a pack, a trace or a dump in which a file lies."""
-    return next(parent for parent in path.parents if parent.name in ("pack", "trace", "dump"))
-
-
-def imported(path: Path, _: Path) -> list[str]:
-    """The command that makes a pack of a dump or a trace."""
-    return ["pack", "import", str(of_run(path)), "--out", str(of_run(path).parent / "made")]
+    """The folder of a pack or a dump in which a file lies."""
+    return next(parent for parent in path.parents if parent.name in ("pack", "dump"))
 
 
 URLS = ("--reference", "{whole}", "--candidate", "{path}")
@@ -481,23 +461,16 @@ SERVE = ("openai", "aiohttp")
 KERNEL = "assay.harness.attention.sdpa:torch_sdpa"
 READERS = (
     Reader("ingest: logs", LOGS, against("ingest", "{path}")),
-    Reader("ingest: any text", TEXTS, against("ingest", "{path}")),
     Reader("ingest: results", RESULTS, against("ingest", "{path}")),
     Reader("ingest: traces", TRACES, against("ingest", "{path}")),
     Reader("ingest: tensors", TENSORS, against("ingest", "{path}")),
     Reader("ingest: reports", REPORTS, against("ingest", "{path}")),
-    Reader("verify-claim", [*LOGS, *RESULTS], against("verify-claim", "{path}", "--says", "MMLU >= 0.6, all tests passed")),
     Reader("compare: results", RESULTS, against("compare", "{whole}", "{path}")),
     Reader("compare: reports", REPORTS, against("compare", "{whole}", "{path}")),
     Reader("show", REPORTS, against("show", "{path}")),
     Reader("trace diff", TRACES, against("trace", "diff", "{whole}", "{path}")),
     Reader("tensors diff", TENSORS, against("tensors", "diff", "{whole}", "{path}")),
     Reader("tensors diff: dumps", [dumped], lambda path, whole: ["tensors", "diff", str(of_run(whole)), str(of_run(path))]),
-    Reader("pack import: dump", [dumped], imported),
-    Reader("pack import: trace", [trace("*.json"), trace("*.jsonl"), trace("*.safetensors")],
-           imported),
-    Reader("pack export", [pack("manifest.json"), pack("calls/*.safetensors")],
-           lambda path, _: ["pack", "export", str(of_run(path)), "--flashinfer-trace", str(of_run(path).parent / "made")]),
     Reader("replay", [pack("manifest.json"), pack("calls/*.safetensors")],
            lambda path, _: ["replay", str(of_run(path)), "--candidate", KERNEL, "--read-out", "0"]),
     Reader("baselines", [baseline], lambda path, _: ["baseline", "list", "--baselines", str(path.parents[1])]),
@@ -668,7 +641,7 @@ def prepared(reader: Reader, seed: int, folder: Path) -> list[str]:
         path.write_bytes(mutated(path.read_bytes(), path.name, rng))
         if path.parent.name == "calls" and rng.random() < 0.7:
             reseal(path)
-    if rng.random() < 0.02 and not reader.name.startswith(("pack", "replay", "tensors diff: dumps", "endpoints")):
+    if rng.random() < 0.02 and not reader.name.startswith(("replay", "tensors diff: dumps", "endpoints")):
         path = path.rename(path.with_name(f"\x1b[2J{path.name}"))
     return reader.command(path, whole)
 

@@ -1,11 +1,10 @@
 """How often honest kernels of every noise family are flagged on the op-level matrix, and how far bounds lie above their noise.
 
 The kernels here share no code with the ensemble that bounds come from: they round as real kernels do, without random phases, in
-loops over blocks. These check 1,000 matrices of the calls that ask for features, and 1,000 of merges, in a process of one thread on
-each core, and print one table at the end; without ``--features``, whole matrices, the families in turn:
+loops over blocks. These check 1,000 matrices of the calls that ask for features, in a process of one thread on each core, and
+print one table at the end; without ``--features``, whole matrices, the families in turn:
 
     python benchmarks/honest_kernels.py --features --matrices 1000 --minutes 60
-    python benchmarks/honest_kernels.py --families merge --matrices 1000 --minutes 30 --seed 5001
     python benchmarks/honest_kernels.py --features --matrices 1000 --minutes 60 --device cuda --processes 12
 
 ``--minutes``, Ctrl-C or SIGTERM end it earlier, with the table of the matrices that are done.
@@ -35,7 +34,6 @@ from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Output
 from assay.harness.attention.kernels import declaration, declares
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.matrix_data import excluded
-from assay.harness.attention.merge import MergeCall, merge_cases, merging
 from assay.harness.attention.noise import family as family_of
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sdpa import torch_sdpa
@@ -264,24 +262,6 @@ def weights_fp8_unscaled(x: Tensor) -> Tensor:
     return E4M3(x * 256) / 256
 
 
-MERGE = "merge"
-
-
-def merged_in_float32(pairs: bool, call: MergeCall) -> Outputs:
-    """Merge parts one by one, each into those before it, as engines merge two; or all at once."""
-    outs, lses = call.outs.float(), call.lses
-    steps = range(1, len(outs)) if pairs else [len(outs) - 1]
-    out, lse = outs[0], lses[0]
-    for last in steps:
-        some = torch.stack([out, outs[last]]) if pairs else outs
-        theirs = torch.stack([lse, lses[last]]) if pairs else lses
-        top = theirs.amax(0)
-        weights = (theirs - torch.where(top.isinf(), 0.0, top)).exp()
-        out, lse = (weights[..., None] * some).sum(0) / weights.sum(0)[..., None], weights.sum(0).log() + top
-        out = torch.where(top.isinf()[..., None], 0.0, out)  # both without a key
-    return Outputs(out.to(call.outs.dtype), lse)
-
-
 INT8_TOKEN = per_token(torch.round, 127.0)
 KERNELS: dict[str, list[Kernel]] = {
     "": [
@@ -312,9 +292,8 @@ KERNELS: dict[str, list[Kernel]] = {
     "tf32": [Blocked(64, operand=partial(tf32, True)), Blocked(64, operand=partial(tf32, False), split=True), Blocked(64)],
     "fp16_accumulation": [Blocked(64, fp16_sums=True), Blocked(32, fp16_sums=True, split=True)],
     "merged_prefix": [Blocked(split=True, merged=True)],
-    MERGE: [merging(partial(merged_in_float32, True)), merging(partial(merged_in_float32, False))],
 }  # fmt: skip
-"""Honest kernels, by the family that they declare; those of `MERGE` merge partial results."""
+"""Honest kernels, by the family that they declare."""
 FEATURED = {family: [kernel for kernel in kernels if kernel is not torch_sdpa] for family, kernels in KERNELS.items()}
 FEATURED[""].append(Blocked(64, fast_tanh=True))
 """Those that compute every feature, and one whose tanh has the error of PTX's tanh.approx, 2**-11."""
@@ -365,19 +344,16 @@ def outcome(job: Job) -> Outcome:
     """Run one kernel on the matrix of a seed, and diagnose it as `assay check` does."""
     start = time.monotonic()
     kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
-    if job.family == MERGE:
-        declared, some = kernel, merge_cases(job.device, job.seed)
-    else:
-        asked = FEATURES if job.features else ()
-        declared = declares(noise=job.family, features=asked)(lambda call: kernel(call))
-        some = cases(seed=job.seed, size="small", device=job.device, declared=declaration(declared))
-        if asked:
-            some = [
-                case for case in some
-                if case.condition["asked for"] != "nothing" or case.condition["data"].startswith("on the grid")
-            ]  # fmt: skip
-        noise = family_of(job.family)
-        some = [case for case in some if not excluded(noise, case.condition["data"])]
+    asked = FEATURES if job.features else ()
+    declared = declares(noise=job.family, features=asked)(lambda call: kernel(call))
+    some = cases(seed=job.seed, size="small", device=job.device, declared=declaration(declared))
+    if asked:
+        some = [
+            case for case in some
+            if case.condition["asked for"] != "nothing" or case.condition["data"].startswith("on the grid")
+        ]  # fmt: skip
+    noise = family_of(job.family)
+    some = [case for case in some if not excluded(noise, case.condition["data"])]
     if job.cases:
         some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
     run = run_once(declared, [case.make() for case in some])

@@ -22,8 +22,7 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
 from assay.harness.evidence.truth_errors import joined
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
-from assay.harness.server.row_sample import sampled_rows
-from assay.harness.server.truth_sums import TruthSums
+from assay.harness.server.truth_sums import TruthSums, sampled_rows
 
 LAYERS, HEADS, HEAD_DIM = 4, (4, 2), 64
 PASSES = ([(60, 0)], [(90, 0)], [(27, 54), (31, 54), (40, 54)], [(29, 54)] * 4, [(200, 0), (3, 1)])

@@ -11,7 +11,7 @@ from typing import Literal
 
 from assay.harness.errors import UsageError
 
-Extra = Literal["reports", "serve", "fleet"]
+Extra = Literal["reports", "serve", "ray"]
 DISTRIBUTION = "assay-harness"
 """What pip installs. The package index has another project by the name of the command and of the import package."""
 REPOSITORY = "https://github.com/your-organisation/assay"
@@ -22,7 +22,7 @@ def require(extra: Extra, command: str) -> None:
     """Make sure that the packages of an extra are installed, before a command starts anything.
 
     Args:
-        extra: "reports", "serve" or "fleet".
+        extra: "reports", "serve" or "ray".
         command: what needs them, for the message, for example "assay run".
 
     Raises:

@@ -1,9 +1,8 @@
-"""The documents of ``assay ingest`` and ``assay verify-claim``: what was read of other people's files, and checked claims."""
+"""The document of ``assay ingest``: what was read of other people's files."""
 
 from __future__ import annotations
 
 from assay.harness.ingest import result as ingested
-from assay.harness.ingest.claim import CheckedClaims
 from assay.harness.ingest.recognise import UNKNOWN
 from assay.harness.ingest.result import CitedFinding, Excerpt, FileRead, IngestResult
 from assay.harness.text import counted, one_line
@@ -18,7 +17,6 @@ from assay.reports.document import (
     Facts,
     Findings,
     Fold,
-    Items,
     Line,
     Only,
     Outcome,
@@ -37,22 +35,7 @@ _BRIEF = frozenset(
 _MAX_UNREAD = 5
 _MAX_FACTS = 10
 """Facts that a terminal shows of a file in which nothing was found."""
-_SIGNS = {"confirmed": "✓", "refuted": "✕", "undecided": "?"}
 _OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "info": "ok"}
-
-
-def claims_document(checked: CheckedClaims) -> Document:
-    """Each claim with its outcome, and the lines that say so."""
-    body: list[Block] = []
-    for claim in checked.claims:
-        body.append(
-            Line(f"{_SIGNS[claim.outcome]} {claim.outcome}: {one_line(claim.claim)}: {one_line(claim.why, 400)}")
-        )
-        body.append(Items([f"  {one_line(line, 300)}" for line in claim.cites]))
-    said = "; ".join(f"{claim.outcome}: {claim.claim}" for claim in checked.claims)
-    return Document(
-        command="verify-claim", title=said, verdict=None, exit_code=checked.exit_code, headline=said, body=body, result=checked
-    )  # fmt: skip
 
 
 def ingest_document(result: IngestResult) -> Document:
@@ -122,7 +105,7 @@ def _findings(result: IngestResult) -> Section:
             blocks.append(Findings([finding]))
             blocks += _quoted(finding.cites, _cited(finding, document.file.unit), document.file.unit)
         if document.file.format == UNKNOWN and not document.findings:
-            blocks.append(Line("No reader knows this file.", "empty"))
+            blocks.append(Line("Not recognised.", "empty"))
     if quiet:
         blocks.append(Line(f"Nothing was found in {', '.join(quiet)}." if several else "None.", "empty"))
     return Section("findings", "Findings", blocks)

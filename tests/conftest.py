@@ -382,29 +382,6 @@ def any_report(request: pytest.FixtureRequest, examples: ModuleType) -> Report:
 
 
 @pytest.fixture(scope="session")
-def object_store() -> Iterator[str]:
-    """The URL of a bucket in an object store of this machine: a server that speaks S3's protocol."""
-    pytest.importorskip("s3fs")
-    server_of = pytest.importorskip("moto.server")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "AKIAOFATEST",
-            "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI-secret-of-a-test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        import s3fs
-
-        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("evidence")
-        yield "s3://evidence"
-        server.stop()
-
-
-@pytest.fixture(scope="session")
 def screenshot() -> Any:
     """The tool that takes the pictures of the docs."""
     if os.environ.get("CI") != "true":

@@ -19,7 +19,7 @@ The parts:
   (`CALLS`), without a read-out;
 - ``kernels``: kernels that are wrong, refuse, raise or break the contract, by ``assay check`` and by ``assay replay`` of packs;
 - ``wrong-uses``: those of ``tests/data/wrong_uses.toml``;
-- ``ingest``: every sample below ``tests/data`` that ``assay ingest``, ``trace``, ``tensors`` or ``verify-claim`` reads;
+- ``ingest``: every sample below ``tests/data`` that ``assay ingest``, ``trace`` or ``tensors`` reads;
 - ``compare``: pairs of result sets, and of runs;
 - ``servers``: whole runs on a stand-in for an engine, sound and failing.
 
@@ -101,8 +101,6 @@ def honest_kernels() -> Iterator[tuple[str, Any]]:
         return kernel(call)
 
     for family, kernels in _load("benchmarks/honest_kernels.py").KERNELS.items():
-        if family == "merge":  # these take parts to merge, not calls of attention
-            continue
         for number, kernel in enumerate(kernels):
             yield f"honest/{family or 'exact'}/{number}", declares(noise=family)(partial(called, kernel))
 
@@ -121,14 +119,6 @@ FAILURES = (
     "candidate:truncated", "candidate:malformed", "candidate:keyless",
 )  # fmt: skip
 """What the stand-in for an engine does; empty for a sound run."""
-CLAIMS = (
-    "MMLU >= 0.60",
-    "MMLU >= 12.5 %",
-    "ALL TESTS PASSED",
-    "test_mmlu failed",
-    "gsm8k >= 0.5",
-    "ready for production",
-)
 KERNELS = """
 from dataclasses import replace
 from assay import KernelRefused, declares, oracle
@@ -323,23 +313,10 @@ def _same(call: Any) -> Any:
 
 
 def kernels(place: Path, wanted: Callable[[str], bool]) -> Cases:
-    """Kernels by name: on cases, on packs of dumps, and on a pack that went through another tool's format."""
+    """Kernels by name: on cases, and on a pack."""
     (place / "characterised.py").write_text(KERNELS)
     sys.path.insert(0, str(place))
-    dumps = {
-        "sglang": f"{DATA / 'tensors' / 'sglang_dumper'} --model {ROOT / 'evals' / 'tiny_model'}",
-        "flashinfer": str(DATA / "tensors" / "flashinfer"),
-    }
-    packs = {}
-    for name, dump in dumps.items():
-        packs[name] = place / f"pack-{name}"
-        made = command(f"pack import --json --out {packs[name]} {dump}", place)
-        if wanted(f"import/{name}"):
-            yield f"import/{name}", made
-        exported, again = place / f"trace-{name}", place / f"again-{name}"
-        if wanted(f"export/{name}"):
-            yield f"export/{name}", command(f"pack export {packs[name]} --flashinfer-trace {exported}", place)
-            yield f"export/{name}/again", command(f"pack import --json --out {again} {exported}", place)
+    packs = {"written": _pack(place / "pack-written")}
     named = [f"characterised:{name}" for name in re.findall(r"^def (\w+)", KERNELS, re.MULTILINE)]
     for kernel in named:
         name = kernel.partition(":")[2]
@@ -352,6 +329,25 @@ def kernels(place: Path, wanted: Callable[[str], bool]) -> Cases:
             if wanted(f"replay/{pack}/{name}"):
                 yield f"replay/{pack}/{name}", apart(f"replay {folder} --candidate {kernel} --json --read-out 0", place)
     sys.path.remove(str(place))
+
+
+def _pack(folder: Path) -> Path:
+    """Write a pack of three calls, two of them with a cached prefix."""
+    import torch
+
+    from assay.harness.attention.oracle import oracle
+    from assay.harness.attention.sample_calls import call_of
+    from assay.harness.evidence.pack import CallMetadata, Source
+    from assay.harness.server.pack_writer import PackWriter
+
+    writer = PackWriter(folder, Source(engine="SGLang", model="m", model_hash="h", reference="triton"), 1 << 24)
+    for sequences in ([(7, 0)], [(4, 20)], [(3, 9), (5, 0)]):
+        call = call_of(sequences, (4, 2), 32, torch.float32, "cpu")
+        about = CallMetadata(0, "extend", tuple(call.lens_q), tuple(call.prefixes), tuple("r" for _ in call.lens_q))
+        if writer.wants(about):
+            writer.add(about, call, oracle(call).to(call.q.dtype))
+    writer.flush()
+    return folder
 
 
 def apart(line: str, place: Path, **environment: str) -> Essence:
@@ -385,7 +381,7 @@ def wrong_uses(place: Path, wanted: Callable[[str], bool]) -> Cases:
 def ingest(place: Path, wanted: Callable[[str], bool]) -> Cases:
     """Samples of other tools' files."""
     with contextlib.chdir(DATA):
-        kinds = ("any_log", "sglang_log", "server_failures", "traces", "results", "tensors")
+        kinds = ("sglang_log", "server_failures", "traces", "results", "tensors")
         for path in (path for kind in kinds for path in sorted(Path(kind).iterdir())):
             if path.suffix not in (".md", ".toml") and wanted(f"{path}"):
                 yield f"{path}", command(f"ingest --json {path}")
@@ -397,10 +393,6 @@ def ingest(place: Path, wanted: Callable[[str], bool]) -> Cases:
             if wanted(name := f"trace diff/{a.name}/{b.name}"):
                 copy = shutil.copy(b, place / f"b-{b.name}")
                 yield name, command(f"trace diff --json {a} {copy}", place)
-        for log in ("sglang_log/seed.log", "results/junit_a.xml", "any_log/scores.txt"):
-            if wanted(f"claims/{log}"):
-                says = " ".join(f"--says {shlex.quote(claim)}" for claim in CLAIMS)
-                yield f"claims/{log}", command(f"verify-claim --json {log} {says}")
         if wanted("tensors diff"):
             yield from _dumps(place)
 

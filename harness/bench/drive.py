@@ -13,9 +13,8 @@ from assay.harness.collect.servers import core_of, make_engine, manifest_of, rec
 from assay.harness.compare.blocks import blocks_of, first_warm, side_by_side
 from assay.harness.engines.base import ChatRequest, Engine, Reply
 from assay.harness.engines.stream import Streamer, StreamReply
-from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
+from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.nonce import RUN
-from assay.harness.evidence.timings import AnswerLength, Timing
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import MIN_RATIOS

@@ -43,7 +43,6 @@ COMMANDS = {
         "runs",
         "List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
-    "trend": ("runs", "Show a number over the runs of each comparison, and the first commit or date after which it moved."),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
@@ -53,7 +52,6 @@ COMMANDS = {
     ),
     "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
-    "pack": ("pack", "Make a replay pack of another tool's dump or trace, or write a pack for that tool."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "explain": ("explain", "Explain a finding: its picture, wrong and right code, and public bugs of its kind."),
     "bench": (
@@ -71,7 +69,7 @@ COMMANDS = {
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and dumps, and report what follows from them."),
     "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
-    "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
+    "trace": ("trace", "Read a trace of an engine or a profiler, or compare two."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "fingerprint": (
         "fingerprint",
@@ -79,13 +77,11 @@ COMMANDS = {
     ),
     "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
     "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
-    "verify-claim": ("verify_claim", "Check a claim about a run against the evidence: its log, results or report."),
 }  # fmt: skip
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "diff", "record", "invariance"), "serve"),
-    "trend": "fleet",
     **dict.fromkeys(("report", "baseline", "bench", "bisect", "compare"), "reports"),
 }
 """Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they

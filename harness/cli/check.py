@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,20 +14,12 @@ from assay.harness.errors import UsageError
 from assay.harness.extras import require
 
 if TYPE_CHECKING:
-    from assay.harness.attention.call import Kernel
-    from assay.harness.attention.matrix import Case
     from assay.harness.offline.check_result import CheckResult
 
 
 @app.command()
 def check(
     kernel: Annotated[str, typer.Argument(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
-    op: Annotated[
-        str,
-        typer.Option(
-            help="attention; or merge: a function of call.outs and call.lses, [parts, tokens, heads, ...], that returns Outputs."
-        ),
-    ] = "attention",
     size: Annotated[
         str, typer.Option(help="small, for interpreted kernels; or full, with longer sequences and more heads.")
     ] = "small",
@@ -80,19 +71,11 @@ def check(
     from assay.reports.check import check_document
     from assay.reports.terminal import say as print_text
 
-    try:
-        name, loaded = named(kernel)
-    except UsageError as error:
-        raise _as_of_merges(error) if op == "merge" else error from None
-    merges: list[Case] | None = None
-    if op != "attention":
-        given = {"--phase": phase, "--dtype": dtype, "--head-dim": head_dim, "--like": like, "--noise": noise}
-        loaded, merges = _merging(op, loaded, [flag for flag, value in given.items() if value], device, seed)
-        read_out = 0.0  # it would be asked for attention
+    name, loaded = named(kernel)
     declared = declaration(loaded)
     phases = phase or declared.phases
     dims = _whole_numbers("--head-dim", head_dim) if head_dim else None
-    cases = merges or matrix_of(
+    cases = matrix_of(
         declared, phases=phases, dtypes=_words(dtype), size=size, device=device, head_dims=dims, like=_words(like), seed=seed,  # type: ignore[arg-type]
     )  # fmt: skip
     chosen = [known for known in cases if case is None or case in known.name]
@@ -117,40 +100,12 @@ def check(
     else:
         with ProgressDisplay(errors) as display:
             result = run(
-                loaded if merges else name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size,  # type: ignore[arg-type]
-                device=device, like=_words(like), seed=seed, cases=chosen if case or merges else None, again=as_given(),
+                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size,  # type: ignore[arg-type]
+                device=device, like=_words(like), seed=seed, cases=chosen if case else None, again=as_given(),
                 calls=calls, read_out=read_out, before_reading=announce,
                 progress=lambda done, total: count(display, done, total), watcher=handover.put,
             )  # fmt: skip
     raise typer.Exit(deliver(check_document(result, detail.verbose), json, html, junit))
-
-
-def _as_of_merges(error: UsageError) -> UsageError:
-    """Say how a function that takes no attention call is to take a merge; any other error stays."""
-    from assay.harness.attention.merge import SIGNATURE
-
-    fault, told, _ = error.found.partition("; of the signatures")
-    if not told:
-        return UsageError(error.found, error.expected.replace("a function of an AttentionCall", SIGNATURE), error.do)
-    do = "def merge(call): return Outputs(*f(call.outs, call.lses)), with Outputs of assay.harness.attention.call"
-    return UsageError(f"{fault.replace('takes no call', 'takes no merge')}.", SIGNATURE, f"write one around it: {do}")
-
-
-def _merging(op: str, kernel: Any, others: Sequence[str], device: str | None, seed: int) -> tuple[Kernel, list[Case]]:
-    """Make a kernel of one that merges, and the cases of its matrix.
-
-    Raises:
-        UsageError: there is no such operation, or one of the flags chooses calls of attention.
-    """
-    from assay.harness.attention.merge import merge_cases, merging
-    from assay.harness.offline.kernel_matrix import checked_device
-
-    if op != "merge":
-        raise UsageError(f"--op is {op!r}.", "attention or merge", "choose one of them")
-    if others:
-        conflict = f"{' and '.join(others)} {'chooses' if len(others) == 1 else 'choose'} calls of attention."
-        raise UsageError(conflict, "--case, --seed or --device with --op merge", "omit the others")
-    return merging(kernel), merge_cases(checked_device(device), seed)
 
 
 def _words(given: list[str] | None) -> list[str] | None:

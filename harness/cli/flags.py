@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.cli.output import new_folder
-from assay.harness.config import FIELDS, RUNS, RunSpec, defaults, flag, make_spec
+from assay.harness.config import FIELDS, RunSpec, defaults, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.sides import Device
 
@@ -68,25 +68,9 @@ Config = Annotated[
 ]
 
 
-def run_place(param: typer.CallbackParam, out: str | None) -> str | None:
-    """Make the callback of an option for a run's folder or its URL."""
-    from assay.harness.evidence.storage import is_url, open_storage, split_url
-
-    if out is None or not is_url(out):
-        return out and str(new_folder(param, Path(out)))
-    open_storage(out)
-    split_url(out)
-    return out
-
-
 Out = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH|URL",
-        help="The run's folder; an unfinished run there is resumed. Or the URL of one in a storage, such as "
-        f"s3://bucket/runs/NAME: the run is made in {RUNS}/NAME, and stored there when it has ended.",
-        callback=run_place,
-    ),
+    Path | None,
+    typer.Option(help="The run's folder; an unfinished run there is resumed.", callback=new_folder),
 ]
 
 
@@ -116,11 +100,6 @@ def _run_folder(path: Path) -> Path:
 
 
 RunFolderArgument = Annotated[Path, typer.Argument(help="A run's folder.", callback=_run_folder)]
-RunFolderOrUrl = Annotated[
-    str,
-    typer.Argument(metavar="PATH|URL", help="A run's folder, or its URL in a storage: it is fetched into runs first."),
-]
-
 
 STARTED = {
     "reference": "attention backend of the reference",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.cli.app import app, say
-from assay.harness.cli.flags import Config, Out, RunFolderOrUrl, spec_flags
+from assay.harness.cli.flags import Config, Out, spec_flags
 from assay.harness.cli.output import Html, Json, deliver, print_json, progress
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 from assay.harness.errors import UsageError
@@ -28,28 +28,25 @@ def run(flags: dict[str, Any], out: Out = None, config: Config = None, json: Jso
     raise typer.Exit(run_and_report(make_spec(flags, config), out, json=json).exit_code)
 
 
-def run_and_report(spec: RunSpec, out: str | None, *, baselines: bool = False, json: bool = False) -> Report:
-    """Run, write every report into the run's folder, and show the verdict; store a run that has ended where `out` is a URL.
+def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, json: bool = False) -> Report:
+    """Run, write every report into the run's folder, and show the verdict.
 
     Args:
         spec: what to run.
-        out: the run's folder, or its URL in a storage; None for a new folder.
+        out: the run's folder; None for a new folder.
         baselines: whether to compare the run with the accepted baselines.
         json: whether the report is printed as JSON.
     """
-    from assay.harness.cli.stored import destination
     from assay.harness.collect.run_folder import default_folder
     from assay.harness.run import run
 
-    folder, store = destination(out) if out else (default_folder(spec.candidate.backend), None)
+    folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
     if made.failure and made.failure.kind == "interrupted":
         _show_interrupted(made, folder, json)
     else:
         _show(made, folder, json)
-    if store:
-        store(made.failure is None)
     return made
 
 
@@ -78,17 +75,15 @@ def _show(made: Report, folder: Path, json: bool) -> None:
 
 
 @app.command()
-def report(run: RunFolderOrUrl, json: Json = False) -> None:
+def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")], json: Json = False) -> None:
     """Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."""
     from assay.harness.cli.invariance import show_features
-    from assay.harness.cli.stored import fetched
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.evidence.invariance import InvarianceFolder, compares_features
     from assay.harness.judge.build import build
     from assay.harness.judge.history import check_run
     from assay.harness.judge.invariance import judge_invariance
 
-    folder = fetched(run)
     if compares_features(folder):
         raise typer.Exit(show_features(judge_invariance(InvarianceFolder(folder)), folder, json))
     check_run(folder)

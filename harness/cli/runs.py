@@ -1,97 +1,39 @@
-"""Runs that have ended: ``assay runs``, ``assay trend``, ``assay show``, ``assay open``."""
+"""Runs that have ended: ``assay runs``, ``assay show``, ``assay open``."""
 
 from __future__ import annotations
 
 import os
 import sys
 import webbrowser
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from assay.harness.cli.app import app, say
-from assay.harness.cli.output import Html, Json, deliver, new_folder
+from assay.harness.cli.output import Json, deliver
 from assay.harness.config import RUNS
 from assay.harness.errors import UsageError
-from assay.harness.files import write_whole
 
-By = Literal["commit", "date"]
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="PATH|URL",
-        help=f"A run's folder, its report.json, its URL in a storage, or the beginning of a name in {RUNS}; by default the newest "
-        "run there.",
-    ),
-]
-Place = Annotated[
-    str,
-    typer.Argument(metavar="PATH|URL", help="A folder of runs or sweeps, or a storage such as s3://bucket/runs."),
-]
-Where = Annotated[
-    str,
-    typer.Option(
-        metavar="CONDITION",
-        help="A condition in SQL on the columns of the rows: \"model = 'tiny' and verdict = 'regression'\".",
+        metavar="PATH",
+        help=f"A run's folder, its report.json, or the beginning of a name in {RUNS}; by default the newest run there.",
     ),
 ]
 
 
 @app.command()
 def runs(
-    folder: Place = str(RUNS),
-    where: Where = "",
-    html: Html = None,
-    site: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder for the page as index.html, with the reports of its runs beside it, to be published as it is.",
-            callback=new_folder,
-        ),
-    ] = None,
+    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUNS,
     json: Json = False,
 ) -> None:
-    """List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite."""
-    from assay.harness.cli.site import copy_reports
-    from assay.harness.evidence.storage import ROWS, is_url
-    from assay.harness.history.table import RunTable, has_cells
-    from assay.harness.history.trend import usual_trends
+    """List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite."""
     from assay.harness.judge.history import list_runs
     from assay.reports.runs import runs_document
 
-    page = html or (site and site / "index.html")
-    kept = (page or (Path(folder) / ROWS).is_dir() or has_cells(Path(folder))) and find_spec("duckdb")
-    history = RunTable(folder) if where or is_url(folder) or kept else None
-    listed = history.runs(where) if history else list_runs(Path(folder))
-    trends = usual_trends(history, where) if history and page else []
-    if site:
-        from assay.reports.page import to_html
-
-        document = runs_document(listed, site, trends, copy_reports(listed, site))
-        write_whole(site / "index.html", to_html(document))
-        say(f"Site: {site}")
-    deliver(runs_document(listed, (html or Path()).parent, trends if html else []), json, html)
-
-
-@app.command()
-def trend(
-    metric: Annotated[
-        str, typer.Argument(help="own-error, kl, accuracy, latency, lengths, or the id of a metric in a report.json.")
-    ],
-    folder: Place = str(RUNS),
-    where: Where = "",
-    by: Annotated[By, typer.Option(help="What a move is between.")] = "date",
-    html: Html = None,
-    json: Json = False,
-) -> None:
-    """Show a number over the runs of each comparison, and the first commit or date after which it moved."""
-    from assay.harness.history.table import RunTable
-    from assay.harness.history.trend import trend_of
-    from assay.reports.trend import trend_document
-
-    deliver(trend_document(trend_of(RunTable(folder, "assay trend"), metric, where, by)), json, html)
+    deliver(runs_document(list_runs(folder)), json)
 
 
 @app.command()
@@ -106,12 +48,10 @@ def show(run: Run = None, json: Json = False) -> None:
 
 
 def _found(run: str | None) -> Path:
-    """Return the path of the run that is meant; fetch it first if a URL names it."""
-    from assay.harness.cli.stored import fetched, run_in
-    from assay.harness.evidence.storage import is_url
+    """Return the path of the run that is meant."""
     from assay.harness.judge.history import find_run
 
-    return fetched(run) if run and is_url(run) else run_in(find_run(Path(run) if run else None, RUNS))
+    return find_run(Path(run) if run else None, RUNS)
 
 
 @app.command(name="open")

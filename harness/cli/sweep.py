@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from assay.harness.cli.app import app, as_given, console, detail, load_command, say
-from assay.harness.cli.flags import Ray, WithRay, run_place
-from assay.harness.cli.output import Html, Json, Junit, deliver, progress
+from assay.harness.cli.flags import Ray, WithRay
+from assay.harness.cli.output import Html, Json, Junit, deliver, new_folder, progress
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, make_spec
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.extras import require
@@ -43,13 +43,8 @@ def sweep(
         ),
     ] = None,
     out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH|URL",
-            help="The sweep's folder, by default one named after what it does. Or a storage, such as s3://bucket/nightly: cells "
-            f"are made below {RUNS}/, stored once they have ended, and not run again if they are there.",
-            callback=run_place,
-        ),
+        Path | None,
+        typer.Option(help="The sweep's folder, by default one named after what it does.", callback=new_folder),
     ] = None,
     resume: Annotated[
         bool,
@@ -80,20 +75,17 @@ def sweep(
     or ended in an error. The exit code is that of the worst cell.
     """
     require("reports", "assay sweep")
-    from assay.harness.evidence.storage import is_url, open_storage, split_url
     from assay.harness.sweep.executors import executor_of, without_results
     from assay.harness.sweep.session import Sweep, SweepState, default_folder, latest_folder, needs_of, read_state
     from assay.harness.sweep.spec import DEVICE_AXIS
     from assay.harness.sweep.spec import make_spec as sweep_spec
 
-    storage = open_storage(out) if out and is_url(out) else None
-    folder = RUNS / split_url(out)[1] if out and storage else Path(out) if out else None
     if resume:
-        folder = folder or latest_folder()
+        folder = out or latest_folder()
         state = read_state(folder)
     else:
         spec = sweep_spec(source, set_ or ())
-        folder = folder or default_folder(spec)
+        folder = out or default_folder(spec)
         state = SweepState(spec=spec, command=as_given())
     if state.spec.runtime_env and not ray:
         raise UsageError(
@@ -105,7 +97,7 @@ def sweep(
             "workers of these kinds",
             f"add --ray ADDRESS, or name the kind of this machine's GPUs under [limits], as {DEVICE_AXIS}",
         )
-    made = Sweep(state, _planned(state.spec, ray), folder, stop_after, storage)
+    made = Sweep(state, _planned(state.spec, ray), folder, stop_after)
     workers = without_results(state.spec.runtime_env, RUNS, folder)
     executor = executor_of(needs_of(state.spec.limits), jobs, ray, workers, _said)
     if dry_run:

@@ -14,7 +14,7 @@ from itertools import chain, groupby, pairwise
 from typing import Literal
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.timings import Timing
+from assay.harness.evidence.bench_folder import Timing
 from assay.harness.sides import Role
 from assay.harness.stats.ratio import warm_up
 

@@ -7,9 +7,9 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from assay.harness.errors import AssayError, EvidenceError, UsageError
+from assay.harness.errors import AssayError, UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult, Statement
+from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
@@ -17,10 +17,10 @@ from assay.harness.verdict import Verdict
 
 _READERS = (
     "results.assay_run", "results.lm_eval", "results.sgl_eval", "results.inspect_ai", "results.simple_evals", "results.serving",
-    "results.junit_results", "tensors.reader", "sglang_log.sglang_reader", "trace.mlc_engine", "trace.chrome", "any_log",
+    "results.junit_results", "tensors.reader", "sglang_log.sglang_reader", "trace.mlc_engine", "trace.chrome",
 )  # fmt: skip
 """Modules that have a `READER`, in the order in which they are asked. Results come before logs, which are known by any line: a
-JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log. Any other text comes last.
+JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log.
 """
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
@@ -35,28 +35,6 @@ def readers(package: str = "") -> tuple[FormatReader, ...]:
 def reader_of(source: SourceFile, package: str = "") -> FormatReader | None:
     """Return the reader that takes a file, out of all or of a package; None if none does."""
     return next((reader for reader in readers(package) if reader.recognises(source)), None)
-
-
-def statements_of(path: Path) -> list[Statement]:
-    """List what a file states that a claim can be about.
-
-    Raises:
-        UsageError: there is no such file.
-        EvidenceError: no reader that can list statements takes it, or it is damaged.
-    """
-    source = SourceFile.of(path)
-    with reading(path, "file of a format that is read"):
-        reader = reader_of(source)
-    if reader is None or reader.statements is None:
-        raise EvidenceError(
-            f"{path} was read as {reader.title}: no claim can be checked against it."
-            if reader
-            else f"No reader knows what {path} states.",
-            "a log, results of an evaluation or a benchmark, a JUnit file, a report.json or the folder of a run",
-            "see docs/ingest.md for what is read",
-        )
-    with reading(path, reader.title):
-        return list(reader.statements(source))
 
 
 def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:
@@ -89,7 +67,10 @@ def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocu
             reader = reader_of(source)
         if reader is None:
             return FileDocument(
-                file=_unknown(source, "no reader knows this format. What to do: see docs/ingest.md for what is read")
+                file=_unknown(
+                    source,
+                    f"not recognised. What to do: give one of these: {listed([reader.title for reader in readers()])}",
+                )
             )
         with reading(source.path, reader.title):
             return reader.read(source)
@@ -120,8 +101,8 @@ def _headline(documents: Sequence[FileDocument], verdict: Verdict) -> str:
     findings = [finding for document in documents for finding in document.findings]
     unknown = [document.file.path for document in documents if document.file.format == UNKNOWN]
     if len(unknown) == len(documents):
-        return f"No reader knows {listed(unknown)}, so nothing was read."
-    also = f" No reader knows {listed(unknown)}." if unknown else ""
+        return f"{listed(unknown)}: not recognised, so nothing was read."
+    also = f" Not recognised: {listed(unknown)}." if unknown else ""
     if verdict == "regression":
         return " ".join(finding.diagnosis for finding in findings if finding.severity == "serious") + also
     warned = sum(finding.severity == "warning" for finding in findings)

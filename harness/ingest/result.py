@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from assay.harness.ingest.quantity import Unit
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.schema import RULE, Part
 from assay.harness.text import one_line
@@ -24,26 +23,6 @@ MAX_TRACKS, MAX_COLUMNS = 16, 160
 NOTHING, POLLED, TENTHS = ".", "o", "123456789"
 """Cells of a timeline: nothing happened; an action was polled and computed nothing; it computed something, in up to a ninth of the
 segments ("1") to all of them ("9")."""
-
-
-class Statement(NamedTuple):
-    """One thing that a file states.
-
-    Attributes:
-        kind: "number" for a metric, "test" for the outcome of a test.
-        names: what the metric or the test is called, the full name first. Case, spaces and punctuation do not count.
-        value: the number; or the outcome in lower case, such as "passed", empty if there is none.
-        where: path, with the line or the record.
-        text: what is written there. It comes from outside: never trust it.
-        unit: of the number; None for a share, a count, or where the file does not state it.
-    """
-
-    kind: Literal["number", "test"]
-    names: tuple[str, ...]
-    value: float | str
-    where: str
-    text: str
-    unit: Unit | None = None
 
 
 class Excerpt(Part):
@@ -186,7 +165,6 @@ class FormatReader:
         title: for people.
         recognises: returns True if the file is of this format, from `SourceFile.head`, or from the names in a folder.
         read: reads all of it.
-        statements: lists everything that a claim may be about; None for a reader that serves `assay ingest` only.
         results: reads all results, for `assay compare`; None for what holds none. The second argument is the score that counts, for
             the tools that write several; empty for the first. Raises EvidenceError if the file is damaged, and UsageError if no
             score has that name.
@@ -197,7 +175,6 @@ class FormatReader:
     title: str
     recognises: Callable[[SourceFile], bool]
     read: Callable[[SourceFile], FileDocument]
-    statements: Callable[[SourceFile], Iterable[Statement]] | None = None
     results: Callable[[SourceFile, str], ReadResults] | None = None
     steps: Callable[[SourceFile], StepTrace] | None = None
 

@@ -25,9 +25,8 @@ from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import BenchFolder, BenchManifest
+from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest
 from assay.harness.evidence.counters import CallCount
-from assay.harness.evidence.timings import AnswerLength
 from assay.harness.judge.answer_length_check import check_ends, check_lengths, lengths_finding
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
@@ -145,8 +144,6 @@ def _row(
         verdict=decision.verdict,
         why=decision.why,
         ratios=ratio.n,
-        ratios_effective=ratio.effective,
-        ratios_needed=decision.needed,
     )
 
 

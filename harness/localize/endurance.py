@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, combinations, cycle
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.localize.cells import same_values
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, compute, measure
-from assay.harness.localize.values import same_values
 from assay.harness.text import percent
 
 _SEVERAL = 256

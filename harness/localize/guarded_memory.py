@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, tensor_of
 from assay.harness.attention.interpreter_bounds import memory
 from assay.harness.attention.kernels import declaration
+from assay.harness.localize.cells import same_values
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.threads import kernel_threads
-from assay.harness.localize.values import same_values
 from assay.harness.text import counted, listed
 
 _Side = Literal["front", "back"]

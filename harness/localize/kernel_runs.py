@@ -21,11 +21,20 @@ from assay.harness.errors import AssayError
 from assay.harness.evidence.error_sums import ratio
 from assay.harness.localize.bounds import CallNoise, bounds_of_queries, noise_on
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
-from assay.harness.localize.cells import CallCells, Deviation, cells_of, deviation, merged, row_deviation, size_of
+from assay.harness.localize.cells import (
+    CallCells,
+    Deviation,
+    all_finite,
+    cells_of,
+    deviation,
+    merged,
+    row_deviation,
+    same_values,
+    size_of,
+)
 from assay.harness.localize.lse import LseErrors, lse_errors
 from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
-from assay.harness.localize.values import all_finite, same_values
 from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_heads
 
 _FIT_ROUNDINGS = 3.0

@@ -18,6 +18,7 @@ from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
 from assay.harness.errors import UsageError
+from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.endurance import endure
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
@@ -26,7 +27,6 @@ from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, m
 from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.threads import few_threads
-from assay.harness.localize.values import same_values
 from assay.harness.offline.check_findings import MatrixRun, not_endured, outside_first
 from assay.harness.offline.check_result import CheckResult, WorstOfMatrix
 from assay.harness.offline.coverage import coverage_of

@@ -38,8 +38,7 @@ from assay.harness.server.envelope_tally import EnvelopeTally
 from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.server.reduction import LayerSums
-from assay.harness.server.row_sample import sampled_rows
-from assay.harness.server.truth_sums import TruthSums, check_stored
+from assay.harness.server.truth_sums import TruthSums, check_stored, sampled_rows
 from assay.harness.server.write_request import latest_write_request
 
 _WRITE_INTERVAL_S = 0.5

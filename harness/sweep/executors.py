@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from assay.harness.evidence.storage import is_url
 from assay.harness.sweep.executor import Executor, Needs
 from assay.harness.sweep.this_machine import ThisMachine
 
@@ -43,7 +42,7 @@ def without_results(runtime_env: Mapping[str, Any], *folders: Path) -> Mapping[s
         folders: which.
     """
     working = runtime_env.get("working_dir")
-    if not isinstance(working, str) or is_url(working):
+    if not isinstance(working, str) or "://" in working:
         return runtime_env
     top = Path(working).resolve()
     inside = [folder.resolve().relative_to(top).as_posix() for folder in folders if top in folder.resolve().parents]

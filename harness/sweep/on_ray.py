@@ -1,4 +1,4 @@
-"""The executor on Ray: a task for each task, placed by what it needs. Needs the extra ``fleet``.
+"""The executor on Ray: a task for each task, placed by what it needs. Needs the extra ``ray``.
 
 A task runs in a temporary folder of its worker. While it runs, what has changed there comes back every few seconds, so that this
 machine has its evidence when the worker is lost: the next attempt begins with it. Ray places tasks and notices what is lost;
@@ -163,7 +163,7 @@ class OnRay:
     _mine: bool = False
 
     def __enter__(self) -> Self:
-        require("fleet", "--ray")
+        require("ray", "--ray")
         import ray
 
         if not ray.is_initialized():

@@ -20,11 +20,10 @@ from assay.harness.collect.machine import git_state
 from assay.harness.config import RUNS
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.evidence.cell import CELLS, CellRecord, read_cell, write_cell
-from assay.harness.evidence.storage import Storage
-from assay.harness.files import FolderLock, file_name, is_unused, timestamp, write_whole
+from assay.harness.files import FolderLock, is_unused, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import Record, read_json
-from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, hashes, remove
+from assay.harness.sweep.cell_process import PACK, CellWork, environment, finished, hashes
 from assay.harness.sweep.cells import Combination, SweepCell, SweepPlan
 from assay.harness.sweep.executor import Ended, Executor, Needs, Task
 from assay.harness.sweep.result import STOPS, SweepResult, SweptCell, SweptCombination
@@ -98,18 +97,15 @@ class Sweep:
         plan: its cells.
         folder: where it is kept.
         stop_after: regressions after which no further cell is run; 0 for never.
-        storage: where each cell is stored once it has ended, and from where those come that ended elsewhere; None for nowhere.
     """
 
     state: SweepState
     plan: SweepPlan
     folder: Path
     stop_after: int = 0
-    storage: Storage | None = None
     _commit: str = ""
     _records: dict[str, CellRecord] = field(default_factory=dict)
     _earlier: set[str] = field(default_factory=set)
-    _stored: set[str] = field(default_factory=set)
     _skipped: dict[str, str] = field(default_factory=dict)
     _before: dict[str, list[Sequence[SweepCell]]] = field(default_factory=dict)
 
@@ -156,25 +152,18 @@ class Sweep:
         )  # fmt: skip
 
     def load(self) -> list[SweepCell]:
-        """Take the cells that have ended, here or in the storage, and return those that are left."""
-        self._stored = {*self.storage.names()} if self.storage else set()
+        """Take the cells that have ended, and return those that are left."""
         for key in self.plan.cells:
-            folder = _cell_folder(self.folder, key)
-            if self.storage and f"{CELLS}/{key}" in self._stored and finished(folder, key) is None:
-                remove(folder)
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                self.storage.get_folder(f"{CELLS}/{key}", folder)
-            if (record := finished(folder, key)) is not None:
+            if (record := finished(_cell_folder(self.folder, key), key)) is not None:
                 self._records[key] = record
                 self._earlier.add(key)
         return [cell for key, cell in self.plan.cells.items() if key not in self._records]
 
     def _open(self) -> FolderLock:
-        """Lock the folder, write the sweep there, take what has ended, and store what an interrupted upload left.
+        """Lock the folder, write the sweep there, and take what has ended.
 
         Raises:
             UsageError: the folder holds something else, or another process sweeps there.
-            EvidenceError: the storage cannot be read or written.
         """
         if not (self.folder / _STATE).exists() and not is_unused(self.folder):
             raise UsageError(
@@ -185,9 +174,6 @@ class Sweep:
         write_whole(self.folder / _STATE, self.state.model_dump_json(indent=1))
         self._commit = git_state(Path.cwd()).partition(" ")[0]
         self.load()
-        for record in self._records.values():
-            if f"{CELLS}/{record.key}" not in self._stored:  # it ended here, and its upload did not
-                self._store(record)
         return lock
 
     def _stages(self) -> Iterator[list[SweepCell]]:
@@ -223,23 +209,11 @@ class Sweep:
         for done, ended in enumerate(executor.ended(), 1):
             record = self._ended(ended)
             self._records[record.key] = record
-            self._store(record)
             display.say(f"{record.verdict}: {' '.join(record.command)}{record.problem and ': ' + record.problem}")
             display.count(f"{cells[0].command[0]}: cells", done, len(cells))
             if self._enough():
                 return f"{self.stop_after} regressions were found"
         return ""
-
-    def _store(self, record: CellRecord) -> None:
-        """Store a cell. What is stored never changes, and one that failed may run again: it has a name of its own.
-
-        Raises:
-            EvidenceError: the storage cannot be written.
-        """
-        if self.storage is None:
-            return
-        failed = file_name(f".{record.created}") if record.verdict == "error" else ""
-        self.storage.put_folder(_cell_folder(self.folder, record.key), f"{CELLS}/{record.key}{failed}")
 
     def _enough(self) -> bool:
         if not self.stop_after:

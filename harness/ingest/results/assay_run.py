@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.ingest.result import Fact, FileDocument, Statement
+from assay.harness.ingest.result import Fact, FileDocument
 from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
@@ -46,11 +45,6 @@ def report_of(source: SourceFile) -> Report:
     if path.is_dir() and _is_run(path):
         return build(RunFolder(path))
     return read_report(path / _REPORT if path.is_dir() else path)
-
-
-def _statements(source: SourceFile) -> Iterable[Statement]:
-    """Yield the verdicts, the checks, the candidate's scores and the metrics of its report."""
-    return _stated(report_of(source), str(source.path))
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
@@ -106,32 +100,10 @@ def _is_report(source: SourceFile) -> bool:
     return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
 
 
-def _stated(report: Report, path: str) -> Iterator[Statement]:
-    yield _verdict(("verdict",), report.verdict, path, report.headline)
-    for check in report.checks:
-        text = f"{check.id}: {check.found}"
-        yield Statement("test", (check.id, check.title), _OUTCOMES.get(check.status, ""), path, text)
-    for suite in report.suites:
-        yield _verdict((f"suite {suite.id}",), suite.verdict, path, suite.why)
-        for tally in suite.tallies:
-            if tally.role == "candidate" and tally.total:
-                text = f"{suite.id}: candidate {tally.right} of {tally.total} right"
-                names = (suite.id, *_question_set(suite.title))
-                yield Statement("number", names, tally.right / tally.total, path, text)
-        for metric in suite.metrics:
-            if metric.value is not None:
-                text = f"{suite.id}: {metric.title}: {metric.text}"
-                yield Statement("number", (metric.id, metric.title), float(metric.value), path, text)
-
-
 def _question_set(title: str) -> tuple[str, ...]:
     """Name the question set of a suite: "mmlu" of "Multiple-choice questions of cais/mmlu"; nothing for synthetic questions."""
     data = title.partition(" of ")[2]
     return (data.partition(":")[0].rpartition("/")[2],) if data else ()
-
-
-def _verdict(names: tuple[str, ...], verdict: str, path: str, why: str) -> Statement:
-    return Statement("test", names, _OUTCOMES.get(verdict, ""), path, f"{names[0]}: {verdict}: {why}")
 
 
 def _item(item: Item, answer: Answer) -> ResultItem:
@@ -147,6 +119,4 @@ def _item(item: Item, answer: Answer) -> ResultItem:
     )
 
 
-READER = results_reader(
-    "assay-run", "run of assay", _recognises, _results, extend=_with_verdict, statements=_statements
-)
+READER = results_reader("assay-run", "run of assay", _recognises, _results, extend=_with_verdict)

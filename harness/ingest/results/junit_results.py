@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.result import Statement
 from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.text import one_line
 
 
 def _recognises(source: SourceFile) -> bool:
     """Recognise XML whose first elements are test suites."""
     head = source.head_text.lstrip()
     return head.startswith("<") and any(f"<{name}" in head[:2_000] for name in ("testsuites", "testsuite"))
-
-
-def _statements(source: SourceFile) -> Iterable[Statement]:
-    """Yield the outcome of each test, and of those that are stated and not listed."""
-    for case in _tests(source):
-        item = _item(case)
-        message = next((entry.message for entry in case.result or () if entry.message), "")
-        names = (item.key, str(case.name))
-        text = one_line(f"{item.key} {item.answer}: {message}".rstrip(": "))
-        yield Statement("test", names, item.answer, str(source.path), text)
-    listed = [_item(case).answer for case in _tests(source)]
-    failed, tests = _stated_failures(source), sum(suite.tests or 0 for suite in _suites(source))
-    if failed > sum(answer in ("failed", "error") for answer in listed):
-        text = f"its suites state {failed:,} failures and errors, and it does not list them"
-        yield Statement("test", ("(a test that is not listed)",), "failed", str(source.path), text)
-    elif tests > len(listed):
-        text = f"its suites state {tests:,} tests, and it lists {len(listed):,}"
-        yield Statement("test", ("(a test that is not listed)",), "", str(source.path), text)
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
@@ -102,4 +81,4 @@ def _item(case: Any) -> ResultItem:
     )
 
 
-READER = results_reader("junit", "JUnit test results", _recognises, _results, statements=_statements)
+READER = results_reader("junit", "JUnit test results", _recognises, _results)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, Statement
+from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument
 from assay.harness.ingest.results.result_set import (
     ReadResults,
     ResultItem,
@@ -23,9 +23,7 @@ from assay.harness.ingest.results.result_set import (
     json_object,
     json_rows,
     read_object,
-    result_statements,
     results_reader,
-    score_names,
     texts,
 )
 from assay.harness.ingest.source_file import SourceFile
@@ -71,14 +69,6 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
     file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
     shown = (*document.tables, *(table for table in tables if table.rows))
     return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(findings)})
-
-
-def _statements(source: SourceFile) -> Iterable[Statement]:
-    """Yield the scores that lm-eval states, and those that its samples have."""
-    for _, results in _pairs(source.path):
-        if results:
-            yield from _stated(results)
-    yield from result_statements(_results(source, ""))
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
@@ -168,12 +158,6 @@ def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any],
     if task in above or not isinstance(inside, list):
         return 0
     return sum(_questions(member, counts, members, above | {task}) for member in inside if isinstance(member, str))
-
-
-def _stated(path: Path) -> Iterator[Statement]:
-    for score in _scores(path):
-        text = f"{score.task}: {score.metric} {score.value:.4f}"
-        yield Statement("number", score_names(score.task, score.metric), score.value, f"{path}:{score.line}", text)
 
 
 def _below_guessing(path: Path) -> Iterator[CitedFinding]:
@@ -309,9 +293,7 @@ def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, st
     return {key: str(value) for key, value in sorted(given.items()) if key in _SAMPLING}
 
 
-READER = results_reader(
-    "lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores, statements=_statements
-)
+READER = results_reader("lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores)
 
 
 _QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "sentence", "text")

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from assay.harness.compare.answer_ends import LIMIT
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.quantity import quantity
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader, Statement
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.schema import Part
@@ -168,9 +167,8 @@ def results_reader(
     results: Callable[[SourceFile, str], ReadResults],
     *,
     extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
-    statements: Callable[[SourceFile], Iterable[Statement]] | None = None,
 ) -> FormatReader:
-    """Make a reader whose document and statements follow from its results.
+    """Make a reader whose document follows from its results.
 
     Args:
         id: of the format.
@@ -178,7 +176,6 @@ def results_reader(
         recognises: see `FormatReader`.
         results: see `FormatReader`.
         extend: adds to the document what only this format has.
-        statements: instead of those of the results.
     """
 
     def read(source: SourceFile) -> FileDocument:
@@ -192,46 +189,7 @@ def results_reader(
         )
         return extend(source, document)
 
-    stated = statements or (lambda source: result_statements(results(source, "")))
-    return FormatReader(id, title, recognises, read, stated, results)
-
-
-def result_statements(reading: ReadResults) -> Iterable[Statement]:
-    """Yield the mean scores of answers, and the figures of a benchmark."""
-    for result_set in reading.sets:
-        yield from figures(result_set) if result_set.kind == "latencies" else _score(result_set)
-
-
-def score_names(task: str, metric: str) -> tuple[str, ...]:
-    """List the names that a score may have: its task, its metric with and without the filter, both, or just a score.
-
-    Args:
-        task: such as "gsm8k".
-        metric: such as "exact_match,strict-match".
-    """
-    short = metric.partition(",")[0]
-    return tuple(dict.fromkeys((f"{task} {metric}", f"{task} {short}", task, metric, short, "score")))
-
-
-def _score(result_set: ResultSet) -> Iterable[Statement]:
-    if result_set.accuracy is not None:
-        count = sum(item.score is not None for item in result_set.items)
-        text = f"{result_set.task}: mean {result_set.metric} of {count:,} answers is {result_set.accuracy:.4f}"
-        yield Statement(
-            "number", score_names(result_set.task, result_set.metric), result_set.accuracy, result_set.source, text
-        )
-
-
-def figures(result_set: ResultSet) -> Iterable[Statement]:
-    """Yield the numbers that a tool summed up itself, and those among the settings of the set."""
-    for name, written in (result_set.settings | result_set.figures).items():
-        try:
-            value = float(written)
-        except ValueError:
-            continue
-        names, unit = quantity(name)
-        spelt = score_names(result_set.task, name) if name == "score" else (*names, f"{result_set.task} {name}")
-        yield Statement("number", spelt, value, result_set.source, f"{result_set.task}: {name} {written}", unit)
+    return FormatReader(id, title, recognises, read, results)
 
 
 def _facts(result_set: ResultSet) -> list[Fact]:

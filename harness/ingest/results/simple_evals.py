@@ -9,19 +9,15 @@ and the model, ``<eval>_<model>.html``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
 from assay.evals.questions import prompt_hash
-from assay.harness.ingest.result import Statement
 from assay.harness.ingest.results.result_set import (
     ReadResults,
     ResultItem,
     ResultSet,
-    figures,
     read_object,
-    result_statements,
     results_reader,
 )
 from assay.harness.ingest.source_file import SourceFile
@@ -44,14 +40,6 @@ def _recognises(source: SourceFile) -> bool:
     except ValueError:
         return False
     return isinstance(document, dict) and "score" in document and "score:std" in document
-
-
-def _statements(source: SourceFile) -> Iterable[Statement]:
-    """Yield the mean score of the examples, and what the JSON sums up."""
-    reading = _results(source, "")
-    yield from result_statements(reading)
-    for result_set in reading.sets:
-        yield from figures(result_set)
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
@@ -174,4 +162,4 @@ class _Report(HTMLParser):
             self._now = None
 
 
-READER = results_reader("simple-evals", "simple-evals results", _recognises, _results, statements=_statements)
+READER = results_reader("simple-evals", "simple-evals results", _recognises, _results)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 
 from assay.harness.engines.sglang import failures
-from assay.harness.ingest.quantity import quantity, unit_of
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader, Statement
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
 from assay.harness.ingest.sglang_log.findings import cite, findings, next_steps
@@ -23,7 +22,7 @@ _SERVER = (
 )  # fmt: skip
 _WITHOUT_TENSORS = (
     "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
-    "SGLANG_KERNEL_API_DUMP_DIR dumps them for assay tensors diff and assay pack import"
+    "SGLANG_KERNEL_API_DUMP_DIR dumps them for assay tensors diff"
 )
 _EXPLAINED = 1 << 26
 """Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole."""
@@ -37,8 +36,6 @@ _SIGNS = re.compile(
     r"|^\S{0,200}(?:\w{1,60}: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
     re.MULTILINE,
 )
-_PASSING = frozenset({"passed", "xfailed"})
-_AFTER_NUMBER = re.compile(r"^[^:]*: *\S+")
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -62,11 +59,6 @@ def _read(source: SourceFile) -> FileDocument:
     cited, facts = tuple(findings(log)), (*_facts(log), *_cause(log, source))
     tables = tuple(table for table in _tables(log) if table.rows)
     return FileDocument(file=file, facts=facts, tables=tables, findings=cited, next_steps=next_steps(log, cited))
-
-
-def _statements(source: SourceFile) -> Iterable[Statement]:
-    """Yield metrics, scores and outcomes of tests."""
-    return _stated(read_log(source.lines()), str(source.path))
 
 
 def _notes(log: Log, source: SourceFile) -> Iterable[str]:
@@ -175,43 +167,4 @@ def _server(log: Log, server: Server) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _stated(log: Log, path: str) -> Iterable[Statement]:
-    """Yield the statements in the order of their lines, but for those of a summary, which come last."""
-    for metric in log.metrics:
-        names, unit = quantity(metric.name)
-        unit = unit or unit_of(_AFTER_NUMBER.sub("", metric.text))
-        yield Statement("number", names, metric.value, f"{path}:{metric.line}", metric.text, unit)
-    for scores, where, _ in log.groups:
-        for name, value in scores.items():
-            yield Statement("number", (name,), value, f"{path}:{where.first}", f"'{name}': {value:g}")
-    for _, rows in log.blocks:
-        for name, written, line in rows:
-            if re.fullmatch(r"-?[\d.]+", written) and written.count(".") < 2:
-                names, unit = quantity(name)
-                yield Statement("number", names, float(written), f"{path}:{line}", f"{name}: {written}", unit)
-    for test in log.tests:
-        line = test.outcome_line or test.line
-        names = (test.id, test.id.rpartition("::")[2], test.id.partition(" ")[0])
-        yield Statement("test", names, test.outcome, f"{path}:{line}", f"{test.id} {test.outcome.upper()}".rstrip())
-    yield from _loose(log, path)
-
-
-def _loose(log: Log, path: str) -> Iterable[Statement]:
-    """Yield the outcomes that no listed test has: those of several sessions in one file, and those that only the summary counts."""
-    if log.loose_outcomes.count:
-        for outcome, count in log.outcomes.items():
-            if outcome not in _PASSING and count > sum(test.outcome == outcome for test in log.tests):
-                where = log.loose_outcomes
-                yield Statement("test", ("(a test)",), outcome, f"{path}:{where.first}", where.text)
-    selected, line, text = log.collected
-    counted = re.findall(r"(\d+) (?:failed|passed|skipped|xfailed|xpassed|error)s?\b", log.summary[0])
-    if selected > max(sum(log.outcomes.values()), sum(map(int, counted))):
-        # The log is cut off, perhaps by the test that has no outcome.
-        yield Statement("test", ("(a collected test)",), "", f"{path}:{line}", text)
-    text, line = log.summary
-    for count, outcome in re.findall(r"(\d+) (failed|passed|error)s?\b", text):
-        if int(count) > sum(test.outcome == outcome for test in log.tests):
-            yield Statement("test", ("(summary)",), outcome, f"{path}:{line}", text)
-
-
-READER = FormatReader("sglang-log", "SGLang or pytest log", _recognises, _read, _statements)
+READER = FormatReader("sglang-log", "SGLang or pytest log", _recognises, _read)

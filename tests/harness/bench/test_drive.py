@@ -16,8 +16,7 @@ from assay.harness.bench.bench_plan import Turn, plan_bench, timed_spec
 from assay.harness.collect.plan import prepare
 from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import BenchFolder
-from assay.harness.evidence.timings import Timing
+from assay.harness.evidence.bench_folder import BenchFolder, Timing
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES
 from assay.harness.stats.ratio import MIN_RATIOS

@@ -39,21 +39,3 @@ def test_an_unknown_file_gives_no_verdict_and_a_missing_one_is_a_usage_error(
     assert call("ingest", str(other)) == 3
     assert "x.txt" in capsys.readouterr().out
     assert call("ingest", str(tmp_path / "none")) == 2
-
-
-@pytest.mark.parametrize(
-    ("says", "code", "sign"),
-    [("MMLU >= 0.60", 1, "✕ refuted"), ("MMLU >= 0.10", 0, "✓ confirmed"), ("gsm8k >= 0.10", 3, "? undecided")],
-)
-def test_verify_claim_exits_with_what_the_evidence_says(
-    says: str, code: int, sign: str, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("verify-claim", str(LOG), "--says", says) == code
-    assert f"{sign}: {says}" in capsys.readouterr().out
-
-
-def test_verify_claim_prints_json(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("verify-claim", str(LOG), "--json", "--says", "all tests passed", "--says", "mmlu > 0") == 1
-    written = json.loads(capsys.readouterr().out)
-    assert [one["outcome"] for one in written["claims"]] == ["refuted", "confirmed"]
-    assert (written["schema"], written["exit_code"]) == ("assay.claims/1", 1)

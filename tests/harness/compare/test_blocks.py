@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.compare.blocks import _gaps, blocks_of, side_by_side, throughputs
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.timings import Timing
+from assay.harness.evidence.bench_folder import Timing
 from assay.harness.sides import Role
 
 

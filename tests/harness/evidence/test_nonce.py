@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import BenchFolder
+from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder
 from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, pack_of, shadow_errors_of
 from assay.harness.evidence.logit_files import CACHE_STATES, Logits, LogitsHeader, Positions, read_logits, write_logits
 from assay.harness.evidence.pack import Source
 from assay.harness.evidence.shadow_errors import ShadowHeader, write_shadow_errors
-from assay.harness.evidence.timings import AnswerLength
 from assay.harness.evidence.trace import TraceHeader, read_trace, write_pass
 from assay.harness.server.pack_writer import PackWriter
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.localize.values import all_finite, same_values
+from assay.harness.localize.cells import all_finite, same_values
 
 NAN, INF = math.nan, math.inf
 

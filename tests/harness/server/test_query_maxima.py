@@ -16,8 +16,7 @@ from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, Shado
 from assay.harness.evidence.worst_queries import COLUMNS, WorstQueries, excess, joined_queries
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.server.reduction import LayerSums
-from assay.harness.server.row_sample import sampled_rows
-from assay.harness.server.truth_sums import TruthSums
+from assay.harness.server.truth_sums import TruthSums, sampled_rows
 
 HEADS, NEW, PREFIX = 2, 2048, 64
 CALL = call_of([(NEW, PREFIX)], (HEADS, 1), 16, torch.bfloat16, "cpu", seed=7)

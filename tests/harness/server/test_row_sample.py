@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from assay.harness.evidence.shadow_errors import condition_numbers
-from assay.harness.server.row_sample import BLOCK, MAX_ROWS, sampled_rows
+from assay.harness.server.truth_sums import BLOCK, MAX_ROWS, sampled_rows
 
 
 def draw(new: list[int], prefix: list[int], seed: int = 0) -> list[int]:

@@ -31,7 +31,7 @@ from assay.harness.evidence.worst_queries import COLUMNS
 from assay.harness.judge.own_error import _check_layers
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.offline.replay import diagnose_recorded
-from assay.harness.server import row_sample
+from assay.harness.server import truth_sums
 from assay.harness.server.candidates import KernelCandidate
 from assay.harness.server.control import Control, set_control
 from assay.harness.server.pack_writer import PackWriter
@@ -424,7 +424,7 @@ def test_a_kernel_that_declares_int8_and_computes_exactly_is_too_quiet(shadowing
 def test_of_a_large_call_a_sample_of_queries_is_compared(
     shadowing: Shadowing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_sample, "MAX_ROWS", 8)
+    monkeypatch.setattr(truth_sums, "MAX_ROWS", 8)
     server, shadow = shadowing(right)
     server.step("extend", [(12, 0), (9, 5)])
     errors = seen(shadow, tmp_path)

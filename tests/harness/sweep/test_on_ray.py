@@ -26,10 +26,10 @@ from assay.harness.sweep.spec import Limits
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "missing_packages", lambda extra: ["ray"] if extra == "fleet" else [])
+    monkeypatch.setattr(extras, "missing_packages", lambda extra: ["ray"] if extra == "ray" else [])
     with pytest.raises(UsageError, match=r"--ray needs packages that are not installed: ray\.") as error, OnRay(LOCAL):
         pass
-    assert "assay-harness[fleet]" in error.value.do
+    assert "assay-harness[ray]" in error.value.do
 
 
 @pytest.mark.parametrize("address", [LOCAL, "10.0.0.1:6379"])

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.harness.errors import EngineError, EvidenceError, UsageError
+from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.cell import RESULT, CellRecord, read_cell, write_cell
-from assay.harness.evidence.storage import Storage, open_storage
 from assay.harness.files import timestamp
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sweep.cell_process import PACK, hashes
@@ -227,44 +226,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="is not the folder of a sweep"):
         run(made(tmp_path, axes=THREE), passes)
-
-
-def test_what_ended_elsewhere_comes_from_the_storage(tmp_path: Path) -> None:
-    storage = open_storage(tmp_path / "stored")
-    first = made(tmp_path / "here", axes=THREE)
-    first.storage = storage
-    run(first, lambda words: "error" if "b:f" in words else "pass")
-    assert len(storage.names()) == 3
-    second = made(tmp_path / "there", axes=THREE)
-    second.storage = storage
-    result, ran = run(second, passes)
-    assert ran == ["check b:f"]
-    assert (result.verdict, [cell.earlier for cell in result.cells]) == ("pass", [True, False, True])
-    assert len(storage.names()) == 4, "the failure stays on record"
-
-
-def test_what_ended_here_is_stored_although_its_upload_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = open_storage(tmp_path / "stored")
-    create = type(storage).create
-
-    def dies(self: Storage, key: str, content: bytes | Path) -> bool:
-        if key.startswith("stored/"):
-            raise EvidenceError("The network is gone.")
-        return create(self, key, content)
-
-    first = made(tmp_path / "here", axes=THREE)
-    first.storage = storage
-    with monkeypatch.context() as patch:
-        patch.setattr(type(storage), "create", dies)
-        with pytest.raises(EvidenceError, match="gone"):
-            run(first, passes)
-    assert storage.names() == []
-    again = made(tmp_path / "here", axes=THREE)
-    again.storage = storage
-    result, ran = run(again, passes)
-    assert ran == ["check b:f", "check c:f"], "what had ended is not run again"
-    assert storage.names() == sorted(f"cells/{cell.key}" for cell in result.cells)
-    assert storage.read_file(f"cells/{result.cells[0].key}", RESULT) == b'{"of": "check a:f"}'
 
 
 def test_an_estimate_comes_from_earlier_durations(tmp_path: Path) -> None:
