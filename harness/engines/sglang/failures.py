@@ -242,8 +242,8 @@ def _death(lines: list[str]) -> str:
     for number, line in enumerate(lines):
         if match := _FAULT.search(line):
             start = next((n for n in range(number, len(lines)) if lines[n].startswith("Current thread")), len(lines))
-            found = itertools.takewhile(bool, map(_FAULT_FRAME.match, lines[start + 1 :]))
-            frames = [Frame(frame[1], int(frame[2]), frame[3]) for frame in found if frame]
+            inner = itertools.takewhile(bool, map(_FAULT_FRAME.match, lines[start + 1 :]))
+            frames = [Frame(frame[1], int(frame[2]), frame[3]) for frame in inner if frame]
             return one_line(match[0], _LINE_LIMIT) + _place(frames[::-1])
     for number, line in enumerate(lines):
         if match := _DEATH.search(line):
