@@ -409,7 +409,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     few = {"questions": 48, "margin": 0.1, "envelope_tokens": 128}
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")
-    reference, other = (make_run_engine(plan, folder, role, alone=False) for role in ("reference", "candidate"))
+    reference, other = (make_run_engine(plan, folder, role) for role in ("reference", "candidate"))
     with running([reference, other], "cpu"):
         yield PairRun(plan, folder, (reference, other))
 
