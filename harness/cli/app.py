@@ -52,7 +52,6 @@ COMMANDS = {
     ),
     "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
-    "pack": ("pack", "Make a replay pack of another tool's dump or trace, or write a pack for that tool."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "explain": ("explain", "Explain a finding: its picture, wrong and right code, and public bugs of its kind."),
     "bench": (
@@ -64,13 +63,12 @@ COMMANDS = {
         "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "sweep": ("sweep", "Run a command over axes, such as kernels x models: one cell after the other here, or on Ray."),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and dumps, and report what follows from them."),
     "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
-    "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
+    "trace": ("trace", "Read a trace of an engine or a profiler, or compare two."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "fingerprint": (
         "fingerprint",
