@@ -185,8 +185,8 @@ class Bisection:
             self._prove("good", self.state.spec.good)
             self._prove("bad", self.state.spec.bad)
             suspects = self._search()
-            found = len(suspects) == 1
-            result = self._named(suspects[0]) if found else BisectResult(outcome="ambiguous", suspects=suspects)
+            ambiguous = BisectResult(outcome="ambiguous", suspects=suspects)
+            result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
             skipped = list(self._classes().values()).count("skip")
             notes = (*result.notes, *([f"{skipped} commits could not be classified"] if skipped else []))
             self._set(self.state.model_copy(update={"result": result.model_copy(update={"notes": notes})}))
@@ -246,9 +246,9 @@ class Bisection:
 
     def _classify(self, commit: str, purpose: Purpose) -> Outcome:
         """Probe a commit until it is classified."""
-        while (found := settled(self._outcomes(commit), self.state.spec)) is None:
+        while (outcome := settled(self._outcomes(commit), self.state.spec)) is None:
             self._probe(commit, purpose)
-        return found
+        return outcome
 
     def _probe(self, commit: str, purpose: Purpose) -> Measurement:
         """Probe a commit, and record what came out."""
