@@ -42,9 +42,7 @@ def test_a_backend_that_needs_a_gpu_is_refused_on_the_cpu(name: str) -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_servers_that_run_elsewhere_need_no_gpu_here() -> None:
     there = "http://127.0.0.1:9"
-    spec = make_spec(
-        {"device": "cuda", "reference": there, "candidate": there, "questions": 8, "suites": ("accuracy",)}
-    )
+    spec = make_spec({"device": "cuda", "reference": there, "candidate": there, "questions": 8, "suites": ("accuracy",)})
     check_environment(prepare(spec))
 
 
