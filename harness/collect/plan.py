@@ -11,7 +11,7 @@ from assay.evals.loads import shapes_of
 from assay.evals.question_sets import draw
 from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
-from assay.harness.collect.preflight import check_certificate, check_fingerprint
+from assay.harness.collect.preflight import check_fingerprint
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.config import RunSpec
 from assay.harness.engines.model import fit_of, resolve_model
@@ -112,8 +112,7 @@ def prepare(spec: RunSpec) -> Plan:
     with a command does not depend on the memory that happens to be free.
 
     Raises:
-        UsageError: an unknown backend, an incomplete model, a certificate that cannot be read, an unknown shape of requests, or
-            questions that cannot be read.
+        UsageError: an unknown backend, an incomplete model, an unknown shape of requests, or questions that cannot be read.
     """
     _check_spec(spec)
     return ask(_found(spec), spec.workload)
@@ -145,10 +144,9 @@ def _check_spec(spec: RunSpec) -> None:
 
 
 def _found(spec: RunSpec) -> Plan:
-    """Find backends, models and certificate; nothing is asked yet."""
+    """Find backends and models; nothing is asked yet."""
     reference = checked_backend("--reference", spec.reference.backend)
     candidate = checked_backend("--candidate", spec.candidate.backend)
-    check_certificate(spec.policy.certificate)
     check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
     return Plan(spec, models, (), reference, candidate)
