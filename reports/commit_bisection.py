@@ -18,13 +18,13 @@ def bisection_document(state: BisectState) -> Document:
     """The commit, what changed in it, and every probe."""
     result = state.result
     assert result is not None
-    found = result.outcome == "found"
+    named = result.outcome == "found"
     probes: list[Block] = [_probes(state), Code(state.command, "Repeat this bisection, in a new folder")]
     return Document(
         command="bisect commits",
         title=one_line(state.spec.kernel, 60),
-        verdict="pass" if found else "inconclusive",
-        word="Found" if found else "Ambiguous",
+        verdict="pass" if named else "inconclusive",
+        word="Found" if named else "Ambiguous",
         headline=_headline(state, result),
         meaning=result.commit.subject if result.commit else "",
         crumbs=[state.spec.repo],

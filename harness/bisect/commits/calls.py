@@ -28,10 +28,8 @@ def chosen_calls(pack: str, conditions: Sequence[str], limit: int) -> list[Probe
         UsageError: an axis or value does not exist, or no call is left.
     """
     if pack:
-        recorded = sorted(
-            (one.call for one in choose(read_pack(Path(pack)))), key=lambda call: (call.layer, call.phase)
-        )
-        calls = [(call, _condition(call)) for call in recorded]
+        recorded = [case.call for case in choose(read_pack(Path(pack)))]
+        calls = [(call, _condition(call)) for call in sorted(recorded, key=lambda call: (call.layer, call.phase))]
     else:
         calls = [(case.make(), case.condition) for case in cases(seed=0)]
     wanted: dict[str, set[str]] = {}
