@@ -59,7 +59,6 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.evidence.baseline import Baseline, Key, write_baseline
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.ingest.tensors.flashinfer_trace import export_pack
 from assay.harness.server.pack_writer import PackWriter
 from assay.reports.json_report import to_json
 from assay.reports.page import to_html
@@ -71,7 +70,6 @@ COMMANDS_USED = (
     "show",
     "trace",
     "tensors",
-    "pack",
     "replay",
     "run",
     "baseline",
@@ -342,19 +340,9 @@ def pack(part: str) -> Callable[[Path], Path]:
     return make
 
 
-def trace(part: str) -> Callable[[Path], Path]:
-    """A FlashInfer Trace of the pack."""
-
-    def make(folder: Path) -> Path:
-        shutil.copytree(packs().parent / "trace", folder / "trace")
-        return next((folder / "trace").rglob(part))
-
-    return make
-
-
 @cache
 def packs() -> Path:
-    """A whole pack, and beside it the same as a FlashInfer Trace; made once, before the workers."""
+    """A whole pack; made once, before the workers."""
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))
     source = Source(engine="SGLang 0.5.23 on cpu", model="m", model_hash="h", reference="triton")
     writer = PackWriter(place / "pack", source, 1 << 24)
@@ -364,7 +352,6 @@ def packs() -> Path:
         if writer.wants(about):
             writer.add(about, call, oracle(call).to(call.q.dtype))
     writer.flush()
-    export_pack(place / "pack", place / "trace")
     return place / "pack"
 
 
@@ -439,13 +426,8 @@ def against(*words: str) -> Callable[[Path, Path], list[str]]:
 
 
 def of_run(path: Path) -> Path:
-    """The folder of a pack, a trace or a dump in which a file lies."""
-    return next(parent for parent in path.parents if parent.name in ("pack", "trace", "dump"))
-
-
-def imported(path: Path, _: Path) -> list[str]:
-    """The command that makes a pack of a dump or a trace."""
-    return ["pack", "import", str(of_run(path)), "--out", str(of_run(path).parent / "made")]
+    """The folder of a pack or a dump in which a file lies."""
+    return next(parent for parent in path.parents if parent.name in ("pack", "dump"))
 
 
 URLS = ("--reference", "{whole}", "--candidate", "{path}")
@@ -489,11 +471,6 @@ READERS = (
     Reader("trace diff", TRACES, against("trace", "diff", "{whole}", "{path}")),
     Reader("tensors diff", TENSORS, against("tensors", "diff", "{whole}", "{path}")),
     Reader("tensors diff: dumps", [dumped], lambda path, whole: ["tensors", "diff", str(of_run(whole)), str(of_run(path))]),
-    Reader("pack import: dump", [dumped], imported),
-    Reader("pack import: trace", [trace("*.json"), trace("*.jsonl"), trace("*.safetensors")],
-           imported),
-    Reader("pack export", [pack("manifest.json"), pack("calls/*.safetensors")],
-           lambda path, _: ["pack", "export", str(of_run(path)), "--flashinfer-trace", str(of_run(path).parent / "made")]),
     Reader("replay", [pack("manifest.json"), pack("calls/*.safetensors")],
            lambda path, _: ["replay", str(of_run(path)), "--candidate", KERNEL, "--read-out", "0"]),
     Reader("baselines", [baseline], lambda path, _: ["baseline", "list", "--baselines", str(path.parents[1])]),
@@ -664,7 +641,7 @@ def prepared(reader: Reader, seed: int, folder: Path) -> list[str]:
         path.write_bytes(mutated(path.read_bytes(), path.name, rng))
         if path.parent.name == "calls" and rng.random() < 0.7:
             reseal(path)
-    if rng.random() < 0.02 and not reader.name.startswith(("pack", "replay", "tensors diff: dumps", "endpoints")):
+    if rng.random() < 0.02 and not reader.name.startswith(("replay", "tensors diff: dumps", "endpoints")):
         path = path.rename(path.with_name(f"\x1b[2J{path.name}"))
     return reader.command(path, whole)
 

@@ -105,7 +105,7 @@ def _findings(result: IngestResult) -> Section:
             blocks.append(Findings([finding]))
             blocks += _quoted(finding.cites, _cited(finding, document.file.unit), document.file.unit)
         if document.file.format == UNKNOWN and not document.findings:
-            blocks.append(Line("No reader knows this file.", "empty"))
+            blocks.append(Line("Not recognised.", "empty"))
     if quiet:
         blocks.append(Line(f"Nothing was found in {', '.join(quiet)}." if several else "None.", "empty"))
     return Section("findings", "Findings", blocks)

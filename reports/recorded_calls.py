@@ -8,7 +8,6 @@ from pathlib import Path
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.pack import PackManifest, replay_command
-from assay.harness.ingest.tensors.dump import Imported
 from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import cause_of
 from assay.reports.check import reproducing
@@ -44,8 +43,8 @@ def replay_document(replay: ReplayResult) -> Document:
     )
 
 
-def pack_document(manifest: PackManifest, pack: Path, made: Imported | None = None) -> Document:
-    """Build the document of an imported dump: the calls by phase and cached prefix, and the command that replays them."""
+def pack_document(manifest: PackManifest, pack: Path) -> Document:
+    """Build the document of a recorded pack: the calls by phase and cached prefix, and the command that replays them."""
     strata: dict[tuple[str, str], list[tuple[int | None, int]]] = {}
     for call in manifest.calls:
         cached = "yes" if has_cached_prefix(call.prefix) else "no"
@@ -66,21 +65,9 @@ def pack_document(manifest: PackManifest, pack: Path, made: Imported | None = No
         verdict=None,
         headline=f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{too_large}: {pack}",
         body=[
-            *map(Line, _imported(made) if made else []),
             Table(("phase", "cached prefix", "calls", "layers", "MiB"), rows, numbers=(2, 3, 4)),
             Line(f"Replay: {replay_command(pack)}"),
         ],
         exit_code=0,
         result=manifest,
     )
-
-
-def _imported(made: Imported) -> list[str]:
-    calls = len(made.manifest.calls)
-    checked = (
-        f"{made.checked} dumped outputs were checked: they are the attention of their q, k and v."
-        if made.checked
-        else "No output was dumped: the reference is attention in float64."
-    )
-    read = f"{made.passes} passes or calls read; {calls} calls in the pack, {made.with_prefix} with a cached prefix."
-    return [f"{read} {checked}", *(f"Refused, {count} x: {one_line(reason, 300)}." for reason, count in made.refused)]

@@ -313,23 +313,10 @@ def _same(call: Any) -> Any:
 
 
 def kernels(place: Path, wanted: Callable[[str], bool]) -> Cases:
-    """Kernels by name: on cases, on packs of dumps, and on a pack that went through another tool's format."""
+    """Kernels by name: on cases, and on a pack."""
     (place / "characterised.py").write_text(KERNELS)
     sys.path.insert(0, str(place))
-    dumps = {
-        "sglang": f"{DATA / 'tensors' / 'sglang_dumper'} --model {ROOT / 'evals' / 'tiny_model'}",
-        "flashinfer": str(DATA / "tensors" / "flashinfer"),
-    }
-    packs = {}
-    for name, dump in dumps.items():
-        packs[name] = place / f"pack-{name}"
-        made = command(f"pack import --json --out {packs[name]} {dump}", place)
-        if wanted(f"import/{name}"):
-            yield f"import/{name}", made
-        exported, again = place / f"trace-{name}", place / f"again-{name}"
-        if wanted(f"export/{name}"):
-            yield f"export/{name}", command(f"pack export {packs[name]} --flashinfer-trace {exported}", place)
-            yield f"export/{name}/again", command(f"pack import --json --out {again} {exported}", place)
+    packs = {"written": _pack(place / "pack-written")}
     named = [f"characterised:{name}" for name in re.findall(r"^def (\w+)", KERNELS, re.MULTILINE)]
     for kernel in named:
         name = kernel.partition(":")[2]
@@ -342,6 +329,25 @@ def kernels(place: Path, wanted: Callable[[str], bool]) -> Cases:
             if wanted(f"replay/{pack}/{name}"):
                 yield f"replay/{pack}/{name}", apart(f"replay {folder} --candidate {kernel} --json --read-out 0", place)
     sys.path.remove(str(place))
+
+
+def _pack(folder: Path) -> Path:
+    """Write a pack of three calls, two of them with a cached prefix."""
+    import torch
+
+    from assay.harness.attention.oracle import oracle
+    from assay.harness.attention.sample_calls import call_of
+    from assay.harness.evidence.pack import CallMetadata, Source
+    from assay.harness.server.pack_writer import PackWriter
+
+    writer = PackWriter(folder, Source(engine="SGLang", model="m", model_hash="h", reference="triton"), 1 << 24)
+    for sequences in ([(7, 0)], [(4, 20)], [(3, 9), (5, 0)]):
+        call = call_of(sequences, (4, 2), 32, torch.float32, "cpu")
+        about = CallMetadata(0, "extend", tuple(call.lens_q), tuple(call.prefixes), tuple("r" for _ in call.lens_q))
+        if writer.wants(about):
+            writer.add(about, call, oracle(call).to(call.q.dtype))
+    writer.flush()
+    return folder
 
 
 def apart(line: str, place: Path, **environment: str) -> Essence:

@@ -52,7 +52,6 @@ COMMANDS = {
     ),
     "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
-    "pack": ("pack", "Make a replay pack of another tool's dump or trace, or write a pack for that tool."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "explain": ("explain", "Explain a finding: its picture, wrong and right code, and public bugs of its kind."),
     "bench": (
@@ -70,7 +69,7 @@ COMMANDS = {
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and dumps, and report what follows from them."),
     "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
-    "trace": ("trace", "Read a trace of an engine or a profiler, compare two, or record one."),
+    "trace": ("trace", "Read a trace of an engine or a profiler, or compare two."),
     "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
     "fingerprint": (
         "fingerprint",

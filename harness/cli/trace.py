@@ -1,4 +1,4 @@
-"""Traces of engines and profilers: ``assay trace show``, ``diff``, ``record``."""
+"""Traces of engines and profilers: ``assay trace show``, ``diff``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, say
-from assay.harness.cli.output import Html, Json, deliver, new_file
-from assay.harness.extras import require
+from assay.harness.cli.app import app
+from assay.harness.cli.output import Html, Json, deliver
 
 trace_app = typer.Typer(no_args_is_help=True, add_completion=False)
-app.add_typer(trace_app, name="trace", help="Read a trace of an engine or a profiler, compare two, or record one.")
-
-_REQUEST_TIMEOUT_S = 600.0
-"""For a server of MLC-LLM."""
+app.add_typer(trace_app, name="trace", help="Read a trace of an engine or a profiler, or compare two.")
 
 
 @trace_app.command()
@@ -49,29 +45,3 @@ def diff(
     from assay.reports.trace_steps import trace_diff_document
 
     raise typer.Exit(deliver(trace_diff_document(diff_files(a, b)), json, html))
-
-
-@trace_app.command()
-def record(
-    server: Annotated[str, typer.Argument(help="The URL of an MLC-LLM server.")],
-    out: Annotated[Path, typer.Option(help="A file for the trace, in JSON.", callback=new_file)],
-    requests: Annotated[
-        int, typer.Option(help="Questions to ask first, which share a prefix; 0 only collects the trace.", min=0)
-    ] = 2,
-    max_tokens: Annotated[int, typer.Option(help="Token limit of an answer.", min=1)] = 32,
-) -> None:
-    """Record the event trace of an MLC-LLM server: of all its requests since it started."""
-    require("serve", "assay trace record")
-    import json
-
-    from assay.evals.questions import PROMPT_HEADER
-    from assay.harness.engines.base import ChatRequest
-    from assay.harness.engines.mlc import MlcServer
-    from assay.harness.files import write_whole
-
-    with MlcServer("reference", server, _REQUEST_TIMEOUT_S) as engine:
-        asks = [ChatRequest(f"{PROMPT_HEADER}\n\nHow much is {n} + {n}?", max_tokens) for n in range(1, requests + 1)]
-        engine.ask(asks, 1, lambda index, reply: None)
-        events = engine.event_trace()
-    write_whole(out, json.dumps(events))
-    say(f"{len(events):,} events of {engine.label} in {out}")

@@ -15,7 +15,7 @@ from assay.harness.collect.fingerprints import of_side
 from assay.harness.collect.kernel_process import examine_kernel, try_kernel
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.preflight import check_accepted
-from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop, outlook
+from assay.harness.collect.question_stop import FIRST_IN_TURN, QuestionStop
 from assay.harness.collect.run_folder import asked_roles, recorded
 from assay.harness.collect.servers import make_run_engine, manifest_of, record_fingerprint, running, together
 from assay.harness.engines.base import Engine
@@ -41,8 +41,11 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
     with recorded(folder):
         stop = QuestionStop(plan, folder.answers(), together=_asked_together(plan, folder, ready))
         if stop.items and stop.reason is None:
-            for line in outlook(plan.rule, plan.spec.workload.order_seed, len(stop.items)):
-                display.say(line)
+            rule, seed = plan.rule, plan.spec.workload.order_seed
+            display.say(
+                f"Questions: at most {len(stop.items):,}, in the random order of seed {seed}; margin {rule.margin:g}, "
+                f"alpha {rule.alpha:g}. Asking stops when the answers decide."
+            )
         for number, first in enumerate(_rounds(stop)):
             if number and stop.enough():
                 break

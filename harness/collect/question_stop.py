@@ -7,12 +7,10 @@ from threading import Condition
 
 from assay.harness.collect.plan import Plan
 from assay.harness.compare.answers import Pair
-from assay.harness.compare.paired_accuracy import Rule, outcome_of, prefix_of, soonest_pass
+from assay.harness.compare.paired_accuracy import outcome_of, prefix_of, soonest_pass
 from assay.harness.evidence.question_plan import Stop
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import ROLES, Role
-from assay.harness.stats.outlook import forecast
-from assay.harness.text import percent
 
 _LOOK_EVERY, _LOOK_SHARE = 8, 0.02
 """New pairs after which the test looks again: so many, and at least this share of all. Any numbers keep the error rates; a look at
@@ -24,8 +22,6 @@ FIRST_IN_TURN = 1024
 and in six at 5 %. If they do not decide, both servers start once more."""
 _WAIT_S = 0.25
 """Seconds after which a role that waits for the other checks that its server is still alive."""
-_FLIPS = (0.0, 0.02, 0.05)
-"""Shares of flipped answers for which the plan states how many questions it expects."""
 
 
 class QuestionStop:
@@ -158,23 +154,3 @@ class QuestionStop:
         soonest = soonest_pass(self.items, pairs, self._rule)
         # Beyond it, something else is missing: the reference has not been shown to beat guessing yet, or letters are.
         self.soonest = soonest if soonest > self.pairs else len(self.items)
-
-
-def outlook(rule: Rule, order_seed: int, most: int) -> list[str]:
-    """Explain what the plan of the questions promises, in lines for a person."""
-    margin, alpha = rule.margin, rule.alpha
-    expected = []
-    for flips in _FLIPS:
-        equal = forecast(0.0, flips, margin, alpha, most)
-        count = f"about {equal.questions:,}" if equal.questions else f"more than {most:,}"
-        expected.append(f"{count} if {percent(flips)} of the answers flip ({percent(equal.power)} of runs decide)")
-    shown = [
-        f"{100 * loss:g} points in {percent(forecast(loss, _FLIPS[-1], margin, rule.regression_alpha, most).power)}"
-        for loss in (1.5 * margin, 2.5 * margin, 5 * margin)
-    ]
-    return [
-        f"Questions: at most {most:,}, in the random order of seed {order_seed}; margin {margin:g}, alpha {alpha:g}. "
-        "Asking stops when the answers decide.",
-        f"Questions that an equal candidate needs: {', '.join(expected)}.",
-        f"Losses shown as a regression if {percent(_FLIPS[-1])} of the answers flip: {', '.join(shown)} of runs.",
-    ]

@@ -67,7 +67,10 @@ def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocu
             reader = reader_of(source)
         if reader is None:
             return FileDocument(
-                file=_unknown(source, f"not recognised; assay reads: {listed([reader.title for reader in readers()])}")
+                file=_unknown(
+                    source,
+                    f"not recognised. What to do: give one of these: {listed([reader.title for reader in readers()])}",
+                )
             )
         with reading(source.path, reader.title):
             return reader.read(source)

@@ -30,7 +30,6 @@ from assay.harness.judge.suite_decisions import Decision, decide_accuracy, decis
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.binomial import mcnemar
-from assay.harness.stats.outlook import smallest_loss_shown
 from assay.harness.verdict import Check, Finding, Requirement
 from assay.harness.workload import Workload
 
@@ -169,7 +168,6 @@ def _metrics(
 ) -> tuple[Metric, ...]:
     n, most = len(questions.prefix.pairs), len(questions.items)
     changed = sum(flipped)
-    least = smallest_loss_shown(changed / max(n, 1), policy.margin, questions.rule.regression_alpha, most)
     accuracies = [
         Metric(
             id=f"{own.role}-accuracy",
@@ -210,13 +208,6 @@ def _metrics(
             text=f"{n:,} of at most {most:,}",
             explain="The test looks after each question, in random order, and asking stops when it has decided"
             + _units(questions.items[:n]),
-        ),
-        Metric(
-            id="smallest-detectable-loss",
-            title="smallest detectable loss",
-            value=None if least is None else 100 * least,
-            text="none" if least is None else f"{100 * least:.1f} points",
-            explain=f"Loss that at most {most:,} questions show to be above the margin, with a power of 0.8",
         ),
     )
 

@@ -27,7 +27,7 @@ from assay.harness.judge import (
 )
 from assay.harness.judge.answer_length_check import LENGTH_RATIO
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.decide import BASELINE, WHOLE, decide, holm_corrected, without_those_of_the_reference
+from assay.harness.judge.decide import BASELINE, WHOLE, decide, holm_corrected
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import EnvelopeResult, Environment, Report, ServerSummary, SuiteResult
@@ -75,8 +75,7 @@ def _build(folder: RunFolder) -> Report:
     times = latency_suite.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.read(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
-    known = (bool(run.errors.off_by_a_key), bool(run.errors.as_given)) if run.errors else (False, False)
-    suites = holm_corrected(without_those_of_the_reference(_suites(judged), *known), spec.policy.alpha)
+    suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
     if progress.failure:
         # What was not met says nothing: it would have been met later, and its advice is not what to do now.

@@ -20,8 +20,6 @@ BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
 INVARIANCE = "invariance"
 """Id of the suite that switches features of the candidate that must change nothing."""
-_ANSWERS, _LAYERS = ("accuracy", "greedy", "logits"), "layers"
-"""Ids of the suites that compare what both servers answer, and of the one that holds each layer against the truth."""
 _LATENCY = "latency"
 """Id of the suite that compares times."""
 
@@ -76,29 +74,6 @@ def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
         return suite
     why = f"{suite.why} Holm's correction over {count} suites gives p = {p:.2g}, not below {alpha:g}: no regression is shown."
     return suite.model_copy(update={"verdict": "inconclusive", "why": why})
-
-
-def without_those_of_the_reference(suites: Sequence[Suite], off_by_a_key: bool, as_given: bool = False) -> list[Suite]:
-    """Withdraw regressions of answers that may be the reference's own, which are then inconclusive.
-
-    They may be if a window of the reference is off by one key, or new K and V are read before they are stored in fewer bits, while
-    the candidate computes what every layer asks for. If a layer of the candidate is wrong as well, or was not compared, they stand.
-
-    Args:
-        suites: each with its verdict.
-        off_by_a_key: whether the shadow saw such a window of the reference.
-        as_given: whether it saw such K and V.
-    """
-    right = (off_by_a_key or as_given) and any(suite.id == _LAYERS and suite.verdict == "pass" for suite in suites)
-    window = "The reference's window is off by one key"
-    what = window if off_by_a_key else "The reference reads new K and V before they are stored in fewer bits"
-    why = f"{what}, and every layer of the candidate is right: the reference may be what differs."
-    return [
-        suite.model_copy(update={"verdict": "inconclusive", "why": f"{suite.why} {why}", "p_regression": None})
-        if right and suite.verdict == "regression" and suite.id in _ANSWERS
-        else suite
-        for suite in suites
-    ]
 
 
 def decide(

@@ -144,8 +144,6 @@ def _row(
         verdict=decision.verdict,
         why=decision.why,
         ratios=ratio.n,
-        ratios_effective=ratio.effective,
-        ratios_needed=decision.needed,
     )
 
 

@@ -40,8 +40,6 @@ class LatencyRow(Part):
     verdict: Verdict
     why: str
     ratios: int = Field(description="ratios measured; a round gives two")
-    ratios_effective: float = Field(description="independent ratios that they are worth")
-    ratios_needed: int | None = Field(description="for an inconclusive verdict; a round gives two")
 
     @property
     def where(self) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from assay.harness.compare.answers import flips
 from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of, verdict_of
 from assay.harness.judge.report import Metric
@@ -13,12 +11,8 @@ from assay.harness.policy import Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.betting import betting_interval
 from assay.harness.stats.binomial import mcnemar
-from assay.harness.stats.outlook import forecast
 from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
 from assay.harness.verdict import Verdict
-
-MAX_NEEDED = 100_000
-"""A larger number of items is not useful advice, and is not given."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +82,10 @@ def _why(prefix: Prefix, rule: Rule, outcome: Outcome, loss: float, interval: In
     if outcome.reason == "non-inferior":
         but = f"; within it, the loss is significant (exact McNemar p = {p_mcnemar:.2g})" if significant else ""
         return f"{measured}: non-inferior, below {bound} (anytime-valid p = {outcome.p_inferior:.2g}){but}."
-    alpha = rule.alpha if loss < rule.margin else rule.regression_alpha
-    needed = forecast(loss, (lost + gained + 0.5) / (n + 1), rule.margin, alpha, MAX_NEEDED).questions
     known = f" A loss is shown (exact McNemar p = {p_mcnemar:.2g}), but not how large it is." if significant else ""
     return (
         f"{measured}: shown neither to be below {bound} (anytime-valid p = {outcome.p_inferior:.2g}) nor above it "
-        f"(p = {outcome.p_regression:.2g}); {_to_resolve(needed and max(n + 1, needed), 'questions')}, if answers keep flipping at "
-        f"this rate.{known}"
+        f"(p = {outcome.p_regression:.2g}); to resolve: more questions.{known}"
     )
 
 
@@ -134,11 +125,7 @@ def decide_share(
         verdict = "regression"
         why = f"{measured}, above {bound}."
     else:
-        needed = _items_needed(bad / n, n, limit, alpha)
-        why = (
-            f"{measured}: neither shown to be at most {bound} nor above it; "
-            f"{_to_resolve(needed, items)}, if the share stays the same."
-        )
+        why = f"{measured}: neither shown to be at most {bound} nor above it; to resolve: more {items}."
     return Decision(verdict, why, share, interval, p_not_above(bad, n, limit) if n else 1.0)
 
 
@@ -168,23 +155,6 @@ def decision_metric(
         policy=policy.line(limit),
         explain=explain,
     )
-
-
-def _items_needed(share: float, n: int, limit: float, alpha: float) -> int | None:
-    """Estimate how many items would decide at the same share; None where no practical number would."""
-    from scipy.special import bdtr, bdtrc  # costs 0.2 s to import, and only an undecided share needs it
-
-    sizes = np.arange(n + 1, MAX_NEEDED + 1)
-    # A Clopper-Pearson bound is beyond the limit where the binomial tail at the limit is below alpha.
-    if share <= limit:
-        decided = bdtr(np.ceil(share * sizes), sizes, limit) <= alpha
-    else:
-        decided = bdtrc(np.floor(share * sizes) - 1, sizes, limit) < alpha
-    return int(sizes[decided.argmax()]) if decided.any() else None
-
-
-def _to_resolve(needed: int | None, items: str) -> str:
-    return f"to resolve: about {needed:,} {items}" if needed else f"no practical number of {items} would resolve this"
 
 
 def _percent(share: float, digits: int = 1) -> str:

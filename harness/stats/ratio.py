@@ -37,8 +37,6 @@ from assay.harness.verdict import Verdict
 
 MIN_RATIOS = 6
 """Fewer ratios give no verdict: an interval of level 0.95 would then be unbounded."""
-_MAX_RATIOS = 10_000
-"""A larger number of ratios is not useful advice, and is not given."""
 _WARM_FACTOR = 1.10
 """A round is warm once neither role's blocks take more than this multiple of their later time."""
 _MAX_LAG_FRACTION = 3
@@ -192,8 +190,6 @@ class RatioDecision:
         ratio: candidate over reference.
         floor: reference over reference.
         p: p value of "at most the bound", corrected for the number of ratios of the run (Holm).
-        needed: for an inconclusive verdict, ratios that would give one at the same spread; None otherwise, and where no practical
-            number would.
     """
 
     verdict: Verdict
@@ -201,7 +197,6 @@ class RatioDecision:
     ratio: Ratio
     floor: Ratio
     p: float
-    needed: int | None
 
 
 def decide_ratios(
@@ -237,10 +232,8 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
     low, high = ratio.interval.low, ratio.interval.high
     text = f"{ratio.value:.3f} ({low:.3f} to {high:.3f} with {100 * ratio.interval.level:.0f} % confidence)"
     verdict: Verdict = "inconclusive"
-    needed = None
     if min(ratio.n, floor.n) < MIN_RATIOS:
         why = f"Too few ratios: {ratio.n}, and {floor.n} of the reference against itself; {MIN_RATIOS} of each are needed."
-        needed = MIN_RATIOS * max(1, ratio.n // max(1, floor.n))
     elif high < bound:
         verdict, why = "pass", f"{text}: below the bound of {bound:g}."
     elif low > bound and (low <= _extent(floor) or floor.interval.low > bound):
@@ -252,15 +245,10 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
     elif low > bound and p < alpha:
         verdict, why = "regression", f"{text}: above the bound of {bound:g}."
     else:
-        needed = _ratios_needed(ratio, bound)
-        resolve = f"to resolve: about {needed} ratios" if needed else "no practical number of ratios would resolve this"
         beyond = "above" if low > bound else "not clear of"
         corrected = f", but not significant among all ratios (p = {p:.2g})" if low > bound else ""
-        worth = (
-            f", worth {ratio.effective:.0f}: measurements are autocorrelated" if ratio.effective < ratio.n / 2 else ""
-        )
-        why = f"{text}: {beyond} the bound of {bound:g}{corrected}; {resolve} ({ratio.n} were measured{worth})."
-    return RatioDecision(verdict, why, ratio, floor, p, needed)
+        why = f"{text}: {beyond} the bound of {bound:g}{corrected}; to resolve: more rounds ({ratio.n} ratios were measured)."
+    return RatioDecision(verdict, why, ratio, floor, p)
 
 
 def _extent(floor: Ratio) -> float:
@@ -271,20 +259,6 @@ def _extent(floor: Ratio) -> float:
     """
     low, high = floor.interval.low, floor.interval.high
     return max(high, 1 / low if low else math.inf)
-
-
-def _ratios_needed(ratio: Ratio, bound: float) -> int | None:
-    """Estimate with how many ratios the interval would clear the bound, if it shrinks with the square root of their number.
-
-    Returns:
-        None where more than `_MAX_RATIOS` would be needed; at least one more than were measured otherwise.
-    """
-    distance = abs(math.log(ratio.value / bound))
-    end = ratio.interval.high if ratio.value < bound else ratio.interval.low
-    if not (distance and end and math.isfinite(end)):
-        return None
-    needed = ratio.n * (abs(math.log(end / ratio.value)) / distance) ** 2
-    return max(ratio.n + 1, math.ceil(needed)) if needed <= _MAX_RATIOS else None
 
 
 def warm_up(series: Sequence[Sequence[Sequence[float]]]) -> int:

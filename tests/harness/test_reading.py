@@ -118,4 +118,4 @@ def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch
     long.write_bytes(buffer.getvalue())
     found = ingest([long]).documents[0].file
     assert (found.format, found.unread) == ("unknown", 2)
-    assert "line 2 has more than 1,048,576 bytes" in found.notes[0]
+    assert "not recognised" in found.notes[0]

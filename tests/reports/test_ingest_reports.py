@@ -73,7 +73,7 @@ def test_the_page_names_an_unknown_file(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("one\n")
     text = shown(to_html(ingest([other])))
-    assert "No reader knows this file." in text
+    assert "Not recognised." in text
     assert "1 of 1 line." in text
 
 

@@ -122,13 +122,6 @@ def regression() -> Report:
                 explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
             ),
             Metric(id="flips", title="flips", value=219, text="219 lost, 0 gained", explain="Exact McNemar p = 2.4e-66."),
-            Metric(
-                id="smallest-detectable-loss",
-                title="smallest detectable loss",
-                value=3.1,
-                text="3.1 points",
-                explain="What 256 questions would have shown with a power of 0.8.",
-            ),
         ),
         tallies=(
             Tally(role="reference", right=250, wrong=6, unparsed=0, ran_to_limit=0, total=QUESTIONS),
@@ -355,7 +348,7 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     row = LatencyRow(
         shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
         candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
-        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios=16, ratios_effective=12.5, ratios_needed=None,
+        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios=16,
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,

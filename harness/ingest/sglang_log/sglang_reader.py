@@ -22,7 +22,7 @@ _SERVER = (
 )  # fmt: skip
 _WITHOUT_TENSORS = (
     "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
-    "SGLANG_KERNEL_API_DUMP_DIR dumps them for assay tensors diff and assay pack import"
+    "SGLANG_KERNEL_API_DUMP_DIR dumps them for assay tensors diff"
 )
 _EXPLAINED = 1 << 26
 """Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole."""

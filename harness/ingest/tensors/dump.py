@@ -17,7 +17,6 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.pack import PackManifest
 from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tags_of
 from assay.harness.ingest.tensors.numpy_files import arrays, load_array
 from assay.harness.ingest.tensors.tensor_files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
@@ -68,25 +67,6 @@ class Dump:
     def bytes(self) -> int:
         """Size of its tensor files."""
         return sum(path.stat().st_size for path in {tensor.path for tensor in self.tensors})
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A pack that was made of a dump.
-
-    Attributes:
-        manifest: of the pack.
-        passes: forward passes, or calls, that were read.
-        checked: calls in the pack whose dumped output agrees with the truth for these q, k and v.
-        with_prefix: calls in the pack with a cached prefix.
-        refused: why something is not in the pack, with the number of times.
-    """
-
-    manifest: PackManifest
-    passes: int
-    checked: int
-    with_prefix: int
-    refused: tuple[tuple[str, int], ...]
 
 
 TITLES = {

@@ -46,7 +46,7 @@ def _facts(dump: Dump) -> list[Fact]:
         Fact(id="layers", title="Layers", text=ranges(layers)),
         Fact(
             id="next", title="What to do with it",
-            text="assay tensors diff A B names the first difference of two dumps; assay pack import makes a replay pack of one",
+            text="assay tensors diff A B names the first difference of two dumps",
         ),
     ]  # fmt: skip
 

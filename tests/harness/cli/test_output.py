@@ -12,9 +12,8 @@ import pytest
 
 from assay.harness.cli.app import COMMANDS, load_command
 
-WITHOUT_RESULT = {"open", "export", "accept", "probe", "record", "explain", "init"}
-"""Commands that end in a file, a page, a window, or git's exit code. `record` is both of `assay record`, which has a result, and of
-`assay trace record`."""
+WITHOUT_RESULT = {"open", "accept", "probe", "record", "explain", "init"}
+"""Commands that end in a file, a page, a window, or git's exit code."""
 
 
 def leaves(command: Any) -> Iterator[Any]:

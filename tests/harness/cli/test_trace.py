@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines import mlc
-
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 ENGINE, FLASH, MATH = TRACES / "mlc_engine.txt", TRACES / "h100_flash.json.gz", TRACES / "h100_math.json.gz"
 
@@ -70,29 +68,3 @@ def test_what_is_no_trace(call: Callable[..., int], capsys: pytest.CaptureFixtur
     assert call("diff", ENGINE) == 2
     assert call("diff", ENGINE, __file__) == 3
     assert "is no trace that assay knows" in capsys.readouterr().err
-
-
-def test_record(
-    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    asked: list[str] = []
-
-    class Server(mlc.MlcServer):
-        """A server that needs no network."""
-
-        def start(self) -> None:
-            self._model = "model"
-
-        def ask(self, asks: object, *_: object) -> None:  # type: ignore[override]
-            asked.extend(one.prompt for one in asks)  # type: ignore[attr-defined]
-
-        def event_trace(self) -> list[object]:
-            return [{"name": "prefill (0)", "ph": "i", "ts": 1, "pid": 1, "tid": "r"}]
-
-    monkeypatch.setattr(mlc, "MlcServer", Server)
-    out = tmp_path / "trace.json"
-    assert call("record", "http://127.0.0.1:1", "--out", out, "--requests", "3") == 0
-    assert len(asked) == 3
-    assert len({prompt[:40] for prompt in asked}) == 1
-    assert out.read_text() == '[{"name": "prefill (0)", "ph": "i", "ts": 1, "pid": 1, "tid": "r"}]'
-    assert "1 events of MLC-LLM" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from assay.evals.questions import PROMPT_HEADER
 from assay.harness.collect.collect import collect
 from assay.harness.collect.interview import interview
 from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.question_stop import FLOOR_QUESTIONS, QuestionStop, outlook
+from assay.harness.collect.question_stop import FLOOR_QUESTIONS, QuestionStop
 from assay.harness.collect.run_folder import default_folder, open_folder
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, Reply, never
@@ -223,12 +223,6 @@ def test_servers_in_turn_share_few_questions_first(long_plan: Plan, tmp_path: Pa
     by_role = {role: sum(a.role == role and not a.repeat for a in folder.answers()) for role in ROLES}
     assert by_role["reference"] == 2000
     assert by_role["candidate"] < 300
-
-
-def test_the_plan_says_what_to_expect_before_anything_is_asked(long_plan: Plan) -> None:
-    lines = outlook(long_plan.rule, long_plan.spec.workload.order_seed, 4096)
-    assert lines[0].startswith("Questions: at most 4,096, in the random order of seed 0; margin 0.02, alpha 0.05.")
-    assert "if 0 % of the answers flip" in lines[1]
 
 
 def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from assay.harness.errors import EngineError
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide, holm_corrected, without_those_of_the_reference
+from assay.harness.judge.decide import BASELINE, SuiteVerdict, decide, holm_corrected
 from assay.harness.verdict import Check, Verdict
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "regression", "inconclusive")
@@ -79,27 +77,3 @@ def test_one_of_several_suites_must_regress_beyond_chance() -> None:
 def test_what_is_certain_stays_a_regression_among_many_suites() -> None:
     suites = [with_p("regression", None), *(with_p("pass", 0.5) for _ in range(9))]
     assert holm_corrected(suites, 0.05)[0].verdict == "regression"
-
-
-@pytest.mark.parametrize(
-    ("off", "layers", "id_", "expected"),
-    [
-        (True, "pass", "greedy", "inconclusive"),
-        (True, "pass", "logits", "inconclusive"),
-        (True, "pass", "accuracy", "inconclusive"),
-        (True, "pass", "matrix", "regression"),
-        (True, "pass", BASELINE, "regression"),
-        (True, "regression", "greedy", "regression"),
-        (True, "inconclusive", "greedy", "regression"),
-        (True, None, "greedy", "regression"),
-        (False, "pass", "greedy", "regression"),
-    ],
-)
-def test_answers_may_differ_by_the_references_window_only_where_the_candidates_layers_are_right(
-    off: bool, layers: Verdict | None, id_: str, expected: Verdict
-) -> None:
-    suites = [suite_verdict("regression", id_), *([suite_verdict(layers, "layers")] if layers else [])]
-    first, *others = without_those_of_the_reference(suites, off_by_a_key=off)
-    assert (first.verdict, others) == (expected, suites[1:])
-    assert ("the reference may be what differs" in first.why) == (expected == "inconclusive")
-    assert without_those_of_the_reference([PASS], off_by_a_key=True) == [PASS]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 
@@ -9,17 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.harness.compare.paired_accuracy import Prefix, Rule
-from assay.harness.judge.suite_decisions import MAX_NEEDED, Decision, decide_accuracy, decide_share
-from assay.harness.stats.share import clopper_pearson
+from assay.harness.judge.suite_decisions import Decision, decide_accuracy, decide_share
 
 MARGIN, ALPHA = 0.05, 0.05
 RULE = Rule(MARGIN, ALPHA, ALPHA / 5, None)
-
-
-def needed(why: str) -> int | None:
-    """The number of items that would resolve an inconclusive verdict, as its sentence says."""
-    found = re.search(r"to resolve: about ([\d,]+) ", why)
-    return int(found[1].replace(",", "")) if found else None
 
 
 Decide = Callable[..., Decision]
@@ -52,13 +44,8 @@ def test_the_reference_against_itself_passes(lost: int, decide: Decide) -> None:
     assert "non-inferior, below the margin of 5.0 points" in decision.why
 
 
-def test_too_few_questions_are_inconclusive_and_the_number_that_settles_it_does(decide: Decide) -> None:
-    decision = decide(16)
-    assert decision.verdict == "inconclusive"
-    n = needed(decision.why)
-    assert n is not None
-    assert f"to resolve: about {n} questions, if answers keep flipping at this rate" in decision.why
-    assert decide(n).verdict == "pass"
+def test_too_few_questions_are_inconclusive(decide: Decide) -> None:
+    assert decide(16).verdict == "inconclusive"
 
 
 def test_nothing_compared_is_never_a_pass(decide: Decide) -> None:
@@ -105,10 +92,6 @@ def test_every_verdict_is_what_its_numbers_say(both_right: int, lost: int, gaine
     if decision.verdict == "regression":
         assert decision.p_regression <= RULE.regression_alpha
         assert decision.interval.low > MARGIN or decision.value <= MARGIN
-    if decision.verdict != "inconclusive":
-        assert "resolve" not in decision.why
-    if (questions := needed(decision.why)) is not None:
-        assert both_right + lost + gained + both_wrong < questions <= MAX_NEEDED
 
 
 @pytest.mark.parametrize(
@@ -131,20 +114,3 @@ def test_the_sentence_of_a_share_has_its_numbers_and_the_bound() -> None:
     assert decide_share(0, 32, 0.1, ALPHA, "prompts").why == (
         "0 of 32 prompts are bad (0.0 %; 0.0 % to 8.9 % with 90 % confidence), at most the limit of 10.0 %."
     )
-    assert "to resolve: about 61 prompts" in decide_share(1, 32, 0.1, ALPHA, "prompts").why
-    assert "no practical number of prompts would resolve this" in decide_share(1, 10, 0.1, ALPHA, "prompts").why
-
-
-@given(st.integers(1, 200), st.data(), st.sampled_from([0.02, 0.1, 0.3]))
-def test_the_items_needed_settle_a_share(n: int, data: st.DataObject, limit: float) -> None:
-    bad = data.draw(st.integers(0, n))
-    decision = decide_share(bad, n, limit, ALPHA)
-    interval = clopper_pearson(bad, n, 2 * ALPHA)
-    assert (decision.verdict == "pass") == (interval.high <= limit)
-    assert (decision.verdict == "regression") == (interval.low > limit)
-    if (items := needed(decision.why)) is not None:
-        assert items > n
-        rounded = math.floor if bad / n > limit else math.ceil
-        for size, settled in [(items, True), (items - 1, False)]:
-            verdict = decide_share(rounded(bad / n * size), size, limit, ALPHA).verdict
-            assert (verdict != "inconclusive") == settled

@@ -10,7 +10,7 @@ from scipy.signal import lfilter
 from scipy.stats import wilcoxon
 
 from assay.harness.stats.multiple import holm
-from assay.harness.stats.ratio import MIN_RATIOS, _p_at_most, _ratios_needed, decide_ratios, dependence, ratio_of, warm_up
+from assay.harness.stats.ratio import MIN_RATIOS, _p_at_most, decide_ratios, dependence, ratio_of, warm_up
 
 
 @pytest.fixture
@@ -152,7 +152,6 @@ def test_verdicts() -> None:
     assert [d.verdict for d in (slow, fast, at_bound, one)] == ["regression", "pass", "inconclusive", "inconclusive"]
     assert "above the bound of 1.1" in slow.why
     assert "6 of each are needed" in one.why
-    assert one.needed == MIN_RATIOS
 
 
 def test_a_reference_that_is_slower_than_itself_gives_no_regression() -> None:
@@ -202,16 +201,6 @@ def test_a_bound_below_one_is_refused() -> None:
         decide_ratios([], 0.9, 0.05)
 
 
-def test_what_would_settle_it() -> None:
-    wide = ratio_of(logs_of(1.05, n=10, spread=0.5), 0.05)
-    needed = _ratios_needed(wide, 1.1)
-    assert needed is not None
-    assert needed > 10
-    settled = ratio_of(logs_of(1.05, n=needed + needed // 5, spread=0.5), 0.05)
-    assert settled.interval.high < 1.1
-    assert _ratios_needed(wide, wide.value) is None, "on the bound itself no number helps"
-
-
 def test_p_at_most_is_one_sided() -> None:
     assert _p_at_most(logs_of(1.3), 1.1) < 1e-5
     assert _p_at_most(logs_of(0.9), 1.1) > 0.99
@@ -222,8 +211,6 @@ def test_autocorrelated_ratios_prove_less() -> None:
     """The same values are far less likely to be chance in random order than one after the other."""
     rising = sorted(logs_of(1.12, n=24, spread=0.1))
     assert _p_at_most(rising, 1.1) > 2 * _p_at_most(logs_of(1.12, n=24, spread=0.1), 1.1)
-    (decision,) = decide_ratios([(rising, logs_of(1.0))], 1.1, 0.05)
-    assert "measurements are autocorrelated" in decision.why
     # Far beyond the bound no dependence explains it: by Student's t, even for as few as they are worth.
     assert _p_at_most(rising, 0.5) < 0.001
 
