@@ -44,9 +44,7 @@ def _one(
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype), scores.logsumexp(-1).T
 
 
-def _varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **asked: Any
-) -> tuple[Tensor, Tensor]:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **asked: Any) -> tuple[Tensor, Tensor]:
     """Compute all sequences: the output, and the log-sum-exp as FlashAttention has it, [heads, total_q]. More rows are NaN."""
     asked["scale"] = q.shape[-1] ** -0.5 if asked["scale"] is None else asked["scale"]
     edges = zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True)
@@ -114,13 +112,7 @@ def flash_attn_vllm(
     block_sparse_tensors=None, aux_tensors=None, aux_tensor_leading_dims=None,
     dynamic_causal=None,
 ):  # fmt: skip
-    asked = {
-        "scale": softmax_scale,
-        "causal": causal,
-        "window": window_size,
-        "softcap": softcap,
-        "sinks": s_aux,
-    }
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": s_aux}
     made, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return (made, lse) if return_softmax_lse else made
 
@@ -134,13 +126,7 @@ def unified_attention(
     use_alibi_sqrt=False, kv_quant_mode=None, k_scale_cache=None, v_scale_cache=None, chunk_lookback=-1,
     use_td=False, mm_prefix_clamp_sliding_window=False,
 ):  # fmt: skip
-    asked = {
-        "scale": softmax_scale,
-        "causal": causal,
-        "window": window_size,
-        "softcap": softcap,
-        "sinks": sinks,
-    }
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": sinks}
     for (a, b), length, row in zip(pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), block_table.tolist(), strict=True):
         keys, values = (
             cache[row].flatten(0, 1)[:length].float() * scale.flatten()[0]
