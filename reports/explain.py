@@ -258,7 +258,7 @@ def _of_finding(finding: Advice) -> Iterator[str]:
 
 def _reported(addresses: tuple[str, ...]) -> str:
     return (
-        "\n".join(["Public reports:", *(f"  {one}" for one in addresses)])
+        "\n".join(["Public reports:", *(f"  {address}" for address in addresses)])
         if addresses
         else "No public report is known."
     )
