@@ -57,7 +57,7 @@ class Loaded:
 
     @property
     def file(self) -> FileRead:
-        """What was read of it, titled by the tool and the model."""
+        """Describe how much was read of it, titled by the tool and the model."""
         first = self.reading.sets[0] if self.reading.sets else None
         about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
         return self.reading.file(self.source, self.reader.id, about)

@@ -70,7 +70,11 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
         headline = f"What was read of both is equal, but lines were not understood ({'; '.join(unread)})."
     else:
         segments = [segment for track in a.tracks for segment in track.segments]
-        counts = {"request": len(a.tracks), "segment": len(segments), "step": sum(len(one.steps) for one in segments)}
+        counts = {
+            "request": len(a.tracks),
+            "segment": len(segments),
+            "step": sum(len(segment.steps) for segment in segments),
+        }
         verdict = "pass"
         headline = f"Both traces take the same steps: {', '.join(counted(n, what) for what, n in counts.items())}."
     kinds, rows = _summary(differences), () if empty else _rows(a, b)
