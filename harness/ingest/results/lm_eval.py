@@ -34,9 +34,9 @@ _INVALID = "[invalid]"
 """What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
-_SHARES = ("acc", "exact_match")
+SHARES = ("acc", "exact_match")
 """Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
-_MEANS = (*_SHARES, "acc_norm")
+_MEANS = (*SHARES, "acc_norm")
 """Metrics whose score of a task is the mean of its samples."""
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
@@ -163,7 +163,7 @@ def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any],
 def _below_guessing(path: Path) -> Iterator[CitedFinding]:
     """Look for groups, and tasks in none, below guessing: a group of many tasks has some that are so by chance."""
     for score in _scores(path):
-        if score.grouped or score.metric.partition(",")[0] not in _SHARES or not 0 <= score.value <= 1:
+        if score.grouped or score.metric.partition(",")[0] not in SHARES or not 0 <= score.value <= 1:
             continue
         said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
         finding = below_guessing(score.task, score.value, score.questions, score.task, (), (said,))

@@ -20,7 +20,6 @@ class Server:
         arguments: as text; empty if the log does not have them.
         whole: whether the list of arguments is complete.
         test: index of the test in which it started, or -1.
-        prefix_new: new tokens of prefill batches with 16 cached tokens or more per sequence.
         decode_steps: lines of decode batches × ``decode_log_interval``.
         decode_tokens: the sum of running requests × ``decode_log_interval`` over them.
         bursts: requests that were answered with no batch between them, and the decode steps between the last wave of prefills
@@ -39,12 +38,10 @@ class Server:
     new_tokens: int = 0
     cached_tokens: int = 0
     prefix_batches: CitedLines = field(default_factory=CitedLines)
-    prefix_new: int = 0
     decodes: CitedLines = field(default_factory=CitedLines)
     decode_graph: int = 0
     decode_steps: int = 0
     decode_tokens: int = 0
-    most_running: int = 0
     throughput: float = 0.0
     answered: CitedLines = field(default_factory=CitedLines)
     refused: CitedLines = field(default_factory=CitedLines)
@@ -103,7 +100,6 @@ class Log:
         calls: logged calls of kernels, by function.
         nan_from: results with NaN of calls whose inputs had none, by function.
         loose_outcomes: outcomes that could not be given to one test, since several were open.
-        collected: how many tests pytest collected to run, in which line, and that line; of several sessions, the most.
         disordered: times that are earlier than the one before, by more than two seconds.
     """
 
@@ -127,7 +123,6 @@ class Log:
     outcomes: Counter[str] = field(default_factory=Counter)
     loose_outcomes: CitedLines = field(default_factory=CitedLines)
     summary: tuple[str, int] = ("", 0)
-    collected: tuple[int, int, str] = (0, 0, "")
     disordered: CitedLines = field(default_factory=CitedLines)
     began: str = ""
     ended: str = ""

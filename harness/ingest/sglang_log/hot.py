@@ -57,7 +57,6 @@ class Hot:
         server.cached_tokens += cached
         if sequences and cached >= CACHED_PREFIX_TOKENS * sequences:
             server.prefix_batches.see(number, text)
-            server.prefix_new += new
         if sequences >= _WAVE:
             self._wave = server.decode_steps
         return True
@@ -74,7 +73,6 @@ class Hot:
         server.decode_graph += "graph: True" in text
         server.decode_steps += self._interval
         server.decode_tokens += running * self._interval
-        server.most_running = max(server.most_running, running)
         rate = _THROUGHPUT.search(text)
         if rate:
             server.throughput = max(server.throughput, float(rate[1]))

@@ -26,7 +26,6 @@ _LONGEST = 1 << 15
 _LONGEST_LIST = 1 << 20
 _BACK_SECONDS = 2
 """Writers that buffer put a line behind a later one by this much."""
-_COLLECTED = re.compile(r"collected (?P<all>\d+) items?(?:.* (?P<deselected>\d+) deselected)?")
 _WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed", "XPASS": "xpassed"}
 
 
@@ -87,9 +86,6 @@ class _LogReader:
         kind = self._record(number, text) if text[:1] == "[" and text[1:2].isdecimal() else self._bare(number, text)
         if kind:
             self.log.kinds[kind] += 1
-        if kind == "pytest-header" and (match := _COLLECTED.search(text)):
-            number_run = int(match["all"]) - int(match["deselected"] or 0)
-            self.log.collected = max(self.log.collected, (number_run, number, text), key=lambda item: item[0])
         return bool(kind)
 
     def _record(self, number: int, text: str) -> str:
