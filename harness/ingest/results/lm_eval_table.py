@@ -75,8 +75,8 @@ def _row(text: str, above: tuple[str, ...]) -> tuple[str, ...] | None:
     cells = [cell.strip() for cell in text.strip("|").split("|")]
     if not text.startswith("|") or len(cells) != _AT[-1] + 1 or not re.fullmatch(r"-?\d+(?:\.\d+)?", cells[6]):
         return None
-    found = tuple(cells[place] for place in _AT)
-    return tuple(cell or before for cell, before in zip(found[:2], above, strict=False)) + found[2:]
+    row = tuple(cells[place] for place in _AT)
+    return tuple(cell or before for cell, before in zip(row[:2], above, strict=False)) + row[2:]
 
 
 def _below_guessing(row: tuple[str, ...], number: int, text: str) -> list[CitedFinding]:
