@@ -316,6 +316,12 @@ def examples() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def histories() -> ModuleType:
+    """Synthetic kernel repositories."""
+    return stand_ins("kernel_histories")
+
+
+@pytest.fixture(scope="session")
 def layer_diffs() -> ModuleType:
     """Example layer diffs."""
     return stand_ins("layer_diffs")

@@ -41,7 +41,7 @@ COMMANDS = {
     "report": ("run", "Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."),
     "runs": (
         "runs",
-        "List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite.",
+        "List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
@@ -53,7 +53,7 @@ COMMANDS = {
     "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
     "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
-    "explain": ("explain", "Explain a finding: its picture, wrong and right code, and public bugs of its kind."),
+    "explain": ("explain", "Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."),
     "bench": (
         "bench",
         "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
