@@ -260,8 +260,8 @@ def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: 
 def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: str) -> str:
     """Name the query that a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
     cells, same = errors.cells, (errors.cells.index == measured.index[worst]).all(1)
-    found: RoleErrors = cells.reference if role == "reference" else cells.candidate
-    query = dict(zip(QUERY, found.worst[int(np.flatnonzero(same)[0])], strict=True))
+    errors_of_role: RoleErrors = cells.reference if role == "reference" else cells.candidate
+    query = dict(zip(QUERY, errors_of_role.worst[int(np.flatnonzero(same)[0])], strict=True))
     head = int(measured.index[worst, HEAD])
     of = "all heads together" if head < 0 else f"head {head}"
     layer, at = int(measured.index[worst, LAYER]), f"{query['position']:.0f} behind {query['prefix']:.0f} cached tokens"
