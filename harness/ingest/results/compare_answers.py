@@ -1,38 +1,45 @@
-"""Two results -> `CompareResult`: pairs what can be paired, explains why the rest cannot be, and decides."""
+"""Two results with answers -> `Comparison`: pairs what can be paired, explains why the rest cannot be, and decides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from assay.harness.compare.answer_ends import AnswerEnd
-from assay.harness.compare.answer_lengths import LENGTH_BOUND, AnswerLengths, compare_lengths
+from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
 from assay.harness.compare.paired_accuracy import Rule
-from assay.harness.errors import UsageError
 from assay.harness.files import timestamp
-from assay.harness.ingest.results.assay_run import report_of
-from assay.harness.ingest.results.comparison import (
-    COVERS,
+from assay.harness.ingest.comparison import (
     AnswerFlip,
+    ComparedAnswers,
     ComparedTask,
-    CompareResult,
-    Loaded,
-    load,
+    Comparison,
+    PassLimits,
+    Unpaired,
     requirement,
 )
+from assay.harness.ingest.result import FileRead, FormatReader
+from assay.harness.ingest.results.assay_run import report_of
 from assay.harness.ingest.results.decision import decide_pairs
-from assay.harness.ingest.results.latencies import compare_latencies
-from assay.harness.ingest.results.outcomes import compare_outcomes
-from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, Unpaired, loss, pair_items, refusals
-from assay.harness.ingest.results.result_set import ResultSet
-from assay.harness.ingest.source_file import two
+from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, loss, pair_items, refusals
+from assay.harness.ingest.results.result_set import ReadResults, ResultSet
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.answer_length_check import beyond_words, check_ends, check_lengths
 from assay.harness.judge.report import Report
-from assay.harness.reading import reading
 from assay.harness.text import one_line
 from assay.harness.verdict import WORST_FIRST, Check, Verdict, cause_of
 
+_COVERS = {
+    "answers": (
+        "A pass covers the scores that these files state, on the documents that were paired. It does not show which kernel "
+        "computed the answers, that both servers differed in nothing else, or that long, cached or batched requests occurred: "
+        "assay run does."
+    ),
+    "runs": (
+        "A pass covers the candidates' answers to the questions that both runs asked, of a new run that passes by itself. Each "
+        "run's own report lists which kernels ran."
+    ),
+}
 _BEYOND = "beyond-stop"
 """Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
 FLIPS_SHOWN = 50
@@ -41,75 +48,36 @@ _TEXT_KEPT = 400
 
 
 @dataclass(frozen=True)
-class PassLimits:
-    """The limits that a user sets: the largest loss, ratio of times and change of length that pass, and the level of each test."""
+class Loaded:
+    """One side of a comparison, read."""
 
-    margin: float = 0.02
-    alpha: float = 0.05
-    latency_bound: float = 1.10
-    length_bound: float = LENGTH_BOUND
+    source: SourceFile
+    reader: FormatReader
+    reading: ReadResults
 
-
-def compare(a: Path, b: Path, limits: PassLimits, metric: str = "", reproduce: str = "") -> CompareResult:
-    """Compare two results: is B as good as A?
-
-    Args:
-        a: the accepted result: file or folder.
-        b: the new one.
-        limits: of a pass.
-        metric: which score counts, for the tools that write several.
-        reproduce: the command.
-
-    Raises:
-        UsageError: a path is no results file, both are the same, or they hold different things.
-        EvidenceError: one of them is damaged.
-    """
-    two(a, b, "results")
-    with reading(f"{a} or {b}", "results file"):
-        return _compared(a, b, limits, metric, reproduce)
-
-
-def _compared(a: Path, b: Path, limits: PassLimits, metric: str, reproduce: str) -> CompareResult:
-    left, right = load(a, metric), load(b, metric)
-    if left.kind != right.kind:
-        raise UsageError(
-            f"{a} holds {left.kind} ({left.reader.title}), and {b} holds {right.kind} ({right.reader.title}).",
-            "two results of one kind",
-            "compare results of the same tool",
-        )
-    if left.reading.sets and right.reading.sets and left.reader.id != right.reader.id:
-        raise UsageError(
-            f"{a} is of {left.reader.title}, and {b} is of {right.reader.title}: they do not name documents alike.",
-            "two results of one tool",
-            "run the same tool on both",
-        )
-    comparing = {"answers": _answers, "latencies": _latencies, "tests": _tests, "runs": _runs}[left.kind]
-    return comparing(left, right, limits).model_copy(update={"reproduce": reproduce})
+    @property
+    def file(self) -> FileRead:
+        """Describe how much was read of it, titled by the tool and the model."""
+        first = self.reading.sets[0] if self.reading.sets else None
+        about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
+        return self.reading.file(self.source, self.reader.id, about)
 
 
 def _result(
-    left: Loaded,
-    right: Loaded,
-    limits: PassLimits,
-    verdict: Verdict,
-    reasons: Sequence[str],
-    checks: Sequence[Check],
-    **parts: object,
-) -> CompareResult:
-    kind = left.kind
-    return CompareResult(
+    left: Loaded, right: Loaded, verdict: Verdict, reasons: Sequence[str], checks: Sequence[Check],
+    answers: ComparedAnswers | None = None,
+) -> Comparison:  # fmt: skip
+    return Comparison(
         verdict=verdict,
         created=timestamp(),
-        kind=kind,
+        kind="runs" if left.reader.id == "assay-run" else "answers",
         headline=_headline(verdict, reasons[:1]),
         reasons=tuple(reasons),
-        covers=COVERS[kind],
-        margin=limits.margin,
-        alpha=limits.alpha,
-        a=left.side("A"),
-        b=right.side("B"),
+        covers=_COVERS["runs" if left.reader.id == "assay-run" else "answers"],
+        a=left.file,
+        b=right.file,
         checks=tuple(checks),
-        **parts,
+        answers=answers,
     )
 
 
@@ -119,42 +87,31 @@ def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
     return f"{word}: {' '.join(reasons)}" if reasons else f"{word}."
 
 
-def _decided(
-    left: Loaded, right: Loaded, limits: PassLimits, decided: Verdict, why: Sequence[str], checks: Sequence[Check],
-    **parts: object,
-) -> CompareResult:  # fmt: skip
-    """Make the result of what the numbers decided: what is missing of the checks rules out a pass, and hides no regression.
+def compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> Comparison:
+    """Compare two results of one tool. What is missing of the checks rules out a pass, and hides no regression.
 
-    The first reason is the one that decides: what is missing, where that rules out a pass or leaves latencies without a verdict.
+    The first reason is the one that decides: what is missing, where that rules out a pass.
     """
-    checks = [*checks, _no_copy(left, right)]
-    open_ = [check for check in checks if check.status in ("missing", "failed")]
-    verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
-    missing = [
-        f"{check.title}: {check.found}" + (f" To resolve: {check.settles}." if check.settles else "") for check in open_
-    ]
-    missing_first = verdict != decided or (left.kind == "latencies" and verdict == "inconclusive")
-    reasons = [*missing, *why] if missing_first else [*why, *missing]
-    return _result(left, right, limits, verdict, reasons, checks, **parts)
-
-
-def _answers(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
-    overall, tasks, flips, checks, lengths = _compare_answers(left, right, limits)
-    worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
+    answers, checks = _compare_answers(left, right, limits)
+    overall, lengths = answers.overall, answers.lengths
+    worse = [task for task in answers.tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
     why = [f"{task.task}: {task.why}" for task in worse] or [overall.why]
     if lengths and lengths.beyond:
         why = [*why, beyond_words(lengths, "B")] if decided == "regression" else [beyond_words(lengths, "B"), *why]
         decided = "regression"
-    return _decided(
-        left, right, limits, decided, why, checks, overall=overall, tasks=tasks, flips=flips, lengths=lengths
-    )
+    checks.append(_no_copy(left, right))
+    open_ = [check for check in checks if check.status in ("missing", "failed")]
+    verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
+    missing = [
+        f"{check.title}: {check.found}" + (f" To resolve: {check.settles}." if check.settles else "") for check in open_
+    ]
+    reasons = [*missing, *why] if verdict != decided else [*why, *missing]
+    return _result(left, right, verdict, reasons, checks, answers)
 
 
-def _compare_answers(
-    left: Loaded, right: Loaded, limits: PassLimits
-) -> tuple[ComparedTask, tuple[ComparedTask, ...], tuple[AnswerFlip, ...], list[Check], AnswerLengths | None]:
-    """Compare two results with answers: all tasks together, each task, the flips, the checks, and the lengths."""
+def _compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> tuple[ComparedAnswers, list[Check]]:
+    """Compare all tasks together and each task; list the flips, and check what a pass needs."""
     mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
     common = [name for name in mine if name in theirs]
     levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
@@ -175,7 +132,11 @@ def _compare_answers(
     checks.append(check_lengths(lengths, "B's answers are as long as A's") if lengths else _NO_LENGTHS)
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
     checks.append(check_ends(ends, "B's answers end as A's do"))
-    return overall, tuple(tasks), tuple(flips[:FLIPS_SHOWN]), checks, lengths
+    answers = ComparedAnswers(
+        margin=limits.margin, alpha=limits.alpha, overall=overall, tasks=tuple(tasks), flips=tuple(flips[:FLIPS_SHOWN]),
+        lengths=lengths,
+    )  # fmt: skip
+    return answers, checks
 
 
 def _lengths(pairs: Sequence[ItemPair], limits: PassLimits) -> AnswerLengths | None:
@@ -254,7 +215,7 @@ def _checks(
         )
         title = "both were asked with the same prompts"
         checks.append(Check(id="same-prompts", title=title, status="not checked", found=unknown))
-    return checks if left.kind == "runs" else [*checks, _EXECUTION]
+    return checks if left.reader.id == "assay-run" else [*checks, _EXECUTION]
 
 
 def _gaps(tasks: Sequence[ComparedTask]) -> str:
@@ -276,7 +237,7 @@ def _other_scores(*sides: dict[str, ResultSet]) -> str:
     for which, side in zip("AB", sides, strict=True):
         for part in side.values():
             stated, mean = part.figures.get(part.metric), part.accuracy
-            if part.kind == "answers" and stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
+            if stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
                 disagreements.append(
                     f"{which} states {float(stated):.4f} for {part.task}, and its documents have {mean:.4f}"
                 )
@@ -297,7 +258,7 @@ _NO_LENGTHS = Check(
     title="B's answers are as long as A's",
     status="not checked",
     found="these files do not record the tokens of each answer",
-    settles="a tool that does: sgl-eval, inspect_ai or assay run",
+    settles="a tool that does: inspect_ai or assay run",
 )
 
 
@@ -310,24 +271,12 @@ def _no_copy(left: Loaded, right: Loaded) -> Check:
     return requirement("two-results", "B is no copy of A", same, "they differ", settles)
 
 
-def _latencies(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
-    rows, checks = compare_latencies(left.reading.sets, right.reading.sets, limits.latency_bound, limits.alpha)
-    verdicts = {row.verdict for row in rows}
-    decided: Verdict = "regression" if "regression" in verdicts else "pass" if verdicts == {"pass"} else "inconclusive"
-    why = [f"{row.title}: {row.why}" for row in [row for row in rows if row.verdict == decided] or rows]
-    return _decided(left, right, limits, decided, why, checks, latencies=rows)
-
-
-def _tests(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
-    decided, why, changed, checks = compare_outcomes(left.reading.sets, right.reading.sets)
-    return _decided(left, right, limits, decided, [why], checks, outcomes=changed)
-
-
-def _runs(left: Loaded, right: Loaded, limits: PassLimits) -> CompareResult:
+def compare_runs(left: Loaded, right: Loaded, limits: PassLimits) -> Comparison:
+    """Compare two runs of assay, whose reports are made again from the evidence."""
     return compare_two_runs(left, right, limits, report_of(left.source), report_of(right.source))
 
 
-def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report, b: Report) -> CompareResult:
+def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report, b: Report) -> Comparison:
     """Compare two runs whose reports are at hand: by the answers to the questions that both asked, and by nothing else.
 
     The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
@@ -342,15 +291,15 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report,
     if not (left.reading.sets and right.reading.sets):
         do = "name the folders of both runs"
         missing = requirement("answers", "the answers of both runs are there", "a report.json has none", "", do)
-        alone = _result(left, right, limits, "inconclusive", [missing.found], [missing])
+        alone = _result(left, right, "inconclusive", [missing.found], [missing])
         return _capped(alone, b)
-    of_answers = _answers(left, right, limits)
+    of_answers = compare_answers(left, right, limits)
     cause = _new_cause(a, b) if of_answers.verdict == "regression" else []
     headline = _headline(of_answers.verdict, [*cause, *of_answers.reasons[:1]])
     return _capped(of_answers.model_copy(update={"headline": headline}), b)
 
 
-def _capped(result: CompareResult, b: Report) -> CompareResult:
+def _capped(result: Comparison, b: Report) -> Comparison:
     """Cap a comparison at the new run's own verdict."""
     if WORST_FIRST.index(result.verdict) <= WORST_FIRST.index(b.verdict):
         return result
