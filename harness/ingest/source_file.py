@@ -116,7 +116,7 @@ class SourceFile:
                         "check that it is the right file",
                     )
                 if not text.isascii() and _FOREIGN.search(text):
-                    text = _FOREIGN.sub(lambda found: bytes([ord(found[0]) - 0xDC00]).decode("cp1252", "replace"), text)
+                    text = _FOREIGN.sub(lambda match: bytes([ord(match[0]) - 0xDC00]).decode("cp1252", "replace"), text)
                     self.foreign += 1
                     self.first_foreign = self.first_foreign or number
                 if number == 1:
