@@ -16,7 +16,7 @@ _WIDEST_GREEDY_MARGIN = 0.25
 _WIDEST_LENGTH_BOUND = 0.5
 """Largest change of the length of answers that a policy may allow."""
 WIDEST_LOGITS_LIMIT = 0.25
-"""Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
+"""Largest mean KL that a policy may allow, in nats: about twice what K and V in four bits would explain."""
 
 SuiteName = Literal["accuracy", "greedy", "logits", "layers", "latency"]
 
@@ -51,10 +51,6 @@ class Policy(Settings):
         256, ge=128, le=1_000_000, description="length in tokens up to which a pass must have compared calls"
     )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
-    certificate: str = Field(
-        "",
-        description="certificate of the harness that the report cites; by default certificate.json among the baselines",
-    )
     fingerprint: str = Field(
         "", description="accepted fingerprint of the candidate, beside which it must serve the same; by default none"
     )

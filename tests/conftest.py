@@ -190,13 +190,12 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.harness.attention.matrix import Case
     from assay.harness.offline import kernel_matrix
 
-    users = ("assay.harness.offline.check", "assay.harness.certify.op_level")
     whole = kernel_matrix.matrix_of
 
     def thin(*arguments: Any, **options: Any) -> list[Case]:
         return [case for n, case in enumerate(whole(*arguments, **options)) if case.beyond or n % 5 == 0]
 
-    for module in (kernel_matrix, *map(importlib.import_module, users)):
+    for module in (kernel_matrix, importlib.import_module("assay.harness.offline.check")):
         monkeypatch.setattr(module, "matrix_of", thin)
 
 
@@ -220,6 +219,13 @@ def _runs_are_planned_cheaply() -> Iterator[None]:
         patch.setattr(published, "entry_points", cache(published.entry_points))
         patch.setattr(source, "_imported", of_file)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_free(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on the memory that other programs leave, except where servers are started."""
+    if not request.node.get_closest_marker("server"):
+        monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: 2**36)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -307,6 +313,12 @@ def stand_in() -> ModuleType:
 def examples() -> ModuleType:
     """Example reports, one for each verdict."""
     return stand_ins("reports")
+
+
+@pytest.fixture(scope="session")
+def histories() -> ModuleType:
+    """Synthetic kernel repositories."""
+    return stand_ins("kernel_histories")
 
 
 @pytest.fixture(scope="session")

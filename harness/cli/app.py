@@ -41,7 +41,7 @@ COMMANDS = {
     "report": ("run", "Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."),
     "runs": (
         "runs",
-        "List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite.",
+        "List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
@@ -63,7 +63,6 @@ COMMANDS = {
         "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "sweep": ("sweep", "Run a command over axes, such as kernels x models: one cell after the other here, or on Ray."),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),

@@ -44,8 +44,6 @@ def main() -> None:
 def _runs_kernel(arguments: Sequence[str]) -> bool:
     """Return True if a command runs a kernel in its own process."""
     name = arguments[0] if arguments else ""
-    if name == "certify":
-        return any(word.partition("=")[0] == "--candidate" for word in arguments)
     return name in ("check", "replay", "doctor") or (name == "bench" and "kernel" in arguments)
 
 
