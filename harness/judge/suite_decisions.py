@@ -33,7 +33,7 @@ class Decision:
 def accuracy_sentence(result: Accuracy, sides: tuple[str, str] = ("the reference", "the candidate")) -> str:
     """Explain the decision about a loss of accuracy: the numbers, and the margin."""
     n, rule, (lost, gained) = len(result.scores), result.rule, result.flips
-    one, other = sides
+    reference, candidate = sides
     if result.reason == "nothing":
         return "Nothing was compared: no question was answered by both roles."
     if result.reason == "unparsed":
@@ -46,9 +46,9 @@ def accuracy_sentence(result: Accuracy, sides: tuple[str, str] = ("the reference
         )
     if result.reason == "no headroom":
         return (
-            f"{one[0].upper()}{one[1:]} scores {result.references.mean():.3f}, {_percent(result.least_reference)} or more: not "
-            f"shown to beat guessing ({_percent(result.chance, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} points, so "
-            f"{other.replace('the ', 'a broken ') if other.startswith('the ') else f'a broken {other}'} could look no worse."
+            f"{reference[0].upper()}{reference[1:]} scores {result.references.mean():.3f}, {_percent(result.least_reference)} or "
+            f"more: not shown to beat guessing ({_percent(result.chance, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} "
+            f"points, so a broken {candidate.removeprefix('the ')} could look no worse."
         )
     interval, loss = result.interval, result.loss
     seen = f"{lost:,} lost and {gained:,} gained of {n:,} questions"
