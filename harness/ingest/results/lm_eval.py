@@ -200,7 +200,6 @@ def _task(samples: Path, document: Mapping[str, Any], metric: str, reading: Read
     stated = document.get("results", {}).get(name, {}).get(f"{chosen},{filter_}") if chosen in _MEANS else None
     run = document.get("config", {})
     return ResultSet(
-        source=str(samples),
         tool="lm-eval",
         version=str(document.get("lm_eval_version", "")),
         task=name,
