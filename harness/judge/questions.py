@@ -10,7 +10,7 @@ from assay.evals.questions import parse_answer
 from assay.harness.compare.answers import Pair, Pairing
 from assay.harness.compare.paired_accuracy import Outcome, Prefix, Rule, outcome_of, prefix_of
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan
+from assay.harness.evidence.manifest import QUESTION_PLAN, QuestionPlan
 from assay.harness.evidence.records import Answer, Item
 
 
