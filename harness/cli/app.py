@@ -23,7 +23,6 @@ from assay import __version__
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.files import portable
 from assay.harness.interruption import like_ctrl_c
-from assay.harness.offline.handover import Handover
 from assay.harness.text import visible
 
 if TYPE_CHECKING:
@@ -167,8 +166,6 @@ class _Detail:
 
 
 detail = _Detail()
-handover = Handover()
-"""What the process of a supervised command leaves: the command then runs once more, calls no kernel, and renders it."""
 
 
 def say(text: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.harness.evidence.op_matrix import MatrixRecord
+
 from assay.harness.schema import Record
 
 COMPUTES, FIRST, CAUSE, MATRIX = "computes ", "first ", "cause ", "matrix "

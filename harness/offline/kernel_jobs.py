@@ -14,6 +14,10 @@ import traceback
 from collections.abc import Callable
 
 import torch
+from assay.harness.evidence.op_matrix import MatrixRecord
+from assay.harness.offline.check_result import CheckResult
+from assay.harness.offline.containment import keep
+from assay.harness.offline.own_process import end_with
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
@@ -22,15 +26,11 @@ from assay.harness.attention.matrix import Case, model_cases
 from assay.harness.backend import Backend
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, FIRST, MATRIX, Jobs, MatrixJob
-from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.raised import raised
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import check
-from assay.harness.offline.check_result import CheckResult
-from assay.harness.offline.containment import keep
 from assay.harness.offline.observed import Reader
-from assay.harness.offline.own_process import end_with
 from assay.harness.offline.replay import replay_recorded
 from assay.harness.text import one_line
 
