@@ -98,12 +98,6 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-def certify(session: nox.Session) -> None:
-    """Certify which seeded faults are caught, named and pinned; flags after -- go to `assay certify`."""
-    assay(session, "certify")
-
-
-@nox.session(venv_backend="none")
 def gate(session: nox.Session) -> None:
     """Run, apply policy and baselines, and exit with the verdict; flags after -- go to `assay gate`."""
     assay(session, "gate")

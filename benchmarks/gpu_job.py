@@ -167,14 +167,6 @@ def calls_of(counts: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def of_certificate(result: dict[str, Any]) -> str:
-    outcomes = [one["outcome"] for one in result["examined"]]
-    named = [
-        one["id"] for one in result["examined"] if one["outcome"] in ("missed", "false alarm", "crash", "time-out")
-    ]
-    return ", ".join(f"{outcomes.count(one)} {one}" for one in sorted(set(outcomes))) + f"; {' '.join(named)}"
-
-
 def of_bisect(result: dict[str, Any]) -> str:
     layers = [one["layer"] for one in result["restored"]]
     return f"layers {layers} ({LAYER} was seeded), {len(result['probes'])} probes"
@@ -200,8 +192,6 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
         **{name: (["run", *cuda, *itself, f"--order-seed={n}"], 0, "report.json", of_run) for n, name in enumerate(EQUAL)},
         "two-ranks": (["run", *cuda, "--candidate", "sage_attn", ranks], 0, "report.json", of_run),
         "two-ranks-wrong": (["diff", *cuda, "--candidate", "faulty:second_rank", ranks], 1, "report.json", of_run),
-        "certify-op": (["certify", *cuda], 0, "certificate.json", of_certificate),
-        "certify-server": (["certify", *cuda, "--level", "server"], 0, "certificate.json", of_certificate),
         "accuracy-compiled": (["run", *cuda, "--candidate", "sage_attn", *COMPILED, *CONCURRENCY_4], 0, "report.json", of_run),
         "layers": (["diff", *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "layers-as-shipped": (["diff", *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),

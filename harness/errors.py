@@ -60,7 +60,7 @@ class EngineError(AssayError):
 
     Args:
         found, expected, do, details: see `AssayError`.
-        cause: id of the known cause (`assay.harness.engines.sglang.known_causes.CAUSES`); empty if it is not known.
+        cause: id of the known cause (`assay.harness.engines.sglang.failures.CAUSES`); empty if it is not known.
     """
 
     def __init__(self, found: str, expected: str = "", do: str = "", *, details: str = "", cause: str = "") -> None:

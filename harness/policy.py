@@ -51,10 +51,6 @@ class Policy(Settings):
         256, ge=128, le=1_000_000, description="length in tokens up to which a pass must have compared calls"
     )
     baselines: str = Field("baselines", min_length=1, description="folder of the accepted baselines")
-    certificate: str = Field(
-        "",
-        description="certificate of the harness that the report cites; by default certificate.json among the baselines",
-    )
     fingerprint: str = Field(
         "", description="accepted fingerprint of the candidate, beside which it must serve the same; by default none"
     )

@@ -200,7 +200,7 @@ class OpenRun:
         time_servers(self.bench, self.folder, display)
         switch_features(self.features, self.folder, display)
         roles = asked_roles(self.plan, self.folder)
-        engines = [make_run_engine(self.plan, self.folder, role, alone=len(roles) == 1) for role in roles]
+        engines = [make_run_engine(self.plan, self.folder, role) for role in roles]
         started = ExitStack()
         if not self.folder.progress().failure:
             with recorded(self.folder), ExitStack() as starting:

@@ -190,13 +190,12 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     from assay.harness.attention.matrix import Case
     from assay.harness.offline import kernel_matrix
 
-    users = ("assay.harness.offline.check", "assay.harness.certify.op_level")
     whole = kernel_matrix.matrix_of
 
     def thin(*arguments: Any, **options: Any) -> list[Case]:
         return [case for n, case in enumerate(whole(*arguments, **options)) if case.beyond or n % 5 == 0]
 
-    for module in (kernel_matrix, *map(importlib.import_module, users)):
+    for module in (kernel_matrix, importlib.import_module("assay.harness.offline.check")):
         monkeypatch.setattr(module, "matrix_of", thin)
 
 
@@ -410,7 +409,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     few = {"questions": 48, "margin": 0.1, "envelope_tokens": 128}
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")
-    reference, other = (make_run_engine(plan, folder, role, alone=False) for role in ("reference", "candidate"))
+    reference, other = (make_run_engine(plan, folder, role) for role in ("reference", "candidate"))
     with running([reference, other], "cpu"):
         yield PairRun(plan, folder, (reference, other))
 

@@ -136,7 +136,6 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         folder / "server.log",
         cpu_core=core_of(spec.device),
         eager=True,
-        alone=True,
         side=spec.reference.launched_with({SHADOW: spec.candidate.backend}),
     )
     with running([server], spec.device, display):

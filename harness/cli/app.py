@@ -62,7 +62,6 @@ COMMANDS = {
         "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "certify": ("certify", "Seed a catalogue of faults, and certify which of them are caught, named and pinned."),
     "sweep": ("sweep", "Run a command over axes, such as kernels x models: one cell after the other here, or on Ray."),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
     "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),

@@ -34,7 +34,7 @@ _ALSO_CALLED = {("check", "kernel"): "candidate"}
 def sweep(
     source: Annotated[
         str,
-        typer.Argument(metavar="[SWEEP]", help="A sweep.toml; or check, replay, run, bench or certify, with --set."),
+        typer.Argument(metavar="[SWEEP]", help="A sweep.toml; or check, replay, run or bench, with --set."),
     ] = "sweep.toml",
     set_: Annotated[
         list[str] | None,

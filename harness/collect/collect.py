@@ -84,7 +84,7 @@ def _ask_round(asked: Asking, ready: Sequence[Engine]) -> None:
         check_asked(plan, display)
         _check_loaded(plan, display)
     for roles in [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]:
-        group = [make_run_engine(plan, folder, role, alone=len(roles) == 1) for role in roles]
+        group = [make_run_engine(plan, folder, role) for role in roles]
         display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
         with running(group, plan.spec.device, display):
             _ask_all(group, asked)

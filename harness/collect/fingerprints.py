@@ -20,7 +20,6 @@ from assay.harness.engines.model import resolve_model
 from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.remote import EndpointClient, RemoteServer
 from assay.harness.engines.sglang import arguments, failures, launch
-from assay.harness.engines.sglang.known_causes import Situation
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.served_fingerprint import chats_of
 from assay.harness.errors import EngineError, EvidenceError
@@ -164,7 +163,7 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
         ended = process.how_it_ended if status is not None else f"was not done after {timeout_s:g} s"
         # Its log is in a folder that is removed: what it ends with is all there is.
         tail = "\n".join([*lines[-3:], process.log_tail()])
-        failure = failures.read(process.recent_log(), Situation(alone=True))
+        failure = failures.read(process.recent_log())
     finally:
         process.stop()
     raise EngineError(

@@ -11,7 +11,7 @@ from assay.evals.loads import shapes_of
 from assay.evals.question_sets import draw
 from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
-from assay.harness.collect.preflight import check_certificate, check_environment, check_fingerprint
+from assay.harness.collect.preflight import check_environment, check_fingerprint
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.config import RunSpec
 from assay.harness.engines.model import fit_of, resolve_model
@@ -109,7 +109,7 @@ def prepare(spec: RunSpec) -> Plan:
     """Check backends, model and questions; start nothing.
 
     Raises:
-        UsageError: an unknown backend, an incomplete model, a certificate that cannot be read, an unknown shape of requests, a
+        UsageError: an unknown backend, an incomplete model, an unknown shape of requests, a
             device that is not there or cannot hold the model, or questions that cannot be read.
     """
     _check_spec(spec)
@@ -142,10 +142,9 @@ def _check_spec(spec: RunSpec) -> None:
 
 
 def _on_this_machine(spec: RunSpec) -> Plan:
-    """Find backends, models, certificate and device; nothing is asked yet."""
+    """Find backends, models and device; nothing is asked yet."""
     reference = checked_backend("--reference", spec.reference.backend)
     candidate = checked_backend("--candidate", spec.candidate.backend)
-    check_certificate(spec.policy.certificate)
     check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
     check_environment(spec.device, spec.sides, models, (reference, candidate))

@@ -9,7 +9,6 @@ from assay.harness.backend import Backend
 from assay.harness.baselines import since_accepted
 from assay.harness.engines.sglang import memory
 from assay.harness.errors import ChangedError, EvidenceError, ExitCode, UsageError
-from assay.harness.evidence.certificate import read_certificate
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.sides import Device, Role, Side
@@ -43,27 +42,6 @@ def check_environment(
     free = memory.available_bytes(device)
     for role, folder in models.items():
         check_memory(device, sides[role], memory.model_bytes(folder), free)
-
-
-def check_certificate(name: str) -> None:
-    """Refuse a certificate that cannot be cited, since it is missing or damaged.
-
-    Raises:
-        UsageError: it is missing or damaged.
-    """
-    if not name:
-        return
-    expected, do = (
-        "a certificate.json that assay certify wrote",
-        "make it with assay certify, or leave out --certificate",
-    )
-    if not Path(name).is_file():
-        wrong = f"{name} is a folder" if Path(name).exists() else f"There is no {name}"
-        raise UsageError(f"--certificate: {wrong}.", expected, do)
-    try:
-        read_certificate(Path(name))
-    except EvidenceError as error:
-        raise UsageError(f"--certificate: {error.found}", expected, do) from None
 
 
 def check_fingerprint(name: str) -> None:

@@ -37,7 +37,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
         raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
         folder = RunFolder(Path(made), new_nonce())  # which has no manifest
-        server = make_run_engine(plan, folder, "reference", alone=True)
+        server = make_run_engine(plan, folder, "reference")
         display.say(f"Starting {server.backend}.")
         with running([server], plan.spec.device, display):
             display.say("Asking a short workload.")

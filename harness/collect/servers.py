@@ -36,7 +36,6 @@ def make_engine(
     *,
     cpu_core: int | None,
     eager: bool,
-    alone: bool = False,
     side: Side | None = None,
 ) -> Engine:
     """Make a role's engine, not started: a server to launch, or one that is already running.
@@ -48,7 +47,6 @@ def make_engine(
         log: file for the server's output.
         cpu_core: see `Launch` and `core_of`.
         eager: see `Launch`.
-        alone: see `Launch`.
         side: the role's side as it is launched; None for as it was asked.
     """
     spec, side, backend = plan.spec, side or plan.spec.sides[role], plan.backend(role)
@@ -69,13 +67,12 @@ def make_engine(
             decode_backend=plan.reference.delegate,
             cpu_core=cpu_core,
             eager=eager,
-            alone=alone,
             extra=side.environment,
         )
     )
 
 
-def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -> Engine:
+def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     """Make a role's engine in a run.
 
     Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced because no answers are
@@ -85,14 +82,13 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role, *, alone: bool) -
         plan: the checked run.
         folder: the run's folder.
         role: the role.
-        alone: whether the other role's server is not up at the same time.
     """
-    engine = _run_engine(plan, folder, role, alone)
+    engine = _run_engine(plan, folder, role)
     if not _may_differ(plan):
         return engine
     common = folder.read(COMMON_SETTINGS)
     if common is None:
-        reference, candidate = (_run_engine(plan, folder, each, alone) for each in ROLES)
+        reference, candidate = (_run_engine(plan, folder, each) for each in ROLES)
         common = reference.settle_with(candidate, plan.spec.treatment)
         folder.write(COMMON_SETTINGS, common)
     return engine.with_flags(common.flags)
@@ -107,7 +103,7 @@ def _may_differ(plan: Plan) -> bool:
     return two and plan.spec.device == "cuda"
 
 
-def _run_engine(plan: Plan, folder: RunFolder, role: Role, alone: bool) -> Engine:
+def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
     environment = {RUN: folder.nonce, FAULTS: "1"}
     # A server that was killed may have left a control, which its successor would follow.
     (folder.server_folder(role) / CONTROL).unlink(missing_ok=True)
@@ -119,7 +115,6 @@ def _run_engine(plan: Plan, folder: RunFolder, role: Role, alone: bool) -> Engin
         folder.server_folder(role),
         folder.log(role),
         cpu_core=core_of(plan.spec.device, ROLES.index(role)),
-        alone=alone,
         eager=plan.has_decode_kernel or not plan.compares_answers,
         side=plan.spec.sides[role].launched_with(environment, chunk_argument(plan)),
     )

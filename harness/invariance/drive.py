@@ -304,7 +304,6 @@ class InvarianceSession:
             self.folder.log(number),
             cpu_core=core_of(run.spec.device),
             eager=False,
-            alone=True,
             side=side,
         )
         assert isinstance(engine, SGLangServer)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -99,13 +97,10 @@ class CallNoise:
         call: the call.
         family: the noise family.
         cells: the cells of the call.
-        at_once: whether all cells are simulated as soon as one of them is needed.
     """
 
-    def __init__(
-        self, call: AttentionCall, noise: str = "", cells: CallCells | None = None, at_once: bool = False
-    ) -> None:
-        self.call, self.family, self.at_once = call, family(noise), at_once
+    def __init__(self, call: AttentionCall, noise: str = "", cells: CallCells | None = None) -> None:
+        self.call, self.family = call, family(noise)
         self.cells = cells_of(call) if cells is None else cells
         self._known: dict[int, Tensor] = {}
 
@@ -153,7 +148,7 @@ class CallNoise:
 
     def bounds_of(self, chosen: Sequence[int]) -> Tensor:
         """Compute the bounds of some cells, float64 [chosen, num_q_heads]. Only these are simulated, and each of them once."""
-        if self.at_once or "ensemble" in vars(self) or len(chosen) == len(self.cells.sequence):
+        if "ensemble" in vars(self) or len(chosen) == len(self.cells.sequence):
             return self.bounds[list(chosen)]
         if missing := [cell for cell in chosen if cell not in self._known]:
             simulated = self._bounds(simulate(self.call, self.family, self.cells.only(missing)))
@@ -170,31 +165,6 @@ class CallNoise:
             )
         ]
         return torch.from_numpy(np.maximum.reduce(bounds)).clamp(min=least_error(self.call.q.dtype)) + ensemble.dropped
-
-
-_kept: ContextVar[dict[tuple[int, str], CallNoise] | None] = ContextVar("_kept", default=None)
-
-
-@contextmanager
-def noise_kept() -> Iterator[None]:
-    """Simulate the noise of a call once in the context, however many kernels compute it; the calls must outlive it."""
-    token = _kept.set({})
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-
-
-def noise_on(call: AttentionCall, noise: str, cells: CallCells) -> CallNoise:
-    """Compute what noise explains on a call.
-
-    Raises:
-        ValueError: no such noise family.
-    """
-    kept = _kept.get()
-    if kept is None:
-        return CallNoise(call, noise, cells)
-    return kept.setdefault((id(call), noise), CallNoise(call, noise, cells, at_once=True))
 
 
 def _rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Tensor:

@@ -19,7 +19,7 @@ from assay.harness.attention.kernels import declaration, lse_fault, missing_pack
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
 from assay.harness.evidence.error_sums import ratio
-from assay.harness.localize.bounds import CallNoise, bounds_of_queries, noise_on
+from assay.harness.localize.bounds import CallNoise, bounds_of_queries
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import (
     CallCells,
@@ -327,7 +327,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
     by_row = torch.stack([(compared.double() * right).sum(-1), right.square().sum(-1)], -1)
     products, squares = cells.sums(by_row).cpu().unbind(-1)
     off = row_deviation(out, right, cells)
-    limits = noise_on(call, noise, cells)
+    limits = CallNoise(call, noise, cells)
     return CallResult(call, out, cells, merged(off, cells), off, products, squares, limits, lse=lse)
 
 

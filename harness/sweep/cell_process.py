@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +22,7 @@ from assay.harness.engines import guardian
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.cell import FILE, LOG, OUT, RESULT, CellRecord, read_cell, write_cell
-from assay.harness.evidence.certificate import installed_version, source_hash
+from assay.harness.extras import DISTRIBUTION
 from assay.harness.files import timestamp
 from assay.harness.sweep.executor import Workplace
 from assay.harness.sweep.spec import Limits
@@ -35,7 +36,7 @@ _COMMIT = "commit"
 _LOG_KEPT = 1_000_000
 """Bytes of the log of a cell that took too much."""
 _POLL_S = 0.1
-_RESUMES = ("run", "certify")
+_RESUMES = ("run",)
 """Commands that go on in the folder of ``--out``; others begin anew."""
 _KEEPS = (*_RESUMES, "bench")
 """Commands with a folder of evidence, given with ``--out``."""
@@ -173,8 +174,25 @@ def hashes(folder: Path) -> dict[str, str]:
 @cache
 def environment() -> dict[str, str]:
     """Return the versions of what can change a result here; that of assay with the hash of its source code."""
-    assay = f"{installed_version()} {source_hash()[:8]}"
+    assay = f"{_installed_version()} {_source_hash()[:8]}"
     return {"python": platform.python_version(), "assay": assay, **installed_packages()}
+
+
+def _installed_version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "not installed"  # on the path only
+
+
+def _source_hash() -> str:
+    root = Path(__file__).parents[2]
+    total = hashlib.sha256()
+    for part in sorted(path for path in root.iterdir() if path.is_dir()):
+        for path in sorted(part.resolve().rglob("*.py")):  # in a checkout, the parts are links
+            name = path.relative_to(part.resolve())
+            total.update(f"{part.name}/{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
 
 
 def remove(path: Path) -> None:

@@ -15,7 +15,7 @@ from assay.harness.reading import whole_file
 from assay.harness.sides import Settings
 from assay.harness.text import did_you_mean
 
-Command = Literal["check", "replay", "run", "bench", "certify"]
+Command = Literal["check", "replay", "run", "bench"]
 COMMANDS: tuple[Command, ...] = get_args(Command)
 Value = str | int | float | bool | tuple[str | int | float, ...]
 """The value of a flag: true or false for a switch, several for one that is repeated."""

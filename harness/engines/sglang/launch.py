@@ -60,7 +60,6 @@ class Launch:
         engine_args: the user's flags; they come last, so they override assay's.
         common: flags that both servers get because one of the backends forces them (`assay.harness.engines.sglang.common`).
         cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
-        alone: whether the other role's server is not up at the same time; remedies then do not propose that.
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
         extra: further environment variables: the side's, and ASSAY_SHADOW, ... (see `assay.harness.server.control`).
         interpreter: Python that starts the server; empty for the one that runs assay.
@@ -79,7 +78,6 @@ class Launch:
     common: tuple[str, ...] = ()
     cpu_core: int | None = None
     eager: bool = True
-    alone: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = ""
 

@@ -19,7 +19,6 @@ from assay.harness.engines.client import INFO_TIMEOUT_S, AnyClient, Client, serv
 from assay.harness.engines.process import ServerProcess, Trouble
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.common import agree
-from assay.harness.engines.sglang.known_causes import Situation
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError, EvidenceError
@@ -183,7 +182,6 @@ class SGLangServer(Engine):
             "during start-up" if self.startup_s is None else "after it was ready",
             process.recent_log(),
             process.log_tail(),
-            Situation(self.launch.device, self.launch.alone),
             process=_plain(trouble.process) if trouble else "",
             out_of_memory=process.ran_out_of_memory,
         )

@@ -103,13 +103,6 @@ def test_a_kernel_that_exits_with_0_does_not_pass(assay: Run, tmp_path: Path) ->
     assert "What to do" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_certified_kernel_that_exits_with_0_does_not_pass(assay: Run, tmp_path: Path) -> None:
-    done = assay(tmp_path, "certify", "--device", "cpu", "--candidate", "ending_kernels:exits_in_decode", "--fault", "identity")
-    assert done.returncode == 3
-    assert NO_VERDICT.format("exited with status 0") in done.stderr
-
-
 def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:crashes", *SOME)
     assert done.returncode == 3
@@ -304,10 +297,9 @@ def test_what_a_command_has_left_ends_with_a_supervisor_that_is_killed(whom: Cal
 def test_only_commands_that_run_a_kernel_are_supervised() -> None:
     supervised_ones = (
         ["check", "k"], ["replay", "pack"], ["bench", "kernel", "pack"],
-        ["certify", "--candidate", "k"], ["certify", "--candidate=k"],
     )  # fmt: skip
     assert all(_runs_kernel(arguments) for arguments in supervised_ones)
-    assert not any(_runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"], ["certify"]))
+    assert not any(_runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"]))
 
 
 @pytest.mark.parametrize(

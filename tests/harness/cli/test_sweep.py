@@ -54,14 +54,11 @@ def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: st
     options = _options_of(command, load_command(command).params)
     assert "candidate" in options
     assert not {"out", "json", "html", "junit", "quiet", "verbose", "help"} & set(options)
-    assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound", "certify": "fault"}[
-        command
-    ] in options
+    assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound"}[command] in options
 
 
 def test_kinds_of_options_are_those_of_the_commands() -> None:
-    certify, bench = (_options_of(name, load_command(name).params) for name in ("certify", "bench"))
-    assert (certify["fault"].kind, certify["read_out"].kind, certify["level"].kind) == ("repeated", "switch", "value")
+    bench = _options_of("bench", load_command("bench").params)
     assert (bench["cuda_graphs"].kind, bench["cuda_graphs"].off) == ("switch", "--no-cuda-graphs")
     check = _options_of("check", load_command("check").params)
     assert check["candidate"].required

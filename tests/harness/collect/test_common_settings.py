@@ -47,7 +47,7 @@ def test_both_servers_get_what_one_backend_forces_and_it_is_found_out_once(tmp_p
     plan = planned()
     folder = open_folder(plan, tmp_path / "run")
     for role in (*ROLES, "candidate"):  # a resumed run makes one again
-        engine = make_run_engine(plan, folder, role, alone=False)
+        engine = make_run_engine(plan, folder, role)
         assert isinstance(engine, SGLangServer)
         assert "--disable-cuda-graph" in command(engine.launch, 1, "n")
     assert seen == [["triton", "torch_native"]]
@@ -62,7 +62,7 @@ def test_nothing_is_looked_for_where_nothing_can_differ(
     plan = planned(**changes)
     folder = open_folder(plan, tmp_path / "run")
     for role in ROLES:
-        make_run_engine(plan, folder, role, alone=False)
+        make_run_engine(plan, folder, role)
     assert folder.read(COMMON_SETTINGS) is None
 
 

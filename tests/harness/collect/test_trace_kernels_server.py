@@ -36,7 +36,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, RunFolder]:
         suites = ("accuracy",)
         plan = prepare(RunSpec.of(reference="sage_attn", candidate="silent:int8", questions=4, suites=suites))
         folder = open_folder(plan, place / "run")
-        engines = [make_run_engine(plan, folder, role, alone=False) for role in ROLES]
+        engines = [make_run_engine(plan, folder, role) for role in ROLES]
         with running(engines, "cpu"):
             for engine in engines:
                 folder.record_server(manifest_of(engine))

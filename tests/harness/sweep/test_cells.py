@@ -20,12 +20,12 @@ CHECK = {
 REPLAY = {"pack": Option("", required=True), "candidate": Option("--candidate", required=True)}
 RUN = {"candidate": Option("--candidate"), "model": Option("--model"), "seed": Option("--seed")}
 RECORD = {"pack": Option("", required=True), "candidate": Option("--candidate"), "model": Option("--model")}
-CERTIFY = {
+BENCH = {
     "fault": Option("--fault"),
     "read_out": Option("--read-out", "switch"),
     "graphs": Option("--graphs", "switch", "--no-graphs"),
 }
-OPTIONS = {"check": CHECK, "replay": REPLAY, "run": RUN, "record": RECORD, "certify": CERTIFY}
+OPTIONS = {"check": CHECK, "replay": REPLAY, "run": RUN, "record": RECORD, "bench": BENCH}
 
 
 def planned(code: str = "1", **given: Any) -> SweepPlan:
@@ -50,9 +50,9 @@ def test_a_cell_is_a_command_line() -> None:
 
 
 def test_switches_are_on_or_off() -> None:
-    made = planned(command="certify", axes={"read_out": [True, False], "graphs": [True, False]})
+    made = planned(command="bench", axes={"read_out": [True, False], "graphs": [True, False]})
     assert commands(made) == [
-        "certify --read-out --graphs", "certify --read-out --no-graphs", "certify --graphs", "certify --no-graphs",
+        "bench --read-out --graphs", "bench --read-out --no-graphs", "bench --graphs", "bench --no-graphs",
     ]  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def test_a_cell_on_ray_leaves_its_evidence_here_and_no_process(machine: OnRay, t
             os.chdir(folder)
             return super().__call__(place)
 
-    passes = There("p", ("certify", "counts=3"), {}, Limits())
+    passes = There("p", ("run", "counts=3"), {}, Limits())
     passed = run(machine, Task("p", passes, tmp_path / "p"))["p"].value
     assert passed.verdict == "pass"
     assert {path.name for path in (tmp_path / "p" / "out").iterdir()} == {"0.json", "1.json", "2.json"}

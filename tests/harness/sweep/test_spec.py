@@ -44,7 +44,7 @@ def test_a_command_needs_no_file() -> None:
         ('command = "check"\nstages = ["run"]\n[axes]\na = ["1"]', "contradicts itself", "command, or stages: not both"),
         ('[axes]\na = ["1"]', "has no command or stages", "command or stages"),
         ('command = "check"', "axes is {}", "at least 1 item"),
-        ('command = "serve"\n[axes]\na = ["1"]', "stages.0 is 'serve'", "'check', 'replay', 'run', 'bench' or 'certify'"),
+        ('command = "serve"\n[axes]\na = ["1"]', "stages.0 is 'serve'", "'check', 'replay', 'run' or 'bench'"),
         ('command = "check"\ncolour = "red"\n[axes]\na = ["1"]', "the key 'colour' is unknown", "one of command, stages, axes"),
         ('command = "check"\n[axes]\na = []', "contradicts itself", "the axis a with at least one value"),
         ('command = "check"\n[axes]\na = ["1", "1"]', "contradicts itself", "each value once"),

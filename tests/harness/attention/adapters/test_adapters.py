@@ -180,18 +180,9 @@ def test_a_signature_that_does_not_exist_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack = packed_calls(tmp_path / "pack")
-    for asked in (("replay", pack), ("bench", "kernel", pack), ("certify",), ("bench",)):
+    for asked in (("replay", pack), ("bench", "kernel", pack), ("bench",)):
         assert command(monkeypatch, *asked, "--candidate", "flash_atn@signatures:flash_attn_2") == ExitCode.USAGE
         assert "no signature is named 'flash_atn', did you mean 'flash_attn'" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.slow
-def test_certify_takes_a_function_by_its_signature(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ("certify", "--fault", "mask-top-left", "--device", "cpu", "--out", str(tmp_path), "--time-limit", "600")
-    assert command(monkeypatch, *asked, "--candidate", "flash_attn@signatures:flash_attn_2") == ExitCode.PASS
-    assert "1 of 1 faults caught; 1 of 1 with a name named" in capsys.readouterr().out
 
 
 def test_features_are_those_of_parameters_that_are_there() -> None:

@@ -1,1 +1,0 @@
-"""The certificate: which seeded faults the harness catches, names and pins, and what it wrongly flags."""
