@@ -48,6 +48,9 @@ Event = Mapping[str, Any]
 """A line of the journal: its name as ``event``, and what the function wrote with it."""
 
 
+OnEvent = Callable[[Event], None]
+
+
 @dataclass(frozen=True)
 class Job:
     """What a process is to do.
@@ -144,7 +147,7 @@ class Journal:
 def run(
     job: Job,
     *,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
     limits: Limits = Limits(),
     journal: Path | None = None,
     output: IO[bytes] | int = 2,

@@ -20,6 +20,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
+from assay.harness.cli.streams import keep_open
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.files import portable
 from assay.harness.interruption import like_ctrl_c
@@ -306,6 +307,13 @@ def _version(
 
 def main() -> None:
     """Run the command line. Errors become a sentence and an exit code."""
+    keep_open()
+    try:
+        os.getcwd()
+    except OSError:
+        gone = UsageError("The working folder is not there any more.", "a folder", "change to one that is there")
+        report_error(gone)
+        sys.exit(gone.exit_code)
     code = _run()
     try:
         sys.stdout.flush()

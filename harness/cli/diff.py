@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from assay.harness.errors import UsageError
 from assay.worker import Event
 
 if TYPE_CHECKING:
-    from assay.harness.verdict import Finding
+    pass
 
 
 @app.command()

@@ -179,10 +179,10 @@ class KernelResult(Part, RunRecord):
         return self.calls - len(self.broken)
 
     @property
-    def worst(self) -> float | None:
-        """The largest own error as a multiple of its bound; None if no call was computed."""
+    def worst(self) -> float:
+        """The largest own error as a multiple of its bound; 0 if no call was computed."""
         if self.worst_bound is None:
-            return None
+            return 0.0
         return math.inf if self.worst_own is None else self.worst_own / self.worst_bound
 
     def __repr__(self) -> str:
@@ -217,7 +217,7 @@ class KernelResult(Part, RunRecord):
             verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
         else:
             verdict = f"{self.kernel} is within its bounds on all {self.calls} calls, but has serious findings"
-        if self.worst is None or self.worst_bound is None:
+        if self.worst_bound is None:
             return verdict
         if self.worst_own is None:
             return f"{verdict}; an output is not finite"

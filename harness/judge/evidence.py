@@ -18,9 +18,9 @@ from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, ServerManifest
-from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.questions import Questions, parsed_from_text, read_questions
@@ -99,7 +99,7 @@ class RunEvidence:
     errors: ShadowErrors | None
     envelope: EnvelopeCounts | None
     served: EnvelopeCounts | None
-    matrix: MatrixRecord | None
+    matrix: KernelResult | None
     seeded: Mapping[Role, SensitivityRecord]
     baselines: Status | None
     measured: tuple[Role, ...]

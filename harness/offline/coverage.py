@@ -74,7 +74,7 @@ def _dtype(call: AttentionCall) -> str:
 def _product(kinds: set[_Kind]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
     """Find a product of dtypes, head dims and heads within these kinds, without the values that lack most of theirs."""
     while True:
-        values = [sorted({kind[axis] for kind in kinds}) for axis in range(3)]  # type: ignore[type-var]
+        values = [sorted({kind[axis] for kind in kinds}) for axis in range(3)]
         every: list[Any] = list(product(*values))
         lacking = Counter((axis, kind[axis]) for kind in every if kind not in kinds for axis in range(3))
         if not lacking:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # the commands start before torch is imported
     from assay.harness.attention.call import Kernel
     from assay.harness.offline.kernel_matrix import MatrixOptions
 
-OnEvent = Callable[[worker.Event], None]
-
 
 def check(
     kernel: str | Kernel,
@@ -42,7 +40,7 @@ def check(
     again: str = "",
     calls: int | None = None,
     read_out: float | None = None,
-    on_event: OnEvent = lambda event: None,
+    on_event: worker.OnEvent = lambda event: None,
     **options: Unpack[MatrixOptions],
 ) -> KernelResult:
     """Run a kernel on the op-level matrix, in a process of its own, and compare every output with the oracle.
@@ -79,7 +77,7 @@ def replay(
     candidate: str,
     reproduce: str = "",
     read_out: float | None = None,
-    on_event: OnEvent = lambda event: None,
+    on_event: worker.OnEvent = lambda event: None,
 ) -> KernelResult:
     """Run a kernel on recorded calls, in a process of its own, and name what is wrong with it.
 
@@ -108,7 +106,7 @@ def check_each(
 ) -> Iterator[tuple[str, KernelResult]]:
     """Check a kernel on each of these cases by itself; after a case that ends the process, the next begins another one.
 
-    A case that its declaration excludes has a result with that case as excluded.
+    Where its declaration excludes a case, or it refuses one that it does not claim, the result has that case as excluded.
     """
     left = list(names)
     while left:
@@ -128,7 +126,7 @@ def check_each(
             yield left.pop(0), interrupted(own)
 
 
-def _run(function: str, kernel: str | Kernel, given: dict[str, Any], on_event: OnEvent) -> worker.Outcome:
+def _run(function: str, kernel: str | Kernel, given: dict[str, Any], on_event: worker.OnEvent) -> worker.Outcome:
     """Do a job with a kernel: in a process of its own if that can import it, else here."""
     __tracebackhide__ = True
     if not isinstance(kernel, str):
@@ -192,11 +190,15 @@ def check_each_here(journal: worker.Journal, kernel: str | Kernel, names: Sequen
     reader = Reader()
     for each in names:
         if why := declared.excludes(by_name[each].make()):
-            journal.write("case", name=each, result=KernelResult(kernel=str(kernel), excluded=(CaseWhy(case=each, why=why),)))
+            journal.write(
+                "case", name=each, result=KernelResult(kernel=str(kernel), excluded=(CaseWhy(case=each, why=why),))
+            )
             continue
         again = f"assay check {kernel} --case {each}" if isinstance(kernel, str) else ""
         phases = [by_name[each].condition["phase"]]
         result = run(kernel, phases=phases, cases=[by_name[each]], again=again, read_out=reader, journal=journal)
+        if by_name[each].beyond:  # nobody claims it without declaring it
+            result = result.model_copy(update={"excluded": result.refused, "refused": ()})
         journal.write("case", name=each, result=result)
 
 
