@@ -30,7 +30,7 @@ from assay.harness.offline.check import check
 def seeded(bug: Bug, phase: str) -> Kernel:
     """Make a kernel with a bug, in one phase or in both."""
     if bug in lse.BUGS:
-        return declares(features=("sinks", "alibi", "lse"))(partial(_with_lse, bug))
+        return declares(features=("sinks", "lse"))(partial(_with_lse, bug))
     wrong = fault(bug.id)
 
     def kernel(call: AttentionCall) -> Tensor:

@@ -221,6 +221,13 @@ def _runs_are_planned_cheaply() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _memory_is_free(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on the memory that other programs leave, except where servers are started."""
+    if not request.node.get_closest_marker("server"):
+        monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: 2**36)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _commands_are_built_once() -> Iterator[None]:
     """A process runs one command; a session of tests runs hundreds, and Typer takes longer to build them than most take to run."""
@@ -306,6 +313,12 @@ def stand_in() -> ModuleType:
 def examples() -> ModuleType:
     """Example reports, one for each verdict."""
     return stand_ins("reports")
+
+
+@pytest.fixture(scope="session")
+def histories() -> ModuleType:
+    """Synthetic kernel repositories."""
+    return stand_ins("kernel_histories")
 
 
 @pytest.fixture(scope="session")

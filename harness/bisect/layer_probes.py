@@ -26,6 +26,7 @@ from assay.harness.bisect.layer_task import (
     right_prompts,
 )
 from assay.harness.collect.plan import Plan
+from assay.harness.collect.preflight import check_environment
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
@@ -112,7 +113,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         The result, which also lies in ``folder/bisect.json``.
 
     Raises:
-        UsageError: `folder` is not empty, or there are too few questions to detect a loss.
+        UsageError: `folder` is not empty, there are too few questions to detect a loss, or this machine cannot serve the run.
         EngineError: the server failed, or the candidate raised.
         EvidenceError: a substitution did not happen, or a file cannot be written.
     """
@@ -126,6 +127,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
             f"at least {fewest}, at alpha = {spec.policy.alpha:g}",
             f"give --questions {fewest} or more",
         )
+    check_environment(plan)
     evidence = folder / "server"
     set_control(evidence, Control())
     display.say(f"Starting {spec.reference.backend} with {spec.candidate.backend} as its shadow.")

@@ -41,7 +41,7 @@ COMMANDS = {
     "report": ("run", "Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."),
     "runs": (
         "runs",
-        "List the runs of a folder or storage: verdict, treatment, date, worst own error, and the history of each suite.",
+        "List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),

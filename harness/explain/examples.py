@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.matrix_features import ASKED, as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.bug import LEAK, Bug
 from assay.harness.bugs.features import CAP, SINK, WINDOW
@@ -51,18 +50,6 @@ def _sunk(_id: str, call: AttentionCall) -> AttentionCall:
     return call.with_spec(sinks=(SINK, -2.0)[: call.heads.q_heads])
 
 
-def _positioned(id_: str, call: AttentionCall) -> AttentionCall:
-    heads = torch.arange(1.0, call.heads.q_heads + 1)[:, None]
-    if id_.startswith("score-factor"):
-        return replace(call, score_factor=1.5 * heads.T)
-    if id_.startswith("score-bias"):
-        return replace(call, score_bias=(torch.tensor([0.5, -1.0, 2.0, 1.0]) * heads)[None])
-    if id_.startswith("alibi"):
-        return call.with_spec(alibi=(0.25, 0.0625)[: call.heads.q_heads])
-    late = call.with_spec(temperature=4)
-    return late if id_.startswith("temperature") else replace(late, positions=torch.tensor([[100 + _PREFIX, 100]]))
-
-
 def _in_parts(id_: str, call: AttentionCall) -> AttentionCall:
     return replace(call, v=call.v[..., :16].contiguous()) if id_ == "values-at-key-stride" else call
 
@@ -72,14 +59,10 @@ def _padded(_id: str, call: AttentionCall) -> AttentionCall:
 
 
 def _stored(id_: str, call: AttentionCall) -> AttentionCall:
-    """Store q, or k and v, in FP8, with scales of their own for what a bug mixes, else for each head."""
-    if id_.startswith("stored-q"):
-        stored = call.q.to(torch.float8_e4m3fn)
-        of_query = 2.0 ** -(torch.arange(len(stored)) % 3 + 1.0)[:, None, None]
-        return replace(call, q=stored.double() * of_query, stored_q=stored, q_scale=of_query)
-    tokens, heads, dims = call.k.shape
-    shape = (tokens, heads, 1) if id_.endswith(("token", "block")) else (1, heads, dims if id_.endswith("dims") else 1)
-    size = 16 if id_.endswith(("block", "dims")) else 1
+    """Store k and v in FP8, with scales of their own for what a bug mixes, else for each head."""
+    tokens, heads, _ = call.k.shape
+    shape = (tokens, heads, 1) if id_.endswith(("token", "block")) else (1, heads, 1)
+    size = 16 if id_.endswith("block") else 1
     scale = 2.0 ** -(torch.arange(1, math.prod(shape) + 1) // size % 3).view(shape)
     k, v = (tensor.to(torch.float8_e4m3fn) for tensor in (call.k, call.v))
     return replace(
@@ -87,17 +70,7 @@ def _stored(id_: str, call: AttentionCall) -> AttentionCall:
     )
 
 
-_FORMS = {
-    "latent-scale-of-nope": "split_rope", "latent-values-not-projected": "latent",
-    "rope-not-applied": "rope", "rope-of-other-pairs": "rope",
-}  # fmt: skip
-"""What a bug of latent attention needs to show: a form in which kernels take it."""
-
-
-def _latent(id_: str, call: AttentionCall) -> AttentionCall:
-    if form := _FORMS.get(id_):
-        wide = call_of([(_NEW, _PREFIX)], (1, 1), 192, torch.float64, "cpu")
-        return next(iter(ASKED[form].values()))(replace(wide, v=wide.v[..., :128].contiguous()))
+def _latent(_id: str, call: AttentionCall) -> AttentionCall:
     wide = call_of([(_NEW, _PREFIX)], (1, 1), 576, torch.float64, "cpu")
     return replace(wide, v=wide.k[..., :512]).with_spec(layout="v in k", scale=192**-0.5)
 
@@ -106,8 +79,7 @@ _ASKING: dict[str, Callable[[str, AttentionCall], AttentionCall]] = {
     "window": lambda _, call: call.with_spec(mask=Mask(window=WINDOW)),
     "softcap": lambda _, call: call.with_spec(softcap=CAP),
     "sinks": _sunk,
-    "positions": _positioned,
-    "drafts": lambda _, call: as_tree("binary tree", call),
+    "temperature": lambda _, call: call.with_spec(temperature=4),
     "rows-and-strides": _in_parts,
     "padding": _padded,
     "stored-kv": _stored,

@@ -239,32 +239,13 @@ def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
         calls = [peaky(call_of([(1, 3)], (4, 1), 128, torch.float32, "cpu", seed=seed), 2.0) for seed in range(5)]
         return max(float(bounds._rare_excess(call, FAMILIES[noise], cells_of(call)).max()) for call in calls)
 
-    assert worst("fp4_kv") > 0.2
-    assert worst("int8_kv") < 0.02
+    assert worst("fp8_e5m2_kv") > 10 * worst("int8_kv")
 
 
 @pytest.mark.parametrize("size", ["small", pytest.param("full", marks=pytest.mark.slow)])
 def test_no_matrix_has_more_cells_than_the_rate_is_shared_by(size: Size) -> None:
     calls = [case.make() for case in cases(size=size)]
     assert 0 < sum(len(cells_of(call).sequence) * call.q.shape[1] for call in calls) <= bounds.CELLS
-
-
-def fp4_by_token(x: Tensor) -> Tensor:
-    """x [..., dim] in FP4 with an exact scale for each token and head, rounded to nearest."""
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    scale = x.abs().amax(-1, keepdim=True) / 6
-    return grid[((x / scale).abs()[..., None] - grid).abs().argmin(-1)] * x.sign() * scale
-
-
-def test_fp4_with_exact_scales_is_within_its_bounds() -> None:
-    """Found among 278 honest matrices: two keys whose scores FP4 shifts the other way than with any other phase."""
-    lens = [(1, cached) for cached in (16, 1, 77, 1, 530, 64, 12, 127, 2)]
-    call = peaky(call_of(lens, (4, 4), 128, torch.float32, "cpu", seed=30380158), 2.0)
-    call = replace(call, q=call.q.half(), k=call.k.half(), v=call.v.half()).with_spec(phase="decode")
-    stored = replace(call, k=fp4_by_token(call.k.float()), v=fp4_by_token(call.v.float()))
-    result = measure(call, oracle(stored).half(), "fp4_kv")
-    assert not result.fails
-    assert float(result.own.max()) > 0.4
 
 
 def test_a_query_with_one_key_is_within_the_noisiest_way_of_its_family() -> None:

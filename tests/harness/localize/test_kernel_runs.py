@@ -208,15 +208,14 @@ def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("noise", ["int8_qk", "int8_kv", "fp8_kv", "int8_qk_fp8_pv", "fp4_kv", "fp16_accumulation"])
+@pytest.mark.parametrize("noise", ["int8_qk", "int8_kv", "fp8_kv", "int8_qk_fp8_pv", "fp16_accumulation"])
 def test_a_wrong_query_of_a_quantised_kernel_is_out_of_bounds(noise: str) -> None:
     call = call_of([(1024, 0)], (4, 2), 32, torch.bfloat16, "cpu", seed=4)
     honest = honest_outputs(call, family(noise), members=2, seed=5)[0].to(call.q.dtype)
     assert not measure(call, honest, noise).fails
-    heads = slice(None) if noise == "fp4_kv" else slice(1, 2)  # FP4 costs a query 15 %, so that one head alone says little
     for wrong in (0 * honest[301], honest[77], 2 * honest[301]):
         out = honest.clone()
-        out[301, heads] = wrong[heads]
+        out[301, 1] = wrong[1]
         result = measure(call, out, noise)
         assert result.fails
         if not bool((result.own > result.bounds).any()):
