@@ -29,7 +29,7 @@ from read_outs import Case, cases, judged, made, modules
 from assay.harness.attention.call import Kernel
 from assay.harness.offline import observed
 from assay.harness.offline.check import check
-from assay.harness.offline.observed import read_kernel
+from assay.harness.offline.observed import Reader, read_kernel
 from assay.harness.readout import candidates, finding, fitting, formulas, mining
 from assay.harness.readout.edges import Sum
 from assay.harness.readout.finding import Finder
@@ -243,7 +243,9 @@ def check_and_read(task: Task, make: Callable[[], Kernel]) -> None:
         return reads[0]
 
     observed.read_kernel = kept
-    read = check(make(), seed=task.case.seed).read_out or ReadOut()
+    reader = Reader()
+    check(make(), seed=task.case.seed, read_out=reader)
+    read = reader.last or ReadOut()
     observed.read_kernel = read_kernel
     raw = reads[0] if reads and isinstance(reads[0], ReadOut) else ReadOut()
     if asked:

@@ -305,8 +305,8 @@ def _version(
         raise typer.Exit
 
 
-def main() -> None:
-    """Run the command line. Errors become a sentence and an exit code."""
+def entry() -> None:
+    """Run the command ``assay``: `main`, with streams that outlive their readers, in a working folder that exists."""
     keep_open()
     try:
         os.getcwd()
@@ -314,6 +314,11 @@ def main() -> None:
         gone = UsageError("The working folder is not there any more.", "a folder", "change to one that is there")
         report_error(gone)
         sys.exit(gone.exit_code)
+    main()
+
+
+def main() -> None:
+    """Run the command line. Errors become a sentence and an exit code."""
     code = _run()
     try:
         sys.stdout.flush()

@@ -202,7 +202,7 @@ def _contained(backend: str, attributes: Collection[str] | None) -> BackendResul
 
     while True:
         given = {"backend": backend, "attributes": asked, "known": sorted(known)}
-        outcome = worker.run(worker.Job(f"{__name__}:measure_backend", given), on_event=keep)
+        outcome = worker.run(worker.Job(_JOB, given), on_event=keep)
         if isinstance(outcome, worker.Done):
             return BackendResult(backend=backend, problem=outcome.result, measured=tuple(known.values()))
         says = f"The process that ran the kernel {outcome.how} before its work was done"
@@ -212,7 +212,7 @@ def _contained(backend: str, attributes: Collection[str] | None) -> BackendResul
         known[attribute, phase] = Measured(attribute=attribute, phase=phase, state="crashes", says=one_line(says, 160))
 
 
-_IN = " in "
+_JOB, _IN = f"{__name__}:measure_backend", " in "
 
 
 def measure_backend(

@@ -97,10 +97,14 @@ class Reader:
 
     Args:
         seconds: most time for each kernel; 0 to read none.
+
+    Attributes:
+        last: what was read last, without its samples; None if nothing was.
     """
 
     def __init__(self, seconds: float = READ_OUT_S) -> None:
         self.seconds = seconds
+        self.last: ReadOut | None = None
         self._known: list[tuple[object, Declaration, str, ReadOut | str]] = []
 
     def wants(self, findings: Sequence[Finding], results: Sequence[CallResult]) -> bool:
@@ -156,7 +160,8 @@ class Reader:
                 named = with_evidence(findings, other)
         if serious(named)[0].picture is None:
             named = _with_picture(named, kernel, declared, results)
-        return _Observed(tuple(named), _light(reading))
+        self.last = _light(reading)
+        return _Observed(tuple(named), self.last)
 
     def observe_outputs(
         self,
