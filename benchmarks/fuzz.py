@@ -68,8 +68,6 @@ COMMANDS_USED = (
     "ingest",
     "compare",
     "show",
-    "trace",
-    "tensors",
     "replay",
     "run",
     "baseline",
@@ -138,23 +136,6 @@ def written(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
         return folder / name
 
     return make
-
-
-def events() -> bytes:
-    spans = [
-        {
-            "ph": "X",
-            "name": f"step[DECODE bs={n}]",
-            "cat": "user_annotation",
-            "ts": 10 * n,
-            "dur": 8,
-            "pid": 1,
-            "tid": 1,
-            "args": {},
-        }
-        for n in range(12)
-    ]
-    return json.dumps({"schemaVersion": 1, "traceEvents": spans}).encode()
 
 
 def torch_file() -> bytes:
@@ -355,12 +336,6 @@ def packs() -> Path:
     return place / "pack"
 
 
-def dumped(folder: Path) -> Path:
-    """A call of SGLang's kernel API as the tests have it."""
-    shutil.copytree(DATA / "tensors" / "flashinfer", folder / "dump")
-    return random.choice(sorted(one for one in (folder / "dump").rglob("*") if one.is_file()))
-
-
 def baseline(folder: Path) -> Path:
     """An accepted baseline."""
     key = Key(
@@ -395,15 +370,11 @@ SAMPLES = "samples_assay_synthetic_2026-11-22T22-18-34.568280.jsonl"
 RESULTS = [
     copied(f"{LM_EVAL}{SAMPLES}", "results_2026-11-22T22-18-34.568280.json"),
     copied(f"{LM_EVAL}results_2026-11-22T22-18-34.568280.json", SAMPLES),
-    copied("results/sgl_eval_a/metrics.json", "output-rs0.jsonl"), copied("results/sgl_eval_a/output-rs0.jsonl", "metrics.json"),
-    copied("results/inspect_a.json"), copied("results/inspect_a.eval"), copied("results/serving_a.jsonl"),
-    copied("results/junit_a.xml"), copied("results/simple_evals_a/gsm8k_tiny.json", "gsm8k_tiny.html"),
+    copied("results/inspect_a.json"), copied("results/inspect_a.eval"),
+    copied("results/simple_evals_a/gsm8k_tiny.json", "gsm8k_tiny.html"),
     copied("results/simple_evals_a/gsm8k_tiny.html", "gsm8k_tiny.json"),
 ]  # fmt: skip
-TRACES = [
-    written("events.json", events), written("events.json.gz", lambda: gzip.compress(events(), mtime=0)),
-    copied("traces/mlc_events.json"), copied("traces/mlc_engine.txt"),
-]  # fmt: skip
+TRACES = [copied("traces/mlc_engine.txt")]
 TENSORS = [
     written("a.safetensors", safetensors_file), written("a.pt", torch_file), written("a.npz", numpy_file),
     written("a.npy", array_file),
@@ -426,8 +397,8 @@ def against(*words: str) -> Callable[[Path, Path], list[str]]:
 
 
 def of_run(path: Path) -> Path:
-    """The folder of a pack or a dump in which a file lies."""
-    return next(parent for parent in path.parents if parent.name in ("pack", "dump"))
+    """The folder of a pack in which a file lies."""
+    return next(parent for parent in path.parents if parent.name == "pack")
 
 
 URLS = ("--reference", "{whole}", "--candidate", "{path}")
@@ -468,9 +439,8 @@ READERS = (
     Reader("compare: results", RESULTS, against("compare", "{whole}", "{path}")),
     Reader("compare: reports", REPORTS, against("compare", "{whole}", "{path}")),
     Reader("show", REPORTS, against("show", "{path}")),
-    Reader("trace diff", TRACES, against("trace", "diff", "{whole}", "{path}")),
-    Reader("tensors diff", TENSORS, against("tensors", "diff", "{whole}", "{path}")),
-    Reader("tensors diff: dumps", [dumped], lambda path, whole: ["tensors", "diff", str(of_run(whole)), str(of_run(path))]),
+    Reader("compare: traces", TRACES, against("compare", "{whole}", "{path}")),
+    Reader("compare: tensors", TENSORS, against("compare", "{whole}", "{path}")),
     Reader("replay", [pack("manifest.json"), pack("calls/*.safetensors")],
            lambda path, _: ["replay", str(of_run(path)), "--candidate", KERNEL, "--read-out", "0"]),
     Reader("baselines", [baseline], lambda path, _: ["baseline", "list", "--baselines", str(path.parents[1])]),
@@ -641,7 +611,7 @@ def prepared(reader: Reader, seed: int, folder: Path) -> list[str]:
         path.write_bytes(mutated(path.read_bytes(), path.name, rng))
         if path.parent.name == "calls" and rng.random() < 0.7:
             reseal(path)
-    if rng.random() < 0.02 and not reader.name.startswith(("replay", "tensors diff: dumps", "endpoints")):
+    if rng.random() < 0.02 and not reader.name.startswith(("replay", "endpoints")):
         path = path.rename(path.with_name(f"\x1b[2J{path.name}"))
     return reader.command(path, whole)
 

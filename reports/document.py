@@ -124,10 +124,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Weights:
-    """The picture of an operator, with what is said below it."""
+    """The picture of an operator."""
 
     picture: Picture
-    says: str
 
 
 @dataclass(frozen=True)

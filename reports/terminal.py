@@ -131,7 +131,6 @@ def _block(block: doc.Block, console: Console) -> None:
             say(console, "")
             for row in picture_text(block.picture, console.width - 2).split("\n"):
                 _copy(console, Text("  ") + row)
-            say(console, f"  {block.says}")
         case doc.Box() | doc.Only(medium="terminal"):
             _blocks(block.blocks, console)
         case doc.Section():

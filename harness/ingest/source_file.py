@@ -163,18 +163,3 @@ class SourceFile:
             if len(self.foreign_lines) < 5:
                 self.foreign_lines.append(number)
             return row.decode("cp1252", "replace")
-
-
-def two(a: Path, b: Path, what: str) -> None:
-    """Require that two files or folders are two.
-
-    Args:
-        a: one of them.
-        b: the other.
-        what: what they hold, such as "results".
-
-    Raises:
-        UsageError: both are the same: a comparison with itself proves nothing.
-    """
-    if a.resolve() == b.resolve():
-        raise UsageError(f"{a} was named twice.", f"two {what}", "name the other one")

@@ -30,11 +30,12 @@ from assay.harness.compare.paired_accuracy import Prefix, Rule
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, read_baseline, write_baseline
+from assay.harness.evidence.error_table import condition_numbers
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.accepted import _check_baselines, _compare_accepted
 from assay.harness.judge.build import build
 from assay.harness.judge.decide import holm_corrected
@@ -366,12 +367,12 @@ def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
     sums = LayerSums(heads=1, device=torch.device("cpu"))
     sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
     header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
-    seen = with_roles_exchanged(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
+    seen = with_roles_exchanged(ShadowErrors(sums.cells(layer=0, first_head=0), (header,)), ("extend",))
     errors = _own_errors_by_condition(seen)
     assert errors["layer-0-extend-cached-prefix-0"] == 0
     assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
     assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
-    assert _own_errors_by_condition(with_roles_exchanged(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
+    assert _own_errors_by_condition(with_roles_exchanged(ShadowErrors(sums.cells(0, 0), (header,)), ("decode",))) == {}
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])

@@ -17,7 +17,6 @@ from assay.harness.judge.report_file import read_report
 
 _SUITE = "accuracy"
 _REPORT = "report.json"
-_OUTCOMES = {"pass": "passed", "regression": "failed", "ok": "passed", "failed": "failed"}
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -98,12 +97,6 @@ def _is_run(folder: Path) -> bool:
 
 def _is_report(source: SourceFile) -> bool:
     return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
-
-
-def _question_set(title: str) -> tuple[str, ...]:
-    """Name the question set of a suite: "mmlu" of "Multiple-choice questions of cais/mmlu"; nothing for synthetic questions."""
-    data = title.partition(" of ")[2]
-    return (data.partition(":")[0].rpartition("/")[2],) if data else ()
 
 
 def _item(item: Item, answer: Answer) -> ResultItem:

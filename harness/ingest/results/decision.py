@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Rule, reason_of, verdict_of
-from assay.harness.ingest.results.comparison import ComparedTask
+from assay.harness.ingest.comparison import ComparedTask
 from assay.harness.ingest.results.pairing import ItemPair, guessing, loss
 from assay.harness.stats.betting import betting_interval, log_wealth, log_wealth_below, p_value
 from assay.harness.stats.binomial import mcnemar

@@ -179,9 +179,7 @@ class ServersStartError(Exception):
     ("kernel", "says"),
     [
         ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)"),
-        pytest.param(
-            "exits", "the kernel's process exited with status 0 in a call (layer 0 extend, ", marks=pytest.mark.slow
-        ),
+        pytest.param("exits", "the kernel's process exited with status 0 in a call (layer 0 extend, ", marks=pytest.mark.slow),
         pytest.param(
             "starts_processes",
             "the kernel's process was ended, since it had started more than 256 processes at a time, in a call (layer 0",
@@ -227,9 +225,7 @@ def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..
     plan, folder = opened("exits")
     examine_kernel(plan, folder, quiet())
     cause, matrix = results(folder)
-    assert cause.not_run.startswith(
-        "the kernel's process exited with status 0 in a call (layer 7 extend, new+prefix "
-    )
+    assert cause.not_run.startswith("the kernel's process exited with status 0 in a call (layer 7 extend, new+prefix ")
     assert "expected an output or an exception" in cause.not_run
     assert "run assay check isolated_kernels:exits" in matrix.not_run
     assert cause.calls == 2, "the recorded outputs were examined all the same"

@@ -24,6 +24,7 @@ from assay.harness.localize.cells import CallCells, cells_of, deviation
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import CallResult, measure, run_and_repeat
 from assay.harness.localize.lse import lse_errors
+from assay.harness.stats.error_sums import relative_l1
 from assay.harness.stats.query_bounds import least_error
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
@@ -45,7 +46,7 @@ def sdpa(call: AttentionCall) -> Tensor:
 
 
 def own(out: Tensor, call: AttentionCall) -> Tensor:
-    return deviation(out, oracle(call), cells_of(call)).relative_l1
+    return relative_l1(deviation(out, oracle(call), cells_of(call)))
 
 
 @pytest.mark.few(6)
@@ -229,7 +230,7 @@ def test_the_bound_of_a_cell_holds_for_the_members_of_another_seed() -> None:
             other = bounds.honest_outputs(call, FAMILIES[noise], members=16, seed=99)
             right = oracle(call)
             for out in other:
-                error = deviation(out, right, found.cells).relative_l1
+                error = relative_l1(deviation(out, right, found.cells))
                 flagged, cells = flagged + int((error > found.bounds).sum()), cells + error.numel()
     assert (flagged, cells > 9000) == (0, True)
 

@@ -16,6 +16,7 @@ from assay.harness.localize import screening
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.screening import Comparisons
+from assay.harness.stats.error_sums import relative_l1
 
 LENS = [(150, 0), (40, 130)]
 
@@ -50,10 +51,10 @@ def test_what_is_ruled_out_from_some_queries_is_ruled_out_by_all(noise: str) -> 
             assert off is None
             continue
         whole = deviation(found.out, expected, found.cells)
-        beyond = bool((whole.relative_l1 > found.fit_bounds)[found.failing].any())
+        beyond = bool((relative_l1(whole) > found.fit_bounds)[found.failing].any())
         assert (off is None) == beyond, hypothesis.id
         if off is not None:
-            torch.testing.assert_close(off.relative_l1, whole.relative_l1)
+            torch.testing.assert_close(relative_l1(off), relative_l1(whole))
 
 
 def test_most_hypotheses_are_ruled_out_by_a_sixteenth_of_the_queries() -> None:

@@ -25,6 +25,7 @@ from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang.native_candidate import _BackendCandidate, make_candidate
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.error_table import relative_l1
 from assay.harness.evidence.faults import SENSITIVITY, read_seeded_calls
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
@@ -119,7 +120,7 @@ def test_a_new_session_forgets_the_one_before(stand_in: ModuleType, tmp_path: Pa
         server.step("extend", [(9, 0)])  # only sees that the session has ended
         cells = read_shadow_errors(tmp_path)
         lengths = {one.entry.new[0] for one in read_pack(tmp_path / "pack")}
-        error = cells.table(by=("phase",)).relative_l1[0]
+        error = relative_l1(cells.cells.distance(("phase",)))[0]
         return cells.headers[0].passes, float(error), {case.new for case in cells.worst}, lengths
 
     set_control(tmp_path, Control(shadow=True))
@@ -548,9 +549,8 @@ def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(attache
         server.step("extend", lens)
     set_control(tmp_path, Control())
     server.step("extend", lens)
-    right, faulty = (
-        np.nanmin(read_shadow_errors(folder).table(("layer",)).relative_l1) for folder in (tmp_path, tmp_path / SENSITIVITY)
-    )
+    folders = (tmp_path, tmp_path / SENSITIVITY)
+    right, faulty = (np.nanmin(relative_l1(read_shadow_errors(folder).cells.distance(("layer",)))) for folder in folders)
     assert 0.5 * right < faulty < 2 * right, "the fault computes anew, in float64, and changes nothing"
 
 
@@ -563,8 +563,8 @@ def test_in_the_shadow_only_the_candidate_has_the_fault_and_its_errors_lie_elsew
         assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
     set_control(tmp_path, Control())
     server.step("extend", [(5, 10)])
-    assert np.nanmax(read_shadow_errors(tmp_path).table(()).relative_l1) < 1e-5
-    assert np.nanmin(read_shadow_errors(tmp_path / SENSITIVITY).table(("layer",)).relative_l1) > 0.1
+    assert np.nanmax(relative_l1(read_shadow_errors(tmp_path).cells.distance(()))) < 1e-5
+    assert np.nanmin(relative_l1(read_shadow_errors(tmp_path / SENSITIVITY).cells.distance(("layer",)))) > 0.1
 
 
 def test_what_the_contract_cannot_express_stays_right_and_is_counted(plain: Any, attached: Attached, tmp_path: Path) -> None:
