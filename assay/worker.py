@@ -169,6 +169,7 @@ def run(
         Exception: what the function raised, if that is an error of assay or Python's own; else a RuntimeError that quotes it.
         OSError: the process cannot be started, or the journal not be written.
     """
+    __tracebackhide__ = True  # pytest shows who asked
     with _Process(job, journal, output, os.environ if environment is None else environment) as process:
         events: list[Event] = []
         started = since = time.monotonic()
@@ -304,8 +305,10 @@ def _line(facts: Mapping[str, Any]) -> bytes:
 
 
 def _as_json(what: Any) -> Any:
-    """Return a pydantic model as JSON, with numbers that are not finite; paths as text."""
-    return what.model_dump() if hasattr(what, "model_dump") else str(what)
+    """Return a pydantic model as JSON, with numbers that are not finite."""
+    if not hasattr(what, "model_dump"):
+        raise TypeError(f"a job takes and returns JSON; {type(what).__name__} is not")
+    return what.model_dump()
 
 
 def main() -> None:

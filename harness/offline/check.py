@@ -317,7 +317,9 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     __tracebackhide__ = True  # pytest shows the test and the kernel
     name, loaded = named(kernel)
     declared = declared_with(kernels.declaration(loaded), noise)
-    within = GuardedKernel(loaded)
+    within = GuardedKernel(
+        watched(loaded, Journal())
+    )  # a copy of this process that it forks must not go on with the test
     given = call.clone()
     try:
         with exits_raised():

@@ -67,7 +67,8 @@ def check(
         AssayError: the kernel ended its process before anything was known.
     """
     __tracebackhide__ = True
-    given = _as_json(options) | {"noise": noise, "case": case, "again": again, "calls": calls, "read_out": read_out}
+    given = {"noise": noise, "case": case, "again": again, "calls": calls, "read_out": read_out}
+    given["options"] = _as_json(options)
     outcome = _run("check_here", kernel, given, on_event)
     return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
 
@@ -116,7 +117,7 @@ def check_each(
             if event["event"] == "case":
                 done.append((event["name"], KernelResult.model_validate(event["result"])))
 
-        outcome = _run("check_each_here", kernel, _as_json(options) | {"names": left}, keep)
+        outcome = _run("check_each_here", kernel, {"names": left, "options": _as_json(options)}, keep)
         yield from done
         left = left[len(done) :]
         if left and isinstance(outcome, worker.Crashed):
@@ -130,11 +131,14 @@ def _run(function: str, kernel: str | Kernel, given: dict[str, Any], on_event: w
     """Do a job with a kernel: in a process of its own if that can import it, else here."""
     __tracebackhide__ = True
     if not isinstance(kernel, str):
+        from assay.harness.attention.kernels import exits_raised
         from assay.harness.offline.kernel_matrix import named
 
         name, _ = named(kernel)
         if not _importable(name):
-            return worker.Done(globals()[function](worker.Journal(on_event), kernel, **given).model_dump())
+            with exits_raised():  # with status 0, its exit would be a pass
+                done = globals()[function](worker.Journal(on_event), kernel, **given)
+            return worker.Done(done and done.model_dump())
         kernel = name
     # Threads of OpenMP that wait burn a CPU: on two busy cores, a right kernel took 19 s of CPU, and takes 3 s.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
@@ -155,13 +159,15 @@ def _as_json(options: MatrixOptions) -> dict[str, Any]:
     return {**options, "dtypes": None if dtypes is None else [str(dtype).removeprefix("torch.") for dtype in dtypes]}
 
 
-def check_here(journal: worker.Journal, kernel: str | Kernel, **given: Any) -> KernelResult:
+def check_here(journal: worker.Journal, kernel: str | Kernel, options: MatrixOptions, **given: Any) -> KernelResult:
     """Check a kernel in this process: the job of `check`."""
     from assay.harness.attention.interpreter import interpret_without_gpu
     from assay.harness.offline.check import check as run
+    from assay.harness.offline.kernel_matrix import check_names
 
     interpret_without_gpu()
-    return run(kernel, journal=journal, **given)
+    check_names(options)
+    return run(kernel, journal=journal, **given, **options)
 
 
 def replay_here(
@@ -176,7 +182,9 @@ def replay_here(
     return run(Path(pack), kernel, reproduce, READ_OUT_S if read_out is None else read_out, journal)
 
 
-def check_each_here(journal: worker.Journal, kernel: str | Kernel, names: Sequence[str], **options: Any) -> None:
+def check_each_here(
+    journal: worker.Journal, kernel: str | Kernel, names: Sequence[str], options: MatrixOptions
+) -> None:
     """Check a kernel on each of these cases: the job of `check_each`."""
     from assay.harness.attention.interpreter import interpret_without_gpu
     from assay.harness.attention.kernels import declaration
