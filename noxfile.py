@@ -123,7 +123,7 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def evaluate(session: nox.Session) -> None:
-    """Test the benchmarks' bug sets, and the read-out in detail; flags after -- go to pytest. No part of CI."""
+    """Test the benchmarks' bug sets; flags after -- go to pytest. No part of CI."""
     pytest(session, ["benchmarks/tests", *SIDE_BY_SIDE, SLOWEST])
 
 

@@ -334,12 +334,6 @@ def random_kills() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def server_failures() -> ModuleType:
-    """The benchmark that reads what a failed run shows."""
-    return load(Path(__file__).parents[1] / "benchmarks" / "server_failures.py")
-
-
-@pytest.fixture(scope="session")
 def runs() -> ModuleType:
     """Runs on disk, from the first answer to complete ones."""
     return stand_ins("runs")
