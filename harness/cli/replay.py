@@ -14,7 +14,7 @@ from assay.worker import Event
 
 @app.command()
 def replay(
-    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay record` or `assay diff`.")],
+    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay run`.")],
     candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
     read_out: ReadOut = 30.0,
     json: Json = False,
