@@ -194,14 +194,14 @@ def _task(
     some = cases is not None or case is not None
     runs = (0 if some else CALLS[size]) if calls is None else calls
     with few_threads(()), ThreadPoolExecutor(2) as pool:  # two threads draw numbers faster than one
-        made_calls = pool.map(lambda one: one.make(), chosen)
-        every = [(one, call) for one, call in zip(chosen, made_calls, strict=True) if call.phase in asked]
+        made_calls = pool.map(lambda each: each.make(), chosen)
+        every = [(each, call) for each, call in zip(chosen, made_calls, strict=True) if call.phase in asked]
     made, left = [], []
-    for one, call in every:
-        if why := excluded(family(declared.noise), one.condition.get("data", "")) or declared.excludes(call):
-            left.append((one, why))
+    for each, call in every:
+        if why := excluded(family(declared.noise), each.condition.get("data", "")) or declared.excludes(call):
+            left.append((each, why))
         else:
-            made.append((one, call))
+            made.append((each, call))
     if not made:
         why = f": its declaration excludes {', '.join(dict.fromkeys(why for _, why in left))}." if left else "."
         raise UsageError(

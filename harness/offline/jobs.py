@@ -149,8 +149,8 @@ def _run(function: str, kernel: str | Kernel, given: dict[str, Any], on_event: w
 def _importable(name: str) -> bool:
     """Return True if a fresh process finds the module of ``module:function``."""
     module, colon, function = name.partition(":")
-    found = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], sys.path) if colon else None
-    return found is not None and "<" not in function
+    spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], sys.path) if colon else None
+    return spec is not None and "<" not in function
 
 
 def _as_json(options: MatrixOptions) -> dict[str, Any]:

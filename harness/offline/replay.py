@@ -77,7 +77,7 @@ def replay(
     with few_threads(calls):
         try:
             run, findings, first_finding_s = diagnose_kernel(
-                counted, calls, reproduce, on_first=lambda found: journal.write("first", says=found[0].sentence)
+                counted, calls, reproduce, on_first=lambda early: journal.write("first", says=early[0].sentence)
             )
         except (AssayError, KernelRefused):
             if not guard.breaches:
@@ -102,9 +102,9 @@ def replay(
             made = _result(candidate, run, examined, findings, seconds, first_finding_s, reproduce, envelope)
             return made.model_copy(update={"smallest": smallest.words, "test": smallest.test(findings)})
 
-        reader, found = Reader(read_out), (*named, *broken)
-        journal.write("stands", result=result_of(found), reading=reader.wants(found, run.results))
-        observed = reader.observe(found, kernel, guard.assay, run.results, recorded=True)
+        reader, known = Reader(read_out), (*named, *broken)
+        journal.write("stands", result=result_of(known), reading=reader.wants(known, run.results))
+        observed = reader.observe(known, kernel, guard.assay, run.results, recorded=True)
     return result_of(observed.findings)
 
 
