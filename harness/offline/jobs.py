@@ -67,8 +67,8 @@ def check(
         AssayError: the kernel ended its process before anything was known.
     """
     __tracebackhide__ = True
-    given = {"noise": noise, "case": case, "again": again, "calls": calls, "read_out": read_out}
-    given["options"] = _as_json(options)
+    named = {"noise": noise, "case": case, "again": again, "calls": calls, "read_out": read_out}
+    given = {**named, "options": _as_json(options)}
     outcome = _run("check_here", kernel, given, on_event)
     return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
 
