@@ -199,8 +199,8 @@ def _check_candidate(candidate: str, status: Status, root: str, served: str) -> 
         observed = f"the baseline of {candidate} is stale: {why}{unused}"
         return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
     observed = f"none was accepted for {candidate}{unused}"
-    return _OF_CANDIDATE.check("not checked", observed, "assay baseline accept RUN")
+    return _OF_CANDIDATE.check("not checked", observed, "assay gate accept RUN")
 
 
 def _accept_again(root: str) -> str:
-    return f"assay baseline accept on a current run, and remove the stale baseline from {root}"
+    return f"assay gate accept on a current run, and remove the stale baseline from {root}"
