@@ -60,7 +60,7 @@ COMMANDS = {
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
     "sweep": (
         "sweep",
-        "Run a command over axes, such as kernels x models: each cell is a command of assay in a process of its own.",
+        "Run a command over axes, such as kernels x models: each cell runs in a process of its own.",
     ),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and tensors, and report what follows from them."),
