@@ -76,7 +76,7 @@ def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, s
         "finish-reasons", f"{theirs}'s answers end as {ours}'s do", f"{theirs}'s answers do not end as {ours}'s do"
     )
     counts = compare_ends(pairs)
-    if not any(one.reason and other.reason for one, other in pairs):
+    if not any(all(end.reason for end in pair) for pair in pairs):
         return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
     text = "; ".join(count.text for count in [*(c for c in counts if c.differs), *(c for c in counts if not c.differs)])
     if any(count.differs for count in counts):
