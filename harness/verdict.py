@@ -106,7 +106,7 @@ class Check(Part):
     """One requirement of a pass, and whether it was met. `missing` and `failed` forbid a pass; `not checked` does not."""
 
     id: str = Field(description='stable, such as "kernel-ran-extend"')
-    title: str
+    title: str = Field(description="what is the case, by the status")
     status: CheckStatus
     found: str
     settles: str = Field("", description="what would resolve it, where it is not ok")
@@ -118,27 +118,42 @@ class Requirement:
 
     Attributes:
         id: of its check.
-        title: what is required, in words.
+        title: what is required, as a clause.
+        failed: what is the case where it is shown not to be met, as a clause.
+        unchecked: what is the case where it was not checked; by default only that.
     """
 
     id: str
     title: str
+    failed: str = ""
+    unchecked: str = ""
 
     def of(self, part: str) -> Requirement:
         """Return the same requirement of a part, such as a phase."""
-        return Requirement(f"{self.id}-{part}", f"{self.title}: {part}")
+        failed = self.failed and f"{self.failed}: {part}"
+        return Requirement(f"{self.id}-{part}", f"{self.title}: {part}", failed)
 
     def check(self, status: CheckStatus, found: str, settles: str = "") -> Check:
-        """Make its check.
+        """Make its check, whose title says how it came out.
 
         Args:
             status: whether it was met.
             found: what was found.
             settles: what would resolve it; left out where it is met.
+
+        Raises:
+            ValueError: it has failed, and has no words for that.
         """
-        return Check(
-            id=self.id, title=self.title, status=status, found=found, settles="" if status == "ok" else settles
-        )
+        if status == "failed" and not self.failed:
+            raise ValueError(f"the requirement {self.id} cannot fail")
+        titles: dict[CheckStatus, str] = {
+            "ok": self.title,
+            "failed": self.failed,
+            "missing": f"it is not shown that {self.title}",
+            "not checked": self.unchecked or f"whether {self.title}",
+        }
+        settles = "" if status == "ok" else settles
+        return Check(id=self.id, title=titles[status], status=status, found=found, settles=settles)
 
     def met(self, met: bool, found: str, settles: str) -> Check:
         """Make its check, which is missing if it was not met."""
