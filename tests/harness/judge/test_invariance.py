@@ -161,7 +161,7 @@ def test_an_arm_whose_server_served_something_else_is_no_pass(
     result = judged(**in_two_servers(arm_records, served))
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
     why = f"of what its server served (A its base's, B its own), {says}"
-    assert result.headline == f"the arms' servers differed in their features and in nothing else: {why}; 1 arm in all."
+    assert result.headline.startswith("it is not shown that the arms' servers differed in their features")
     assert (result.arms[-1].verdict, result.arms[-1].why) == ("inconclusive", why)
     both = judged(**in_two_servers(arm_records, served, decode=0.8))
     assert both.verdict == "regression"
@@ -213,7 +213,7 @@ def test_a_base_that_differs_from_itself_says_nothing_about_features(judged: Jud
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, arm_records.arm(number=1, why="base again", decode=0.5))
     assert (result.verdict, result.exit_code, result.findings) == ("inconclusive", ExitCode.NO_VERDICT, ())
-    assert result.headline.startswith("the base agrees with itself in other batches: ")
+    assert result.headline.startswith("it is not shown that the base agrees with itself in other batches: ")
     assert [arm.verdict for arm in result.arms] == ["pass", "inconclusive", "pass", "pass"]
     wrong = judged(
         [arms[0], arm_records.arm("page-size", number=3, decode=0.8)], arm_records.arm(number=1, why="base again", decode=0.5)
