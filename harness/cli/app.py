@@ -56,7 +56,7 @@ COMMANDS = {
     "explain": ("explain", "Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."),
     "bench": (
         "bench",
-        "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
+        "Time both servers side by side and judge the ratio of their times.",
     ),
     "invariance": (
         "invariance",

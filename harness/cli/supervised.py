@@ -44,11 +44,11 @@ def main() -> None:
 def _runs_kernel(arguments: Sequence[str]) -> bool:
     """Return True if a command runs a kernel in its own process."""
     name = arguments[0] if arguments else ""
-    return name in ("check", "replay", "doctor") or (name == "bench" and "kernel" in arguments)
+    return name in ("check", "replay", "doctor")
 
 
 def _wait_passively(arguments: Sequence[str]) -> None:
-    """Let OpenMP's threads sleep while they wait, for commands that do not time a kernel and unless the user has set it.
+    """Let OpenMP's threads sleep while they wait, for commands that time nothing and unless the user has set it.
 
     It has to be done before torch is imported. Calls of the small matrix take less time than threads spend waiting for each other:
     with ``OMP_NUM_THREADS=2`` on two busy cores, checking a correct kernel took 19 s of CPU, and takes 3 s.

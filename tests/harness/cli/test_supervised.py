@@ -119,9 +119,8 @@ def test_a_crash_in_the_matrix_leaves_what_was_computed_before(assay: Run, tmp_p
     assert "was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in found["evidence"][1]
 
 
-@pytest.mark.parametrize("command", [["replay"], ["bench", "kernel"]], ids=" ".join)
-def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path, command: list[str]) -> None:
-    done = assay(tmp_path, *command, str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
+def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "replay", str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
     assert done.returncode == 3, done.stderr
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
@@ -295,10 +294,7 @@ def test_what_a_command_has_left_ends_with_a_supervisor_that_is_killed(whom: Cal
 
 
 def test_only_commands_that_run_a_kernel_are_supervised() -> None:
-    supervised_ones = (
-        ["check", "k"], ["replay", "pack"], ["bench", "kernel", "pack"],
-    )  # fmt: skip
-    assert all(_runs_kernel(arguments) for arguments in supervised_ones)
+    assert all(_runs_kernel(arguments) for arguments in (["check", "k"], ["replay", "pack"]))
     assert not any(_runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"]))
 
 
@@ -308,7 +304,7 @@ def test_only_commands_that_run_a_kernel_are_supervised() -> None:
         (["check", "mine:forward"], None, "PASSIVE"),
         (["replay", "PACK"], None, "PASSIVE"),
         (["check", "mine:forward"], "ACTIVE", "ACTIVE"),
-        (["bench", "kernel", "PACK"], None, None),  # it times kernels
+        (["bench"], None, None),
     ],
 )
 def test_threads_wait_without_burning_cpu_where_nothing_is_timed(
