@@ -134,7 +134,7 @@ _FINDINGS = (
         "own error out of bounds",
         "In a server, on the inputs of real requests, the candidate's error is larger than noise explains, in these layers, heads "
         "and conditions. No recorded call gave the bug a name.",
-        "Record calls of that condition and replay them: assay record, then assay replay.",
+        "Record calls of that condition and replay them: assay run --record, then assay replay.",
     ),
     Advice(
         "gain",
@@ -166,13 +166,13 @@ _FINDINGS = (
         "loss of accuracy",
         "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "
         "that separates right from wrong answers, if there is one.",
-        "Find the layer and the bug that cause it with assay diff; the suite \"layers\" of a run does the same.",
+        "Find the layer and the bug that cause it with assay run --suites layers; the suite \"layers\" of a run does the same.",
     ),
     Advice(
         "layers-need-reference",
         "layers that must run the reference",
         "With the candidate in these layers, answers or texts are wrong; with the reference in them, they are right again.",
-        "Replay recorded calls of these layers: assay record, then assay replay.",
+        "Replay recorded calls of these layers: assay run --record, then assay replay.",
     ),
     Advice(
         "latency",

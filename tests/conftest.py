@@ -28,7 +28,7 @@ from assay.harness.extras import DISTRIBUTION, require
 
 if TYPE_CHECKING:
     from assay.harness.collect.plan import Plan
-    from assay.harness.compare.paired_accuracy import Prefix
+    from assay.harness.compare.answers import Pair
     from assay.harness.engines.base import Engine
     from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder
@@ -346,9 +346,9 @@ def recorded_runs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def prefix() -> Callable[..., Prefix]:
-    """A function of the numbers of both right, lost, gained and both wrong that makes a prefix of paired answers."""
-    made: Callable[..., Prefix] = stand_ins("paired_answers").prefix
+def paired() -> Callable[..., list[Pair]]:
+    """A function of the numbers of both right, lost, gained and both wrong that makes paired answers."""
+    made: Callable[..., list[Pair]] = stand_ins("paired_answers").paired
     return made
 
 

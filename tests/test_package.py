@@ -365,8 +365,8 @@ except UsageError as error:
 
 
 IMPORTABLE = {
-    ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run", "cli.diff"),
-    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "cli.diff"),
+    ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run"),
+    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "cli.replay"),
     ("reports",): ("judge.build", "bisect.commits.bisect_session", "cli.gate", "cli.bench", "cli.bisect_commits"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
@@ -473,7 +473,7 @@ def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
 @pytest.mark.server
 @pytest.mark.slow
 def test_a_foreign_repository_uses_a_server(foreign: Path) -> None:
-    done = there(foreign, "assay", "diff", "--candidate", "harness.attention:forward", "--suites", "layers", "--out", "run")
+    done = there(foreign, "assay", "run", "--candidate", "harness.attention:forward", "--suites", "layers", "--out", "run")
     assert done.returncode in (0, 3), done.stdout + done.stderr  # 3: a layer diff alone is no verdict on the answers
     report = json.loads((foreign / "run" / "report.json").read_text())
     (layers,) = [suite for suite in report["suites"] if suite["id"] == "layers"]

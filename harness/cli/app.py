@@ -46,12 +46,7 @@ COMMANDS = {
     "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
     "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
-    "diff": (
-        "diff",
-        "Run the candidate in the shadow of the reference: show its own error by layer, head and condition, and name the bug.",
-    ),
-    "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
-    "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
+    "replay": ("replay", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "explain": ("explain", "Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."),
     "bench": (
@@ -63,9 +58,11 @@ COMMANDS = {
         "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "sweep": ("sweep", "Run a command over axes, such as kernels x models: one cell after the other here, or on Ray."),
+    "sweep": (
+        "sweep",
+        "Run a command over axes, such as kernels x models: each cell runs in a process of its own.",
+    ),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
-    "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and tensors, and report what follows from them."),
     "compare": ("compare", "Compare two results, folders of runs, files of tensors, traces or fingerprints that are there."),
     "fingerprint": (
@@ -78,8 +75,8 @@ COMMANDS = {
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
 EXTRAS: dict[str, Extra] = {
-    **dict.fromkeys(("run", "gate", "diff", "record", "invariance"), "serve"),
-    **dict.fromkeys(("report", "baseline", "bench", "bisect"), "reports"),
+    **dict.fromkeys(("run", "gate", "invariance"), "serve"),
+    **dict.fromkeys(("report", "bench", "bisect"), "reports"),
 }
 """Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.

@@ -115,6 +115,23 @@ def spec_flags(
     return decorate
 
 
+def refuse_flags_before(context: typer.Context) -> None:
+    """Refuse flags that stand before a subcommand, where they would do nothing.
+
+    Raises:
+        UsageError: a flag of the command was given, and a subcommand.
+    """
+    command, inner = context.info_name, context.invoked_subcommand
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [flag(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if given:
+        raise UsageError(
+            f"Before {inner}, {', '.join(given)} would apply to {command} itself.",
+            f"the flags of {command} {inner}, after the word {inner}",
+            f"see assay {command} {inner} --help",
+        )
+
+
 def grouped_flags(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that a dataclass declares: a field each, with its typer annotation and its default.
 

@@ -50,7 +50,8 @@ def claim(run: RunEvidence) -> Judged:
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
     checks = [
         _check_cached_prefix(
-            [question.candidate for question in run.accuracy.pairs], None if "accuracy" in suites else errors
+            [question.candidate for question in run.pairings["accuracy"].pairs],
+            None if "accuracy" in suites else errors,
         ),
         _check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
     ]

@@ -11,7 +11,6 @@ from assay.harness.ingest.result import Fact, FileDocument
 from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
-from assay.harness.judge.questions import parsed_from_text
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 
@@ -60,7 +59,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
     items = folder.items()
-    answers = parsed_from_text(folder.answers(), items)
+    answers = folder.answers()
     reading.read = len(answers)
     given = {
         answer.item: answer
@@ -70,7 +69,6 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     asked = [item for item in items if item.suite == _SUITE]
     reading.sets.append(
         ResultSet(
-            source=str(source.path),
             tool="assay",
             version=manifest.packages.get("assay", ""),
             task=f"questions of {spec.workload.data}",

@@ -114,7 +114,8 @@ def _compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> tuple[C
     """Compare all tasks together and each task; list the flips, and check what a pass needs."""
     mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
     common = [name for name in mine if name in theirs]
-    levels = Rule(limits.margin, limits.alpha, limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha)
+    regression_alpha = limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha
+    levels = Rule(limits.margin, limits.alpha, regression_alpha, loss_suffices=True)
     adaptive = any(item.adaptive for item in (*mine.values(), *theirs.values()))
     tasks: list[ComparedTask] = []
     pairs: list[ItemPair] = []

@@ -251,8 +251,8 @@ def test_the_headline_of_two_runs_carries_the_cause_that_is_new(run: Callable[..
     wrong = bad.findings[0].model_copy(update={"severity": "serious", "does": "applies no causal mask"})
     bad = bad.model_copy(update={"findings": (wrong,)})
     new = compare_two_runs(*runs, LIMITS, good, bad).headline
-    assert new.startswith(f"B is worse than A: {bad.candidate.backend} applies no causal mask. Loss ")
-    assert compare_two_runs(*runs, LIMITS, bad, bad).headline.startswith("B is worse than A: Loss ")
+    assert new.startswith(f"B is worse than A: {bad.candidate.backend} applies no causal mask. A loss of ")
+    assert compare_two_runs(*runs, LIMITS, bad, bad).headline.startswith("B is worse than A: A loss of ")
 
 
 def test_the_verdict_on_two_reports_is_that_of_the_new_run(examples: ModuleType, tmp_path: Path) -> None:
