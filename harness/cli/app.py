@@ -216,7 +216,7 @@ def wrong_use(error: Exception) -> UsageError | None:
 
 
 def _command_name(context: Any) -> str:
-    """Return the command of a context as one types it: "assay bench kernel"."""
+    """Return the command of a context as one types it: "assay bisect layers"."""
     words: list[str] = []
     while context.parent is not None:
         words, context = [context.info_name, *words], context.parent
