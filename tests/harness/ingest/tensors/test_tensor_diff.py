@@ -86,7 +86,7 @@ def test_the_first_difference_is_first_in_depth_and_the_worst_is_worst(tmp_path:
     assert inside is not None
     assert (inside.layer, inside.boundary, inside.head, inside.token) == (1, "attention", 3, 2)
     assert (result.worst.tensor, result.worst.layer) == ("lm_head", None)
-    assert [row.tensor for row in result.tensors] == [
+    assert [row.worst.tensor for row in result.tensors] == [
         "model.embed_tokens", "model.layers.1.self_attn.attn", "model.layers.1.mlp.down_proj", "model.layers.2.self_attn.attn",
         "lm_head",
     ]  # fmt: skip
