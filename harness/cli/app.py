@@ -38,13 +38,11 @@ ReadOut = Annotated[
 """An option of the commands that run a kernel."""
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and decide if the candidate may be merged."),
-    "report": ("run", "Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."),
+    "report": ("run", "Rebuild a run's report from its evidence, and show it; show a report.json as it is."),
     "runs": (
-        "runs",
+        "run",
         "List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
-    "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
-    "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
     "replay": ("replay", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
@@ -58,7 +56,7 @@ COMMANDS = {
         "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "sweep": ("sweep", "Run a command over axes, such as kernels x models: each cell is a command of assay in a process of its own."),
+    "sweep": ("sweep", "Run a command over axes, such as kernels x models, each cell in a process of its own."),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and tensors, and report what follows from them."),
     "compare": ("compare", "Compare two results, folders of runs, files of tensors, traces or fingerprints that are there."),
@@ -73,7 +71,7 @@ COMMANDS = {
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "invariance"), "serve"),
-    **dict.fromkeys(("report", "bench", "bisect"), "reports"),
+    **dict.fromkeys(("bench", "bisect"), "reports"),
 }
 """Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.
