@@ -206,7 +206,7 @@ def _error(cell: CellAt) -> str:
 
 
 def _traces(trace: ComparedTraces) -> Iterator[Block]:
-    """A summary of all differences, the timelines, and the steps."""
+    """A summary of all differences, and the timelines."""
     if trace.kinds:
         kinds = [(kind.where, kind.a, kind.b, f"{kind.count:,}", kind.first) for kind in trace.kinds]
         of = len(kinds) + trace.kinds_left_out
@@ -216,12 +216,6 @@ def _traces(trace: ComparedTraces) -> Iterator[Block]:
     names = ("First trace", "Second trace")
     drawn = [(name, timeline_svg(timeline)) for name, timeline in zip(names, trace.timelines, strict=False)]
     yield Only("page", [Section(f"timeline-{name[0]}", name, [Drawing(svg)]) for name, svg in drawn if svg])
-    if trace.steps:
-        steps = [(row.name, row.phase, f"{row.a:,}", f"{row.b:,}") for row in trace.steps]
-        about = "Steps that do not occur equally often come first."
-        table = Table(("step", "phase", "first", "second"), steps, numbers=(2, 3), style="kernels", most=_SHOWN)
-        shown = [Only("page", [Line(about, "quiet")]), table, *_left(trace.steps_left_out)]
-        yield Section("steps", "Steps by phase", shown, announced=True)
 
 
 def _left(count: int) -> list[Block]:

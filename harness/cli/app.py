@@ -56,7 +56,10 @@ COMMANDS = {
         "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "sweep": ("sweep", "Run a command over axes, such as kernels x models, each cell in a process of its own."),
+    "sweep": (
+        "sweep",
+        "Run a command over axes, such as kernels x models: each cell runs in a process of its own.",
+    ),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
     "ingest": ("ingest", "Read other tools' logs, results, traces and tensors, and report what follows from them."),
     "compare": ("compare", "Compare two results, folders of runs, files of tensors, traces or fingerprints that are there."),

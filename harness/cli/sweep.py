@@ -58,7 +58,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells, and run none.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a command over axes, such as kernels x models, each cell in a process of its own.
+    """Run a command over axes, such as kernels x models: each cell runs in a process of its own.
 
     The same sweep in the same folder runs only cells that have not ended, or ended in an error. The exit code is that of the worst
     cell.

@@ -8,7 +8,7 @@ from threading import Condition
 from assay.harness.collect.plan import Plan
 from assay.harness.compare.answers import Pair
 from assay.harness.compare.paired_accuracy import accuracy_of, beginning, soonest_pass
-from assay.harness.evidence.question_plan import Stop
+from assay.harness.evidence.manifest import Stop
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import ROLES, Role
 

@@ -23,7 +23,6 @@ from assay.harness.files import write_whole
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
-SCHEMA: Literal["assay.shadow/7"] = "assay.shadow/7"
 _ROLES = ("candidate", "reference")
 
 
@@ -97,7 +96,6 @@ class ShadowHeader(RunRecord):
         write_request: the latest write request that was served; see `assay.harness.server.write_request`.
     """
 
-    schema_id: Literal["assay.shadow/7"] = SCHEMA
     reference: str
     candidate: str
     phases: tuple[str, ...]
@@ -224,7 +222,9 @@ def _read(path: Path) -> ShadowErrors:
             return ShadowErrors(ErrorTable(file.get_tensor("index"), file.get_tensor("apart"), *roles), (header,))
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise EvidenceError(
-            f"{path} is damaged: {str(error).splitlines()[0]}.", f"a file of {SCHEMA}", "run again in a new folder"
+            f"{path} is damaged: {str(error).splitlines()[0]}.",
+            "a file of this version of assay",
+            "run again in a new folder",
         ) from None
 
 

@@ -15,7 +15,7 @@ from assay.harness.verdict import Check, Decided, Verdict
 
 ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 LISTED = 200
-"""Most differing tensors, unpaired names and steps in a result; they are counted beyond that."""
+"""Most differing tensors and unpaired names in a result; they are counted beyond that."""
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,6 @@ class TraceDifference(Part):
     first: str = Field(description="the places of the first of them, in both files")
 
 
-class StepRow(Part):
-    """The number of times that a step occurs in the segments of one kind."""
-
-    phase: str
-    name: str
-    a: int
-    b: int
-
-
 class ComparedTraces(Part):
     """Two traces, step by step."""
 
@@ -165,8 +156,6 @@ class ComparedTraces(Part):
     differences: int = 0
     kinds: tuple[TraceDifference, ...] = ()
     kinds_left_out: int = 0
-    steps: tuple[StepRow, ...] = Field((), description="steps that do not occur equally often come first")
-    steps_left_out: int = 0
     timelines: tuple[Timeline, ...] = ()
 
 

@@ -15,11 +15,11 @@ from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
-# Modules that have a `READER`, in the order in which they are asked. Traces come behind logs: a log that an engine's trace was
-# printed into is a log.
+# Modules that have a `READER`, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
+# engine's trace or a table was printed into is a log.
 _READERS = (
     "results.assay_run", "results.lm_eval", "results.inspect_ai", "results.simple_evals", "tensors.dump",
-    "sglang_log.sglang_reader", "trace.mlc_engine",
+    "sglang_log.sglang_reader", "trace.mlc_engine", "results.lm_eval_table",
 )  # fmt: skip
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""

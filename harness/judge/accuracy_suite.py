@@ -11,7 +11,7 @@ from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.compare.answers import Pair, Tally, flips, tally
 from assay.harness.compare.paired_accuracy import Accuracy
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.evidence.question_plan import order_hash
+from assay.harness.evidence.manifest import order_hash
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.answer_length_check import (

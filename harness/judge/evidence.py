@@ -19,9 +19,8 @@ from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
-from assay.harness.evidence.manifest import Manifest, ServerManifest
+from assay.harness.evidence.manifest import QUESTION_PLAN, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
-from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.report import SuiteResult

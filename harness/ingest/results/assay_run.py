@@ -69,7 +69,6 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     asked = [item for item in items if item.suite == _SUITE]
     reading.sets.append(
         ResultSet(
-            source=str(source.path),
             tool="assay",
             version=manifest.packages.get("assay", ""),
             task=f"questions of {spec.workload.data}",

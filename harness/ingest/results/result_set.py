@@ -53,7 +53,6 @@ class ResultSet(Part):
     What is not known is empty: a comparison treats it as unknown, never as equal.
     """
 
-    source: str = Field(description="path of the file")
     tool: str
     version: str = ""
     task: str
@@ -68,13 +67,28 @@ class ResultSet(Part):
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     figures: dict[str, str] = Field(default_factory=dict, description="what the tool summed up itself, as text")
     items: tuple[ResultItem, ...] = ()
-    failed: int = Field(0, description="documents that ended in an error")
 
     @property
     def accuracy(self) -> float | None:
         """Mean score of the items that have one."""
-        scores = [item.score for item in self.items if item.score is not None]
-        return sum(scores) / len(scores) if scores else None
+        return sum(self.scores) / len(self.scores) if self.scores else None
+
+    @property
+    def scores(self) -> list[float]:
+        """Scores of the items that have one."""
+        return [item.score for item in self.items if item.score is not None]
+
+    @property
+    def incomplete(self) -> str:
+        """The range of the mean score of all items, in a sentence; empty if each has a score."""
+        of, scored = len(self.items), len(self.scores)
+        if not scored or scored == of:
+            return ""
+        low, high = sum(self.scores) / of, (sum(self.scores) + of - scored) / of
+        return (
+            f"{of - scored:,} of {of:,} have no score: {self.accuracy:.4f} is the mean of the other {scored:,}; of all it lies "
+            f"between {low:.4f} and {high:.4f}"
+        )
 
 
 @dataclass
@@ -175,6 +189,7 @@ def results_reader(
 
     def read(source: SourceFile) -> FileDocument:
         reading = results(source, "")
+        reading.notes += [f"{item.task}: {item.incomplete}" for item in reading.sets if item.incomplete]
         document = FileDocument(
             file=reading.file(source, id, title),
             facts=tuple(fact for result_set in reading.sets for fact in _facts(result_set)),
@@ -198,13 +213,13 @@ def _table(sets: list[ResultSet]) -> FactTable:
         (
             results.task,
             results.metric,
-            f"{len(results.items):,}",
+            f"{len(results.scores):,}",
             "" if results.accuracy is None else f"{results.accuracy:.4f}",
             "" if results.shots is None else str(results.shots),
             f"{sum(item.parsed is None for item in results.items):,}",
         )
         for results in sets[:_ROWS_SHOWN]
     ]
-    columns = ("task", "metric", "items", "mean score", "shots", "unparsed")
+    columns = ("task", "metric", "scored", "mean score", "shots", "unparsed")
     note = f"The first {_ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > _ROWS_SHOWN else ""
     return FactTable(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

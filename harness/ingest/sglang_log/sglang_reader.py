@@ -31,7 +31,7 @@ _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seco
 
 _TIME = r"^\S{0,200}(?:\w{1,60}: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]+\d+)*\] "
 _SIGNS = re.compile(
-    r"^=+ test session starts =+\r?$|^\[METRIC\] \w+=|^command=python3? -m sglang"
+    r"^=+ test session starts =+\r?$|^\[METRIC\] \w+=|^command=python3? -m sglang|^Accuracy: [\d.]+\r?\nInvalid: [\d.]+\r?$"
     rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |SGLang Kernel API Call: )"
     r"|^\S{0,200}(?:\w{1,60}: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
     re.MULTILINE,

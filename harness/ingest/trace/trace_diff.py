@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from assay.harness.files import timestamp
-from assay.harness.ingest.comparison import LISTED, ComparedTraces, Comparison, StepRow, TraceDifference
+from assay.harness.ingest.comparison import ComparedTraces, Comparison, TraceDifference
 from assay.harness.ingest.result import Excerpt
 from assay.harness.ingest.trace import mlc_lines
 from assay.harness.ingest.trace.steps import Segment, StepTrace, TraceStep, Track
@@ -77,14 +77,13 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
         }
         verdict = "pass"
         headline = f"Both traces take the same steps: {', '.join(counted(n, what) for what, n in counts.items())}."
-    kinds, rows = _summary(differences), () if empty else _rows(a, b)
+    kinds = _summary(differences)
     return Comparison(
         verdict=verdict, created=timestamp(), kind="trace", headline=headline, reasons=(headline,), a=a.file, b=b.file,
         notes=tuple(notes),
         trace=ComparedTraces(
             cites=_cites(differences), differences=len(differences), kinds=kinds[:_KINDS_SHOWN],
-            kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), steps=rows[:LISTED],
-            steps_left_out=max(0, len(rows) - LISTED), timelines=(a.timeline, b.timeline),
+            kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), timelines=(a.timeline, b.timeline),
         ),
     )  # fmt: skip
 
@@ -227,12 +226,3 @@ def _summary(differences: Sequence[_Difference]) -> tuple[TraceDifference, ...]:
         )
         for (where, left, right), same in groups.items()
     )  # fmt: skip
-
-
-def _rows(a: StepTrace, b: StepTrace) -> tuple[StepRow, ...]:
-    """Count how often each step occurs, by the kind of its segment."""
-    ours, theirs = a.totals(), b.totals()
-    keys = sorted(
-        ours.keys() | theirs.keys(), key=lambda key: (ours[key] == theirs[key], -max(ours[key], theirs[key]), key)
-    )
-    return tuple(StepRow(phase=phase, name=name, a=ours[phase, name], b=theirs[phase, name]) for phase, name in keys)

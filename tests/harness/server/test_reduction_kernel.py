@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -81,40 +80,6 @@ def check(calls: list[tuple[Tensor, Tensor, Tensor]], device: str = "cpu", tile:
 def test_both_reductions_agree(rows: int, heads: int, dim: int, dtype: torch.dtype, strange: int, longest: int, seed: int) -> None:
     shape = (rows, heads, dim)
     check([(*outputs(shape, dtype, strange, seed + i), runs(rows, longest, seed + i)) for i in range(2)])
-
-
-@pytest.mark.interpreter
-@pytest.mark.parametrize("view", [lambda t: t[:, ::2], lambda t: t[::2], lambda t: t.transpose(1, 2)])
-def test_outputs_may_be_views(view: Callable[[Tensor], Tensor]) -> None:
-    out, reference = (view(t) for t in outputs((8, 4, 4), torch.bfloat16, 0, 1))
-    check([(out, reference.contiguous(), runs(out.shape[0], 3, 1))])
-
-
-@pytest.mark.interpreter
-def test_equal_outputs_have_no_error() -> None:
-    _, reference = outputs((20, 2, 16), torch.float16, 0, 2)
-    check([(reference, reference, runs(20, 7, 2))])
-
-
-@pytest.mark.interpreter
-def test_a_reference_of_zero_makes_any_difference_infinite() -> None:
-    out, reference = (t.clone() for t in outputs((6, 2, 16), torch.float32, 0, 3))
-    reference[4, 1] = 0
-    (value, at), _ = unpack(reduce(out, reference, runs(6, 2, 3), accumulator(2, "cpu")))
-    assert (float(value), int(at)) == (float("inf"), 4 * 2 + 1)
-    check([(out, reference, runs(6, 2, 3))])
-
-
-@pytest.mark.interpreter
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy, which the interpreter uses
-@pytest.mark.parametrize(("scale", "worst"), [(1e30, 2.0), (1e38, float("inf"))])
-def test_where_the_sums_overflow_the_worst_query_is_infinite(scale: float, worst: float) -> None:
-    reference = outputs((3, 1, 16), torch.bfloat16, 0, 4)[1].sign() * scale
-    (value, at), _ = unpack(reduce(-reference, reference, runs(3, 3, 4), accumulator(1, "cpu")))
-    expected, _ = LayerSums(1, torch.device("cpu")).measure(-reference, reference, runs(3, 3, 4))
-    assert float(value) == worst, "16 bits are added up in float32"
-    assert float(expected[0]) == 2.0
-    assert int(at) == int(expected[1]) == 0
 
 
 COMPILE = """

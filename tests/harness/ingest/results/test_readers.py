@@ -115,7 +115,7 @@ def test_inspect_ai_gives_the_same_from_both_forms_of_a_log(data: Path, name: st
     assert (found.tool, found.version, found.task, found.metric) == ("inspect_ai", "0.3.285", "synthetic", "pattern")
     assert found.sampling == {"temperature": "0.0", "max_tokens": "32"}
     other = inspect_ai.READER.results(SourceFile.of(data / "inspect_a.json"), "").sets[0]
-    without = {"source": "", "settings": {}, "items": ()}
+    without = {"settings": {}, "items": ()}
     assert found.model_copy(update=without) == other.model_copy(update=without)
     keys = sorted((item.key, item.prompt_hash, item.target, item.parsed, item.score) for item in found.items)
     assert keys == sorted((item.key, item.prompt_hash, item.target, item.parsed, item.score) for item in other.items)
@@ -212,3 +212,15 @@ def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -
         tmp_path / "results_x.json", scores, group_subtasks={"mmlu": ["mmlu_law"]}, **{"n-samples": {"mmlu_law": {"effective": 99}}}
     )
     assert not lm_eval.READER.read(SourceFile.of(path)).findings
+
+
+def test_samples_without_a_score_are_no_part_of_the_mean_and_are_named(data: Path, tmp_path: Path) -> None:
+    log = json.loads((data / "inspect_a.json").read_text())
+    for sample in log["samples"]:
+        sample["scores"]["pattern"]["value"] = "C"
+    for sample in log["samples"][:2]:
+        sample["error"] = {"message": "timeout"}
+    (tmp_path / "x.json").write_text(json.dumps(log))
+    document = inspect_ai.READER.read(SourceFile.of(tmp_path / "x.json"))
+    assert document.tables[0].rows[0][2:4] == ("6", "1.0000")
+    assert "between 0.7500 and 1.0000" in document.file.notes[0]
