@@ -20,10 +20,10 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
+from assay.harness.cli.streams import keep_open
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.files import portable
 from assay.harness.interruption import like_ctrl_c
-from assay.harness.offline.handover import Handover
 from assay.harness.text import visible
 
 if TYPE_CHECKING:
@@ -159,8 +159,6 @@ class _Detail:
 
 
 detail = _Detail()
-handover = Handover()
-"""What the process of a supervised command leaves: the command then runs once more, calls no kernel, and renders it."""
 
 
 def say(text: str) -> None:
@@ -298,6 +296,18 @@ def _version(
     if version:
         console.print(f"assay {__version__}", highlight=False)
         raise typer.Exit
+
+
+def entry() -> None:
+    """Run the command ``assay``: `main`, with streams that outlive their readers, in a working folder that exists."""
+    keep_open()
+    try:
+        os.getcwd()
+    except OSError:
+        gone = UsageError("The working folder is not there any more.", "a folder", "change to one that is there")
+        report_error(gone)
+        sys.exit(gone.exit_code)
+    main()
 
 
 def main() -> None:

@@ -18,7 +18,11 @@ from assay.harness.text import counted, listed
 from assay.harness.verdict import Check, CheckStatus, Requirement, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
-_REPEATED = Requirement("repeated", "no run of the treatment came out otherwise before")
+_REPEATED = Requirement(
+    "repeated",
+    "no run of the treatment came out otherwise before",
+    unchecked="a run of the treatment came out otherwise before",
+)
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 _Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
