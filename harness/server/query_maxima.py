@@ -19,9 +19,8 @@ from assay.harness.stats.query_bounds import (
     dropping_cost,
     least_error,
     query_bounds,
-    rare_excess_of_queries,
-    rarest,
     with_all_heads,
+    with_rare_draws,
 )
 
 
@@ -57,10 +56,7 @@ class QueryMaxima:
             off = torch.where(defined & ~output.isfinite(), torch.inf, torch.where(defined, output - right, 0.0))
             own = with_all_heads(off.abs().sum(-1)).cpu()
             noise = torch.where(defined & members.isfinite(), members - right, 0.0)
-            bound, freedom = query_bounds(noise)
-            if bool((above := own > bound).any()) and (family.q is not None or family.k is not None):
-                rare = rarest(float(freedom[above].min()))
-                bound += with_all_heads(rare_excess_of_queries(call, family, at, right, rare)).cpu()
+            bound = with_rare_draws(*query_bounds(noise), own, call, family, at, right)
             bound += with_all_heads(dropping_cost(call, family, at, right)).cpu()
             usual = with_all_heads(noise.abs().sum(-1)).square().mean(0).sqrt().cpu().numpy()
             floor = np.maximum(
