@@ -68,7 +68,7 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert finding.where == "first at probe 0+8, generated token 1; in 3 of 3 probes"
     assert "probes that differ: 0+8, 1+8, 2+8" in finding.evidence
     assert "page-size: 0; prefix-cache: 0" in finding.diagnosis
-    assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --exactly"
+    assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --arms=exactly"
     assert "also in order + page-size + prefix-cache" in finding.evidence
     pairs = {(pair.first, pair.other): pair.verdict for pair in result.pairs}
     assert pairs["prefix-cache", "page-size"] == "regression"
