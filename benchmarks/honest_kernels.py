@@ -67,11 +67,6 @@ def fp8(dtype: torch.dtype, x: Tensor) -> Tensor:
     return x.to(dtype).float()
 
 
-def fp4(x: Tensor) -> Tensor:
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=x.device)
-    return grid[(x.abs()[..., None] - grid).abs().argmin(-1)] * x.sign()
-
-
 def tf32(cut: bool, x: Tensor) -> Tensor:
     bits = x.contiguous().view(torch.int32)
     return ((bits if cut else bits + 0x1000) & ~0x1FFF).view(torch.float32)
@@ -80,34 +75,21 @@ def tf32(cut: bool, x: Tensor) -> Tensor:
 E4M3, E5M2 = partial(fp8, torch.float8_e4m3fn), partial(fp8, torch.float8_e5m2)
 
 
-def temper(scores: Tensor, positions: Tensor, call: AttentionCall, packed: slice) -> Tensor:
-    """Temper scores [heads, queries, keys] of these rows of q, at these positions."""
-    if call.score_factor is not None:
-        scores = scores * call.score_factor.expand(len(call.q), -1)[packed].T[..., None]
+def temper(scores: Tensor, positions: Tensor, call: AttentionCall) -> Tensor:
+    """Temper scores [heads, queries, keys] of queries at these positions."""
     if not (length := call.spec.temperature):
         return scores
     return scores * torch.where(positions > length, positions.float().log() / math.log(length), 1.0)[:, None]
 
 
-def modified(
-    scores: Tensor, positions: Tensor, distances: Tensor, call: AttentionCall, packed: slice, fast_tanh: bool
-) -> Tensor:
-    """Cap, temper and bias scores [heads, queries, keys] of these rows of q, at these positions, so far from these keys."""
+def modified(scores: Tensor, positions: Tensor, call: AttentionCall, fast_tanh: bool) -> Tensor:
+    """Cap and temper scores [heads, queries, keys] of queries at these positions."""
     if cap := call.spec.softcap:
         capped = (scores / cap).tanh()
         if fast_tanh:  # tanh.approx; in float32, as Triton kernels without a tanh compute it
             capped = tf32(False, capped) if call.q.dtype.itemsize == 2 else 2 * torch.sigmoid(2 * scores / cap) - 1
         scores = cap * capped
-    scores = temper(scores, positions, call, packed)
-    if call.score_bias is not None:
-        table = call.score_bias.expand(len(call.q), -1, -1)[packed]
-        rows = torch.arange(len(table), device=scores.device)[:, None]
-        inside = (distances >= 0) & (distances < table.shape[2])
-        added = table[rows, :, torch.where(inside, distances, 0)].movedim(2, 0)
-        scores = scores + torch.where(inside, added, 0.0)
-    if call.spec.alibi:
-        scores = scores - torch.tensor(call.spec.alibi, device=scores.device)[:, None, None] * distances.abs()
-    return scores
+    return temper(scores, positions, call)
 
 
 def stored_in_float(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -154,36 +136,28 @@ class Blocked:
         group = call.q.shape[1] // call.k.shape[1]
         mean = call.k.float().mean(0)[:, None]
         all_k, all_v = stored_in_float(call)
-        takes_q = self.q is not same and call.stored_q is None
-        store_k = self.k if call.stored_k is None or takes_q else same
+        store_k = self.k if call.stored_k is None or self.q is not same else same
         store_v = self.v if call.stored_k is None or self.p is not None else same
-        smooth = self.smooth if call.stored_q is None else ""  # a product of what is stored takes it as it is
+        smooth = self.smooth
         whole_scores = bool(smooth and (call.spec.softcap or call.spec.sinks))
-        outs, lses, masks = [], [], call.custom_masks
-        for number, ((rows_q, rows_k), (first, first_key)) in enumerate(zip(sequences(call), call.places, strict=True)):
+        outs, lses = [], []
+        for (rows_q, rows_k), first in zip(sequences(call), call.prefixes, strict=True):
             q, k, v = (t.float().transpose(0, 1) for t in (call.q[rows_q], all_k[rows_k], all_v[rows_k]))
             taken = torch.zeros_like(k[:, :1])
             if smooth:
                 taken = mean if smooth == "batch" else k.mean(1, keepdim=True)
                 k = (k - taken).to(call.k.dtype).float()
             given = q
-            store_q = self.q if call.stored_q is None else same
-            q, k, v = self.operand(store_q(q)), self.operand(store_k(k)), self.operand(store_v(v))
+            q, k, v = self.operand(self.q(q)), self.operand(store_k(k)), self.operand(store_v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
             rows = torch.arange(q.shape[1], device=q.device)
-            distances = rows[:, None] + first - first_key - torch.arange(k.shape[1], device=q.device)
+            distances = rows[:, None] + first - torch.arange(k.shape[1], device=q.device)
             seen = torch.ones_like(distances, dtype=torch.bool) if not call.causal else distances >= 0
-            if masks is not None:
-                new = torch.arange(k.shape[1], device=q.device) - (first - first_key)
-                tree = masks[number][:, new.clamp(0, q.shape[1] - 1)]
-                seen = torch.where(new < 0, True, tree & (new < q.shape[1]))
             if call.spec.mask.window:
                 seen = seen & (distances < call.spec.mask.window)
             # What smoothing took from all scores of a query is added to its log-sum-exp.
             shift = call.scale * (given @ taken.repeat_interleave(group, 0).transpose(1, 2))
-            borders = (
-                [0, first - first_key, k.shape[1]] if self.merged else [*range(0, k.shape[1], self.block), k.shape[1]]
-            )
+            borders = [0, first, k.shape[1]] if self.merged else [*range(0, k.shape[1], self.block), k.shape[1]]
             splits = [slice(start, stop) for start, stop in pairwise(borders) if stop > start]
             parts = []
             top = q.new_full((*q.shape[:2], 1), -math.inf)
@@ -194,7 +168,7 @@ class Blocked:
                     scores = scores.half().float()
                 if whole_scores:  # it is capped, or compared with a sink
                     scores = scores + shift
-                scores = modified(scores, rows + first, distances[:, keys], call, rows_q, self.fast_tanh)
+                scores = modified(scores, rows + first, call, self.fast_tanh)
                 scores = scores.masked_fill(~seen[:, keys], -math.inf)
                 own = scores.amax(-1, keepdim=True)
                 new = own if self.split else torch.maximum(top, own)
@@ -218,11 +192,8 @@ class Blocked:
                 sums, total = sums * (top - highest).exp(), total * (top - highest).exp() + (sinks - highest).exp()
                 top = highest
             outs.append((sums / total).to(call.q.dtype).transpose(0, 1))
-            lses.append(
-                (total.log() + top + (0.0 if whole_scores else temper(shift, rows + first, call, rows_q)))[
-                    ..., 0
-                ].transpose(0, 1)
-            )
+            taken_off = 0.0 if whole_scores else temper(shift, rows + first, call)
+            lses.append((total.log() + top + taken_off)[..., 0].transpose(0, 1))
         nowhere = call.q.new_full((call.spec.padded_rows, call.q.shape[1], call.v.shape[2]), math.nan)
         return Outputs(torch.cat([*outs, nowhere]), torch.cat([*lses, nowhere[..., 0].float()]))
 
@@ -288,7 +259,6 @@ KERNELS: dict[str, list[Kernel]] = {
         Blocked(64, q=blocks(128), k=blocks(64), v=per_head(E4M3, 448), p=weights_fp8, smooth="batch"),
         Blocked(128, q=blocks(64), k=blocks(128), v=per_head(E4M3, 448), p=weights_fp8, smooth="sequence"),
     ],
-    "fp4_kv": [Blocked(64, k=per_token(fp4, 6.0), v=per_token(fp4, 6.0))],
     "tf32": [Blocked(64, operand=partial(tf32, True)), Blocked(64, operand=partial(tf32, False), split=True), Blocked(64)],
     "fp16_accumulation": [Blocked(64, fp16_sums=True), Blocked(32, fp16_sums=True, split=True)],
     "merged_prefix": [Blocked(split=True, merged=True)],

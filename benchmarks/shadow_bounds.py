@@ -19,8 +19,8 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.kernels import load
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
-from assay.harness.evidence.truth_errors import joined
+from assay.harness.evidence.error_table import condition_numbers, joined
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.server.truth_sums import TruthSums, sampled_rows
 
@@ -45,8 +45,7 @@ def session(kernel: Kernel, noise: str, dtype: torch.dtype, seed: int, repeats: 
         reference="torch_sdpa", candidate="c", phases=("extend",), candidate_noise=noise, dtype=sums.dtype,
         accumulation=sums.accumulation,
     )  # fmt: skip
-    empty = np.zeros((0, 6), np.int64)
-    return compare_with_noise(ShadowErrors(empty, np.zeros((0, 5)), (header,), joined(parts)))
+    return compare_with_noise(ShadowErrors(joined(parts), (header,)))
 
 
 def scaled(kernel: Kernel, factor: float) -> Kernel:

@@ -16,7 +16,7 @@ _WIDEST_GREEDY_MARGIN = 0.25
 _WIDEST_LENGTH_BOUND = 0.5
 """Largest change of the length of answers that a policy may allow."""
 WIDEST_LOGITS_LIMIT = 0.25
-"""Largest mean KL that a policy may allow, in nats: twice what K and V in FP4 explain, the coarsest noise family."""
+"""Largest mean KL that a policy may allow, in nats: about twice what K and V in four bits would explain."""
 
 SuiteName = Literal["accuracy", "greedy", "logits", "layers", "latency"]
 

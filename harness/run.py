@@ -15,6 +15,7 @@ from assay.harness.bench.drive import bench
 from assay.harness.bench.latency_run import plan_latency, time_servers
 from assay.harness.collect.collect import collect
 from assay.harness.collect.plan import Plan, prepare
+from assay.harness.collect.preflight import check_environment
 from assay.harness.collect.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded
 from assay.harness.collect.servers import check_together, make_run_engine, running
 from assay.harness.config import RunSpec
@@ -96,6 +97,7 @@ def bench_servers(
         EvidenceError: the folder cannot be written, or its timings prove nothing.
     """
     plan = plan_bench(prepare(timed_spec(spec)), seed, cuda_graphs)
+    check_environment(plan.run)
     folder = BenchFolder.new(out)
     bench(plan, folder, display or ProgressDisplay(Console(quiet=True)))
     return judge_bench(folder)
@@ -127,6 +129,7 @@ def compare_features(
         EvidenceError: the folder cannot be written.
     """
     plan = plan_invariance(prepare(compared_spec(spec)), features, mode, minutes, gpu_count(spec.device))
+    check_environment(plan.run)
     folder = InvarianceFolder.new(out)
     with like_ctrl_c():
         InvarianceSession(plan, folder, display or ProgressDisplay(Console(quiet=True))).run()
@@ -167,6 +170,7 @@ class OpenRun:
         """
         plan = prepare(spec)
         bench, features = plan_latency(plan), plan_features(plan)
+        check_environment(plan)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
         folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")

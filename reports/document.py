@@ -26,7 +26,7 @@ class Cell:
     """Words of a table, a fact or the header, with more than their text.
 
     Attributes:
-        status: a verdict, "worse", "strong" or another word that has a colour or weight; empty for none.
+        status: a verdict, "strong" or another word that has a colour or weight; empty for none.
         code: whether it is shown as code.
         link: the address that it leads to on a page.
         note: further words, less prominent on a page and in parentheses elsewhere.
@@ -67,11 +67,11 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their values; what follows a value stands below it. On a page side by side, as cards, in a small grid, or as cards
-    that lead to a section ("jumps")."""
+    """Names with their values; what follows a value stands below it. On a page side by side, in a small grid, or as cards that lead
+    to a section ("jumps")."""
 
     rows: Sequence[tuple[Words, ...]]
-    style: Literal["", "cards", "small", "jumps"] = ""
+    style: Literal["", "small", "jumps"] = ""
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Weights:
-    """The picture of an operator, with what is said below it."""
+    """The picture of an operator."""
 
     picture: Picture
-    says: str
 
 
 @dataclass(frozen=True)

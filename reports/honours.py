@@ -44,8 +44,6 @@ def honours_document(result: Honours) -> Document:
         body.append(Section("absent", "Cannot run here", [Items(absent)], announced=True))
     if tests := [cell.test for backend in ran for cell in _first_tests(backend.measured)]:
         imports = "import torch\n\nfrom assay import Mask, assert_correct, call_of"
-        if any("as_tree(" in test for test in tests):
-            imports += "\nfrom assay.harness.attention.matrix_features import as_tree"
         code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests)]), language="python")
         body.append(Section("tests", "Tests that fail", [code], announced=True))
     what = "what a layer asks for is computed, or an error says that it is not"

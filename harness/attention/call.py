@@ -17,15 +17,9 @@ if TYPE_CHECKING:  # the command line reads what kernels declare and must not wa
     from numpy.typing import NDArray
     from torch import Tensor
 
-BY_QUERY = ("q", "stored_q", "q_scale", "score_factor", "score_bias", "unrotated_q")
-"""The tensors that have a row for each query, or one for all, and then a q head, or one for all."""
-BY_KEY = ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale", "unrotated_k", "latent")
-"""The same of keys and kv heads."""
-BY_HEAD = ("latent_to_k", "latent_to_v")
-"""The tensors that have a matrix for each q head."""
-INPUTS = (
-    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "custom_mask", "positions", *BY_QUERY[1:], *BY_KEY[2:], *BY_HEAD, "cos_sin",
-)  # fmt: skip
+BY_KEY = ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale")
+"""The tensors that have a row for each key, or one for all, and then a kv head, or one for all."""
+INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *BY_KEY[2:])
 """The tensors that a call may have; `AttentionCall.tensors` gives those that it has."""
 
 
@@ -60,25 +54,15 @@ class Mask:
     def span(self, rows: Ints, len_q: int | Ints, len_k: int | Ints) -> tuple[int | Ints, Ints]:
         """Return the first key that queries see, and one past the last. A query for which that is no range sees none.
 
-        In a call of some keys, one past the last may lie beyond them.
-
         Args:
             rows: numbers of the queries among the new tokens of their sequence.
-            len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`. In a call of some keys
-                (`AttentionCall.positions`) that is `len_k` less the distance from the first key to the first query.
+            len_q: new tokens of the sequence, or of each query's sequence, broadcasting to `rows`.
             len_k: all its tokens, likewise.
         """
         stop = rows + len_k - len_q + 1 if self.causal else rows * 0 + len_k
         return (stop - self.window) * (stop > self.window) if self.window else 0, stop
 
-    def visible(
-        self,
-        rows: Tensor,
-        len_q: int | Tensor,
-        len_k: int | Tensor,
-        keys: Tensor | None = None,
-        custom: Tensor | None = None,
-    ) -> Tensor:
+    def visible(self, rows: Tensor, len_q: int | Tensor, len_k: int | Tensor, keys: Tensor | None = None) -> Tensor:
         """Return which keys each query sees, bool [*rows.shape, len_k], on the device of `rows`.
 
         Args:
@@ -86,21 +70,13 @@ class Mask:
             len_q: see `span`.
             len_k: see `span`.
             keys: int64 [keys], the keys to ask about; None for all `len_k`, which is then an int.
-            custom: bool [*rows.shape[:-1], len_q, len_q], the new keys that each query sees, in place of those up to its own; see
-                `AttentionCall.custom_mask`.
         """
         import torch
 
         if keys is None:
             keys = torch.arange(len_k, device=rows.device)  # type: ignore[arg-type]  # see above
         first, stop = self.span(rows, len_q, len_k)
-        if custom is None:
-            seen = keys < stop[..., None]
-        else:
-            new = keys - torch.as_tensor(len_k - len_q, device=rows.device)[..., None]  # the place among the new keys
-            room, inside = custom.shape[-1], (*rows.shape, keys.shape[0])
-            of_rows = custom.gather(-2, rows[..., None].expand(*rows.shape, room))
-            seen = (new < 0) | (of_rows.gather(-1, new.clamp(0, room - 1).expand(inside)) & (new < room))
+        seen = keys < stop[..., None]
         return seen if isinstance(first, int) and first == 0 else seen & (keys >= torch.as_tensor(first)[..., None])
 
 
@@ -157,19 +133,9 @@ class CallSpec:
         sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty for none.
         padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel returns an
             output of q's shape all the same, of which the padded rows are not looked at.
-        alibi: for each q head, a slope: the score of a key loses slope * |distance| between it and the query, in tokens of their
-            sequence. Of a key before the query that adds slope * (key position - query position), as in vLLM and flash_attn
-            (whose causal kernel adds slope * key position, so that its log-sum-exps are larger by slope * query position). It is
-            added to scaled scores, after cap and temperature; empty for none.
-        rope_dims: the last dims of q and k that carry the position, where a kernel takes them apart from the others, as kernels of
-            latent attention do: ``q[..., :-rope_dims]`` and ``q[..., -rope_dims:]``. Those of k are the same in each head. 0 where
-            they are not distinguished.
-        rope: who applies RoPE to these: empty for the engine, so that q and k have it; else the kernel, to `unrotated_q` and
-            `unrotated_k`, which it rotates in "halves" (dim i with dim i + rope_dims / 2, as NeoX) or in "pairs" (dim 2 i with dim
-            2 i + 1, as GPT-J and DeepSeek).
 
     Raises:
-        ValueError: a negative soft cap, a temperature of 1 or less, or RoPE to apply to no dims.
+        ValueError: a negative soft cap, or a temperature of 1 or less.
     """
 
     scale: float
@@ -184,9 +150,6 @@ class CallSpec:
     temperature: int = 0
     sinks: tuple[float, ...] = ()
     padded_rows: int = 0
-    alibi: tuple[float, ...] = ()
-    rope_dims: int = 0
-    rope: Literal["", "halves", "pairs"] = ""
 
     def __post_init__(self) -> None:
         if self.softcap < 0 or self.temperature < 0 or self.temperature == 1:
@@ -194,26 +157,18 @@ class CallSpec:
                 f"a call has softcap={self.softcap} and temperature={self.temperature}; expected 0 for none, or a positive soft "
                 "cap and a temperature of 2 or more"
             )
-        if self.rope_dims < 0 or (self.rope and not self.rope_dims):
-            raise ValueError(
-                f"a call has rope_dims={self.rope_dims} and rope={self.rope!r}; expected dims that a kernel is to rotate"
-            )
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of what it asks for beyond plain attention; see `AttentionCall.features`."""
         asked = {
             "window": self.mask.window, "softcap": self.softcap, "temperature": self.temperature, "sinks": self.sinks,
-            "alibi": self.alibi, "padding": self.padded_rows,
-            "mla": self.layout == "v in k", "split_rope": self.rope_dims and not self.rope, "rope": self.rope,
+            "padding": self.padded_rows, "mla": self.layout == "v in k",
         }  # fmt: skip
         return tuple(name for name, value in asked.items() if value)
 
 
-FEATURES = (
-    "window", "softcap", "temperature", "sinks", "alibi", "padding", "custom_mask", "positions", "not_causal", "mla",
-    "split_rope", "rope", "latent", "stored_kv", "stored_q", "score_factor", "score_bias", "lse",
-)  # fmt: skip
+FEATURES = ("window", "softcap", "temperature", "sinks", "padding", "not_causal", "mla", "stored_kv", "lse")
 """What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
 be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
 returns on every call (see `Outputs`)."""
@@ -230,41 +185,12 @@ class AttentionCall:
         cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
         cu_seqlens_k: int32 [batch + 1], the same for k and v.
         spec: what is asked for.
-        custom_mask: which of the new keys of its sequence each query sees, in place of the causal mask among them; it sees the
-            whole cached prefix (within the window, if there is one). Bool [sum of len_q ** 2], a matrix [query, new key] of each
-            sequence after the other: the mask of a draft tree that is verified. That of a chain is the lower triangle, and the
-            call then the right-aligned causal one. Distances and positions are those of places in the sequence, also in a tree.
-            None for no such mask.
-        positions: where in its sequence the first query and the first key of each sequence are, int64 [batch, 2], where that is
-            not len_k - len_q and 0: keys were evicted, or the call covers a part of the keys. Queries and keys follow one another
-            from there. The mask, ALiBi and the temperature go by it. None for calls of all keys.
         stored_k: k as a cache stores it, in the shape of k and a dtype of 8 bits; k is then ``stored_k * k_scale`` in the dtype of
             q. None for a cache in the dtype of q. The other three are there if this one is.
         stored_v: v as a cache stores it.
         k_scale: scales of `stored_k`, float32, broadcasting to it: [1, 1, 1] for one of the tensor, [1, num_kv_heads, 1] for one of
-            each head, [total_k, num_kv_heads, 1] for one of each token and head, or [total_k, num_kv_heads, head_dim] for one of a
-            block of dims. Those of a block of tokens or dims are alike.
+            each head, or [total_k, num_kv_heads, 1] for one of each token and head. Those of a block of tokens are alike.
         v_scale: those of `stored_v`.
-        stored_q: q as it is given to a kernel that takes it in 8 bits; q is then ``stored_q * q_scale`` in the dtype of the output.
-            None for a q that is given as it is.
-        q_scale: scales of `stored_q`, as those of `stored_k`.
-        score_factor: what the scores of a query are multiplied by in each head, once they are capped: float32 [total_q or 1,
-            num_q_heads], one row for all queries or one for each. A temperature is the case of log(p) / log(temperature). None for
-            nothing.
-        score_bias: what is added to the score of the key that is 0, 1, ... tokens before a query, in each head: float32 [total_q or
-            1, num_q_heads, distances], one table for all queries or one for each; nothing to a key that is further, or behind the
-            query. ALiBi is the case of -slope * distance. It is added where ALiBi is, after cap and temperature: Inkling's relative
-            bias (SGLang's ``relative_bias_score_mod``), and T5's with its buckets written out. None for nothing.
-        unrotated_q: the last `CallSpec.rope_dims` dims of q before RoPE, [total_q, num_q_heads, rope_dims], where the kernel is to
-            apply it; q has what it makes of them. `unrotated_k` and `cos_sin` are there if this one is.
-        unrotated_k: those of k, [total_k, 1, rope_dims].
-        cos_sin: for each position in a sequence, the cosines of its angles and then the sines, float32 [positions, rope_dims].
-        latent: what a cache of latent attention stores, [total_k, 1, latent dims + rope_dims], where the kernel multiplies by the
-            projections and q is given before them: the dims of k but the last rope_dims are ``latent_to_k[head] @ latent``, v is
-            ``latent @ latent_to_v[head]``, and the last rope_dims dims of `latent` are those of k. The other two are there if this
-            one is; without it, the engine has applied the projections (or, with the layout "v in k", absorbed them in q).
-        latent_to_k: [num_q_heads, head_dim - rope_dims, latent dims].
-        latent_to_v: [num_q_heads, latent dims, head_dim_v].
     """
 
     q: Tensor
@@ -273,22 +199,10 @@ class AttentionCall:
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
     spec: CallSpec
-    custom_mask: Tensor | None = None
-    positions: Tensor | None = None
     stored_k: Tensor | None = None
     stored_v: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
-    stored_q: Tensor | None = None
-    q_scale: Tensor | None = None
-    score_factor: Tensor | None = None
-    score_bias: Tensor | None = None
-    unrotated_q: Tensor | None = None
-    unrotated_k: Tensor | None = None
-    cos_sin: Tensor | None = None
-    latent: Tensor | None = None
-    latent_to_k: Tensor | None = None
-    latent_to_v: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -298,35 +212,14 @@ class AttentionCall:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
-        carried = {
-            "custom_mask": self.custom_mask, "positions": self.positions, "stored_kv": self.stored_k,
-            "latent": self.latent, "stored_q": self.stored_q, "score_factor": self.score_factor, "score_bias": self.score_bias,
-        }  # fmt: skip
-        of_spec = (name for name in self.spec.features if name != "split_rope" or self.latent is None)
-        named = (*of_spec, *(name for name, tensor in carried.items() if tensor is not None))
+        named = (*self.spec.features, *("stored_kv",) * (self.stored_k is not None))
         fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
         return (*named, "not_causal") if fewer_keys else named
-
-    @property
-    def custom_masks(self) -> list[Tensor] | None:
-        """The custom mask of each sequence, bool [len_q, len_q]; None for none."""
-        if self.custom_mask is None:
-            return None
-        lens = self.lens_q
-        ends = accumulate(length**2 for length in lens)
-        return [self.custom_mask[end - n**2 : end].view(n, n) for n, end in zip(lens, ends, strict=True)]
 
     @property
     def rows(self) -> int:
         """Rows of q that belong to a sequence."""
         return self.q.shape[0] - self.spec.padded_rows
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """Position of the first query and of the first key of each sequence; see `positions`."""
-        if self.positions is None:
-            return [(prefix, 0) for prefix in self.prefixes]
-        return [(query, key) for query, key in self.positions.tolist()]
 
     @property
     def scale(self) -> float:
@@ -374,22 +267,18 @@ class AttentionCall:
 
     def of_heads(self, q_heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionCall:
         """Return the call of some heads, by their numbers: each kv head with the same number of q heads."""
-        sinks, alibi = (
-            tuple(numbers[head] for head in q_heads) if numbers else ()
-            for numbers in (self.spec.sinks, self.spec.alibi)
-        )
-        heads = {name: list(q_heads if name in BY_QUERY else kv_heads) for name in (*BY_QUERY, *BY_KEY)}
+        heads = {"q": list(q_heads)} | {key: list(kv_heads) for key in BY_KEY}
         kept: dict[str, Any] = {
             name: tensor[:, heads[name]] if tensor.shape[1] > 1 or name in ("q", "k", "v") else tensor
             for name, tensor in self.tensors.items()
             if name in heads
         }
-        kept |= {name: tensor[list(q_heads)] for name, tensor in self.tensors.items() if name in BY_HEAD}
-        return replace(self, **kept, spec=replace(self.spec, sinks=sinks, alibi=alibi))
+        sinks = tuple(self.spec.sinks[head] for head in q_heads) if self.spec.sinks else ()
+        return replace(self, **kept, spec=replace(self.spec, sinks=sinks))
 
     def of_rows(self, queries: Tensor | slice, keys: Tensor | slice) -> dict[str, Any]:
         """Return the tensors that have a row for each query or key, of some of them."""
-        rows = dict.fromkeys(BY_QUERY, queries) | dict.fromkeys(BY_KEY, keys)
+        rows = {"q": queries} | dict.fromkeys(BY_KEY, keys)
         return {
             name: tensor[rows[name]] if len(tensor) > 1 or name in ("q", "k", "v") else tensor
             for name, tensor in self.tensors.items()
@@ -456,8 +345,8 @@ class Outputs:
     Attributes:
         out: [total_q, num_q_heads, head_dim_v] in the dtype of q.
         lse: log-sum-exp of the scores of each query, float32 [total_q, num_q_heads]: the natural logarithm of what the sum of
-            weighted values was divided by, with the scores as they enter the softmax (scaled, capped, with ALiBi and the sink,
-            which is a key like any other there). Outputs of parts of the keys are merged by it, so a sink is given to one part
+            weighted values was divided by, with the scores as they enter the softmax (scaled, capped, with the sink, which
+            is a key like any other there). Outputs of parts of the keys are merged by it, so a sink is given to one part
             alone. -inf for a query that sees no key. A kernel that declares "lse" returns it on every call; of any other, it is
             not looked at.
     """

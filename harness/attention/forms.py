@@ -1,4 +1,4 @@
-"""Forms of a feature: K, V and Q are stored in some formats, with some scales, and a kernel may declare which of them it takes.
+"""Forms of a feature: K and V are stored in some formats, with some scales, and a kernel may declare which of them it takes.
 
 A declaration names a feature as a whole, ``stored_kv``, or its forms one by one, ``stored_kv: e4m3 per tensor``. The form of a
 call is that of its tensors.
@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
 
 BLOCK = 16
-"""Tokens, or dims, of a block that shares a scale: a page of vLLM's, and a block of NVFP4."""
+"""Tokens of a block that shares a scale: a page of vLLM's."""
 _FORMATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
-_SCALES = ("tensor", "head", f"block of {BLOCK} tokens", "token", f"block of {BLOCK} dims")
+_SCALES = ("tensor", "head", f"block of {BLOCK} tokens", "token")
 FORMS = tuple(f"{name} per {scales}" for name, scales in product(_FORMATS.values(), _SCALES))
-"""What K and V, or Q, are stored in: a format, and what shares a scale."""
-_STORED = {"stored_kv": ("k", "v"), "stored_q": ("q",)}
-"""Features that have forms, and the tensors that these are of."""
+"""What K and V are stored in: a format, and what shares a scale."""
+_STORED = "stored_kv"
+"""The feature that has forms."""
 
 
 def feature_of(declared: str) -> str:
@@ -32,7 +32,7 @@ def feature_of(declared: str) -> str:
 
 def unknown(features: Iterable[str]) -> list[str]:
     """List what is neither a feature nor a form of one."""
-    known = {*FEATURES, *(f"{feature}: {form}" for feature, form in product(_STORED, FORMS))}
+    known = {*FEATURES, *(f"{_STORED}: {form}" for form in FORMS)}
     return sorted(set(features) - known)
 
 
@@ -51,15 +51,15 @@ def lacking(features: Sequence[str], call: AttentionCall) -> list[str]:
         if feature not in names:
             lacks.append(feature)
         elif forms := forms_of(features, feature):
-            others = [stored for stored in _forms_in(call, feature) if not set(stored) & set(forms)]
+            others = [stored for stored in _forms_in(call) if not set(stored) & set(forms)]
             lacks += [f"{feature} in {stored[0]}" for stored in others[:1]]
     return lacks
 
 
-def _forms_in(call: AttentionCall, feature: str) -> list[list[str]]:
-    """List, for each tensor that a feature is of, the forms that it has, the narrowest first: scales of a block are alike."""
+def _forms_in(call: AttentionCall) -> list[list[str]]:
+    """List the forms that K has, and those that V has, the narrowest first: scales of a block are alike."""
     by_tensor = []
-    for name in _STORED[feature]:
+    for name in ("k", "v"):
         stored, scale = getattr(call, f"stored_{name}"), getattr(call, f"{name}_scale")
         dtype = str(stored.dtype).removeprefix("torch.")
         shared = [f"per {scales}" for scales in _SCALES if _is_per(scales, stored, scale)]
@@ -73,10 +73,8 @@ def _is_per(scales: str, stored: Tensor, scale: Tensor) -> bool:
     tokens, heads, _ = stored.shape
     if scales in ("tensor", "head"):
         return scale.shape == (1, 1 if scales == "tensor" else heads, 1)
-    if scale.shape[:2] != (tokens, heads) or (scale.shape[2] > 1) != scales.endswith("dims"):
+    if scale.shape != (tokens, heads, 1):
         return False
     if scales == "token":
         return True
-    across = 2 if scales.endswith("dims") else 0
-    every = scale.transpose(0, across)
-    return bool((every == every[::BLOCK].repeat_interleave(BLOCK, 0)[: len(every)]).all())
+    return bool((scale == scale[::BLOCK].repeat_interleave(BLOCK, 0)[:tokens]).all())

@@ -25,15 +25,13 @@ MEMBERS = 16
 """Members of an ensemble, unless a caller asks for others."""
 _EXPONENT = 0x7F800000
 """The bits of a float32's exponent."""
-_FEW_BINADES = 4
-"""Powers of two of a format that random phases of two of them would leave."""
 _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
 """Standard deviations of the errors of sums and exponents, in units of the accumulator's eps. Adding n numbers one after the
 other rounds each partial sum by eps / sqrt(12) of its size; for a sum that grows like a random walk that makes
 eps / sqrt(12) * sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is
 accurate to 2 ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation."""
 _MODIFIER_ROUNDINGS, _FAST_TANH, _CAP_ROUNDINGS = 2.0, 2.0**-11, 0.4
-"""What capping, tempering and biasing scores costs, relative to a score: in float32 a standard deviation of two roundings, for a
+"""What capping and tempering scores costs, relative to a score: in float32 a standard deviation of two roundings, for a
 quotient, a tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative
 error is up to 2**-11 (PTX ISA), of which half is the standard deviation here. Triton kernels of SGLang and vLLM compute tanh(x) as
 2 sigmoid(2x) - 1, which in float32 costs 0.35 to 0.45 eps of the cap, however small the score (measured, caps of 1 to 50)."""
@@ -51,7 +49,6 @@ class _Way:
         shifted: whether blocks begin in the middle of those of other ways.
         over_batch: whether K is averaged over the whole batch; else over its sequence.
         rounded_sum: whether the weights are summed after they are rounded; else before.
-        exact_scales: whether the scales of FP4 are not rounded themselves.
     """
 
     q_block: int
@@ -61,11 +58,10 @@ class _Way:
     shifted: bool = False
     over_batch: bool = False
     rounded_sum: bool = False
-    exact_scales: bool = False
 
 
 _WAYS = (
-    _Way(128, 64, "running", over_batch=True, exact_scales=True),
+    _Way(128, 64, "running", over_batch=True),
     _Way(64, 64, "block", shifted=True, rounded_sum=True),
     _Way(128, 128, "row"),
     _Way(64, 32, "running", backwards=True, over_batch=True),
@@ -77,16 +73,14 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
 
     In float32, a kernel may use TF32 wherever the device has it (a CUDA device of compute capability 8.0 or above): it is the
     default of Triton's ``tl.dot`` and of many libraries. Elsewhere, no correct kernel has its noise without declaring it. Where a
-    call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits; a Q
-    that is stored is not stored again. Where it is on the grid, storing costs nothing. What is cast to the dtype of K and V is
+    call has K and V as they are stored, no kernel stores them again, unless for products with a Q or weights in as few bits. Where
+    it is on the grid, storing costs nothing. What is cast to the dtype of K and V is
     cast to fewer bits only where these are stored so.
     """
     if call.spec.on_grid:
         family = NoiseFamily(accumulation=family.accumulation)
     if family.beside_fp8 and call.stored_k is None:
         family = replace(family, q=None, p=None)
-    if call.stored_q is not None:
-        family = replace(family, q=None)
     if call.stored_k is not None:
         # What storing them costs is in k and v already; a product in few bits has both of its operands in them all the same.
         family = replace(family, k=family.q and family.k, v=family.p and family.v)
@@ -170,8 +164,8 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
             outs = []
             for some, seen in group.blocks(numbers_at_once(k.device)):
                 scores = call.scale * group.queries(group.q, some).float() @ k[:, : seen.shape[-1]].transpose(1, 2)
-                sinks, modifiers = group.of_heads(call.spec.sinks, some), group.modifiers(some, seen.shape[-1])
-                scores = modified(scores, seen, call.spec.softcap, *modifiers)
+                sinks = group.of_heads(call.spec.sinks, some)
+                scores = modified(scores, seen, call.spec.softcap, group.factor(some))
                 outs.append(group.rows_first(_online(scores, v, backwards, sinks)))
             group.put(outs, into)
     return result
@@ -371,10 +365,6 @@ class _Draw:
             dither = rows + columns
             return (x + dither).round_().sub_(dither)
         factors = self.factors(x)
-        if format.binades <= _FEW_BINADES:
-            # FP4 has three: phases of more would leave its range. Those of less do not stand for the one of a kernel with
-            # an exact scale, which does not round the largest number of a token at all.
-            factors = torch.ones_like(factors) if self.way.exact_scales else factors.sqrt().sqrt()
         return _rounded_to(x * factors, format).div_(factors)
 
 
@@ -442,9 +432,8 @@ def _attend(
     scores = call.scale * q @ k.transpose(-2, -1)
     if not draw.scores_are_coarse:
         scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw, members)
-    factor, bias = group.modifiers(some, keys)
-    scores = modified(scores, seen, call.spec.softcap, factor, bias)
-    if call.spec.softcap or factor is not None or bias is not None:
+    scores = modified(scores, seen, call.spec.softcap, group.factor(some))
+    if call.spec.softcap or call.spec.temperature:
         fast = call.spec.softcap and call.q.dtype.itemsize == 2
         error = _FAST_TANH / 2 if fast else _MODIFIER_ROUNDINGS * torch.finfo(draw.work).eps
         scores = draw.normal(members, *scores.shape[-3:]).mul_(error).add_(1).mul_(scores)

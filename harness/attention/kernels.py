@@ -116,8 +116,8 @@ def declares(
         head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
             prefill. A check asks for no others.
         features: what it supports of `assay.harness.attention.call.FEATURES`, by name. A call that asks for anything else is
-            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`. Of "stored_kv" and "stored_q" it may name the
-            forms that it takes: ``"stored_kv: e4m3 per tensor"``. A check asks for these, and lists others as not covered.
+            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`. Of "stored_kv" it may name the forms that it
+            takes: ``"stored_kv: e4m3 per tensor"``. A check asks for these, and lists others as not covered.
 
     Raises:
         ValueError: no phase or an unknown one, an unknown feature or form, no head dim or dtype, no such noise family, or a name
@@ -125,7 +125,7 @@ def declares(
     """
     if strange := unknown(features):
         raise ValueError(
-            f"a kernel declares the features {strange}; expected some of {', '.join(FEATURES)}; or forms of stored_kv or stored_q, "
+            f"a kernel declares the features {strange}; expected some of {', '.join(FEATURES)}; or forms of stored_kv, "
             f"as 'stored_kv: {FORMS[0]}', of: {', '.join(FORMS)}"
         )
     if phases is None:

@@ -225,21 +225,8 @@ _ASKING: dict[str, tuple[tuple[int, int, str], ...]] = {
     "decode": ((1, 200, "one"), (1, 129, _NINE), (1, 300, "4 unlike")),
 }
 """(new tokens, cached prefix, batch) of the calls that each value of a feature gets."""
-_IN_EXTEND = ("custom_mask", "not_causal")
-"""Features of extend calls alone: a draft that is verified has several new tokens, and one query sees all keys anyway."""
-_FORMS = ("split_rope", "rope", "latent")
-"""Features of forms in which kernels take latent attention, in 192 dims with values of 128 before its projections are absorbed."""
-_ALONE = ("not_causal", "mla", *_FORMS)
+_ALONE = ("not_causal", "mla")
 """Features that are asked for by themselves: a window is causal, and of latent attention all shapes are its own."""
-_BY_POSITION = {
-    "temperature": "temperature 64",
-    "alibi": "ALiBi to 2^-8",
-    "window": "window 128",
-    "score_bias": "a bias to 300 tokens",
-}
-"""What goes by positions: values that are asked for together with each of those of "positions"."""
-_OF_POSITIONS = {"extend": _ASKING["extend"][:2], "decode": _ASKING["decode"]}
-"""The calls of these: in each, every query sees a key of a window that ends at its own."""
 _CROSSING = (
     (34, 157, "fewer keys than queries"),
     (129, -100, "one"),
@@ -407,7 +394,6 @@ def cases(
         drawn += _asking(phase, size, kinds, dims, declared.features)
         drawn += _on_grid(phase, size, kinds, dims, family(declared.noise))
     if "mla" in declared.features and dims == (576,):  # such a kernel computes nothing else
-        drawn = [values for values in drawn if not set(values.asked or ()) & set(ASKED["latent"])]
         drawn = list(dict.fromkeys(_as_mla(values) for values in drawn if values.layout in ("packed", "v in k")))
     if declared.features:
         drawn = [values if values.asked else replace(values, asked=()) for values in drawn]
@@ -521,21 +507,15 @@ def _asking(
     phase: str, size: Size, kinds: Sequence[torch.dtype], dims: Sequence[int], features: Sequence[str]
 ) -> Iterator[_Values]:
     """Yield the calls that ask for a feature, and for all of them."""
-    asked = {name: of for name, of in values_of(features).items() if phase == "extend" or name not in _IN_EXTEND}
+    asked = {name: of for name, of in values_of(features).items() if phase == "extend" or name != "not_causal"}
     values: list[tuple[str, ...]] = [(value,) for of in asked.values() for value in of]
     together = tuple(of[0] for name, of in asked.items() if name not in _ALONE)
     values += [together] * (len(together) > 1)
-    if "positions" in features:
-        others = [value for name, value in _BY_POSITION.items() if name in features]
-        values += [(other, place) for other in others for place in ("1000 keys evicted", "keys just behind")]
     kind, dim, heads, data = cycle(kinds), cycle(dims), cycle(_HEADS[size]), cycle(_CAPPED)
     for value in values:
-        for new, prefix, batch in _asking_calls(phase, value[-1]):
+        for new, prefix, batch in _CROSSING if "cross attention" in value else _ASKING[phase]:
             of_data = next(data) if any(name.startswith("softcap") for name in value) else "normal"
             made = _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), of_data, asked=value)
-            if any(value[0] in ASKED[name] for name in _FORMS):
-                heads_of_k = made.heads[0]
-                made = replace(made, heads=(heads_of_k, heads_of_k), head_dim=192, head_dim_v=128)
             if made.heads[1] == 1 and any(name.endswith("per head") for name in value):
                 made = replace(made, heads=_HEADS[size][1])  # one of a single head is one of the tensor
             yield _as_mla(made) if MLA in value else made
@@ -553,13 +533,6 @@ def _on_grid(
         for new, prefix, batch in _ASKING[phase] * 2:
             yield _Values(phase, prefix, new, batch, next(heads), next(dim), next(kind), data)
         next(dim)
-
-
-def _asking_calls(phase: str, value: str) -> tuple[tuple[int, int, str], ...]:
-    """Return the calls that ask for a value of a feature: (new tokens, cached prefix, batch)."""
-    if value == "cross attention":
-        return _CROSSING
-    return (_OF_POSITIONS if value in ASKED["positions"] else _ASKING)[phase]
 
 
 _MODEL_PREFIXES, _MODEL_NEW, _MODEL_PAGES = (0, 1, 16, 200), (1, 7, 64, 129), (0, 16, 64)

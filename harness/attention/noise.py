@@ -6,7 +6,6 @@ cost on a call, no less and no more, is simulated in `assay.harness.attention.ho
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -35,20 +34,14 @@ class NumberFormat:
     least: int = 0
     scaled: bool = True
 
-    @property
-    def binades(self) -> int:
-        """Powers of two from its smallest normal number to its largest."""
-        return math.frexp(self.largest)[1] - self.least
-
 
 FORMATS = {
     "int8": NumberFormat(127.0, 0.009),
     "e4m3": NumberFormat(448.0, 0.026, mantissa=3, least=-6),
     "e5m2": NumberFormat(57344.0, 0.052, mantissa=2, least=-14),
-    "e2m1": NumberFormat(6.0, 0.12, mantissa=1),
     "fp16": NumberFormat(65504.0, 2**-12, mantissa=10, least=-14, scaled=False),
 }
-"""int8 (symmetric), FP8 (OCP 8-bit floating point), FP4 (OCP MX) and fp16, by name."""
+"""int8 (symmetric), FP8 (OCP 8-bit floating point) and fp16, by name."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,6 @@ FAMILIES: dict[str, NoiseFamily] = {
     "fp8_qkv": NoiseFamily(q=_E4M3, k=_E4M3, v=_E4M3, p=_E4M3),
     "int8_qk_fp8_pv": NoiseFamily(q=_INT8, k=_SMOOTH, v=Quantised("e4m3", "head"), p=_E4M3),
     "fp8_qp": NoiseFamily(q=_E4M3_AS_IT_COMES, p=_E4M3_AS_IT_COMES),
-    "fp4_kv": NoiseFamily(k=Quantised("e2m1", "token"), v=Quantised("e2m1", "token")),
     "tf32": NoiseFamily(accumulation="tf32"),
     "fp16_accumulation": NoiseFamily(accumulation="fp16"),
     "merged_prefix": NoiseFamily(merged=True),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Mask
-from assay.harness.attention.sequence_groups import SequenceGroup, biases, factors, sequence_groups
+from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups, tempering
 
 NUMBERS_AT_ONCE = 2**22
 """Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
@@ -84,7 +84,7 @@ def _by_groups(
         k, outs = group.k.double(), []
         for some, seen in group.blocks(numbers):
             products = call.scale * group.queries(group.q, some).double() @ k[:, : seen.shape[-1]].transpose(-2, -1)
-            logits = modified(products, seen, call.spec.softcap, *group.modifiers(some, seen.shape[-1]))
+            logits = modified(products, seen, call.spec.softcap, group.factor(some))
             outs.append(group.rows_first(reduced(group, logits, group.of_heads(call.spec.sinks, some))))
         group.put(outs, result)
     return result
@@ -95,28 +95,19 @@ def numbers_at_once(device: torch.device) -> int:
     return min(NUMBERS_AT_ONCE, _ON_CPU) if device.type == "cpu" else NUMBERS_AT_ONCE
 
 
-def modified(
-    products: Tensor,
-    visible: Tensor,
-    softcap: float = 0.0,
-    factor: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Cap, multiply and bias scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
+def modified(products: Tensor, visible: Tensor, softcap: float = 0.0, factor: Tensor | None = None) -> Tensor:
+    """Cap and multiply scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
 
     Args:
         products: scale * q k^T.
         visible: bool, broadcasting to `products`.
         softcap: that of the call.
-        factor: what `factors` gives, broadcasting to [heads, rows, 1].
-        bias: what `biases` gives, broadcasting to [heads, rows, keys].
+        factor: what `tempering` gives, broadcasting to [heads, rows, 1].
     """
     if softcap:
         products = products.div_(softcap).tanh_().mul_(softcap)
     if factor is not None:
         products = products * factor.to(products.dtype)
-    if bias is not None:
-        products = products + bias.to(products.dtype)
     return products.masked_fill_(~visible, float("-inf"))
 
 
@@ -148,9 +139,6 @@ class Request:
         mask: the mask of the call, of which `visible` is made.
         spec: what the call asks for beyond scale and mask.
         asked: int64 [asked], the queries whose output is asked for; None for all. A bug may depend on the others.
-        places: positions of the first query and of the first key; None for those of a call of all keys.
-        factor: `AttentionCall.score_factor` of its queries, [len_q or 1, num_q_heads].
-        bias: `AttentionCall.score_bias` of its queries, [len_q or 1, num_q_heads, distances].
     """
 
     q: Tensor
@@ -162,9 +150,6 @@ class Request:
     mask: Mask
     spec: CallSpec
     asked: Tensor | None = None
-    places: tuple[int, int] | None = None
-    factor: Tensor | None = None
-    bias: Tensor | None = None
 
     @property
     def asked_q(self) -> Tensor:
@@ -201,42 +186,27 @@ def requests(call: AttentionCall, rows: Tensor | None = None) -> list[Request]:
     """
     device = call.q.device
     kv_head = call.heads.kv_head(torch.arange(call.heads.q_heads, device=device))
-    customs = call.custom_masks
     requests: list[Request] = []
     for rows_q, rows_k in sequences(call):
         q, k, v = (t.double().transpose(0, 1) for t in (call.q[rows_q], call.k[rows_k], call.v[rows_k]))
-        custom = None if customs is None else customs[len(requests)]
-        places = None if call.positions is None else call.places[len(requests)]
-        len_q = q.shape[1] if places is None else k.shape[1] - places[0] + places[1]
-        visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), len_q, k.shape[1], custom=custom)
+        visible = call.spec.mask.visible(torch.arange(q.shape[1], device=device), q.shape[1], k.shape[1])
         asked = None if rows is None else rows[(rows >= rows_q.start) & (rows < rows_q.stop)] - rows_q.start
-        own = (
-            None if numbers is None else numbers if len(numbers) == 1 else numbers[rows_q]
-            for numbers in (call.score_factor, call.score_bias)
-        )
-        requests.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked, places, *own))
+        requests.append(Request(q, k, v, kv_head, visible, call.scale, call.spec.mask, call.spec, asked))
     return requests
 
 
 def scores(request: Request) -> Tensor:
-    """Compute scale * q k^T, capped, multiplied and biased, with -inf where a key is not seen, [num_q_heads, asked, len_k]."""
+    """Compute scale * q k^T, capped and tempered, with -inf where a key is not seen, [num_q_heads, asked, len_k]."""
     products = request.scale * request.asked_q @ request.k[request.kv_head].transpose(-2, -1)
-    return modified(products, request.asked_visible, request.spec.softcap, *modifiers(request))
+    return modified(products, request.asked_visible, request.spec.softcap, factor_of(request))
 
 
-def modifiers(request: Request) -> tuple[Tensor | None, Tensor | None]:
-    """Return what scores are multiplied by, [num_q_heads or 1, asked, 1], and what is added, [num_q_heads, asked, len_k]."""
-    device, spec = request.q.device, request.spec
-    if not (spec.temperature or spec.alibi) and request.factor is None and request.bias is None:
-        return None, None
-    rows = torch.arange(request.len_q, device=device) if request.asked is None else request.asked
-    first, first_key = request.places or (request.prefix, 0)
-    factor, bias = (
-        None if numbers is None else (numbers if len(numbers) == 1 else numbers[rows]).transpose(0, 1)
-        for numbers in (request.factor, request.bias)
-    )
-    slopes = torch.tensor(spec.alibi, dtype=torch.float64, device=device)[:, None] if spec.alibi else None
-    return factors(spec, rows + first, factor), biases(slopes, bias, rows + first - first_key, request.len_k)
+def factor_of(request: Request) -> Tensor | None:
+    """Return what the scores of a sequence are multiplied by, [1, asked, 1]; None for nothing."""
+    if not request.spec.temperature:
+        return None
+    rows = torch.arange(request.len_q, device=request.q.device) if request.asked is None else request.asked
+    return tempering(request.spec.temperature, (rows + request.prefix)[None])
 
 
 def attend(request: Request, logits: Tensor | None = None) -> Tensor:

@@ -33,17 +33,12 @@ class SequenceGroup:
         lens_q: new tokens of each head's sequence, int64 [heads].
         lens_k: all tokens of each head's sequence, int64 [heads].
         first: position of the first query of each sequence, int64 [sequences].
-        behind: how far that is behind the first key, int64 [sequences].
-        partial: whether the call has positions: a query may then be behind all keys of its call.
         rows: int64 [sequences, rows], the queries that are asked for, counted within the sequence.
         stop: int64 [sequences, rows], on the CPU: one past the last key that each of them sees.
         spec: what the call asks for.
-        custom: the custom masks of the sequences, bool [sequences, len_q, len_q]; None for none.
         asked: int64 [asked], which of ``rows.flatten()`` are asked for; the others are padding.
         places: int64 [asked], their places among all queries of the call that are asked for.
         start: the first of the places if they follow one another, else None.
-        factor: `AttentionCall.score_factor` of its queries, [1 or sequences, 1 or len_q, num_q_heads]; None for none.
-        score_bias: `AttentionCall.score_bias` likewise, with distances.
     """
 
     q: Tensor
@@ -52,17 +47,12 @@ class SequenceGroup:
     lens_q: Tensor
     lens_k: Tensor
     first: Tensor
-    behind: Tensor
-    partial: bool
     rows: Tensor
     stop: NDArray[np.int64]
     spec: CallSpec
-    custom: Tensor | None
     asked: Tensor
     places: Tensor
     start: int | None
-    factor: Tensor | None
-    score_bias: Tensor | None
 
     @property
     def sequences(self) -> int:
@@ -83,37 +73,15 @@ class SequenceGroup:
             rows, per = self.rows[:, start : start + at_once], heads // self.sequences
             keys = torch.arange(int(self.stop[:, start : start + at_once].max(initial=0)), device=self.k.device)
             lens_q, lens = self.lens_q[::per, None], self.lens_k[::per, None]
-            if self.partial:
-                lens_q = lens - self.behind[:, None]
-            seen = self.spec.mask.visible(rows, lens_q, lens, keys, self.custom)
-            if self.partial:
-                seen = seen & (keys < lens[..., None])
+            seen = self.spec.mask.visible(rows, lens_q, lens, keys)
             seen = seen.repeat(1, group, 1)
             yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
 
-    def modifiers(self, some: Tensor, keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return what the scores of `some` of the rows are multiplied by, [1 or heads, group * r, 1], and what is added to them.
-
-        The latter is [heads, group * r, keys].
-        """
-        factor, bias = (self._of_rows(numbers, some) for numbers in (self.factor, self.score_bias))
-        slopes = self.of_heads(self.spec.alibi, some)
-        if slopes is not None or bias is not None:
-            bias = biases(slopes, bias, self._by_head(some + self.behind[:, None]), keys)
-        if factor is not None or self.spec.temperature:
-            factor = factors(self.spec, self._by_head(some + self.first[:, None]), factor)
-        return factor, bias
-
-    def _of_rows(self, numbers: Tensor | None, some: Tensor) -> Tensor | None:
-        """Lay out numbers of each query and head, [1 or sequences, 1 or len_q, num_q_heads, ...] -> [heads, group * r, ...]."""
-        if numbers is None:
+    def factor(self, some: Tensor) -> Tensor | None:
+        """Return what the scores of `some` of the rows are multiplied by, [1 or heads, group * r, 1]; None for nothing."""
+        if not self.spec.temperature:
             return None
-        rows = some if numbers.shape[1] > 1 else torch.zeros_like(some)
-        sequences = torch.arange(len(rows), device=rows.device)[:, None] if len(numbers) > 1 else 0
-        chosen = numbers[sequences, rows]
-        group = self.q.shape[1]
-        by_row = chosen.view(*chosen.shape[:2], chosen.shape[2] // group, group, *chosen.shape[3:])
-        return by_row.movedim(1, 3).flatten(2, 3).flatten(0, 1)
+        return tempering(self.spec.temperature, self._by_head(some + self.first[:, None]))
 
     def _by_head(self, by_row: Tensor) -> Tensor:
         """Lay out a number of each row, [sequences, r] -> [1 or heads, group * r]."""
@@ -151,40 +119,14 @@ class SequenceGroup:
             into.narrow(-3, self.start, len(self.asked)).copy_(rows)
 
 
-def factors(spec: CallSpec, positions: Tensor, factor: Tensor | None) -> Tensor | None:
-    """Compute what scores are multiplied by, [..., rows, 1]; None for nothing.
+def tempering(temperature: int, positions: Tensor) -> Tensor:
+    """Compute what a temperature multiplies the scores of queries by, [..., rows, 1].
 
     Args:
-        spec: what the call asks for: a temperature.
+        temperature: `CallSpec.temperature`, not 0.
         positions: places of the queries in their sequences, int64 [..., rows].
-        factor: `AttentionCall.score_factor` of them, broadcasting to [..., rows].
     """
-    if spec.temperature:
-        longer = positions.clamp(min=spec.temperature).double().log() / math.log(spec.temperature)
-        factor = longer if factor is None else longer * factor
-    return None if factor is None else factor[..., None]
-
-
-def biases(slopes: Tensor | None, table: Tensor | None, queries: Tensor, keys: int) -> Tensor | None:
-    """Compute what is added to the scores of so many keys, [heads, rows, keys]; None for nothing.
-
-    Args:
-        slopes: of ALiBi, broadcasting to [heads, rows]: a score loses slope * |distance|.
-        table: `AttentionCall.score_bias` of the queries, [heads, rows or 1, distances].
-        queries: how far the queries are behind the first key, int64, broadcasting to [heads, rows].
-        keys: their number.
-    """
-    if slopes is None and table is None:
-        return None
-    distances = queries[..., None] - torch.arange(keys, device=queries.device)
-    bias = None if slopes is None else -slopes[..., None] * distances.abs()
-    if table is None:
-        return bias
-    known = table.shape[-1]
-    at = torch.where((distances >= 0) & (distances < known), distances, known)
-    shape = (len(table), *distances.shape[-2:])
-    added = torch.nn.functional.pad(table, (0, 1)).expand(*shape[:2], -1).gather(-1, at.expand(shape))
-    return added if bias is None else bias + added
+    return (positions.clamp(min=temperature).double().log() / math.log(temperature))[..., None]
 
 
 def sequence_groups(call: AttentionCall, rows: Tensor | None, numbers: int) -> list[SequenceGroup]:
@@ -235,16 +177,8 @@ def _group(
     is_asked = column < counts[:, None]
     places = np.where(is_asked, bounds[members][:, None] + column, bounds[members][:, None])
     rows = wanted[places] - starts_q[members][:, None]
-    first = behind = lens_k - lens_q
-    if call.positions is not None:
-        first, keys = call.positions.cpu().numpy().astype(np.int64)[members].T
-        behind = first - keys
-    _, stop = call.spec.mask.span(rows, (lens_k - behind)[:, None], lens_k[:, None])
-    if call.positions is not None:
-        stop = np.minimum(stop, lens_k[:, None])  # a query may be behind the keys of its call
-    custom = call.custom_masks
-    if custom is not None:
-        stop = np.broadcast_to(lens_k[:, None], rows.shape)  # a query may see keys behind its own
+    first = lens_k - lens_q
+    _, stop = call.spec.mask.span(rows, lens_q[:, None], lens_k[:, None])
     q = _padded(call.q, starts_q[members], lens_q)
     into = places[is_asked]
     return SequenceGroup(
@@ -253,34 +187,14 @@ def _group(
         v=_padded(call.v, starts_k[members], lens_k).transpose(1, 2).flatten(0, 1),
         lens_q=here(lens_q.repeat(kv_heads)),
         lens_k=here(lens_k.repeat(kv_heads)),
-        first=(at := here(first)),
-        behind=at if call.positions is None else here(behind),
-        partial=call.positions is not None,
+        first=here(first),
         rows=here(rows),
         stop=stop,
         spec=call.spec,
-        custom=None if custom is None else _stacked([custom[member] for member in members]),
         asked=here(np.flatnonzero(is_asked)),
         places=here(into),
         start=int(into[0]) if int(into[-1] - into[0]) == len(into) - 1 else None,  # they increase
-        factor=_by_sequence(call.score_factor, starts_q[members], lens_q),
-        score_bias=_by_sequence(call.score_bias, starts_q[members], lens_q),
     )
-
-
-def _stacked(matrices: Sequence[Tensor]) -> Tensor:
-    """Stack square matrices, padded with zeros to the size of the largest."""
-    size = max(len(matrix) for matrix in matrices)
-    return torch.stack(
-        [torch.nn.functional.pad(matrix, (0, size - len(matrix), 0, size - len(matrix))) for matrix in matrices]
-    )
-
-
-def _by_sequence(numbers: Tensor | None, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor | None:
-    """Pad numbers of each query, as `_padded` does; those that all queries share are [1, 1, ...]."""
-    if numbers is None or len(numbers) == 1:
-        return None if numbers is None else numbers[None]
-    return _padded(numbers, starts, lens) if numbers.dim() > 2 else _padded(numbers[..., None], starts, lens)[..., 0]
 
 
 def _padded(packed: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]) -> Tensor:

@@ -17,7 +17,6 @@ from assay.harness.bisect.layer_task import (
     LayerBisection,
     LayerSetup,
     ProbeRecord,
-    answer_noise,
     can_fail,
     choose_criterion,
     compare_with_reference,
@@ -26,6 +25,7 @@ from assay.harness.bisect.layer_task import (
     right_prompts,
 )
 from assay.harness.collect.plan import Plan
+from assay.harness.collect.preflight import check_environment
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
@@ -111,7 +111,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
         The result, which also lies in ``folder/bisect.json``.
 
     Raises:
-        UsageError: `folder` is not empty, or there are too few questions to detect a loss.
+        UsageError: `folder` is not empty, there are too few questions to detect a loss, or this machine cannot serve the run.
         EngineError: the server failed, or the candidate raised.
         EvidenceError: a substitution did not happen, or a file cannot be written.
     """
@@ -125,6 +125,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
             f"at least {fewest}, at alpha = {spec.policy.alpha:g}",
             f"give --questions {fewest} or more",
         )
+    check_environment(plan)
     evidence = folder / "server"
     set_control(evidence, Control())
     display.say(f"Starting {spec.reference.backend} with {spec.candidate.backend} as its shadow.")
@@ -182,12 +183,10 @@ class _Probe:
     def floors(self) -> Floors:
         """Ask the candidate in all layers twice, and measure both floors. The answers serve as probes, too."""
         self._waiting = [self._server.ask(self._layers) for _ in range(2)]
-        first, again = map(self._right, self._waiting)
-        known, total = self._reference.floors, len(first)
-        floor, unstable = _differing(*self._waiting), known.unstable + _unstable(first, again)
+        total = len(self._waiting[0].texts)
+        floor = _differing(*self._waiting)
         self._display.say(f"The candidate in all layers asked twice: {total - floor} of {total} texts identical.")
-        noise = answer_noise(unstable, 2 * total, total, self._setup.alpha) if known.floor or floor else 0.0
-        return known.model_copy(update={"candidate_floor": floor, "unstable": unstable, "noise": noise})
+        return self._reference.floors.model_copy(update={"candidate_floor": floor})
 
     def __call__(self, candidate: frozenset[int]) -> bool:
         known = self._waiting if candidate == self._layers else []
@@ -216,9 +215,8 @@ def _search_layers(
 ) -> LayerBisection:
     """Bisect on a running server.
 
-    The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, the floor is
-    identical and each set is probed once. Otherwise an answer of a probe may be wrong, see `answer_noise`, and sets are probed
-    repeatedly, see `assay.harness.bisect.layer_search`.
+    The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, each set is
+    probed once; otherwise until one outcome leads clearly.
 
     Args:
         server: the server and the prompts.
@@ -237,7 +235,7 @@ def _search_layers(
     floors, search = reference.floors, None
     if can_fail(floors.by, floors.reference_right, setup.prompts, setup.alpha):
         floors = probe.floors()
-        search = find_layers(setup.layers, probe, floors.noise, setup.alpha)
+        search = find_layers(setup.layers, probe, floors.steady)
     return conclude(setup, floors, search, probe.records, time.monotonic() - begun)
 
 
@@ -259,7 +257,7 @@ def _ask_reference(
     display.say(f"By {chosen}: {why}.")
     display.say(f"The reference asked twice: {total - floor} of {total} texts identical.")
     right = twice if chosen == "text" else once  # a text compared with itself proves nothing
-    floors = Floors(by=chosen, by_why=why, reference_right=sum(right), floor=floor, unstable=_unstable(once, twice))
+    floors = Floors(by=chosen, by_why=why, reference_right=sum(right), floor=floor)
     return _Reference(own.texts, right, floors)
 
 
@@ -281,7 +279,3 @@ def _setup(server: _ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSe
 
 def _differing(left: _AnswerSet, right: _AnswerSet) -> int:
     return sum(first != second for first, second in zip(left.texts, right.texts, strict=True))
-
-
-def _unstable(left: Sequence[bool], right: Sequence[bool]) -> int:
-    return sum(first != second for first, second in zip(left, right, strict=True))

@@ -22,11 +22,10 @@ KIND_TITLES = {
     "window": "Windows that a layer asks for",
     "softcap": "Soft caps",
     "sinks": "Attention sinks",
-    "positions": "Temperature, ALiBi, biases and positions",
-    "drafts": "Drafts that are verified",
+    "temperature": "Temperature",
     "rows-and-strides": "Rows and strides",
     "padding": "Padded rows",
-    "stored-kv": "Stored Q, K and V",
+    "stored-kv": "Stored K and V",
     "latent": "Latent attention",
 }
 """Kind of bugs -> heading, in the order of `FAMILY`."""

@@ -1,4 +1,4 @@
-"""Bugs of what a layer asks for beyond plain attention: windows, caps, sinks, ALiBi, drafts, stored K and V, latent attention.
+"""Bugs of what a layer asks for beyond plain attention: windows, caps, sinks, temperature, stored K and V, latent attention.
 
 None of them shows on a call that does not ask for the feature.
 """
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.matrix_features import places_of, rotated
-from assay.harness.attention.oracle import Request, attend, modified, modifiers, oracle, requests
+from assay.harness.attention.oracle import Request, attend, factor_of, modified, oracle, requests
 from assay.harness.bugs.bug import Bug, Compute, code
 from assay.harness.bugs.masks import MASKED, RIGHT_MASK
 
@@ -28,7 +27,7 @@ _CAP_OF_MASK = 1e9
 _SAME = (0, 0, 0)
 """No shift along tokens, heads and dims."""
 _BLOCK = 16
-"""Tokens, or dims, of a block that shares a scale."""
+"""Tokens of a block that shares a scale."""
 _PAGE = 64
 """Tokens of a page of a latent cache."""
 WINDOW, CAP, SINK = 4, 2.0, 1.0
@@ -125,7 +124,7 @@ def _capped_after_mask(r: Request) -> Tensor:
     """Cap the scores of masked keys too, which then are minus the cap: each query sees every key a little."""
     masked = (r.scale * r.asked_q @ r.k[r.kv_head].transpose(-2, -1)).masked_fill(~r.asked_visible, -_CAP_OF_MASK)
     nothing_hidden = torch.ones_like(r.asked_visible)
-    return attend(r, modified(masked, nothing_hidden, r.spec.softcap, modifiers(r)[0]))
+    return attend(r, modified(masked, nothing_hidden, r.spec.softcap, factor_of(r)))
 
 
 def _capped(inside: float, outside: Callable[[Request], float], r: Request) -> Tensor:
@@ -140,25 +139,6 @@ def _next_head(numbers: tuple[float, ...]) -> tuple[float, ...]:
     return (*numbers[1:], numbers[0])
 
 
-def _other_bias(change: Callable[[Tensor], Tensor], call: AttentionCall) -> AttentionCall:
-    """Change the table of biases [total_q or 1, num_q_heads, distances]."""
-    assert call.score_bias is not None
-    return replace(call, score_bias=change(call.score_bias))
-
-
-def _bias_beyond(call: AttentionCall) -> AttentionCall:
-    """Let the last bias hold for all keys that are further."""
-    assert call.score_bias is not None
-    last = call.score_bias[..., -1:]
-    furthest = max(first + new - key for (first, key), new in zip(call.places, call.lens_q, strict=True))
-    return _other_bias(lambda bias: torch.cat([bias, last.expand(*last.shape[:2], furthest)], 2), call)
-
-
-def _with_mask(change: Callable[[Tensor], Tensor], call: AttentionCall) -> AttentionCall:
-    masks = call.custom_masks or []
-    return replace(call, custom_mask=torch.cat([change(mask).flatten() for mask in masks]))
-
-
 def _padding_counted(call: AttentionCall) -> AttentionCall:
     """Take the last sequence to go on to the end of q: its queries then lie that much earlier among its keys."""
     ends = call.cu_seqlens_q.clone()
@@ -168,7 +148,7 @@ def _padding_counted(call: AttentionCall) -> AttentionCall:
 
 
 def _of_real_rows(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
-    if "padding" not in call.features or call.custom_mask is not None or call.positions is not None:
+    if "padding" not in call.features:
         return None
     asked = torch.arange(call.rows, device=call.q.device) if rows is None else rows
     return oracle(_padding_counted(call), asked)
@@ -197,11 +177,6 @@ def _scaled_by(stored: str, scale: str, shift: tuple[int, ...], call: AttentionC
     return product
 
 
-def _requantised(power: int, call: AttentionCall) -> AttentionCall:
-    """Multiply the stored q by its scale to a power."""
-    return replace(call, q=_stored("q", power, call).to(call.q.dtype))
-
-
 def _k(call: AttentionCall) -> Tensor:
     return call.k
 
@@ -218,40 +193,6 @@ def _other_scale(shift: tuple[int, ...], call: AttentionCall) -> AttentionCall |
     return _dequantised(partial(_scaled_by, "k", "k", shift), partial(_scaled_by, "v", "v", shift), call)
 
 
-_APART = ("split_rope", "rope", "latent")
-"""Forms of latent attention in which the RoPE dims of q and k are told apart."""
-
-
-def _of_forms(forms: tuple[str, ...], change: _CallChange) -> Compute:
-    """Compute attention for a call in one of some forms of latent attention as if it were another call."""
-
-    def compute(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
-        return _of_calls(next((form for form in forms if form in call.features), forms[0]), change)(call, rows)
-
-    return compute
-
-
-def _with_rope(rope: Callable[[Tensor, Tensor], Tensor], call: AttentionCall) -> AttentionCall:
-    """Make the last dims of q and k otherwise of those that the kernel is to rotate; `rope` gets them with cosines and sines."""
-    assert call.unrotated_q is not None
-    assert call.unrotated_k is not None
-    assert call.cos_sin is not None
-    q, k, at = call.q.clone(), call.k.clone(), places_of(call)
-    q[..., -call.spec.rope_dims :] = rope(call.unrotated_q, call.cos_sin[at[0]])
-    k[..., -call.spec.rope_dims :] = rope(call.unrotated_k, call.cos_sin[at[1]])
-    return replace(call, q=q, k=k)
-
-
-def _other_pairs(call: AttentionCall) -> AttentionCall:
-    other = "pairs" if call.spec.rope == "halves" else "halves"
-    return _with_rope(lambda x, cos_sin: rotated(x, cos_sin, other), call)
-
-
-def _unprojected_values(call: AttentionCall) -> AttentionCall:
-    assert call.latent is not None
-    return replace(call, v=call.latent[..., : call.v.shape[2]].expand(call.v.shape))
-
-
 def _without_rope_dims(call: AttentionCall) -> AttentionCall:
     q = call.q.clone()
     q[..., -_ROPE_DIMS:] = 0
@@ -264,13 +205,6 @@ def _few_keys(r: Request) -> Tensor:
     return attend(replace(r, visible=r.visible & (keys < -(-r.len_k // _PAGE))))
 
 
-def _scaled_without_rope(call: AttentionCall) -> AttentionCall | None:
-    dims = call.q.shape[2]
-    if call.spec.layout == "v in k":  # whose scale is not that of its own dims
-        return None
-    return call.with_spec(scale=call.scale * math.sqrt(dims / (dims - call.spec.rope_dims)))
-
-
 def _values_shifted(call: AttentionCall) -> AttentionCall:
     """Take the last dims of k for v in place of the first ones."""
     return replace(call, v=call.k[..., -call.v.shape[2] :]).with_spec(layout="packed")
@@ -281,8 +215,7 @@ def _bug(kind: str, id: str, title: str, about: str, does: str, compute: Compute
 
 
 _of_windows, _of_caps = partial(_bug, "window"), partial(_bug, "softcap")
-_of_sinks, _of_positions = partial(_bug, "sinks"), partial(_bug, "positions")
-_of_drafts, _of_stored, _of_latent = partial(_bug, "drafts"), partial(_bug, "stored-kv"), partial(_bug, "latent")
+_of_sinks, _of_stored, _of_latent = partial(_bug, "sinks"), partial(_bug, "stored-kv"), partial(_bug, "latent")
 BUGS = (
     _of_windows("window-one-key-fewer", "window one key too few", "a window of n keys holds n - 1 of them",
         "takes a window that holds a query's own key for one that does not", _of_calls("window", partial(_window, _fewer))),
@@ -316,43 +249,8 @@ BUGS = (
         _of_calls("sinks", lambda call: _spec("sinks", lambda sinks: tuple(call.scale * sink for sink in sinks), call))),
     _of_sinks("sinks-of-next-head", "sinks of the next head", "each q head has the sink of the head after it",
         "gives each head the sink of the next one", _of_calls("sinks", partial(_spec, "sinks", _next_head))),
-    _of_positions("temperature-ignored", "temperature ignored", "scores of late queries are not scaled up",
+    _bug("temperature", "temperature-ignored", "temperature ignored", "scores of late queries are not scaled up",
         "ignores the attention temperature", _of_calls("temperature", lambda call: call.with_spec(temperature=0))),
-    _of_positions("alibi-ignored", "ALiBi ignored", "scores do not fall with distance", "ignores ALiBi",
-        _of_calls("alibi", lambda call: call.with_spec(alibi=()))),
-    _of_positions("alibi-reversed", "ALiBi with the wrong sign", "scores rise with distance", "adds ALiBi with the wrong sign",
-        _of_calls("alibi", partial(_spec, "alibi", lambda slopes: tuple(-slope for slope in slopes)))),
-    _of_positions("alibi-scaled", "ALiBi scaled", "the slopes are multiplied by the softmax scale, as scores are",
-        "scales ALiBi as it scales the scores",
-        _of_calls("alibi", lambda call: _spec("alibi", lambda slopes: tuple(call.scale * slope for slope in slopes), call))),
-    _of_positions("alibi-of-next-head", "ALiBi of the next head", "each q head has the slope of the head after it",
-        "gives each head the slope of the next one", _of_calls("alibi", partial(_spec, "alibi", _next_head))),
-    _of_positions("score-factor-ignored", "factor of scores ignored", "scores are not multiplied by the factor of their query",
-        "ignores the factor of scores", _of_calls("score_factor", lambda call: replace(call, score_factor=None))),
-    _of_positions("score-factor-of-next-head", "factor of scores of the next head", "each q head has the next one's factor",
-        "gives each head the factor of the next one",
-        _of_calls("score_factor", lambda call: replace(call, score_factor=call.score_factor.roll(-1, 1)))),  # type: ignore[union-attr]
-    _of_positions("score-bias-ignored", "bias of scores ignored", "nothing is added to scores", "ignores the bias of scores",
-        _of_calls("score_bias", lambda call: replace(call, score_bias=None))),
-    _of_positions("score-bias-scaled", "bias of scores scaled", "the bias is multiplied by the softmax scale, as scores are",
-        "scales the bias as it scales the scores",
-        _of_calls("score_bias", lambda call: _other_bias(lambda bias: call.scale * bias, call))),
-    _of_positions("score-bias-of-next-head", "bias of scores of the next head", "each q head has the bias of the head after it",
-        "gives each head the bias of the next one",
-        _of_calls("score_bias", partial(_other_bias, lambda bias: bias.roll(-1, 1)))),
-    _of_positions("score-bias-one-token-off", "bias of scores one token off",
-        "the score of a key has the bias of the key before it", "counts the distances of the bias from 1",
-        _of_calls("score_bias", partial(_other_bias, lambda bias: bias[..., 1:]))),
-    _of_positions("score-bias-beyond-its-end", "bias of scores beyond its end",
-        "keys that are further than the table reaches have its last bias", "lets the last bias hold for all further keys",
-        _of_calls("score_bias", _bias_beyond)),
-    _of_positions("positions-ignored", "positions ignored", "the first key of a call is taken for the first of its sequence",
-        "takes the first key that it is given for the first of the sequence",
-        _of_calls("positions", lambda call: replace(call, positions=None))),
-    _of_drafts("draft-mask-ignored", "mask of drafts ignored", "a draft sees all drafts before it, those of other branches too",
-        "ignores the mask of the drafts", _of_calls("custom_mask", lambda call: replace(call, custom_mask=None))),
-    _of_drafts("draft-mask-transposed", "mask of drafts transposed", "a draft sees what follows it, and not what it follows",
-        "transposes the mask of the drafts", _of_calls("custom_mask", partial(_with_mask, lambda mask: mask.T))),
     _bug("padding", "padding-counted", "padded rows counted", "rows of q that belong to no sequence count as the last one's",
         "counts padded rows as queries of the last sequence", _of_real_rows,
         ("sgl-project/sglang#9806", "sgl-project/sglang#10414")),
@@ -385,24 +283,9 @@ BUGS = (
         "scales a stored token as another one", _of_calls("stored_kv", partial(_other_scale, (-1, 0, 0)))),
     _of_stored("stored-scales-of-next-block", "scales of the next block", "each block of 16 tokens has the scales of another one",
         "scales a stored block of tokens as another one", _of_calls("stored_kv", partial(_other_scale, (-_BLOCK, 0, 0)))),
-    _of_stored("stored-scales-of-next-dims", "scales of the next dims", "each block of 16 dims has the scales of another one",
-        "scales a stored block of dims as another one", _of_calls("stored_kv", partial(_other_scale, (0, 0, -_BLOCK)))),
-    _of_stored("stored-q-scale-missing", "scale of stored Q missing", "q is what is stored, without its scale",
-        "does not scale the stored Q", _of_calls("stored_q", partial(_requantised, 0))),
-    _of_stored("stored-q-scale-twice", "scale of stored Q twice", "q is multiplied by its scale twice",
-        "scales the stored Q twice", _of_calls("stored_q", partial(_requantised, 2))),
     _of_latent("latent-rope-dropped", "RoPE dims of latent attention dropped",
         "scores lack the last 64 dims, which carry the position",
-        "leaves the RoPE dims out of the scores", _of_forms(("mla", *_APART), _without_rope_dims)),
-    _of_latent("latent-scale-of-nope", "scale without the RoPE dims", "the scale is that of the dims without RoPE",
-        "scales the scores by the dims without RoPE", _of_forms(_APART, _scaled_without_rope)),
-    _of_latent("rope-not-applied", "RoPE not applied", "q and k are left unrotated where the kernel is to apply RoPE",
-        "does not apply RoPE", _of_calls("rope", partial(_with_rope, lambda x, _: x))),
-    _of_latent("rope-of-other-pairs", "RoPE of other pairs", "RoPE rotates halves for pairs of neighbours, or the reverse",
-        "rotates other pairs of dims", _of_calls("rope", _other_pairs)),
-    _of_latent("latent-values-not-projected", "V of latent attention not projected",
-        "v is the first dims of what is stored, without its projection", "leaves the projection of V out",
-        _of_calls("latent", _unprojected_values)),
+        "leaves the RoPE dims out of the scores", _of_calls("mla", _without_rope_dims)),
     _of_latent("latent-scale-of-576", "scale of the absorbed dimension", "the scale is that of 576 dims in place of 192",
         "scales the scores by the absorbed dimension",
         _of_calls("mla", lambda call: call.with_spec(scale=call.scale * math.sqrt(_HEAD_DIM_BEFORE / call.q.shape[2]))),

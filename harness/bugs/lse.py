@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
@@ -28,7 +27,7 @@ def _computing(change: Change) -> Compute:
 
 def _largest(call: AttentionCall, at: float = 2.0**16) -> Tensor:
     """Compute the largest score of each query: the log-sum-exp of scores that are far apart, divided by as much."""
-    far = call.with_spec(scale=call.scale * at, alibi=tuple(slope * at for slope in call.spec.alibi), sinks=())
+    far = call.with_spec(scale=call.scale * at, sinks=())
     return log_sum_exp(far) / at
 
 
@@ -53,18 +52,10 @@ def _without_maximum(call: AttentionCall) -> Tensor | None:
 
 
 def _maximum_unscaled(call: AttentionCall) -> Tensor | None:
-    if call.spec.softcap or call.spec.temperature or call.spec.sinks or call.spec.alibi or call.scale == 1.0:
+    if call.spec.softcap or call.spec.temperature or call.spec.sinks or call.scale == 1.0:
         return None
     top = _largest(call)
     return log_sum_exp(call) - top + top / call.scale
-
-
-def _alibi_by_key(call: AttentionCall) -> Tensor | None:
-    if not call.spec.alibi or not call.causal:
-        return None
-    positions = [first + i for (first, _), new in zip(call.places, call.lens_q, strict=True) for i in range(new)]
-    slopes = torch.tensor(call.spec.alibi, dtype=torch.float64, device=call.q.device)
-    return log_sum_exp(call) + torch.tensor(positions, device=call.q.device)[:, None] * slopes
 
 
 def _bug(id: str, title: str, about: str, does: str, change: Change, *reports: str) -> Bug:
@@ -86,9 +77,5 @@ BUGS = (
          "returns log-sum-exps without the maximum", _without_maximum),
     _bug("lse-without-sinks", "log-sum-exp without the sinks", "the log-sum-exp leaves out the sink, which divides the output",
          "leaves sinks out of log-sum-exps", _without_sinks),
-    _bug("lse-alibi-by-key", "log-sum-exp with ALiBi by key position",
-         "slope * key position is added to scores in place of slope * (key position - query position): no output changes, but "
-         "log-sum-exps are larger by slope * query position, as those of FlashAttention 2",
-         "adds ALiBi by key position to log-sum-exps", _alibi_by_key),
 )  # fmt: skip
 """Every known bug of log-sum-exps. `Bug.compute` gives float64 [rows, num_q_heads]."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.harness.cli.app import app, say
-from assay.harness.cli.flags import Config, Out, spec_flags
-from assay.harness.cli.output import Html, Json, deliver, print_json, progress
+from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
+from assay.harness.cli.output import Html, Json, deliver, new_folder, print_json, progress
 from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.interruption import too_late
@@ -23,9 +23,47 @@ if TYPE_CHECKING:
 
 @app.command()
 @spec_flags(RUN_FLAGS)
-def run(flags: dict[str, Any], out: Out = None, config: Config = None, json: Json = False) -> None:
+def run(
+    flags: dict[str, Any],
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PACK",
+            help="Only record a replay pack into this new folder: q, k, v and outputs of chosen calls of a short workload, "
+            "to run kernels on without a server.",
+            callback=new_folder,
+        ),
+    ] = None,
+    out: Out = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
     """Ask both servers the same questions, and decide if the candidate may be merged."""
-    raise typer.Exit(run_and_report(make_spec(flags, config), out, json=json).exit_code)
+    if record:
+        _record(flags, record, config, json)
+        return
+    spec = make_spec(flags, config)
+    if (
+        {"layers"} <= set(spec.workload.suites) <= {"layers", "logits"}
+    ):  # only a server that assay starts has layers to see
+        spec = instrumented_spec(flags, config)
+    raise typer.Exit(run_and_report(spec, out, json=json).exit_code)
+
+
+def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) -> None:
+    """Record a replay pack, without a verdict.
+
+    Raises:
+        UsageError: a side is a URL, whose calls cannot be recorded.
+    """
+    from assay.harness.collect.plan import prepare
+    from assay.harness.collect.record_pack import record_pack
+    from assay.reports.recorded_calls import pack_document
+
+    spec = instrumented_spec(flags | {"suites": "layers"}, config)
+    with progress() as display:
+        manifest = record_pack(prepare(spec), pack, display)
+    deliver(pack_document(manifest, pack), json)
 
 
 def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, json: bool = False) -> Report:

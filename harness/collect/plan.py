@@ -11,7 +11,7 @@ from assay.evals.loads import shapes_of
 from assay.evals.question_sets import draw
 from assay.evals.questions import Question, prompt_hash
 from assay.harness.backend import Backend
-from assay.harness.collect.preflight import check_environment, check_fingerprint
+from assay.harness.collect.preflight import check_fingerprint
 from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.config import RunSpec
 from assay.harness.engines.model import fit_of, resolve_model
@@ -108,12 +108,14 @@ class Plan:
 def prepare(spec: RunSpec) -> Plan:
     """Check backends, model and questions; start nothing.
 
+    Callers judge last whether this machine can serve the run (`assay.harness.collect.preflight.check_environment`): what is wrong
+    with a command does not depend on the memory that happens to be free.
+
     Raises:
-        UsageError: an unknown backend, an incomplete model, an unknown shape of requests, a
-            device that is not there or cannot hold the model, or questions that cannot be read.
+        UsageError: an unknown backend, an incomplete model, an unknown shape of requests, or questions that cannot be read.
     """
     _check_spec(spec)
-    return ask(_on_this_machine(spec), spec.workload)
+    return ask(_found(spec), spec.workload)
 
 
 def ask(plan: Plan, workload: Workload) -> Plan:
@@ -141,13 +143,12 @@ def _check_spec(spec: RunSpec) -> None:
     shapes_of(spec.workload.latency_shapes, spec.device)
 
 
-def _on_this_machine(spec: RunSpec) -> Plan:
-    """Find backends, models and device; nothing is asked yet."""
+def _found(spec: RunSpec) -> Plan:
+    """Find backends and models; nothing is asked yet."""
     reference = checked_backend("--reference", spec.reference.backend)
     candidate = checked_backend("--candidate", spec.candidate.backend)
     check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
-    check_environment(spec.device, spec.sides, models, (reference, candidate))
     return Plan(spec, models, (), reference, candidate)
 
 

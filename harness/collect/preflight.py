@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from assay.harness.backend import Backend
 from assay.harness.baselines import since_accepted
 from assay.harness.engines.sglang import memory
 from assay.harness.errors import ChangedError, EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.stored import read_fingerprint
-from assay.harness.sides import Device, Role, Side
+from assay.harness.sides import Device, Side
+
+if TYPE_CHECKING:
+    from assay.harness.collect.plan import Plan
 
 GIB = memory.GIB
 _CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
@@ -23,9 +26,7 @@ _SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
 """Flags with which a model takes less memory than its files, by an amount that is not known before."""
 
 
-def check_environment(
-    device: Device, sides: Mapping[Role, Side], models: Mapping[Role, Path], backends: Sequence[Backend]
-) -> None:
+def check_environment(plan: Plan) -> None:
     """Refuse a device that is not there, and a model of which the device cannot hold even one server.
 
     A role that is a URL runs elsewhere: if both do, nothing is checked.
@@ -33,6 +34,7 @@ def check_environment(
     Raises:
         UsageError: it is not there, or the model does not fit.
     """
+    device, backends = plan.spec.device, (plan.reference, plan.candidate)
     if all(backend.is_url for backend in backends):
         return
     if device == "cuda":
@@ -40,8 +42,8 @@ def check_environment(
     else:
         _check_cpu([backend.name for backend in backends if not backend.is_url and not backend.is_kernel])
     free = memory.available_bytes(device)
-    for role, folder in models.items():
-        check_memory(device, sides[role], memory.model_bytes(folder), free)
+    for role, folder in plan.models.items():
+        check_memory(device, plan.spec.sides[role], memory.model_bytes(folder), free)
 
 
 def check_fingerprint(name: str) -> None:

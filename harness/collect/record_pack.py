@@ -8,6 +8,7 @@ from pathlib import Path
 
 from assay.harness.collect import layer_diff
 from assay.harness.collect.plan import Plan
+from assay.harness.collect.preflight import check_environment
 from assay.harness.collect.servers import make_run_engine, running
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.folder import RunFolder
@@ -29,12 +30,13 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
         The manifest of the pack.
 
     Raises:
-        UsageError: `pack` is not empty.
+        UsageError: `pack` is not empty, or this machine cannot serve the run.
         EngineError: the server failed; the message ends with its log.
         EvidenceError: nothing could be recorded.
     """
     if pack.exists() and (not pack.is_dir() or any(pack.iterdir())):
         raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
+    check_environment(plan)
     with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
         folder = RunFolder(Path(made), new_nonce())  # which has no manifest
         server = make_run_engine(plan, folder, "reference")
@@ -45,7 +47,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
         recorded = pack_of(folder)
         if recorded is None:
             raise EvidenceError(
-                "No call was recorded.", "at least one call that a kernel can compute", "see assay diff"
+                "No call was recorded.", "at least one call that a kernel can compute", "see assay run --suites layers"
             )
         pack.parent.mkdir(parents=True, exist_ok=True)
         if pack.exists():

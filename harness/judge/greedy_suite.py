@@ -13,7 +13,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.envelope_texts import compare_envelope, with_envelope
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
-from assay.harness.judge.suite_decisions import Decision, decide_share, decision_metric
+from assay.harness.judge.suite_decisions import Decision, bounded_metric, decide_share
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
 from assay.harness.stats.share import p_not_above
@@ -135,8 +135,9 @@ def greedy_suite(
         why=f"{why} Policy: {policy.line('greedy_margin')}.",
         p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
         metrics=(
-            decision_metric(
-                decision,
+            bounded_metric(
+                decision.value,
+                decision.interval,
                 _APART,
                 "texts that differ by more than noise",
                 "%",

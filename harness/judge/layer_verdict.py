@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.cause import ReplayResult
-from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
-from assay.harness.evidence.worst_queries import place
+from assay.harness.evidence.error_table import CONDITIONS, DIMENSIONS, QUERY, RoleErrors
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, MeasuredCells
 from assay.harness.policy import Policy
@@ -259,11 +259,13 @@ def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: 
 
 def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: str) -> str:
     """Name the query that a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
-    same = (errors.queries.index == measured.index[worst]).all(1)
-    position, prefix = place(getattr(errors.queries, role)[int(np.flatnonzero(same)[0])])
+    cells, same = errors.cells, (errors.cells.index == measured.index[worst]).all(1)
+    errors_of_role: RoleErrors = cells.reference if role == "reference" else cells.candidate
+    query = dict(zip(QUERY, errors_of_role.worst[int(np.flatnonzero(same)[0])], strict=True))
     head = int(measured.index[worst, HEAD])
     of = "all heads together" if head < 0 else f"head {head}"
-    return f"at position {position} behind {prefix} cached tokens, layer {int(measured.index[worst, LAYER])}, {of}"
+    layer, at = int(measured.index[worst, LAYER]), f"{query['position']:.0f} behind {query['prefix']:.0f} cached tokens"
+    return f"at position {at}, layer {layer}, {of}"
 
 
 def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
@@ -287,9 +289,7 @@ def _numbers(index: NDArray[np.int64], column: int) -> list[int] | None:
 
 
 def _layers(errors: ShadowErrors) -> Collection[int]:
-    return sorted(
-        {int(layer) for layer in errors.index[:, LAYER]} | {int(layer) for layer in errors.truth.index[:, LAYER]}
-    )
+    return sorted({int(layer) for layer in errors.cells.index[:, LAYER]})
 
 
 def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +94,7 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
             yield _pick(call, [(i, (prefix - fewer) * (i == b), 0) for i in range(batch)])
         for fewer in _fewer(new, 1):
             yield _pick(call, [(i, 0, (new - fewer) * (i == b)) for i in range(batch)])
-    same = call.q.shape[2] == call.v.shape[2] and call.stored_k is None and call.stored_q is None
+    same = call.q.shape[2] == call.v.shape[2] and call.stored_k is None
     for dim in (d for d in head_dims if same and d < call.q.shape[2]):
         scale = dim**-0.5 if call.scale == call.q.shape[2] ** -0.5 else call.scale
         yield replace(call, q=call.q[..., :dim], k=call.k[..., :dim], v=call.v[..., :dim]).with_spec(scale=scale)
@@ -118,19 +117,11 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
     device = call.q.device
     padded = torch.arange(call.rows, call.q.shape[0])
     q, k = (torch.cat(r).to(device) for r in ([*q_rows, padded], k_rows))
-    carried: dict[str, Any] = {}
-    if (masks := call.custom_masks) is not None:
-        parts = (masks[b][: len(r), : len(r)].flatten() for (b, _, _), r in zip(kept, q_rows, strict=True))
-        carried["custom_mask"] = torch.cat(list(parts))
-    if call.positions is not None:
-        dropped = torch.tensor([[0, oldest] for _, oldest, _ in kept], device=device)
-        carried["positions"] = call.positions[[b for b, _, _ in kept]] + dropped
     return replace(
         call,
         **call.of_rows(q, k),
         cu_seqlens_q=cumulative((len(r) for r in q_rows), device),
         cu_seqlens_k=cumulative((len(r) for r in k_rows), device),
-        **carried,
     )
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
 from assay.harness.attention.forms import lacking
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.matrix_features import as_tree
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.native_kernel import (
@@ -66,7 +65,6 @@ _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
 
 _VLLM = "vllm:"
 """Begins the names of vLLM's backends."""
-_IN_WORDS = {"custom_mask": "custom mask of drafts"}
 
 Change = Callable[[AttentionCall], AttentionCall]
 
@@ -124,10 +122,6 @@ def _unscaled(everywhere: bool, call: AttentionCall) -> AttentionCall:
     return replace(call, k=k, v=v)
 
 
-def _without_mask(call: AttentionCall) -> AttentionCall:
-    return replace(call, custom_mask=None)
-
-
 def _latent(call: AttentionCall) -> AttentionCall:
     """Make the call one of absorbed latent attention."""
     return latent_call(list(zip(call.lens_q, call.prefixes, strict=True)), call.q.dtype, call.q.device.type)
@@ -162,11 +156,7 @@ ATTRIBUTES = (
     _Attribute(
         "cross attention", "Mllama, Whisper", {"mask": Mask(causal=False)}, LayerRequest(cross=True), phases=("prefill", "decode"),
     ),
-    _Attribute("chain of drafts", "EAGLE, n-grams", prepare=partial(as_tree, "chain"), phases=("verification",)),
-    _Attribute(
-        "tree of drafts", "EAGLE with --speculative-eagle-topk", prepare=partial(as_tree, "binary tree"),
-        mistaken={"": _without_mask}, phases=("verification",),
-    ),
+    _Attribute("chain of drafts", "EAGLE, n-grams", layer=LayerRequest(drafts=True), phases=("verification",)),
     _Attribute(
         "mla", "DeepSeek, Kimi", prepare=_latent,
         mistaken={"without the dims with RoPE": _without_rope, "scaled for 576 dims": lambda call: call.with_spec(scale=576**-0.5)},
@@ -284,7 +274,7 @@ def _measured(backend: str, attribute: _Attribute, phase: str) -> Measured:
     # An encoder has another number of tokens than its decoder.
     lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
     cell = _attempt(made, attribute, phase, lens, _HEADS)
-    in_a_call = attribute.name == "tree of drafts" or (attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT)
+    in_a_call = attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT
     if cell.state in ("ignores", "wrong") and in_a_call:
         cell = cell.model_copy(update={"test": _smallest(made, attribute, cell)})
     return cell
@@ -308,8 +298,7 @@ def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, laye
         return backend.attempt(call, layer)
     if layer.stored:
         raise KernelRefused("vLLM's FP8 KV cache needs AVX-512")
-    asked = [_IN_WORDS.get(feature, feature) for feature in lacking(backend.assay.features, call)]
-    if asked:
+    if asked := lacking(backend.assay.features, call):
         raise NotImplementedError(f"vLLM's {backend.backend} has no {' and no '.join(asked)}")
     return backend(call)
 
@@ -368,7 +357,6 @@ _WORDS = {
     "KV scales": ("scale", "fp8", "float8"),
     "not causal": ("causal", "encoder"),
     "chain of drafts": ("verify", "speculative", "draft"),
-    "tree of drafts": ("topk", "custom mask", "custom_mask", "tree"),
     "mla": ("mla", "latent"),
     "cross attention": ("cross", "encoder", "non-causal"),
     "head_dim_v 32": ("head_dim", "head dim", "v_head"),
@@ -399,8 +387,6 @@ def _smallest(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, 
     asked |= {name: repr(getattr(_call(attribute, measured.phase, lens, heads).spec, name)) for name in attribute.spec}
     words = ", ".join(f"{name}={value}" for name, value in asked.items())
     call = f'call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
-    if attribute.name == "tree of drafts":
-        call = f'as_tree("binary tree", {call})'
     of = "vllm" if isinstance(backend, vllm.NativeKernel) else "sglang"
     name = f"test_{backend.backend}_honours_{attribute.name}_in_{measured.phase}".replace(" ", "_")
     return f'def {name}():\n    call = {call}\n    assert_correct("{of}:{backend.backend}", call.with_spec({words}))\n'

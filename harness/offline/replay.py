@@ -347,5 +347,5 @@ def _on_device(call: AttentionCall) -> AttentionCall:
 
 def _nothing(pack: Path, what: str, candidate: str) -> UsageError:
     return UsageError(
-        f"{pack} holds {what}.", f"calls that {candidate} computes", "record a pack with assay diff or assay record"
+        f"{pack} holds {what}.", f"calls that {candidate} computes", "record a pack with assay run --record"
     )

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
-from assay.harness.attention.call import BY_HEAD, BY_KEY, BY_QUERY, AttentionCall, CallSpec, cumulative
+from assay.harness.attention.call import BY_KEY, AttentionCall, CallSpec, cumulative
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import (
     CANDIDATE,
@@ -214,7 +213,7 @@ class PackWriter:
             tensors = _part(call, outputs, first, count, heads)
         limit = max(limit, _MAX_CUT_SHARE * self._budget)
         queries = None
-        if _size(tensors) > limit and call.causal and call.custom_mask is None:
+        if _size(tensors) > limit and call.causal:
             queries = _window(tensors, metadata.new[first], min(worst_at[2], metadata.new[first] - 1), limit)
             tensors = tensors if queries is None else _cut_queries(tensors, metadata.new[first], queries)
         if _size(tensors) > limit:
@@ -225,8 +224,7 @@ class PackWriter:
             "first_head": first_head + heads.start,
             "padded_rows": 0,
         }
-        of_heads = {"sinks": call.spec.sinks[heads], "alibi": call.spec.alibi[heads]}
-        spec = call.with_spec(**at, **of_heads).spec
+        spec = call.with_spec(**at, sinks=call.spec.sinks[heads]).spec
         return _Kept(
             metadata, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
             spec, queries,
@@ -240,16 +238,9 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
     rows_q, rows_k = (slice(int(cu[0]), int(cu[-1])) for cu in (cu_q, cu_k))
     kv = slice(call.heads.kv_head(heads.start), call.heads.kv_head(heads.stop))
     tensors = {
-        name: tensor[:, heads if name in BY_QUERY else kv] if tensor.shape[1] > 1 else tensor
+        name: tensor[:, heads if name == "q" else kv] if tensor.shape[1] > 1 else tensor
         for name, tensor in call.of_rows(rows_q, rows_k).items()
     } | {"cu_seqlens_q": cu_q - cu_q[0], "cu_seqlens_k": cu_k - cu_k[0]}
-    tensors |= {name: tensor[heads] for name, tensor in call.tensors.items() if name in BY_HEAD}
-    if call.cos_sin is not None:
-        tensors["cos_sin"] = call.cos_sin
-    if (masks := call.custom_masks) is not None:
-        tensors["custom_mask"] = torch.cat([mask.flatten() for mask in masks[first : first + count]])
-    if call.positions is not None:
-        tensors["positions"] = call.positions[first : first + count]
     return tensors | {name: out[rows_q, heads] for name, out in outputs.items()}
 
 
@@ -264,8 +255,8 @@ def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> s
         return sum(tensor[0].numel() * tensor.element_size() for tensor in some)
 
     keys = len(tensors["k"])
-    by_query, by_key = bytes_of(new, *BY_QUERY, "reference", CANDIDATE), bytes_of(keys, *BY_KEY)
-    shared = bytes_of(1, *BY_QUERY[1:], *BY_KEY[2:])
+    by_query, by_key = bytes_of(new, "q", "reference", CANDIDATE), bytes_of(keys, *BY_KEY)
+    shared = bytes_of(1, *BY_KEY[2:])
     prefix = keys - new
     room = limit - _OVERHEAD - 64 - shared - prefix * by_key
     whole = int(room // (by_query + by_key))
@@ -281,13 +272,10 @@ def _cut_queries(tensors: dict[str, Tensor], new: int, queries: slice) -> dict[s
     Causal attention is right-aligned, so they get the same answers as a call of their own.
     """
     keys = len(tensors["k"]) - new + queries.stop
-    rows = dict.fromkeys((*BY_QUERY, "reference", CANDIDATE), queries) | dict.fromkeys(BY_KEY, slice(keys))
+    rows = dict.fromkeys(("q", "reference", CANDIDATE), queries) | dict.fromkeys(BY_KEY, slice(keys))
     parts = {
         name: tensor[rows[name]] if len(tensor) > 1 else tensor for name, tensor in tensors.items() if name in rows
     }
-    parts |= {name: tensors[name] for name in (*BY_HEAD, "cos_sin") if name in tensors}
-    if "positions" in tensors:
-        parts["positions"] = tensors["positions"] + tensors["positions"].new_tensor([queries.start, 0])
     lens = {"cu_seqlens_q": queries.stop - queries.start, "cu_seqlens_k": keys}
     return parts | {name: cumulative([length], tensors[name].device) for name, length in lens.items()}
 

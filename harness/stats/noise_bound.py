@@ -5,6 +5,11 @@ independent squared roundings, many where many roundings meet (all queries of a 
 (a query with two keys). The ratio of one more honest square to the mean of M others is then distributed as F(freedom, M freedom),
 so the bound is the ensemble's root mean square times the root of that quantile. Freedom is Satterthwaite's: the dimensions that a
 covariance fills, trace(C)^2 / trace(C^2) (Biometrics Bulletin 2, 110-114, 1946).
+
+This is the one statistic that says whether a call is out of bounds: the relative L1 of a cell against the truth, over its bound;
+and that of a single query (`assay.harness.stats.query_bounds`). In `check`, `replay` and the matrix a cell is one sequence, query
+bucket and head of one call, and its freedom follows from the members' error vectors. In the shadow a cell adds up the calls of one
+layer, head and condition; only sums are kept of it, so its freedom is estimated, from below, from how much the members differ.
 """
 
 from __future__ import annotations

@@ -247,9 +247,9 @@ def layers(
         return error(*at) if at[2] == "extend" and at[3] in ("0", ">= 16") else None
 
     errors = layer_diffs.cells(2, 4, cell, noise="", gain=gain)
-    truth = replace(errors.truth, candidate_honest=errors.truth.reference_honest)
+    exact = replace(errors.cells.candidate, honest=errors.cells.reference.honest)
     header = errors.headers[0].model_copy(update={"run": folder.nonce, "candidate": EXACT})
-    write_shadow_errors(place / SHADOW / "1.safetensors", errors.index, errors.sums, header, truth)
+    write_shadow_errors(place / SHADOW / "1.safetensors", replace(errors.cells, candidate=exact), header)
     if examined and (pack := pack_of(folder)):
         folder.write(CAUSE, replay_recorded(pack, Backend.parse(EXACT), "again"))
     record = MatrixRecord(kernel=EXACT, shapes="float32", calls=2, worst_own=0.5, worst_bound=1.0)

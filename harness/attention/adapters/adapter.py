@@ -199,7 +199,7 @@ class Adapted:
 
         Raises:
             KernelRefused: the signature has no way to ask for this, or the function says that it does not have what the call asks
-                for: it raises an AssertionError or a NotImplementedError that names it, as FlashAttention 3 does for ALiBi. Also
+                for: it raises an AssertionError or a NotImplementedError that names it. Also
                 whatever else the function raises.
         """
         try:

@@ -1,10 +1,8 @@
 """``flash_attn_varlen_func``: of FlashAttention 2, 3 and 4, of vLLM's fork, and of SGLang's kernels.
 
 Its causal mask is aligned bottom-right, as that of the contract. ``window_size`` has the numbers of keys before and after a query's
-own. Sinks are named ``s_aux``, ``sinks`` or ``learnable_sink``, and are bfloat16. Log-sum-exps are natural, [heads, total_q]. Where
-the mask is causal without a window, FlashAttention 2 adds ALiBi as slope * key position (``csrc/flash_attn/src/alibi.h``), and its
-log-sum-exps are larger by slope * query position than those of what it documents; the adapter subtracts that. FlashAttention 3
-takes K and V in FP8 with a Q in FP8 alone, and returns bfloat16: Q is cast as it comes, as SGLang's fa3 does.
+own. Sinks are named ``s_aux``, ``sinks`` or ``learnable_sink``, and are bfloat16. Log-sum-exps are natural, [heads, total_q].
+FlashAttention 3 takes K and V in FP8 with a Q in FP8 alone, and returns bfloat16: Q is cast as it comes, as SGLang's fa3 does.
 """
 
 from __future__ import annotations
@@ -20,20 +18,6 @@ from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
 _SINKS = ("s_aux", "sinks", "learnable_sink")
 _STORED = ("stored_kv: e4m3 per tensor", "stored_kv: e4m3 per head")
 _LSE = ("return_softmax_lse", "return_attn_probs", "return_lse")
-
-
-_PACKAGES = {"flash_attn", "vllm_flash_attn"}
-"""Folders of FlashAttention 2 and of vLLM's fork of it."""
-
-
-def _alibi_of_queries(function: Any, call: AttentionCall) -> Tensor | None:
-    """Compute slope * query position, float32 [rows, heads], where a function's log-sum-exps are larger by it; else None."""
-    of_keys = _PACKAGES.intersection(str(getattr(function, "__module__", "")).split("."))
-    if not (call.spec.alibi and of_keys and call.causal) or call.spec.mask.window:
-        return None
-    positions = [first + row for (first, _), new in zip(call.places, call.lens_q, strict=True) for row in range(new)]
-    positions += [0] * call.spec.padded_rows
-    return torch.tensor(positions, device=call.q.device)[:, None] * torch.tensor(call.spec.alibi, device=call.q.device)
 
 
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -54,18 +38,12 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
         passed["softcap"] = spec.softcap
     if spec.sinks:
         passed[parameters.first(_SINKS)] = torch.tensor(spec.sinks, dtype=torch.bfloat16, device=call.q.device)
-    if spec.alibi:
-        passed["alibi_slopes"] = torch.tensor(spec.alibi, device=call.q.device)
     if name := parameters.first(_LSE):
         passed[name] = True
-    more = _alibi_of_queries(function, call)
 
     def attend() -> Tensor | Outputs:
         made: Tensor | tuple[Tensor, ...] = function(**passed)
-        if not isinstance(made, tuple):
-            return made
-        lse = made[1].T if name else None
-        return Outputs(made[0], lse if lse is None or more is None else lse - more)
+        return Outputs(made[0], made[1].T if name else None) if isinstance(made, tuple) else made
 
     return attend
 
@@ -76,7 +54,7 @@ FLASH_ATTN = Adapter(
         "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal",
     ),
     {
-        "window": ("window_size",), "softcap": ("softcap",), "sinks": _SINKS, "alibi": ("alibi_slopes",), "lse": _LSE,
+        "window": ("window_size",), "softcap": ("softcap",), "sinks": _SINKS, "lse": _LSE,
         "padding": (), "not_causal": (),
     } | dict.fromkeys(_STORED, ("k_descale",)),
     _lay_out,

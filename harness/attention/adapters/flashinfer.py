@@ -1,7 +1,7 @@
 """FlashInfer's wrappers, which are planned for a batch and then run: prefill with a paged or a ragged KV cache, and paged decode.
 
 ``window_left`` is the number of keys before a query's own, -1 for no window. Log-sum-exps are to base 2. Sinks are a variant of the
-kernel that is compiled apart, so the adapter passes none on; ALiBi has slopes of FlashInfer's own. A paged cache in FP8 has one
+kernel that is compiled apart, so the adapter passes none on. A paged cache in FP8 has one
 scale of K and one of V, which the run is given.
 """
 
@@ -53,17 +53,6 @@ def _run(wrapper: Any, parameters: Parameters, scales: tuple[Tensor, Tensor] | N
     return Outputs(out, lse * math.log(2))
 
 
-def _custom_mask(call: AttentionCall) -> Tensor | None:
-    """Return which keys each query sees, bool [sum of len_q * len_k], matrix after matrix; None for no mask."""
-    if call.custom_masks is None:
-        return None
-    seen = [
-        call.spec.mask.visible(torch.arange(len_q, device=mask.device), len_q, len_k, custom=mask)
-        for mask, len_q, len_k in zip(call.custom_masks, call.lens_q, call.lens_k, strict=True)
-    ]
-    return torch.cat([matrix.flatten() for matrix in seen])
-
-
 def _pages(call: AttentionCall, pool: PagedKV) -> tuple[Tensor, Tensor, Tensor]:
     """Return FlashInfer's page table: where the pages of each sequence begin, the pages, and the tokens in each last one."""
     device = call.q.device
@@ -78,7 +67,7 @@ def _paged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> At
     wrapper.plan(
         qo_indptr=call.cu_seqlens_q, paged_kv_indptr=first, paged_kv_indices=pages, paged_kv_last_page_len=last,
         num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], page_size=_PAGE,
-        causal=call.causal, custom_mask=_custom_mask(call), **_asked(call),
+        causal=call.causal, custom_mask=None, **_asked(call),
     )  # fmt: skip
     return partial(_run, wrapper, parameters, scales, call.q, (pool.k, pool.v))
 
@@ -88,7 +77,7 @@ def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> A
     wrapper.plan(
         qo_indptr=call.cu_seqlens_q, kv_indptr=call.cu_seqlens_k, num_qo_heads=call.q.shape[1],
         num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], head_dim_vo=call.v.shape[2], causal=call.causal,
-        custom_mask=_custom_mask(call), **_asked(call),
+        custom_mask=None, **_asked(call),
     )  # fmt: skip
     return partial(_run, wrapper, parameters, None, call.q, call.k, call.v)
 
@@ -109,7 +98,7 @@ def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Att
 _ASKS: dict[str, tuple[str, ...]] = {
     "window": ("window_left",), "softcap": ("logits_soft_cap",), "lse": ("return_lse",),
 }  # fmt: skip
-_PREFILL: dict[str, tuple[str, ...]] = {**_ASKS, "custom_mask": (), "not_causal": ()}
+_PREFILL: dict[str, tuple[str, ...]] = {**_ASKS, "not_causal": ()}
 _PAGED: dict[str, tuple[str, ...]] = dict.fromkeys(FP8_PER_TENSOR, ("k_scale",))
 _DTYPES = ("sm_scale", "q_data_type", "kv_data_type")
 _HEADS = ("num_qo_heads", "num_kv_heads")

@@ -3,13 +3,12 @@
 K and V lie in a pool of slots. ``kv_indices`` names those of each sequence: in extend of its cached prefix, in decode of all its
 tokens. ``sliding_window_size`` is the number of keys before a query's own. Decode has no such parameter: SGLang names the slots of
 the window alone, and so does the adapter. Decode takes the position of a query from their number, so no temperature is passed on
-to it. A bias of scores is a ``score_mod``, whose function SGLang has next to the module of these. Beside a pool in FP8, which has
-one scale of K and one of V, both cast queries and weights to its dtype; extend takes the new tokens' K and V in that of Q.
+to it. Beside a pool in FP8, which has one scale of K and one of V, both cast queries and weights to its dtype; extend takes the new
+tokens' K and V in that of Q.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,14 +34,6 @@ def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:
         asked["sinks"] = torch.tensor(call.spec.sinks, device=call.q.device)
     if call.spec.temperature:
         asked["xai_temperature_len"] = call.spec.temperature
-    if call.score_bias is not None:
-        package, dot, _ = function.__module__.rpartition(".")
-        try:
-            ops = import_module(f"{package}{dot}score_mod")
-        except ImportError as error:
-            raise KernelRefused(f"no score_mod for a score_bias is found: {error}") from error
-        asked["score_mod"] = ops.relative_bias_score_mod
-        asked["aux_tensors"] = [call.score_bias.expand(len(call.q), -1, -1)]
     return asked
 
 
@@ -57,8 +48,6 @@ def _extend(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     }  # fmt: skip
     if call.spec.mask.window:
         passed["sliding_window_size"] = call.spec.mask.window - 1
-    if call.custom_masks is not None:
-        passed |= _custom_mask(call, call.custom_masks)
     has_lse = "lse_extend" in parameters.names
 
     def attend() -> Tensor | Outputs:
@@ -71,22 +60,6 @@ def _extend(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
         return Outputs(out, lse)
 
     return attend
-
-
-def _custom_mask(call: AttentionCall, masks: list[Tensor]) -> dict[str, Tensor]:
-    """Return the mask as a matrix [len_q, len_k] of each sequence after the other, of which the cached prefix is not read."""
-    wide = [
-        torch.nn.functional.pad(mask, (prefix, 0), value=True)
-        for mask, prefix in zip(masks, call.prefixes, strict=True)
-    ]
-    device = call.q.device
-    return {
-        "custom_mask": torch.cat(
-            [mask.flatten() for mask in wide]
-        ),  # bool: beside a score_mod, Triton compiles no other
-        "mask_indptr": cumulative((mask.numel() for mask in wide), device).long(),
-        "window_kv_offsets": torch.zeros(len(wide), dtype=torch.int32, device=device),
-    }
 
 
 def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -112,7 +85,7 @@ def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     return attend
 
 
-_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",), "score_bias": ("score_mod",), **dict.fromkeys(_STORED, ())}
+_ASKS = {"softcap": ("logit_cap",), "sinks": ("sinks",), **dict.fromkeys(_STORED, ())}
 _IN_FEWER_BITS = ("stored_kv",)
 EXTEND = Adapter(
     "sglang-triton",
@@ -121,7 +94,7 @@ EXTEND = Adapter(
         "custom_mask", "is_causal", "mask_indptr", "max_len_extend", "k_scale", "v_scale", "sm_scale",
     ),
     _ASKS | {
-        "window": ("sliding_window_size",), "temperature": ("xai_temperature_len",), "custom_mask": ("window_kv_offsets",),
+        "window": ("sliding_window_size",), "temperature": ("xai_temperature_len",),
         "lse": ("lse_extend",), "padding": (),
     },
     _extend,

@@ -33,8 +33,6 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
     }  # fmt: skip
     if call.spec.sinks:
         passed["sinks"] = torch.tensor(call.spec.sinks, device=device)
-    if call.spec.alibi:
-        passed["alibi_slopes"] = torch.tensor(call.spec.alibi, device=device)
 
     def attend() -> Tensor:
         out = call.q.new_empty(*call.q.shape[:2], call.v.shape[2])
@@ -50,7 +48,7 @@ UNIFIED_ATTENTION = Adapter(
         "q", "k", "v", "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal",
         "window_size", "block_table", "softcap", "q_descale", "k_descale", "v_descale",
     ),
-    {"sinks": ("sinks",), "alibi": ("alibi_slopes",)}
+    {"sinks": ("sinks",)}
     | dict.fromkeys(("window", "softcap", "padding", "not_causal", *FP8_PER_TENSOR), ()),
     _lay_out,
 )  # fmt: skip

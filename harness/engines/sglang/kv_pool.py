@@ -200,10 +200,6 @@ class Pages:
             cu_seqlens_q=paging.cu_seqlens_q,
             cu_seqlens_k=kept.cu_seqlens,
             spec=replace(spec, layout="v in k") if latent else spec,
-            # Only a temperature depends on where the keys begin. A kernel that has none is given the call without.
-            positions=torch.tensor(list(zip(prefix, kept.evicted, strict=True)), device=q.device)
-            if spec.temperature and any(kept.evicted)
-            else None,
             **stored,
         )
 
@@ -276,7 +272,7 @@ class _Paging:
         right.
 
         Raises:
-            KernelRefused: a query needs what was dropped.
+            KernelRefused: a query needs what was dropped, or has a temperature, which goes by how many keys there were.
         """
         if self._of_window is None:
             self._of_window = self._translated(cache)
@@ -285,6 +281,11 @@ class _Paging:
             raise KernelRefused(
                 f"layer {spec.layer} needs keys that the KV pool no longer has: of each sequence, the first "
                 f"{', '.join(map(str, self._of_window.evicted))}"
+            )
+        if spec.temperature and any(self._of_window.evicted):
+            raise KernelRefused(
+                f"layer {spec.layer} has a temperature, and the KV pool no longer has the first keys of its "
+                "sequences: a call of the others would have other positions"
             )
         return self._of_window
 

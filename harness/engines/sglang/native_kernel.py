@@ -45,9 +45,8 @@ _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
 """Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's."""
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
 """Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits."""
-_OF_LAYERS = ("window", "softcap", "temperature", "sinks", "custom_mask")
-"""Features that a layer, or a batch that verifies drafts, can ask a backend for. Whether it computes them is measured by
-`assay backends --honours`."""
+_OF_LAYERS = ("window", "softcap", "temperature", "sinks")
+"""Features that a layer can ask a backend for. Whether it computes them is measured by `assay backends --honours`."""
 _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 """SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype."""
 _SINKS = {"trtllm_mha": torch.float32}
@@ -75,11 +74,13 @@ class LayerRequest:
         stored: dtype of the KV pool; None for that of k and v.
         scales: what a stored K and a stored V are multiplied by; None for none.
         cross: True if k and v are those of an encoder's tokens: q attends to all of them, and decode finds them in the pool.
+        drafts: True if the new tokens are a chain of drafts that is verified: as many of each sequence.
     """
 
     stored: torch.dtype | None = None
     scales: tuple[float, float] | None = None
     cross: bool = False
+    drafts: bool = False
 
 
 class NativeKernel:
@@ -134,17 +135,18 @@ class NativeKernel:
     def _laid_out(self, call: AttentionCall, layer: LayerRequest | None = None) -> Iterator[Attend]:
         if layer is None:
             self._refuse(call)
+            layer = LayerRequest()
         length = _power_of_two(max(call.lens_k), max(_LEAST_LENGTH, self._page))
         heads, kv_heads, head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[2]
         runner = _runner(
             _Shape(
                 self.backend, self._device, self._page, heads, kv_heads, head_dim, call.v.shape[2], call.q.dtype,
                 batch=_power_of_two(len(call.lens_k), _LEAST_BATCH), length=length, window=call.spec.mask.window,
-                stored=layer.stored if layer else None, cross=layer.cross if layer else False,
-                latent_scale=call.scale if call.spec.layout == "v in k" else 0.0, **_drafted(call),
+                stored=layer.stored, cross=layer.cross, drafts=call.lens_q[0] if layer.drafts else 0,
+                latent_scale=call.scale if call.spec.layout == "v in k" else 0.0,
             )
         )  # fmt: skip
-        with runner.laid_out(call, layer or LayerRequest()) as attend:
+        with runner.laid_out(call, layer) as attend:
             yield attend
 
     def _refuse(self, call: AttentionCall) -> None:
@@ -154,7 +156,6 @@ class NativeKernel:
             "V of another head_dim than K": call.v.shape[2] != call.k.shape[2],
             "a sequence without a new token": 0 in call.lens_q,
             "several new tokens of a sequence in decode": call.phase == "decode" and max(call.lens_q) > 1,
-            "drafts of several lengths": call.custom_mask is not None and len(set(call.lens_q)) > 1,
             f"tensors on {call.q.device.type}; SGLang is set up for {self._device} here": call.q.device.type
             != self._device,
         }
@@ -234,15 +235,6 @@ def _prefix_of(call: AttentionCall, new: Tensor) -> AttentionCall:
     return replace(call.with_spec(phase="extend"), q=q, k=k, v=v, cu_seqlens_q=lens, cu_seqlens_k=lens)
 
 
-def _drafted(call: AttentionCall) -> dict[str, int]:
-    """Return the drafts per sequence that a call verifies, and how many SGLang would draw at each step: 1 for a chain."""
-    masks = call.custom_masks
-    if masks is None:
-        return {}
-    is_chain = all(torch.equal(mask, torch.ones_like(mask).tril()) for mask in masks)
-    return {"drafts": len(masks[0]), "topk": 1 if is_chain else 2}
-
-
 def _before(window: int) -> int | None:
     """Return a window as SGLang's layers have it: the number of keys before a query's own; None for no window."""
     return window - 1 if window else None
@@ -319,7 +311,6 @@ class _Shape:
     stored: torch.dtype | None = None
     cross: bool = False
     drafts: int = 0
-    topk: int = 0
     latent_scale: float = 0.0
     """Of the scores beside a cache of latents: FlashInfer's MLA backend plans with the model's own. 0 for a cache of K and V."""
 
@@ -349,7 +340,7 @@ class _Runner:
             finally:
                 self._arguments.restore()
         if shape.drafts:
-            self._backend.topk = shape.topk
+            self._backend.topk = 1  # a chain
         self._pool, self._table = self._runner.token_to_kv_pool, self._runner.req_to_token_pool.req_to_token
         self._layer = RadixAttention(
             num_heads=shape.heads, head_dim=shape.head_dim, scaling=1.0, num_kv_heads=shape.kv_heads, layer_id=0,
@@ -537,13 +528,13 @@ class _Runner:
 
         device, drafts, count = call.q.device, self._shape.drafts, len(call.lens_q)
         masks = [
-            torch.cat([mask.new_ones(drafts, prefix), mask], 1).flatten()
-            for mask, prefix in zip(call.custom_masks or (), call.prefixes, strict=True)
+            torch.ones(drafts, prefix + drafts, dtype=torch.bool, device=device).tril(prefix).flatten()
+            for prefix in call.prefixes
         ]
         unread = torch.full((count, drafts), -1, dtype=torch.int64, device=device)  # of the sampler, which does not run
         return EagleVerifyInput(
             draft_token=batch.input_ids, custom_mask=torch.cat(masks), positions=batch.positions, retrieve_index=unread,
             retrieve_next_token=unread, retrieve_next_sibling=unread, retrieve_cum_len=call.cu_seqlens_q, spec_steps=drafts - 1,
-            topk=self._shape.topk, draft_token_num=drafts, capture_hidden_mode=CaptureHiddenMode.FULL,
+            topk=1, draft_token_num=drafts, capture_hidden_mode=CaptureHiddenMode.FULL,
             seq_lens_sum=batch.seq_lens_sum, seq_lens_cpu=batch.seq_lens_cpu,
         )  # fmt: skip

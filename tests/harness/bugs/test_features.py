@@ -10,7 +10,6 @@ import torch
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.matrix_features import ASKED, as_tree
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs import merges
 from assay.harness.bugs.bug import Bug, links
@@ -40,7 +39,6 @@ def stored(call: AttentionCall, scales: tuple[torch.Tensor, torch.Tensor]) -> At
 def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
     """Calls that ask for what bugs of a kind need."""
     tokens, heads = len(call.k), call.k.shape[1]
-    drafted = call.phase == "extend"
     match kind:
         case "window":
             return [call.with_spec(mask=Mask(window=n)) for n in (7, 16)]
@@ -48,40 +46,19 @@ def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
             return [call.with_spec(softcap=n) for n in (0.5, 2.0)]
         case "sinks":
             return [call.with_spec(sinks=(0.5, 2.0, -1.0, 3.0))]
-        case "positions":
-            at = torch.tensor([[100 + prefix, 100] for prefix in call.prefixes])
-            of_heads = torch.tensor([0.5, 1.25, 0.75, 2.0])
-            of_queries = torch.randn(len(call.q), 4, 12, generator=torch.Generator().manual_seed(0))
-            some = [{"temperature": 8}, {"alibi": (0.5, 0.25, 0.7, 0.1)}]
-            return [
-                *(call.with_spec(**asked) for asked in some),
-                replace(call.with_spec(temperature=8), positions=at),
-                replace(call, score_factor=of_heads * torch.linspace(1.0, 2.0, len(call.q))[:, None]),
-                replace(call, score_factor=of_heads[None]),
-                replace(call, score_bias=2 * of_queries, positions=at),
-                replace(call, score_bias=of_queries[:1]),
-            ]
-        case "drafts":
-            return [as_tree(tree, call) for tree in ("binary tree", "random tree")] if drafted else []
+        case "temperature":
+            return [call.with_spec(temperature=8)]
         case "padding":
             return [replace(call.with_spec(padded_rows=2), q=torch.cat([call.q, call.q[:2]]))]
         case "stored-kv":
             of_head = torch.tensor([0.5, 0.125]).view(1, heads, 1)
             of_token = torch.arange(1, tokens * heads + 1).view(tokens, heads, 1) / 64
             of_block = of_token[:: heads * 8].repeat_interleave(16, 0)[:tokens] if tokens > 16 else of_token
-            of_dims = of_head * torch.tensor([1.0, 3.0]).repeat_interleave(16)
-            each = [(of_head, 4 * of_head), (of_token, of_token.flip(0)), (of_block, of_block / 4), (of_dims, of_dims / 2)]
-            q, of_query = call.q.to(torch.float8_e4m3fn), torch.linspace(0.5, 1.5, len(call.q))[:, None, None]
-            given = replace(call, q=q.float() * of_query, stored_q=q, q_scale=of_query)
-            return [*(stored(call, scales) for scales in each), given, stored(given, each[0])]
+            each = [(of_head, 4 * of_head), (of_token, of_token.flip(0)), (of_block, of_block / 4)]
+            return [stored(call, scales) for scales in each]
         case _:
             wide = call_of(list(zip(call.lens_q, call.prefixes, strict=True)), (4, 1), 576, torch.float32, "cpu")
-            wide = replace(wide, v=wide.k[..., :512]).with_spec(phase=call.phase, layout="v in k", scale=192**-0.5)
-            lens = list(zip(call.lens_q, call.prefixes, strict=True))
-            plain = call_of(lens, (4, 4), 192, torch.float32, "cpu").with_spec(phase=call.phase)
-            plain = replace(plain, v=plain.v[..., :128].contiguous())
-            forms = [ask for form in ("split_rope", "rope", "latent") for ask in ASKED[form].values()]
-            return [wide, *(ask(plain) for ask in forms)]
+            return [replace(wide, v=wide.k[..., :512]).with_spec(phase=call.phase, layout="v in k", scale=192**-0.5)]
 
 
 def calls(kind: str) -> list[AttentionCall]:

@@ -23,12 +23,6 @@ from assay.harness.verdict import Check, CheckStatus
 FORCED = CommonSettings(flags=("--disable-cuda-graph",), because=("both were given it",), impossible=("dtype (a; b)",))
 
 
-@pytest.fixture(autouse=True)
-def _served_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans for a GPU are made where there is none."""
-    monkeypatch.setattr("assay.harness.collect.plan.check_environment", lambda *_: None)
-
-
 def planned(**changes: Any) -> Plan:
     fields: dict[str, Any] = {
         "device": "cuda", "reference": "triton", "candidate": "torch_native", "questions": 4, "suites": ("accuracy",),

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from assay.harness.collect.plan import prepare
-from assay.harness.collect.preflight import GIB, check_accepted, check_memory
+from assay.harness.collect.preflight import GIB, check_accepted, check_environment, check_memory
 from assay.harness.config import make_spec
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.errors import ChangedError, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.run import compare_features, run
 from assay.harness.sides import Side
 
 SIDE = Side(backend="triton")
@@ -28,26 +29,30 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cuda_without_a_gpu_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, built: str | None, says: str) -> None:
     monkeypatch.setattr(torch.version, "cuda", built)
     with pytest.raises(UsageError, match=says) as caught:
-        prepare(make_spec({"device": "cuda", "candidate": "torch_native"}))
+        check_environment(prepare(make_spec({"device": "cuda", "candidate": "torch_native"})))
     assert "--device=cpu" in caught.value.do
 
 
 @pytest.mark.parametrize("name", ["fa3", "flashinfer"])
 def test_a_backend_that_needs_a_gpu_is_refused_on_the_cpu(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} does not run on --device=cpu"):
-        prepare(make_spec({"device": "cpu", "candidate": name}))
+        check_environment(prepare(make_spec({"device": "cpu", "candidate": name})))
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_servers_that_run_elsewhere_need_no_gpu_here() -> None:
     there = "http://127.0.0.1:9"
-    prepare(make_spec({"device": "cuda", "reference": there, "candidate": there, "questions": 8, "suites": ("accuracy",)}))
+    spec = make_spec({"device": "cuda", "reference": there, "candidate": there, "questions": 8, "suites": ("accuracy",)})
+    check_environment(prepare(spec))
 
 
-def test_a_model_that_does_not_fit_is_refused_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_refused_by_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("assay.harness.engines.sglang.memory.available_bytes", lambda device: GIB)
+    spec = make_spec({"device": "cpu", "model": str(TINY_MODEL)})
     with pytest.raises(UsageError, match=r"does not fit: a server needs 3\.0 GiB, and 1\.0 GiB is free"):
-        prepare(make_spec({"device": "cpu", "model": str(TINY_MODEL)}))
+        run(spec, tmp_path / "run")
+    with pytest.raises(UsageError, match="--features: nothing is no feature"):  # what is wrong with a command comes first
+        compare_features(spec, tmp_path / "features", features=("nothing",))
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     "envelope": (spec("policy", envelope_tokens=128), "manifest.json was changed"),
     "suites": (spec("workload", suites=["greedy"]), "manifest.json was changed"),
     "noise": (
-        lambda folder: edit_json(folder.path / "manifest.json", lambda made: made["noise"].update(candidate="fp4_kv")),
+        lambda folder: edit_json(folder.path / "manifest.json", lambda made: made["noise"].update(candidate="fp8_kv")),
         "manifest.json was changed",
     ),
     "counters-doubled": (counters(lambda calls: 2 * calls), ".i64 was changed"),

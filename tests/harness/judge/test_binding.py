@@ -215,7 +215,7 @@ def test_the_server_of_another_candidate_proves_nothing(sound: RunFolder) -> Non
     assert check.found == "the candidate was to be triton, and its server ran sage_attn"
 
 
-def test_the_text_of_an_answer_is_believed_not_its_recorded_letter(sound: RunFolder) -> None:
+def test_a_letter_that_is_not_that_of_its_text_is_no_evidence(sound: RunFolder) -> None:
     path = sound.path / "records.jsonl"
     changed = [
         json.dumps(line | {"text": "I do not know."}) + "\n"
@@ -225,8 +225,6 @@ def test_the_text_of_an_answer_is_believed_not_its_recorded_letter(sound: RunFol
     ]  # fmt: skip
     path.write_text("".join(changed))
     report = build(sound)
-    (suite,) = [suite for suite in report.suites if suite.id == "accuracy"]
-    assert suite.tallies[1].unparsed == QUESTIONS
     (check,) = [check for check in report.checks if check.id == "answers-parsed"]
     assert check.status == "failed"
     assert check.found == "160 of 320 answers were recorded with another letter than their text gives"

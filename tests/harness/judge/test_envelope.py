@@ -10,8 +10,7 @@ import pytest
 
 from assay.harness.conditions import BATCHES, GRAPH
 from assay.harness.config import make_spec
-from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
-from assay.harness.evidence.lengths import ranges_of
+from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, ranges_of
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.envelope import claim
 from assay.harness.judge.evidence import RunEvidence

@@ -11,9 +11,8 @@ import pytest
 
 from assay.harness.config import make_spec
 from assay.harness.evidence.cause import LayerBound, ReplayResult
+from assay.harness.evidence.error_table import SUMS, ErrorTable, RoleErrors, joined
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
-from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TruthErrors
-from assay.harness.evidence.worst_queries import WorstQueries
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.truth_bounds import compare_with_noise
@@ -92,19 +91,23 @@ def test_one_cell_of_one_head_is_enough(shadowed: Any, wrong: float) -> None:
 
 def test_one_wrong_query_is_a_regression_though_no_cell_is_out_of_bounds(shadowed: Any) -> None:
     errors = shadowed()
-    index = np.array([[2, 3, *errors.index[0, 2:]], [2, -1, *errors.index[0, 2:]]])
+    condition = errors.cells.index[0, 2:]
+    index = np.array([[2, 3, *condition], [2, -1, *condition]])
     right, wrong = (0.02, 0.08, 1.0, 17.0, 4.0), (1.0, 0.08, 1.0, 701.0, 512.0)
-    fine = replace(errors, queries=WorstQueries(index, np.array([right, right]), np.array([right, right])))
+
+    def with_queries(candidate: Any, reference: Any) -> ShadowErrors:
+        roles = (replace(RoleErrors.none(2), worst=np.array([first, right])) for first in (candidate, reference))
+        return replace(errors, cells=joined([errors.cells, ErrorTable(index, np.zeros((2, 5)), *roles)]))
+
+    fine = with_queries(right, right)
     assert judge(fine).verdict == "pass"
     assert "that of a single query 0.25x" in judge(fine).why
-    bad = replace(errors, queries=WorstQueries(index, np.array([wrong, right]), np.array([right, right])))
+    bad = with_queries(wrong, right)
     judged = judge(bad)
     assert (judged.verdict, judged.decided_by) == ("regression", "worst-query")
     assert "at position 701 behind 512 cached tokens, layer 2, head 3" in judged.why
     assert ids(bad) == ["query-out-of-bounds"]
-    reference = replace(errors, queries=WorstQueries(index, np.array([right, right]), np.array([right, wrong])))
-    assert judge(reference).verdict == "inconclusive"
-    assert "layer 2, all heads together" in judge(reference).why
+    assert judge(with_queries(right, wrong)).verdict == "inconclusive"
 
 
 def test_a_uniform_gain_of_a_thousandth_is_a_regression_that_no_bound_on_an_error_sees(shadowed: Any) -> None:
@@ -162,7 +165,7 @@ def test_an_error_below_what_the_declared_quantisation_costs_is_no_pass(shadowed
 
 def test_queries_that_were_not_sampled_are_held_against_the_reference(shadowed: Any) -> None:
     right, wrong = shadowed(), shadowed(lambda layer, *_: 0.5 if layer == 3 else None)
-    judged = judge(replace(wrong, truth=right.truth))
+    judged = judge(replace(wrong, cells=replace(right.cells, apart=wrong.cells.apart)))
     assert (judged.verdict, judged.decided_by) == ("regression", "worst-difference")
 
 
@@ -198,7 +201,8 @@ def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any
 
 def test_no_cached_prefix_and_nothing_compared_are_no_pass(shadowed: Any) -> None:
     assert judge(shadowed(prefixes=("0",))).verdict == "inconclusive"
-    nothing = replace(shadowed(), truth=TruthErrors.none())
+    errors = shadowed()
+    nothing = replace(errors, cells=ErrorTable.of(errors.cells.index, errors.cells.apart))
     assert judge(nothing).why == "Nothing was compared with the truth."
 
 
@@ -213,8 +217,8 @@ def test_the_policys_bound_of_the_kernels_family(shadowed: Any, bound: float, ve
 @pytest.mark.parametrize("seed", range(20))
 def test_honest_implementations_are_not_flagged(shadowed: Any, seed: int) -> None:
     errors = shadowed()
-    rng, truth = np.random.default_rng(seed), errors.truth
-    drawn = truth.candidate.copy()
-    drawn[:, OUTPUT_SUMS.index("off")] = 10 * 0.016 * rng.lognormal(0, 0.1, len(drawn))
-    drawn[:, OUTPUT_SUMS.index("along")] = 2 * 1e-4 * rng.normal(size=len(drawn))
-    assert judge(replace(errors, truth=replace(truth, candidate=drawn))).verdict == "pass"
+    rng, candidate = np.random.default_rng(seed), errors.cells.candidate
+    drawn = candidate.own.copy()
+    drawn[:, SUMS.index("difference")] = 10 * 0.016 * rng.lognormal(0, 0.1, len(drawn))
+    drawn[:, SUMS.index("along")] = 2 * 1e-4 * rng.normal(size=len(drawn))
+    assert judge(replace(errors, cells=replace(errors.cells, candidate=replace(candidate, own=drawn)))).verdict == "pass"

@@ -37,7 +37,7 @@ def judged(folder: RunFolder, changes: dict[str, Any]) -> tuple[SuiteResult, lis
     assert made is not None
     folder.write(CAUSE, ReplayResult.model_validate(made.model_dump() | changes))
     try:
-        part = claim(RunEvidence.read(folder))
+        part = claim(RunEvidence.of(folder))
     finally:
         path.write_bytes(kept)
     layers = part.parts["layers"]
@@ -80,6 +80,6 @@ def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evid
 
 
 def test_a_run_without_a_layer_diff_has_no_part(tmp_path: Path) -> None:
-    part = claim(RunEvidence.read(open_folder(prepare(SPEC), tmp_path / "run")))
+    part = claim(RunEvidence.of(open_folder(prepare(SPEC), tmp_path / "run")))
     assert (part.suite, part.causes, part.parts) == (None, (), {})
     assert [(check.id, check.status) for check in part.checks] == [("cached-prefix", "missing"), ("layers-compared", "missing")]

@@ -24,6 +24,7 @@ from assay.harness.localize.cells import CallCells, cells_of, deviation
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import CallResult, measure, run_and_repeat
 from assay.harness.localize.lse import lse_errors
+from assay.harness.stats.error_sums import relative_l1
 from assay.harness.stats.query_bounds import least_error
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
@@ -45,7 +46,7 @@ def sdpa(call: AttentionCall) -> Tensor:
 
 
 def own(out: Tensor, call: AttentionCall) -> Tensor:
-    return deviation(out, oracle(call), cells_of(call)).relative_l1
+    return relative_l1(deviation(out, oracle(call), cells_of(call)))
 
 
 @pytest.mark.few(6)
@@ -157,24 +158,10 @@ def test_a_thousandth_too_much_is_out_of_bounds_in_fp16_and_fp32(factor: float) 
         assert measure(call, (oracle(call) * factor).to(dtype)).fails
 
 
-def test_noise_follows_the_dtype() -> None:
-    coarse, fine = (
-        CallNoise(call_of([(20, 40)], (4, 2), 64, dtype, "cpu")).ensemble.noise.median()
-        for dtype in (torch.bfloat16, torch.float16)
-    )
-    assert coarse > 4 * fine
-
-
 def test_a_simulation_that_overflows_excuses_nothing() -> None:
     call = call_of([(4, 2)], (4, 2), 64, torch.float32, "cpu")
     call = replace(call, v=call.v * 1e6)  # beyond the fp16 in which int8_qk keeps values
     assert bound_of(call, "int8_qk") < 1
-
-
-def test_unknown_families_are_refused() -> None:
-    call = call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu")
-    with pytest.raises(ValueError, match=r"int4.*int8_qk"):
-        bound_of(call, "int4")
 
 
 @pytest.mark.few(5)
@@ -229,7 +216,7 @@ def test_the_bound_of_a_cell_holds_for_the_members_of_another_seed() -> None:
             other = bounds.honest_outputs(call, FAMILIES[noise], members=16, seed=99)
             right = oracle(call)
             for out in other:
-                error = deviation(out, right, found.cells).relative_l1
+                error = relative_l1(deviation(out, right, found.cells))
                 flagged, cells = flagged + int((error > found.bounds).sum()), cells + error.numel()
     assert (flagged, cells > 9000) == (0, True)
 
@@ -239,32 +226,13 @@ def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
         calls = [peaky(call_of([(1, 3)], (4, 1), 128, torch.float32, "cpu", seed=seed), 2.0) for seed in range(5)]
         return max(float(bounds._rare_excess(call, FAMILIES[noise], cells_of(call)).max()) for call in calls)
 
-    assert worst("fp4_kv") > 0.2
-    assert worst("int8_kv") < 0.02
+    assert worst("fp8_e5m2_kv") > 10 * worst("int8_kv")
 
 
 @pytest.mark.parametrize("size", ["small", pytest.param("full", marks=pytest.mark.slow)])
 def test_no_matrix_has_more_cells_than_the_rate_is_shared_by(size: Size) -> None:
     calls = [case.make() for case in cases(size=size)]
     assert 0 < sum(len(cells_of(call).sequence) * call.q.shape[1] for call in calls) <= bounds.CELLS
-
-
-def fp4_by_token(x: Tensor) -> Tensor:
-    """x [..., dim] in FP4 with an exact scale for each token and head, rounded to nearest."""
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    scale = x.abs().amax(-1, keepdim=True) / 6
-    return grid[((x / scale).abs()[..., None] - grid).abs().argmin(-1)] * x.sign() * scale
-
-
-def test_fp4_with_exact_scales_is_within_its_bounds() -> None:
-    """Found among 278 honest matrices: two keys whose scores FP4 shifts the other way than with any other phase."""
-    lens = [(1, cached) for cached in (16, 1, 77, 1, 530, 64, 12, 127, 2)]
-    call = peaky(call_of(lens, (4, 4), 128, torch.float32, "cpu", seed=30380158), 2.0)
-    call = replace(call, q=call.q.half(), k=call.k.half(), v=call.v.half()).with_spec(phase="decode")
-    stored = replace(call, k=fp4_by_token(call.k.float()), v=fp4_by_token(call.v.float()))
-    result = measure(call, oracle(stored).half(), "fp4_kv")
-    assert not result.fails
-    assert float(result.own.max()) > 0.4
 
 
 def test_a_query_with_one_key_is_within_the_noisiest_way_of_its_family() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -49,7 +48,6 @@ def without(feature: str, call: AttentionCall) -> Tensor:
         "softcap": {"softcap": 0.0},
         "temperature": {"temperature": 0},
         "sinks": {"sinks": ()},
-        "alibi": {"alibi": ()},
         "not_causal": {"mask": Mask()},
         "mla": {"scale": call.scale * (3**-0.5 if call.spec.layout == "v in k" else 1)},
     }
@@ -57,78 +55,11 @@ def without(feature: str, call: AttentionCall) -> Tensor:
         if call.stored_k is None:
             return rounded_oracle(call)
         return rounded_oracle(replace(call, k=call.stored_k.to(call.q.dtype), v=call.stored_v.to(call.q.dtype)))  # type: ignore[union-attr]
-    if feature in ("split_rope", "rope", "latent"):
-        return rounded_oracle(FORMS_IGNORED[feature](call) if feature in call.features else call)
-    if feature == "stored_q":
-        return rounded_oracle(call if call.stored_q is None else replace(call, q=call.stored_q.to(call.q.dtype)))
-    if feature in ("custom_mask", "positions", "score_factor", "score_bias"):
-        return rounded_oracle(replace(call, **{feature: None}))
     if feature == "padding":  # as if the last sequence went on to the end of q
         ends = call.cu_seqlens_q.clone()
         ends[-1] = len(call.q)
         return rounded_oracle(replace(call.with_spec(padded_rows=0), cu_seqlens_q=ends))
     return rounded_oracle(call.with_spec(**plain[feature]))
-
-
-def from_what_is_given(call: AttentionCall) -> Tensor:
-    """Compute latent attention from the parts that a call gives apart, as kernels do: RoPE and projections inside."""
-    rope = call.spec.rope_dims
-    q_nope, q_rope = call.q[..., :-rope].float(), call.q[..., -rope:].float()
-    k_nope, k_rope, v = call.k[..., :-rope].float(), call.k[:, :1, -rope:].float(), call.v.float()
-    if call.unrotated_q is not None and call.unrotated_k is not None and call.cos_sin is not None:
-        places = [(torch.arange(n) + p) for n, p in zip(call.lens_q, call.prefixes, strict=True)]
-        keys = torch.cat([torch.arange(n) for n in call.lens_k])
-        q_rope, k_rope = (
-            turned(x.float(), call.cos_sin[at], call.spec.rope)
-            for x, at in ((call.unrotated_q, torch.cat(places)), (call.unrotated_k, keys))
-        )
-    if call.latent is not None and call.latent_to_k is not None and call.latent_to_v is not None:  # absorbed
-        q_nope = torch.einsum("thd,hdl->thl", q_nope, call.latent_to_k.float())
-        k_nope, k_rope = call.latent[..., :-rope].float(), call.latent[..., -rope:].float()
-        v = k_nope
-    heads = max(k_nope.shape[1], 1)
-    k = torch.cat([k_nope, k_rope.expand(-1, heads, -1)], -1)
-    wide = replace(call, q=torch.cat([q_nope, q_rope], -1), k=k, v=v, latent=None).with_spec(layout="packed")
-    out = oracle(wide)
-    if call.latent is not None and call.latent_to_v is not None:
-        out = torch.einsum("thl,hld->thd", out, call.latent_to_v.double())
-    return out.to(call.q.dtype)
-
-
-def turned(x: Tensor, cos_sin: Tensor, how: str) -> Tensor:
-    """Rotate dims as complex numbers."""
-    dims = x.shape[-1]
-    angle = torch.complex(*cos_sin.chunk(2, -1))[:, None]
-    pairs = x.unflatten(-1, (2, dims // 2)).transpose(-1, -2) if how == "halves" else x.unflatten(-1, (dims // 2, 2))
-    both = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angle)
-    return (both.transpose(-1, -2) if how == "halves" else both).flatten(-2)
-
-
-FORMS_IGNORED: dict[str, Callable[[AttentionCall], AttentionCall]] = {
-    "split_rope": lambda call: replace(call, q=torch.cat([call.q[..., :128], 0 * call.q[..., 128:]], -1)),
-    "rope": lambda call: replace(call, q=torch.cat([call.q[..., :128], call.unrotated_q], -1)),  # type: ignore[list-item]
-    "latent": lambda call: replace(call, v=call.latent[..., :128].expand(call.v.shape)),  # type: ignore[index]
-}
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("form", FORMS_IGNORED)
-def test_latent_attention_is_computed_from_what_is_given_apart(form: str) -> None:
-    right = declares(features=(form,), head_dims=(192,), head_dims_v=(128,))(lambda call: from_what_is_given(call))
-    some = [case for case in cases(declared=declaration(right)) if case.condition["asked for"] != "nothing"]
-    assert {case.condition["head_dim_v"] for case in some} == {"128"}
-    assert check(right, cases=some[::3], calls=0).findings == ()
-    if form != "split_rope":
-        assert {case.make().spec.rope for case in some} == ({"halves", "pairs"} if form == "rope" else {""})
-
-
-def test_absorbed_latent_attention_may_have_its_rope_apart() -> None:
-    right = declares(features=("mla", "split_rope", "rope"), head_dims=(576,), head_dims_v=(512,))(
-        lambda call: from_what_is_given(call) if call.spec.rope_dims else rounded_oracle(call)
-    )
-    some = [case for case in cases(declared=declaration(right), head_dims=(576,)) if "RoPE" in case.condition["asked for"]]
-    assert {case.condition["heads"].split()[0] for case in some} == {"MQA"}
-    assert check(right, cases=some[::2], calls=0).findings == ()
 
 
 def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_was_asked_for() -> None:
@@ -137,11 +68,8 @@ def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_
     asked = result.coverage.sentence.partition("asked for: ")[2]
     for value in ("window 1,", "window 129", "softcap 1,", "softcap 50", "temperature 64", "sinks near -4"):
         assert value in asked
-    all_of_them = "window 64 and softcap 30 and temperature 64 and sinks near 0 and ALiBi to 2^-8 and 7 padded rows and "
-    last = "1000 keys evicted and K and V in e4m3 per tensor and Q in e4m3 per tensor and factors by position and "
-    last += "a bias of each query to 40 tokens"
-    assert f"{all_of_them}random tree and {last}" in asked
-    assert f"{all_of_them}{last}" in asked  # in decode
+    together = "window 64 and softcap 30 and temperature 64 and sinks near 0 and 7 padded rows and K and V in e4m3 per tensor"
+    assert together in asked
 
 
 def stored(*forms: str, kernel: Kernel = rounded_oracle) -> CheckResult:
@@ -183,10 +111,10 @@ def test_a_wrong_answer_in_a_form_that_is_declared_is_a_regression() -> None:
 
 
 def test_a_call_in_a_form_that_is_not_declared_is_refused_by_name() -> None:
-    call = matrix_features._stored("kv", "e4m3", "block of 16 dims", call_of([(3, 40)], (4, 2), 64, torch.float32, "cpu"))
-    run_kernel("mine", declaring(rounded_oracle, "stored_kv: e4m3 per block of 16 dims"), call)
-    for form in ("e4m3 per token", "int8 per block of 16 dims"):
-        with pytest.raises(KernelRefused, match="mine does not declare stored_kv in e4m3 per block of 16 dims"):
+    call = matrix_features._stored("e4m3", "block of 16 tokens", call_of([(3, 40)], (4, 2), 64, torch.float32, "cpu"))
+    run_kernel("mine", declaring(rounded_oracle, "stored_kv: e4m3 per block of 16 tokens"), call)
+    for form in ("e4m3 per head", "int8 per block of 16 tokens"):
+        with pytest.raises(KernelRefused, match="mine does not declare stored_kv in e4m3 per block of 16 tokens"):
             run_kernel("mine", declaring(rounded_oracle, f"stored_kv: {form}"), call)
 
 
@@ -198,11 +126,10 @@ def test_an_unknown_form_says_which_there_are(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_that_can_be_declared_has_calls(form: str) -> None:
-    for feature, what in (("stored_kv", "K and V"), ("stored_q", "Q")):
-        declared = declaration(declaring(rounded_oracle, f"{feature}: {form}"))
-        some = [case for case in cases(("decode",), declared=declared) if case.condition["asked for"] == f"{what} in {form}"]
-        assert some
-        assert [declared.excludes(case.make()) for case in some] == [""] * len(some)
+    declared = declaration(declaring(rounded_oracle, f"stored_kv: {form}"))
+    some = [case for case in cases(("decode",), declared=declared) if case.condition["asked for"] == f"K and V in {form}"]
+    assert some
+    assert [declared.excludes(case.make()) for case in some] == [""] * len(some)
 
 
 ASKED = tuple(feature for feature in FEATURES if feature != "lse")
@@ -215,30 +142,9 @@ def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature:
     result = check(declaring(lambda call: without(feature, call), feature), cases=some, read_out=5, calls=0)
     assert result.exit_code == ExitCode.REGRESSION
     failing = {case.condition["asked for"] for case in result.failing}
-    # The mask of a chain is the causal one, and plain attention does not depend on where a sequence begins.
-    right = {"nothing", "chain", "1000 keys evicted"}
-    assert failing == {case.condition["asked for"] for case in some} - right
+    assert failing == {case.condition["asked for"] for case in some} - {"nothing"}
     unread = "only calls that ask for a feature are wrong, and those are not read" in str(result.findings)
     assert unread == (feature != "not_causal")  # with no fewer keys than queries, that is no feature
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("feature", ["window", "temperature", "alibi", "score_bias"])
-def test_a_kernel_that_goes_by_places_among_the_keys_and_not_by_positions_is_wrong(feature: str) -> None:
-    def by_place(call: AttentionCall) -> Tensor:
-        """Positions of keys that were evicted, or lie between, are not counted."""
-        return rounded_oracle(replace(call, positions=None))
-
-    result = check(declaring(by_place, feature, "positions"), cases=asking(feature, "positions"), read_out=0, calls=0)
-    failing = {case.condition["asked for"] for case in result.failing}
-    value = {
-        "window": "window 128",
-        "temperature": "temperature 64",
-        "alibi": "ALiBi to 2^-8",
-        "score_bias": "a bias to 300 tokens",
-    }[feature]
-    assert f"{value} and keys just behind" in failing
-    assert (f"{value} and 1000 keys evicted" in failing) == (feature == "temperature")  # the others go by distances
 
 
 @pytest.mark.slow
@@ -280,7 +186,7 @@ def latent(call: AttentionCall) -> Tensor:
 
 
 def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_computes_nothing_else() -> None:
-    only = declares(features=("mla", "stored_kv", "custom_mask"), head_dims=(576,), head_dims_v=(512,))(latent)
+    only = declares(features=("mla", "stored_kv"), head_dims=(576,), head_dims_v=(512,))(latent)
     made = cases(declared=declaration(only), head_dims=(576,), dtypes=[torch.bfloat16])
     assert len({case.name for case in made}) == len(made) > 60
     assert {case.condition["asked for"].split(" and ")[0] for case in made} == {"MLA"}
@@ -294,7 +200,7 @@ def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_compute
     some = [case for number, case in enumerate(made) if number % 24 == 0 or "stored" in case.name][::2]
     assert check(only, cases=some, calls=0).findings == ()
     for wrong in (lambda call: replace(call, v=call.k[..., 64:]), lambda call: call.with_spec(scale=576**-0.5)):
-        made_wrong = declares(features=("mla", "stored_kv", "custom_mask"), head_dims=(576,))(
+        made_wrong = declares(features=("mla", "stored_kv"), head_dims=(576,))(
             lambda call, wrong=wrong: rounded_oracle(wrong(call))
         )
         assert len(check(made_wrong, cases=some[:3], calls=0, read_out=0).wrong) == 3

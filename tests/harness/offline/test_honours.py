@@ -45,7 +45,7 @@ FEATURES = ("window", "softcap", "temperature", "sinks")
 
 
 def plain(call: AttentionCall) -> Tensor:
-    return rounded_oracle(replace(call, custom_mask=None).with_spec(mask=Mask(), softcap=0.0, temperature=0, sinks=()))
+    return rounded_oracle(call.with_spec(mask=Mask(), softcap=0.0, temperature=0, sinks=()))
 
 
 def raises(error: Exception, call: AttentionCall) -> Tensor:
@@ -122,18 +122,18 @@ def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pyte
     result = Honours(sglang="0.5.23", torch=torch.__version__, device="cpu", backends=(ignoring, absent))
     document = honours_document(result)
     assert document.headline == (
-        "1 backend measured: in 7 cases, what a layer asks for is ignored, or computed wrongly, without an error."
+        "1 backend measured: in 6 cases, what a layer asks for is ignored, or computed wrongly, without an error."
     )
     assert "fa3: it needs a GPU" in str(document.body)
     assert "test_mine_honours_softcap_in_prefill" in str(document.body)
     tests = {cell.attribute: cell.test for cell in ignoring.measured if cell.test}
-    assert set(tests) == {*ORDER, "tree of drafts"}
+    assert set(tests) == set(ORDER)
     [copied] = re.findall(r"import torch.*?(?=\n```)", to_markdown(document), re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(copied, namespace)
     shown = {name: made for name, made in namespace.items() if name.startswith("test_mine_honours_")}
     assert len(shown) == len(tests)
-    imported = {"Mask", "as_tree", "assert_correct", "call_of", "torch"}
+    imported = {"Mask", "assert_correct", "call_of", "torch"}
     for name, made in shown.items():
         assert set(made.__code__.co_names) & imported <= set(namespace), name
     assert Honours.model_validate_json(result.model_dump_json(by_alias=True)) == result
@@ -183,7 +183,7 @@ def test_sglangs_own_backends_on_a_cpu() -> None:
     }  # fmt: skip
     (cell,) = (cell for cell in triton.measured if cell.state == "wrong")
     assert (cell.phase, cell.says) == ("decode", "one key fewer")
-    assert [backend.state("tree of drafts") for backend in (native, triton)] == ["crashes", "honours"]
+    assert [backend.state("chain of drafts") for backend in (native, triton)] == ["crashes", "honours"]
     assert [backend.state("cross attention") for backend in (native, triton)] == ["honours", "refuses"]
     assert [backend.state("mla") for backend in (native, triton)] == ["honours", "honours"]
 

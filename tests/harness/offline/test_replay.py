@@ -217,7 +217,7 @@ def test_a_folder_that_is_no_pack_is_a_usage_error(
 
 def test_a_url_cannot_be_instrumented(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert call("diff", "--candidate", "http://127.0.0.1:1", "--out", out) == 2
+    assert call("run", "--record", out, "--candidate", "http://127.0.0.1:1") == 2
     assert "is the URL" in capsys.readouterr().err
     assert not out.exists()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 def _one(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool, window: Any = (-1, -1), softcap: float = 0.0,
-    sinks: Tensor | None = None, align: str = "bottom right", alibi: Tensor | None = None, mask: Tensor | None = None,
+    sinks: Tensor | None = None, align: str = "bottom right",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute one sequence, in float32: the output [len_q, heads, head_dim_v], and the log-sum-exp [len_q, heads]."""
     group = q.shape[1] // k.shape[1]
@@ -30,11 +30,9 @@ def _one(
     shift = len(k) - len(q) if align == "bottom right" else 0
     i = torch.arange(len(q), device=q.device)[:, None] + shift
     j = torch.arange(len(k), device=q.device)[None]
-    if alibi is not None:
-        scores = scores - alibi[:, None, None] * (i - j).abs()
     left, right = (-1 if edge is None else edge for edge in window or (-1, -1))
-    right = 0 if causal and mask is None else right
-    seen = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device) if mask is None else mask.view(len(q), len(k))
+    right = 0 if causal else right
+    seen = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
     seen &= (j >= i - left) if left >= 0 else seen
     seen &= (j <= i + right) if right >= 0 else seen
     scores = scores.masked_fill(~seen, -math.inf)
@@ -46,14 +44,11 @@ def _one(
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype), scores.logsumexp(-1).T
 
 
-def _varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, masks: list[Tensor] | None = None, **asked: Any
-) -> tuple[Tensor, Tensor]:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **asked: Any) -> tuple[Tensor, Tensor]:
     """Compute all sequences: the output, and the log-sum-exp as FlashAttention has it, [heads, total_q]. More rows are NaN."""
     asked["scale"] = q.shape[-1] ** -0.5 if asked["scale"] is None else asked["scale"]
     edges = zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True)
-    masks = [None] * (len(cu_q) - 1) if masks is None else masks
-    parts = [_one(q[a:b], k[c:d], v[c:d], mask=mask, **asked) for ((a, b), (c, d)), mask in zip(edges, masks, strict=True)]
+    parts = [_one(q[a:b], k[c:d], v[c:d], **asked) for (a, b), (c, d) in edges]
     out, lse = torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
     more = len(q) - len(out)
     return torch.cat([out, out.new_full((more, *out.shape[1:]), math.nan)]), torch.nn.functional.pad(lse, (0, 0, 0, more)).T
@@ -68,15 +63,11 @@ def _scaled(cu_k: Tensor, k: Tensor, v: Tensor, k_descale: Any, v_descale: Any) 
     )
 
 
-def _split(custom_mask: Tensor | None, lens: list[int]) -> list[Tensor] | None:
-    return None if custom_mask is None else list(custom_mask.split(lens))
-
-
 def flash_attn_2(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None,
 ):  # fmt: skip
-    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "alibi": alibi_slopes}
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap}
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return (out, lse, None) if return_attn_probs else out
 
@@ -121,14 +112,7 @@ def flash_attn_vllm(
     block_sparse_tensors=None, aux_tensors=None, aux_tensor_leading_dims=None,
     dynamic_causal=None,
 ):  # fmt: skip
-    asked = {
-        "scale": softmax_scale,
-        "causal": causal,
-        "window": window_size,
-        "softcap": softcap,
-        "sinks": s_aux,
-        "alibi": alibi_slopes,
-    }
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": s_aux}
     made, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return (made, lse) if return_softmax_lse else made
 
@@ -142,14 +126,7 @@ def unified_attention(
     use_alibi_sqrt=False, kv_quant_mode=None, k_scale_cache=None, v_scale_cache=None, chunk_lookback=-1,
     use_td=False, mm_prefix_clamp_sliding_window=False,
 ):  # fmt: skip
-    asked = {
-        "scale": softmax_scale,
-        "causal": causal,
-        "window": window_size,
-        "softcap": softcap,
-        "sinks": sinks,
-        "alibi": alibi_slopes,
-    }
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": sinks}
     for (a, b), length, row in zip(pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), block_table.tolist(), strict=True):
         keys, values = (
             cache[row].flatten(0, 1)[:length].float() * scale.flatten()[0]
@@ -178,13 +155,10 @@ class _Planned:
         )
         outs, lses = [], []
         firsts, pages = self._first.tolist(), self._pages.long()
-        masks = self._mask
         for number, (a, b) in enumerate(pairwise(self._qo.tolist())):
             own = pages[firsts[number] : firsts[number + 1]]
             length = (len(own) - 1) * keys.shape[1] + int(self._last[number])
-            mask = None if masks is None else masks[: (b - a) * length]
-            masks = None if masks is None else masks[(b - a) * length :]
-            part = _one(q[a:b], keys[own].flatten(0, 1)[:length], values[own].flatten(0, 1)[:length], mask=mask, **self._asked)
+            part = _one(q[a:b], keys[own].flatten(0, 1)[:length], values[own].flatten(0, 1)[:length], **self._asked)
             outs.append(part[0])
             lses.append(part[1] / math.log(2))
         return (torch.cat(outs), torch.cat(lses)) if return_lse else torch.cat(outs)
@@ -206,7 +180,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         block_tables=None, max_token_per_sequence=None,
         max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ):  # fmt: skip
-        self._mask, self._kv_dtype = custom_mask, self._planned(kv_data_type)
+        self._kv_dtype = self._planned(kv_data_type)
         self._qo, self._first, self._pages, self._last = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._asked = {
             "scale": sm_scale, "causal": causal, "window": (window_left, -1), "softcap": logits_soft_cap or 0.0,
@@ -241,7 +215,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Planned):
         o_indptr=None,
     ):  # fmt: skip
         self._edges = qo_indptr, kv_indptr
-        self._masks = _split(custom_mask, (qo_indptr.diff() * kv_indptr.diff()).tolist())
         self._asked = {
             "scale": sm_scale, "causal": causal, "window": (window_left, -1), "softcap": logits_soft_cap or 0.0,
         }  # fmt: skip
@@ -252,7 +225,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Planned):
         out=None, lse=None, return_lse=False,
         enable_pdl=None, kv_cache_sf=None,
     ):  # fmt: skip
-        made, its_lse = _varlen(q, k, v, *self._edges, self._masks, **self._asked)
+        made, its_lse = _varlen(q, k, v, *self._edges, **self._asked)
         return (made, its_lse.T / math.log(2)) if return_lse else made
 
 
@@ -278,7 +251,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         sm_scale : Optional[float]
             Softmax scale.
         """
-        self._qo, self._first, self._mask = torch.arange(len(indptr)), indptr, None
+        self._qo, self._first = torch.arange(len(indptr)), indptr
         self._pages, self._last, self._kv_dtype = indices, last_page_len, self._planned(kwargs["kv_data_type"])
         self._asked = {
             "scale": kwargs["sm_scale"], "causal": True, "window": (kwargs.get("window_left", -1), -1),

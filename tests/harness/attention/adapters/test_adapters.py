@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import torch
 from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
-from assay.harness.attention.adapters.sdpa import _exactly_as
 from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
 from assay.harness.attention.forms import feature_of, unknown
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.attention.matrix_features import _apart, _biases, _evicted, _factors, _padded, _stored, _unrotated, as_tree
+from assay.harness.attention.matrix_features import _padded, _stored
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
@@ -39,17 +37,17 @@ from assay.harness.server.pack_writer import PackWriter
 
 SDPA = "torch.nn.functional:scaled_dot_product_attention"
 OF_FLASH_ATTN = ("window", "softcap", "lse", "padding", "not_causal")
-OF_PREFILL = ("window", "softcap", "lse", "custom_mask", "not_causal")
+OF_PREFILL = ("window", "softcap", "lse", "not_causal")
 RIGHT = {
-    "signatures:flash_attn_2": ("flash_attn", (*OF_FLASH_ATTN, "alibi")),
+    "signatures:flash_attn_2": ("flash_attn", OF_FLASH_ATTN),
     "signatures:flash_attn_3": ("flash_attn", OF_FLASH_ATTN),
     "signatures:flash_attn_4": ("flash_attn", (*OF_FLASH_ATTN, "sinks")),
-    "signatures:flash_attn_vllm": ("flash_attn", (*OF_FLASH_ATTN, "alibi", "sinks")),
-    "signatures:unified_attention": ("vllm", ("window", "softcap", "sinks", "alibi", "padding", "not_causal", "stored_kv")),
+    "signatures:flash_attn_vllm": ("flash_attn", (*OF_FLASH_ATTN, "sinks")),
+    "signatures:unified_attention": ("vllm", ("window", "softcap", "sinks", "padding", "not_causal", "stored_kv")),
     "signatures:BatchPrefillWithPagedKVCacheWrapper": ("flashinfer", (*OF_PREFILL, "stored_kv")),
     "signatures:BatchPrefillWithRaggedKVCacheWrapper": ("flashinfer", OF_PREFILL),
     "signatures:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap", "lse", "stored_kv")),
-    SDPA: ("sdpa", ("window", "alibi", "score_bias", "custom_mask", "positions", "not_causal")),
+    SDPA: ("sdpa", ("window", "not_causal")),
 }
 """Functions, their signatures, and the features that these pass on."""
 ASKED: dict[str, list[Callable[[AttentionCall], AttentionCall]]] = {
@@ -57,20 +55,11 @@ ASKED: dict[str, list[Callable[[AttentionCall], AttentionCall]]] = {
     "softcap": [partial(AttentionCall.with_spec, softcap=cap) for cap in (1.0, 30.0)],
     "sinks": [partial(AttentionCall.with_spec, sinks=(1.0, 2.0, -1.0, 3.0))],
     "temperature": [partial(AttentionCall.with_spec, temperature=8)],
-    "alibi": [partial(AttentionCall.with_spec, alibi=(0.5, 0.25, 0.125, 0.0625))],
     "padding": [partial(_padded, 1), partial(_padded, 40)],
-    "positions": [partial(_evicted, 100), partial(_apart, 0)],
-    "custom_mask": [partial(as_tree, "random tree"), partial(as_tree, "chain")],
     "not_causal": [partial(AttentionCall.with_spec, mask=Mask(causal=False))],
     "lse": [],
     "mla": [],
-    "stored_kv": [partial(_stored, "kv", name, "tensor") for name in ("e4m3", "e5m2")],
-    "split_rope": [lambda call: call.with_spec(rope_dims=16)],
-    "rope": [partial(_unrotated, "halves")],
-    "latent": [lambda call: replace(call, latent=call.k[:, :1])],
-    "stored_q": [partial(_stored, "q", "e4m3", "tensor")],
-    "score_factor": [partial(_factors, True)],
-    "score_bias": [partial(_biases, 12, True), partial(_biases, 50, False)],
+    "stored_kv": [partial(_stored, name, "tensor") for name in ("e4m3", "e5m2")],
 }
 
 
@@ -114,32 +103,6 @@ def test_what_a_signature_lacks_is_refused_by_name(name: str) -> None:
     for feature in set(FEATURES) - {*RIGHT[name][1], "lse", "not_causal", "mla"}:
         with pytest.raises(KernelRefused, match=f"does not declare {feature}"):
             kernels.run_kernel(name, kernel, ASKED[feature][0](call))
-
-
-@pytest.mark.parametrize("module", ["flash_attn.flash_attn_interface", "vllm.vllm_flash_attn.interface", "mine"])
-def test_log_sum_exps_of_flash_attention_2_with_alibi_lose_what_its_causal_kernel_adds(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documented = kernels.load("signatures:flash_attn_2").function  # type: ignore[attr-defined]
-
-    @wraps(documented)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        """As alibi.h has it: slope * key position where the mask is causal and no window is asked for."""
-        out, lse, *rest = documented(*args, **kwargs)
-        if kwargs.get("alibi_slopes") is not None and kwargs["causal"] and "window_size" not in kwargs:
-            rows, keys = (pairwise(kwargs[name].tolist()) for name in ("cu_seqlens_q", "cu_seqlens_k"))
-            at = [(k1 - k0) - (q1 - q) for (q0, q1), (k0, k1) in zip(rows, keys, strict=True) for q in range(q0, q1)]
-            lse = lse + kwargs["alibi_slopes"][:, None] * torch.tensor(at + [0] * (lse.shape[1] - len(at)))
-        return out, lse, *rest
-
-    compiled.__module__ = module
-    kernel = kernels.taking_calls("compiled", compiled, "flash_attn")
-    [alibi] = ASKED["alibi"]
-    for phase in ("extend", "decode"):
-        for call in calls(phase):
-            for asked in (call, alibi(call), alibi(ASKED["window"][3](call)), ASKED["padding"][1](alibi(call))):
-                wrong = module == "mine" and asked.spec.alibi and not asked.spec.mask.window
-                assert (error(kernel, asked) > 0.1) == bool(wrong)
 
 
 def packed_calls(folder: Path) -> str:
@@ -199,7 +162,7 @@ def test_features_are_those_of_parameters_that_are_there() -> None:
 def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> None:
     def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, s_aux=None):  # type: ignore[no-untyped-def]
         assert s_aux is None, "FA2 does not support s_aux"
-        raise NotImplementedError("no alibi_slopes, and no s_aux")
+        raise NotImplementedError("no s_aux")
 
     kernel = kernels.taking_calls("mine", mine)
     [call, *_] = calls("extend")
@@ -207,28 +170,6 @@ def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> No
         kernel(ASKED["sinks"][0](call))
     with pytest.raises(NotImplementedError):
         kernel(call)  # which asks for neither
-
-
-def test_a_score_mod_that_is_not_beside_a_function_is_refused_by_name() -> None:
-    def mine(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, custom_mask, is_causal, mask_indptr, max_len_extend, k_scale, v_scale, sm_scale, score_mod):  # type: ignore[no-untyped-def]  # fmt: skip # noqa: E501
-        pass
-
-    for mine.__module__ in ("mine", "mine.kernels"):
-        with pytest.raises(KernelRefused, match="no score_mod for a score_bias is found: No module named"):
-            kernels.taking_calls("mine", mine)(ASKED["score_bias"][0](calls("extend")[0]))
-
-
-def test_a_bias_is_exact_beside_a_q_in_half_precision() -> None:
-    call = call_of([(64, 2000)], (4, 2), 64, torch.float16, "cpu").with_spec(phase="extend", alibi=(0.7, 0.35, 0.1, 0.02))
-    far = replace(call, k=call.k * 4)  # whose bias has an ulp of 1
-    assert error(kernels.load(SDPA), far) < 1e-3
-
-
-def test_a_bias_that_its_dtype_rounds_is_refused() -> None:
-    held, rounded = torch.tensor([0.5, -torch.inf, 2048]), torch.tensor([0.5, -torch.inf, 2049])
-    assert torch.equal(_exactly_as(held, torch.float16), held.half())
-    with pytest.raises(KernelRefused, match="has the dtype of q here, and float16 rounds this bias"):
-        _exactly_as(rounded, torch.float16)
 
 
 def test_a_declaration_stays() -> None:
@@ -356,11 +297,8 @@ def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(nam
 @pytest.mark.parametrize(
     ("name", "features"),
     [
-        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks", "score_bias"}),
-        (
-            "extend_attention:extend_attention_fwd",
-            {"window", "softcap", "sinks", "temperature", "score_bias", "custom_mask", "lse", "padding"},
-        ),
+        ("decode_attention:decode_attention_fwd", {"window", "softcap", "sinks"}),
+        ("extend_attention:extend_attention_fwd", {"window", "softcap", "sinks", "temperature", "lse", "padding"}),
     ],
 )
 def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: set[str]) -> None:
@@ -379,7 +317,7 @@ EXTEND, DECODE = (
     f"sglang.kernels.ops.attention.{name}"
     for name in ("extend_attention:extend_attention_fwd", "decode_attention:decode_attention_fwd")
 )
-E4M3, OTHERWISE = ASKED["stored_kv"][0], [("int8", "head"), ("e4m3", "token"), ("e4m3", "block of 16 dims")]
+E4M3, OTHERWISE = ASKED["stored_kv"][0], [("int8", "head"), ("e4m3", "token"), ("e4m3", "block of 16 tokens")]
 
 
 @pytest.mark.interpreter
@@ -408,7 +346,7 @@ def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str
     function = kernels.load("signatures:flash_attn_3").function  # type: ignore[attr-defined]
     kernel = kernels.taking_calls("fa3", kernels.declares(noise="fp8_qp")(partial(function)))
     for call in calls("extend", torch.bfloat16):
-        asked = _stored("kv", "e4m3", per, call)
+        asked = _stored("e4m3", per, call)
         assert not measure(asked, tensor_of(kernel(asked)), "fp8_qp").fails
         for scale in ("k_scale", "v_scale"):
             wrong = replace(asked, **{scale: asked.tensors[scale] * torch.tensor([[[1.0], [2.0]]])})
@@ -431,7 +369,7 @@ def test_scales_that_a_signature_has_no_place_for_are_refused_by_name(name: str)
         with pytest.raises(
             KernelRefused, match=r"the signature has no stored_kv in .*: it takes e4m3 per tensor or e5m2 per tensor"
         ):
-            kernel(_stored("kv", form, per, calls(kernels.declaration(kernel).phases[-1])[0]))
+            kernel(_stored(form, per, calls(kernels.declaration(kernel).phases[-1])[0]))
 
 
 PAGED_DECODE = "signatures:BatchDecodeWithPagedKVCacheWrapper"
@@ -450,7 +388,7 @@ def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_p
     asked = result.coverage.sentence
     assert "K and V in e4m3 per tensor, K and V in e5m2 per tensor, window" in asked
     gaps = str([gap.sentence for gap in result.coverage.gaps])
-    for form in ("int8 per token", "int8 per head", "e5m2 per head", "e4m3 per token", "int8 per block of 16 dims"):
+    for form in ("int8 per token", "int8 per head", "e5m2 per head", "e4m3 per token", "e4m3 per block of 16 tokens"):
         assert f"stored_kv in {form}, by declaration" in gaps
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.harness.engines.sglang import memory
-from assay.harness.engines.sglang.memory import GIB, hold_both, mem_fraction, model_bytes
+from assay.harness.engines.sglang.memory import GIB, available_bytes, hold_both, mem_fraction, model_bytes
 from assay.harness.errors import UsageError
 
 TINY = 8 * 1024**2
@@ -77,7 +77,7 @@ def test_the_size_of_a_folder_without_weights_is_unknown(tmp_path: Path) -> None
 
 
 def test_available_memory_of_this_machine_is_plausible() -> None:
-    assert GIB // 8 < memory.available_bytes("cpu") < 10**15
+    assert 0 < available_bytes("cpu") < 10**15
 
 
 def cgroup(folder: Path, limit: str, used: int, inactive_file: int) -> Path:

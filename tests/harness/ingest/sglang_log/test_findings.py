@@ -99,7 +99,8 @@ def test_runaways_are_counted(seed: FileDocument) -> None:
 def test_the_conclusion_is_a_command_with_the_logs_own_names(seed: FileDocument) -> None:
     assert seed.next_steps == (
         "assay check sage_attn_as_shipped",
-        "assay diff --candidate sage_attn_as_shipped --reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
+        "assay run --suites layers,logits --candidate sage_attn_as_shipped "
+        "--reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
         "assay run --candidate sage_attn_as_shipped --reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
     )
 

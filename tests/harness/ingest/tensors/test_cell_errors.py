@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.ingest.tensors import cell_errors as cells
-from assay.harness.ingest.tensors.cell_errors import Cells, compare, default_bound
+from assay.harness.ingest.tensors.cell_errors import Cells, compare_cells, default_bound
 from assay.harness.ingest.tensors.layout import layout_of
 
 TOKENS, HEADS, DIM = 40, 4, 16
@@ -22,7 +22,7 @@ def _pair(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
 
 
 def _found(a: Tensor, b: Tensor, bound: float | None = 0.03, name: str = "self_attn.attn", axes: str = "") -> Cells:
-    return compare(a, b, layout_of(name, a.shape, axes=axes), bound)
+    return compare_cells(a, b, layout_of(name, a.shape, axes=axes), bound)
 
 
 @pytest.fixture(params=[1 << 18, 200])
