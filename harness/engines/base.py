@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from assay.evals.questions import PROMPT_HEADER
+from assay.evals.questions import PROMPT_HEADER, parse_answer
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.evidence.records import Answer, Item
@@ -46,6 +46,20 @@ class ChatRequest:
     def of(cls, item: Item, max_tokens: int, top_logprobs: int = 0, repeat: int = 0) -> ChatRequest:
         """Ask an item of a run."""
         return cls(item.prompt, max_tokens, top_logprobs, item, repeat)
+
+    def answered(self, role: Role, text: str, **told: Any) -> Answer:
+        """Make the answer that a role gave, of which the letter, number or text of a question is parsed here."""
+        item = self.item
+        return Answer(
+            suite=item.suite,
+            role=role,
+            item=item.id,
+            repeat=self.repeat,
+            prompt_hash=item.prompt_hash,
+            text=text,
+            parsed=parse_answer(text, item.expected) if item.suite == "accuracy" and text else None,
+            **told,
+        )
 
 
 def never() -> bool:
@@ -169,7 +183,7 @@ def answers(engine: Engine, asks: Sequence[ChatRequest], concurrency: int) -> li
     """Send requests and return the answers in their order. Raises EngineError on the first failure."""
     found: dict[int, Answer] = {}
     engine.ask(asks, concurrency, found.__setitem__)
-    return [found[index] for index in range(len(asks))]
+    return [found[index] for index in sorted(found)]
 
 
 def cache_header(engine: Engine) -> None:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from assay.evals.questions import parse_answer
 from assay.harness.engines.base import ChatRequest, never
 from assay.harness.engines.guardian import HELPER_GRACE_S
 from assay.harness.engines.process import GRACE_S
@@ -453,24 +452,18 @@ def read_answer(
     Raises:
         BadReply: the body is not JSON, or lacks a field of a chat completion, or the log-probabilities that ``ask`` requests.
     """
-    item = ask.item
     try:
         told = json.loads(body)
         choice, usage = told["choices"][0], told["usage"]
-        text, stopped = choice["message"]["content"], choice.get("matched_stop")
+        stopped = choice.get("matched_stop")
         positions = (choice.get("logprobs") or {}).get("content")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if ask.top_logprobs and positions is None:
             raise BadReply("log-probabilities were requested, and there are none")
-        return Answer(
-            suite=item.suite,
-            role=role,
-            item=item.id,
-            repeat=ask.repeat,
-            prompt_hash=item.prompt_hash,
+        return ask.answered(
+            role,
+            choice["message"]["content"],
             request_id=told["id"],
-            text=text,
-            parsed=parse_answer(text, item.expected) if item.suite == "accuracy" and text else None,
             finish_reason=choice["finish_reason"],
             stopped_at="" if stopped is None else str(stopped),
             prompt_tokens=usage["prompt_tokens"],

@@ -105,13 +105,10 @@ class _Written(BaseModel):
             )
             for (logprob, id_, _), top in written
         )
-        return Answer(
-            suite=item.suite,
-            role=role,
-            item=item.id,
-            prompt_hash=item.prompt_hash,
+        return ChatRequest.of(item, self.completion_tokens).answered(
+            role,
+            " ".join(token.text for token in tokens),
             request_id=self.id,
-            text=" ".join(token.text for token in tokens),
             finish_reason="length",
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
