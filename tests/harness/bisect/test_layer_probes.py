@@ -93,7 +93,7 @@ class Server(Engine):
                 "cached_tokens": cached,
                 "latency_s": 0.1,
             }
-            on_reply(index, one.answered("reference", text, latency_s=0.1, **told))
+            on_reply(index, one.answered("reference", text, **told))
 
 
 def count(folder: Path, layers: frozenset[int]) -> None:
