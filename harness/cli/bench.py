@@ -93,9 +93,10 @@ def kernel(
     reference, bound = reference or TORCH_SDPA, policy.latency_bound
     loaded = [kernels.find("--candidate", candidate), kernels.find("--reference", reference)]
     names = (candidate, reference)
-    result = time_kernels(
-        loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds or latency_seconds, as_given(), names
-    )
+    with kernels.exits_raised():
+        result = time_kernels(
+            loaded[0], loaded[1], calls_of(pack), bound, policy.alpha, seconds or latency_seconds, as_given(), names
+        )
     if out:
         write_whole(out, result.model_dump_json(indent=2) + "\n")
     raise typer.Exit(deliver(timing_document(result), json))
