@@ -49,7 +49,7 @@ def environment(session: nox.Session, profile: str = "cpu") -> str:
     return python
 
 
-def assay(session: nox.Session, command: str) -> None:
+def assay(session: nox.Session, command: str, *flags: str) -> None:
     """Run a command of assay in the environment of its device; the session's exit code is the command's."""
     if Path(session.invoked_from) / "assay" == ROOT:
         sys.stderr.write(
@@ -57,11 +57,11 @@ def assay(session: nox.Session, command: str) -> None:
             "Expected: a checkout with another name, or nox called elsewhere\nWhat to do: rename it, for example to .assay\n"
         )
         sys.exit(2)
-    flags = [word for flag in session.posargs for word in flag.split("=", 1)]
-    on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(flags))
+    words = [word for flag in session.posargs for word in flag.split("=", 1)]
+    on_cuda = any(pair == ("--device", "cuda") for pair in itertools.pairwise(words))
     python = environment(session, "cuda" if on_cuda else "cpu")
     # In the folder from which nox was called: relative paths, assay.toml and kernels named module:function refer to it.
-    code = subprocess.call([python, "-m", "assay", command, *session.posargs], cwd=session.invoked_from)
+    code = subprocess.call([python, "-m", "assay", command, *flags, *session.posargs], cwd=session.invoked_from)
     if code:
         sys.exit(code)  # nox would turn any failure into 1, which means a regression
 
@@ -87,8 +87,8 @@ def accuracy(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def diff(session: nox.Session) -> None:
-    """Show own error by layer, head and condition, and name the bug; flags after -- go to `assay diff`."""
-    assay(session, "diff")
+    """Show own error by layer, head and condition, and name the bug; flags after -- go to `assay run`."""
+    assay(session, "run", "--suites", "layers,logits")
 
 
 @nox.session(venv_backend="none")
@@ -123,7 +123,7 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def evaluate(session: nox.Session) -> None:
-    """Test the benchmarks' bug sets, and the read-out in detail; flags after -- go to pytest. No part of CI."""
+    """Test the benchmarks' bug sets; flags after -- go to pytest. No part of CI."""
     pytest(session, ["benchmarks/tests", *SIDE_BY_SIDE, SLOWEST])
 
 

@@ -29,7 +29,9 @@ from assay.evals.synthetic import draw
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.config import make_spec
-from assay.harness.ingest.results.compare_results import PassLimits, compare
+from assay.harness.ingest.compare import compare
+from assay.harness.ingest.comparison import PassLimits
+from assay.harness.ingest.tensors.tensor_diff import TensorRule
 
 TASK = """\
 task: assay_synthetic
@@ -120,8 +122,9 @@ def main() -> None:
         )
         for number, backend in enumerate(arguments.candidates, 1):
             other = evaluate(arguments.python, folder, backend, number, 8)
-            result = compare(reference, other, PassLimits())
-            one = result.overall
+            result = compare(reference, other, PassLimits(), TensorRule())
+            assert result.answers is not None
+            one = result.answers.overall
             assert one is not None
             print(
                 f"{backend}; {one.a:.4f}; {one.b:.4f}; {one.lost}; {one.gained}; {comparator(reference, other):.2g}; "

@@ -28,10 +28,11 @@ if not torch.cuda.is_available():
 from assay.harness.attention.call import AttentionCall, Kernel, Mask
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.evidence.shadow_errors import condition_numbers
+from assay.harness.evidence.error_table import DISTANCE, condition_numbers
 from assay.harness.localize.staged import diagnose_kernel
-from assay.harness.server.reduction import LayerSums, row_errors
+from assay.harness.server.reduction import LayerSums
 from assay.harness.server.reduction_kernel import TILE, WARPS, reduce, unpack
+from assay.harness.stats.error_sums import query_sums, relative_l1
 
 SHAPES = ((4096, 32, 128), (16384, 32, 128))
 TILES = ((1024, 1), (2048, 1), (2048, 2), (2048, 4), (4096, 2), (4096, 4), (8192, 4), (8192, 8), (16384, 8))
@@ -57,7 +58,7 @@ def seconds(run: Callable[[], object], repetitions: int, flush: Tensor) -> float
 
 def mistakes(got: LayerSums, truth: LayerSums) -> str:
     """The difference between the sums of two reductions."""
-    (index, sums), (other, wanted) = got.cells(0, 0), truth.cells(0, 0)
+    (index, sums), (other, wanted) = ((one.index, one.apart) for one in (got.cells(0, 0), truth.cells(0, 0)))
     if index.shape != other.shape or (index != other).any() or (sums[:, 2:] != wanted[:, 2:]).any():
         return "WRONG: cells or counts differ"
     off = abs(sums[:, :2] / wanted[:, :2] - 1).max()
@@ -82,15 +83,15 @@ def reduction(shape: tuple[int, int, int], dtype: torch.dtype, repetitions: int,
         copies[1].copy_(reference)
 
     def in_torch(layer: LayerSums) -> Tensor:
-        sums, relative = row_errors(out, reference)
+        sums = query_sums(out, reference)[..., : len(DISTANCE)]
         layer.add(sums, where)
-        return relative.flatten().max(0).values
+        return relative_l1(sums).flatten().max(0).values
 
     truth = LayerSums(shape[1], torch.device("cuda"))
-    sums, relative = row_errors(out.double(), reference.double())
+    sums = query_sums(out, reference)[..., : len(DISTANCE)]
     truth.add(sums, where)
-    worst = relative.flatten()
-    del sums, relative
+    worst = relative_l1(sums).flatten()
+    del sums
     table = Table(
         "path", "us", "GB/s", "of copy", "us a call, launches included", "sums", "worst query", title=f"{shape} {dtype}"
     )

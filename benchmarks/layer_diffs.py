@@ -1,4 +1,4 @@
-"""`assay diff` of both SageAttention kernels, on the tiny model and on an 8B-shaped one with random weights.
+"""`assay run --suites layers,logits` of both SageAttention kernels, on the tiny model and on an 8B-shaped one with random weights.
 
     python benchmarks/layer_diffs.py --device cuda
 

@@ -1,10 +1,8 @@
-"""How well the operator of a kernel is read: hypotheses, the catalogue's faults, random faults, and kernels that are right.
+"""How well the operator of a kernel is read: hypotheses, the catalogue's faults, held-out kernels, and kernels that are right.
 
-    python benchmarks/read_outs.py hypotheses catalogue drawn held-out right --seeds 200-259 --processes 2
+    python benchmarks/read_outs.py hypotheses catalogue held-out right --seeds 200-259 --processes 2
     python benchmarks/read_outs.py --kernels some/kernels.py some/folder --processes 16    # kernels of your own
     python benchmarks/read_outs.py sage_attn torch_sdpa --device cuda --seeds 0-199    # kernels that are right, by name
-
-What each form and effect alone explains, `read_outs_without.py` tells.
 
 A wrong kernel is read as `assay check` reads it, after its small matrix; of one that passes, nothing is said. What was read is then
 tried on calls of another distribution than those that it was mined from, in a kernel that has seen no call yet, and this decides:
@@ -27,6 +25,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import runpy
 import statistics
 import time
@@ -40,7 +40,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from drawn_faults import draw, random_calls
 from held_out_faults import HELD_OUT
 from held_out_faults_second import SECOND
 from held_out_faults_third import THIRD
@@ -49,12 +48,14 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.family import FAMILY
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.bugs.seeded import SeededFault
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import named
+from assay.harness.offline.observed import Reader
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober
@@ -116,9 +117,6 @@ def made(case: Case) -> tuple[Callable[[], Kernel], str]:
     if case.kind == "catalogue":
         seeded = next(one for one in CATALOGUE.values() if one.id == case.name)
         return lambda: with_fault(seeded), seeded.about
-    if case.kind == "drawn":
-        found = draw(int(case.name))
-        return found.kernel, found.truth
     if case.kind in HELD:
         held = next(one for one in HELD[case.kind] if one.id == case.name)
         return held.make, held.truth
@@ -174,8 +172,6 @@ def cases(kinds: list[str], seeds: range, device: str) -> Iterator[Case]:
             yield from (Case(kind, one.id) for one in FAMILY)
         elif kind == "catalogue":
             yield from (Case(kind, one.id) for one in CATALOGUE.values() if not one.equivalent)
-        elif kind == "drawn":
-            yield from (Case(kind, str(seed)) for seed in seeds)
         elif kind.endswith(".py"):
             yield from (Case(kind, name) for name, _, _ in kernels_of(Path(kind)))
         elif kind in HELD:
@@ -199,7 +195,9 @@ def outcome(case: Case) -> Outcome:
         spent, text = time.process_time() - begun, said(found)
         how = "wrongly" if text else "silent"
         return Outcome(*case_of(case), how, text, "", found.all.wrong, 0, 0, 0, found.calls, spent, found.exact)
-    return judged(case, check(make(), seed=case.seed).read_out or ReadOut())
+    reader = Reader()
+    check(make(), seed=case.seed, read_out=reader)
+    return judged(case, reader.last or ReadOut())
 
 
 def judged(case: Case, found: ReadOut) -> Outcome:
@@ -244,6 +242,31 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
     return wrong, explained, right, false
 
 
+def random_calls(seed: int, forwards: int) -> Iterator[AttentionCall]:
+    """Calls as a server makes them: forward passes, each through two of four layers; on normal data, float32, head_dim 16.
+
+    A batch has 1 to 3 sequences of at most 600 tokens, most of them at most 200. About half of the sequences of extend calls
+    have a cached prefix. A tenth of the passes is not causal.
+    """
+    rng = random.Random(f"calls {seed}")
+    for _ in range(forwards):
+        phase = rng.choice(("extend", "extend", "decode"))
+        lens = [_lens(rng, phase) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
+        heads, causal = rng.choice(((4, 2), (8, 2), (4, 4))), rng.random() < 0.9
+        for layer in sorted(rng.sample(range(4), 2)):
+            call = call_of(lens, heads, 16, torch.float32, "cpu", rng.randrange(2**31))
+            yield call.with_spec(layer=layer, phase=phase, mask=Mask(causal=causal))
+
+
+def _lens(rng: random.Random, phase: str) -> tuple[int, int]:
+    """New and cached tokens of a sequence; short ones are as frequent as long ones, on a logarithmic scale."""
+    most = rng.choice((200, 200, 200, 600))
+    new, prefix = (int(math.exp(rng.uniform(0, math.log(most)))) for _ in range(2))
+    if phase == "decode":
+        return 1, min(prefix, most - 1)
+    return new, min(prefix, most - new) if rng.random() < 0.6 else 0
+
+
 def _as_causal(prober: Prober, call: AttentionCall, out: Tensor) -> bool:
     """Whether a call without a causal mask is answered as if it had one: so kernels do that were written for such calls."""
     masked = prober(call.with_spec(mask=Mask(causal=True)))
@@ -256,13 +279,13 @@ def main() -> None:
     parser.add_argument(
         "kinds",
         nargs="*",
-        help="hypotheses, catalogue, drawn, held-out, held-out-second, held-out-third, right, or a kernel that is right by name",
+        help="hypotheses, catalogue, held-out, held-out-second, held-out-third, right, or a kernel that is right by name",
     )
     parser.add_argument(
         "--kernels", nargs="+", type=Path, default=[], help="modules with a list KERNELS, or folders of such"
     )
     parser.add_argument("--device", default="cpu", help="of kernels by name")
-    parser.add_argument("--seeds", default="200-259", help="first and last seed of random faults, and of right kernels")
+    parser.add_argument("--seeds", default="200-259", help="first and last seed of right kernels")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--number", type=int, help="only so many kernels")
     given = parser.parse_args()

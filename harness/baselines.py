@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.baseline import Baseline, Key
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.error_table import relative_l1
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
@@ -149,14 +151,15 @@ def fingerprints_of(folder: RunFolder) -> dict[Role, Fingerprint]:
 
 def _own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
     """Return the own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
-    table = errors.table(by=("layer", "phase", "prefix"))
-    layers, phases, prefixes = table.axes.values()
+    by = ("layer", "phase", "prefix")
+    layers, phases, prefixes = (errors.cells.labels(dimension) for dimension in by)
+    own = relative_l1(errors.cells.distance(by))
     return {
-        f"layer-{layer}-{phase}-{condition_id(CACHED_PREFIX.id, prefix)}": float(table.relative_l1[i, j, k])
+        f"layer-{layer}-{phase}-{condition_id(CACHED_PREFIX.id, prefix)}": float(own[i, j, k])
         for i, layer in enumerate(layers)
         for j, phase in enumerate(phases)
         for k, prefix in enumerate(prefixes)
-        if table.elements[i, j, k] > 0
+        if not math.isnan(own[i, j, k])
     }
 
 

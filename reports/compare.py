@@ -1,23 +1,23 @@
-"""The documents of ``assay compare``: two results of a tool, and runs side by side."""
+"""The document of ``assay compare``: two results, two files of tensors, or two traces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from assay.harness.ingest.results.comparison import (
+from assay.harness.ingest.comparison import (
     AnswerFlip,
-    ComparedLatency,
-    ComparedSide,
+    CellAt,
+    ComparedAnswers,
     ComparedTask,
-    CompareResult,
-    HeadMaps,
-    RunCell,
-    RunRow,
-    RunsComparison,
+    ComparedTensors,
+    ComparedTraces,
+    Comparison,
+    TensorRow,
 )
-from assay.harness.judge.report import ErrorGrid
+from assay.harness.ingest.result import FileRead
+from assay.harness.ingest.tensors.tensor_diff import cell_text
 from assay.harness.text import counted, one_line
-from assay.harness.verdict import exit_code_of
+from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports.document import (
     Block,
     CaseResult,
@@ -25,8 +25,8 @@ from assay.reports.document import (
     Checks,
     Code,
     Document,
+    Drawing,
     Facts,
-    Fold,
     HeatMaps,
     Items,
     Line,
@@ -37,254 +37,186 @@ from assay.reports.document import (
     Words,
     more,
 )
-from assay.reports.runs import worst_text
-from assay.reports.summary import SIGNS, when
+from assay.reports.summary import number
+from assay.reports.trace_timeline import timeline_svg
 
-_SHOWN, FLIPS_SHOWN, _ROWS_SHOWN, _MOST_MAPS = 20, 5, 12, 24
-"""Rows of each kind, flips, and rows of a group that the terminal shows; heat maps that the page draws."""
+_SHOWN, FLIPS_SHOWN = 20, 5
+"""Rows of a table, and flips, that the terminal shows."""
+_TENSORS_SHOWN = 100
+"""Most rows and names of tensors on the page."""
 _TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
-_LATENCY_COLUMNS = ("quantity", "requests", "A", "B", "ratio", "verdict")
+_TENSOR_COLUMNS = ("layer", "boundary", "tensor", "cells out of bounds", "worst error", "bound", "first", "worst")
+_WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "inconclusive": "Not compared"}
+"""Of tensors and traces, which are equal or not; a result is as good or not."""
 
 
-def compare_document(result: CompareResult) -> Document:
-    """Both sides, the tables, what changed, the checks, and the verdict, which a terminal shows last."""
+def compare_document(result: Comparison) -> Document:
+    """Both sides, what differs, the checks, and the verdict, which a terminal shows last."""
     reasons = [one_line(reason, 700) for reason in result.reasons]
-    closing: list[Block] = [Items(reasons[1:]), Line(f"  {result.covers}")]
+    closing = [*reasons[1:], *([result.covers] if result.covers else [])]
     repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
     body: list[Block] = [
-        Facts([_side(side) for side in (result.a, result.b)]),
+        Facts([_side("A", result.a), _side("B", result.b)]),
+        *(Line(f"Note: {note}") for note in result.notes),
         *([Only("page", [Section("reasons", "Reasons", [Items(reasons)])])] if len(reasons) > 1 else []),
-        *_scores(result),
-        *_times(result),
-        *_flips(result),
-        *_outcomes(result),
-        Section("checks", "Checks", [Checks(result.checks), Only("page", [Line(result.covers), *repeat])]),
-        Only("terminal", closing),
+        *(_answers(result.answers) if result.answers else []),
+        *(_tensors(result.tensors) if result.tensors else []),
+        *(_traces(result.trace) if result.trace else []),
+        *([Section("checks", "Checks", [Checks(result.checks)])] if result.checks else []),
+        Only("page", [*([Line(result.covers)] if result.covers else []), *repeat]),
+        Only("terminal", [Items(closing)]),
     ]
+    tasks = result.answers.tasks if result.answers else ()
     cases = [CaseResult("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
-    cases += [CaseResult(task.task, "assay.compare.tasks", task.verdict, task.why, [task.why]) for task in result.tasks]
-    cases += [
-        CaseResult(latency.id, "assay.compare.latencies", latency.verdict, latency.why, [latency.why])
-        for latency in result.latencies
-    ]
+    cases += [CaseResult(task.task, "assay.compare.tasks", task.verdict, task.why, [task.why]) for task in tasks]
     cases += [CaseResult.of(check, "assay.compare.checks") for check in result.checks]
+    properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     return Document(
         command="compare",
         title=one_line(result.b.path, 60),
         verdict=result.verdict,
+        word="" if result.kind in ("answers", "runs") else _WORDS[result.verdict],
         headline=one_line(result.headline, 700),
         body=body,
         created=result.created,
-        suites=[_suite(result, {"A": result.a.path, "B": result.b.path}, cases)],
+        suites=[Suite("assay compare", cases, properties | {"A": result.a.path, "B": result.b.path})],
         result=result,
     )
 
 
-def _suite(result: CompareResult | RunsComparison, named: dict[str, str], cases: Sequence[CaseResult]) -> Suite:
-    code = str(int(exit_code_of(result.verdict)))
-    return Suite("assay compare", cases, {"verdict": result.verdict, "exit_code": code, **named})
+def _side(name: str, file: FileRead) -> tuple[Words, ...]:
+    read = f"{counted(file.read, file.unit)} read, {file.unread:,} not"
+    notes = [one_line(note, 300) for note in file.notes]
+    return (name, Cell(one_line(file.path, 120), code=True), one_line(f"{file.title}: {read}", 300), *notes)
 
 
-def _side(side: ComparedSide) -> tuple[Words, ...]:
-    known = " ".join(part for part in (side.tool, side.version, side.model) if part)
-    read = f"{counted(side.read, side.unit)} read, {side.unread:,} not"
-    notes = [one_line(note, 300) for note in side.notes]
-    return (side.name, Cell(one_line(side.path, 120), code=True), one_line(f"{known}: {read}", 300), *notes)
+def _answers(answers: ComparedAnswers) -> Iterator[Block]:
+    if answers.tasks:
+        whole = [answers.overall] if len(answers.tasks) > 1 else []
+        refused: list[Block] = [
+            Line(f"{one_line(task.task, 60)}: {one_line(task.why, 600)}", "quiet")
+            for task in answers.tasks
+            if task.refused
+        ]
+        table = Table(_TASK_COLUMNS, [_task(task) for task in [*answers.tasks, *whole]], most=_SHOWN)
+        yield Section("scores", "Scores", [table, Only("page", refused)], announced=True)
+    if answers.flips:
+        changed = answers.overall.lost + answers.overall.gained
+        count = len(answers.flips)
+        first: list[Block] = [Line(f"The first {count}.", "quiet")] if changed > count else []
+        blocks = [Only("page", [*first, _flips_table(answers.flips)]), Only("terminal", _flips(answers.flips))]
+        yield Section("flips", "Flips", [*blocks, *more(changed - FLIPS_SHOWN, "more flip")])
 
 
-def _scores(result: CompareResult) -> list[Block]:
-    if not result.tasks:
-        return []
-    whole = [result.overall] if result.overall and len(result.tasks) > 1 else []
-    rows = [_task(task) for task in [*result.tasks, *whole]]
-    refused: list[Block] = [
-        Line(f"{one_line(task.task, 60)}: {one_line(task.why, 600)}", "quiet") for task in result.tasks if task.refused
-    ]
-    table = Table(_TASK_COLUMNS, rows, most=_SHOWN)
-    return [Section("scores", "Scores", [table, Only("page", refused)], announced=True)]
-
-
-def _times(result: CompareResult) -> list[Block]:
-    if not result.latencies:
-        return []
-    why = Items([f"{latency.title}: {latency.why}" for latency in result.latencies])
-    table = Table(_LATENCY_COLUMNS, [_latency(latency) for latency in result.latencies])
-    return [Section("latency", "Latency, B over A", [table, Only("page", [why])], announced=True)]
-
-
-def _flips(result: CompareResult) -> list[Block]:
-    if not result.flips:
-        return []
+def _flips(flips: Sequence[AnswerFlip]) -> list[Block]:
     shown: list[Block] = []
-    for flip in result.flips[:FLIPS_SHOWN]:
+    for flip in flips[:FLIPS_SHOWN]:
         what = repr(flip.question[:80]) if flip.question else flip.key[:16]
         words = f"{flip.direction}: {flip.task} {what}, expected {flip.target!r}: A {flip.a!r}, B {flip.b!r}"
         shown.append(Line(one_line(words, 300)))
-    changed = result.overall.lost + result.overall.gained if result.overall else 0
-    first: list[Block] = [Line(f"The first {len(result.flips)}.", "quiet")] if changed > len(result.flips) else []
-    blocks = [Only("page", [*first, _flips_table(result.flips, "B")]), Only("terminal", shown)]
-    return [Section("flips", "Flips", [*blocks, *more(changed - FLIPS_SHOWN, "more flip")])]
+    return shown
 
 
-def _flips_table(flips: Sequence[AnswerFlip], name: str) -> Table:
+def _flips_table(flips: Sequence[AnswerFlip]) -> Table:
     """The questions that one side got right and the other did not."""
     rows = []
     for flip in flips:
         task = one_line(flip.task, 40)
-        what = (
-            Cell(one_line(flip.question, 200), note=task)
-            if flip.question
-            else f"{task} {one_line(flip.key, 20)}".strip()
-        )
+        named = f"{task} {one_line(flip.key, 20)}".strip()
+        what = Cell(one_line(flip.question, 200), note=task) if flip.question else named
         said = (one_line(flip.target, 80), one_line(flip.a, 200), one_line(flip.b, 200))
         rows.append((what, Cell(flip.direction, flip.direction), *said))
-    return Table(("Question", "", "Expected", "A", name), rows, style="stacked")
-
-
-def _outcomes(result: CompareResult) -> list[Block]:
-    if not result.outcomes:
-        return []
-    rows = [(one_line(outcome.test, 200), outcome.a, outcome.b) for outcome in result.outcomes]
-    return [
-        Section("tests", "Tests with another outcome", [Table(("Test", "A", "B"), rows, most=_SHOWN)], announced=True)
-    ]
+    return Table(("Question", "", "Expected", "A", "B"), rows, style="stacked")
 
 
 def _task(task: ComparedTask) -> tuple[str, ...]:
+    name, metric = one_line(task.task, 60) or "all tasks", one_line(task.metric, 40)
     if not task.pairs:
-        refused = "refused" if task.refused else task.verdict
-        return (one_line(task.task, 60) or "all tasks", one_line(task.metric, 40), "0", *[""] * 6, refused)
-    return (
-        one_line(task.task, 60) or "all tasks",
-        one_line(task.metric, 40),
-        f"{task.pairs:,}",
-        f"{task.a:.4f}",
-        f"{task.b:.4f}",
-        f"{task.lost:,}",
-        f"{task.gained:,}",
-        f"{100 * task.loss + 0.0:.2f} ({100 * task.low:.1f} to {100 * task.high:.1f})",
-        f"{task.p_mcnemar:.2g}",
-        task.verdict,
+        return (name, metric, "0", *[""] * 6, "refused" if task.refused else task.verdict)
+    loss = f"{100 * task.loss + 0.0:.2f} ({100 * task.low:.1f} to {100 * task.high:.1f})"
+    counts = (f"{task.pairs:,}", f"{task.a:.4f}", f"{task.b:.4f}", f"{task.lost:,}", f"{task.gained:,}")
+    return (name, metric, *counts, loss, f"{task.p_mcnemar:.2g}", task.verdict)
+
+
+def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
+    """The first and the worst difference, heat maps by layer and head, the tensors that differ, and what was not compared."""
+    empty = f"; {counted(tensors.empty, 'pair')} without an element: not counted" if tensors.empty else ""
+    pairs = (
+        f"{tensors.pairs:,}: {tensors.identical:,} identical, {tensors.within:,} within bounds, {tensors.differing:,} out of "
+        f"bounds{empty}"
     )
-
-
-def _latency(latency: ComparedLatency) -> tuple[str, ...]:
-    ends = "" if latency.low is None or latency.high is None else f" ({latency.low:.3f} to {latency.high:.3f})"
-    ratio = "not measured" if latency.ratio is None else f"{latency.ratio:.3f}{ends}"
-    return (latency.title, f"{latency.pairs:,}", _ms(latency.a_median), _ms(latency.b_median), ratio, latency.verdict)
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.2f} ms"
-
-
-def runs_compared_document(result: RunsComparison) -> Document:
-    """The runs, the rows in which they differ, the flips of each beside A, and what each is beside A."""
-    cases = []
-    for run, pair in zip(result.runs[1:], result.pairs, strict=True):
-        reasons = [run.sentence, *pair.reasons[1:], result.covers]
-        cases.append(CaseResult(run.name, "assay.compare", pair.verdict, run.sentence, reasons))
-        cases += [CaseResult.of(check, f"assay.compare.{run.name}.checks") for check in pair.checks]
-    grids = [grid for maps in result.maps for grid in _named(result, maps)][:_MOST_MAPS]
-    repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
-    body: list[Block] = [
-        *_runs(result),
-        *(_group(result, group, grids) for group in dict.fromkeys(row.group for row in result.rows)),
-        *_equal(result),
-        *_beside(result),
-        Section("covers", "What this covers", [Line(f"  {result.covers}"), Only("page", repeat)]),
-    ]
-    return Document(
-        command="compare",
-        title=f"{len(result.runs)} runs side by side",
-        verdict=result.verdict,
-        headline=one_line(result.headline, 700),
-        body=body,
-        created=result.created,
-        suites=[_suite(result, {run.name: run.run.folder for run in result.runs}, cases)],
-        result=result,
-    )
-
-
-def _runs(result: RunsComparison) -> list[Block]:
-    cards: list[tuple[Words, ...]] = []
-    lines: list[Block] = []
-    for entry in result.runs:
-        run, verdict = entry.run, entry.run.verdict or "error"
-        about = f"{run.candidate} against {run.reference}, {when(run.created)}, {run.folder}"
-        lines.append(
-            Line((f"{entry.name}  ", Cell(f"{SIGNS[verdict]} {verdict}", verdict), f"  {one_line(about, 300)}"))
+    mode = "bit for bit" if tensors.exact else "each token and head"
+    yield Facts([
+        ("pairs", pairs),
+        ("compared", f"{tensors.bytes / 1e6:,.1f} MB, {mode}, in {tensors.seconds:.2f} s"),
+    ])  # fmt: skip
+    same = tensors.first == tensors.worst
+    cells = {"First and worst": tensors.first} if same else {"First": tensors.first, "Worst": tensors.worst}
+    lines = [Line((Cell(name, "strong"), f": {_where(cell)}: {_error(cell)}")) for name, cell in cells.items() if cell]
+    if lines:
+        yield Section("differences", "Differences", lines)
+    if tensors.grids:
+        explained = "A bound is what rounding to the tensors’ dtype explains, or the tolerance that was given."
+        about = (
+            "Each cell is the worst token of all tensors of this boundary in the layer. Σ|B − A| / Σ|A| over one token of one "
+            f"head. {'Every bit must be equal.' if tensors.exact else explained} "
+            "An error in an early boundary is inherited by those after it."
         )
-        lines += [Line(f"   {one_line(run.cause, 300)}", "quiet")] if run.cause else []
-        own = f"Worst own error {worst_text(run.worst)}{' its bound' if run.worst and run.worst.multiple is not None else ''}."
-        card: list[Words] = [Cell(f"{entry.name} {when(run.created)}"), Cell(verdict, verdict)]
-        card.append(f"{one_line(run.candidate, 80)} against {one_line(run.reference, 80)}")
-        card += [Cell(one_line(run.cause, 160), "strong")] if run.cause else []
-        card += [Cell(own, "quiet"), Cell(one_line(run.folder, 160), code=True)]
-        card += [entry.sentence] if entry.sentence and len(result.runs) > 2 else []
-        cards.append(tuple(card))
-    return [Only("terminal", lines), Only("page", [Facts(cards, "cards")])]
+        yield Only("page", [Section("maps", "By layer and head", [Line(about, "quiet"), HeatMaps(tensors.grids)])])
+    rows = [_tensor(row) for row in tensors.tensors if row.out_of_bounds][:_TENSORS_SHOWN]
+    if rows:
+        table = Table(_TENSOR_COLUMNS, rows, numbers=(0, 3, 4, 5), most=12)
+        blocks = [table, *_left(tensors.differing - len(rows))]
+        yield Section("tensors", "Tensors that differ, in depth order", blocks, announced=True)
+    names = [one_line(line, 300) for line in tensors.not_compared[:_TENSORS_SHOWN]]
+    if names:
+        listed = [Items(names, most=8), *_left(tensors.not_compared_count - len(names))]
+        yield Section("not-compared", "Not compared", listed, announced=True)
 
 
-def _group(result: RunsComparison, group: str, grids: Sequence[ErrorGrid]) -> Section:
-    rows = [row for row in result.rows if row.group == group]
-    changed, equal = [row for row in rows if row.differs], [row for row in rows if not row.differs]
-    title = {"measured": "Measured by the suites"}.get(group, group.capitalize())
-    blocks: list[Block] = [_rows(result, changed)] if changed else [Only("page", [Line("No difference.", "empty")])]
-    if group == "own error" and grids:
-        left = sum(grid is not None for maps in result.maps for grid in maps.grids) - len(grids)
-        maps: list[Block] = [Line("Own error by layer and head", "strong"), HeatMaps(grids, small=True)]
-        maps += [Line(f"{left} more heat maps are in the runs' own reports.", "quiet")] if left else []
-        blocks.append(Only("page", maps))
-    blocks += [Fold(f"{len(equal)} equal or within noise", [_rows(result, equal)])] if equal else []
-    return Section(group.replace(" ", "-"), title, blocks, announced=bool(changed))
+def _tensor(row: TensorRow) -> tuple[Words, ...]:
+    return (
+        "" if row.worst.layer is None else str(row.worst.layer),
+        row.worst.boundary,
+        Cell(one_line(row.worst.tensor, 90), code=True),
+        f"{row.out_of_bounds:,} of {row.cells:,}",
+        Cell(row.worst.error if isinstance(row.worst.error, str) else number(row.worst.error), "beyond"),
+        number(row.worst.bound),
+        _cell(row.first),
+        _cell(row.worst),
+    )
 
 
-def _rows(result: RunsComparison, rows: Sequence[RunRow]) -> Table:
-    names = [run.name for run in result.runs]
-    cells = [(one_line(row.title, 160), *map(_cell, row.cells)) for row in rows]
-    return Table(("", *names), cells, style="side-by-side", most=_ROWS_SHOWN)
+def _cell(cell: CellAt | None) -> str:
+    return cell_text(cell.head, cell.token, cell.batch).removeprefix(", ") if cell else ""
 
 
-def _cell(cell: RunCell) -> Words:
-    words = {True: "worse", False: "better", None: ""}[cell.worse]
-    return Cell(one_line(cell.text, 160), words, note=words) if words else one_line(cell.text, 160)
+def _where(cell: CellAt) -> str:
+    """Such as "layer 3, attention, head 2, token 17, of model.layers.3.self_attn.attn"."""
+    layer = f"layer {cell.layer}" if cell.layer is not None else "outside of the layers"
+    step = f", pass {cell.step}" if cell.step else ""
+    place = cell_text(cell.head, cell.token, cell.batch)
+    return one_line(f"{layer}, {cell.boundary}{place}{step}, of {cell.tensor}", 400)
 
 
-def _equal(result: RunsComparison) -> list[Block]:
-    count = len(result.rows) - len(result.changed)
-    said = f"\n{count:,} further rows are equal or within noise: see --json or --html"
-    return [Only("terminal", [Line(said)])] if count else []
+def _error(cell: CellAt) -> str:
+    """Such as "error 0.31, bound 0.031"."""
+    bound = "every bit must be equal" if cell.bound is None else f"bound {cell.bound:.2g}"
+    return f"{cell.error if isinstance(cell.error, str) else f'error {cell.error:.2g}'}, {bound}"
 
 
-def _beside(result: RunsComparison) -> list[Block]:
-    blocks: list[Block] = []
-    said: list[Block] = [Line("")]
-    for run, pair in zip(result.runs[1:], result.pairs, strict=True):
-        lines: list[Block] = []
-        for flip in pair.flips[:FLIPS_SHOWN]:
-            words = f"{run.name} {flip.direction}: {flip.key[:32]}, expected {flip.target!r}: A {flip.a!r}, {run.name} {flip.b!r}"
-            lines.append(Line(one_line(words, 300)))
-        if pair.flips and pair.overall:
-            whole = pair.overall
-            counts = Line(f"{whole.lost:,} lost, {whole.gained:,} gained of {whole.pairs:,}.", "quiet")
-            fold = Fold(f"The first {len(pair.flips)}", [_flips_table(pair.flips, run.name)])
-            left = more(whole.lost + whole.gained - FLIPS_SHOWN, "more flip")
-            title = f"Questions lost and gained by {run.name}"
-            blocks.append(
-                Section(f"flips-{run.name}", title, [Only("page", [counts, fold]), Only("terminal", lines), *left])
-            )
-        checks = Section(f"checks-{run.name}", f"Checks of {run.name} beside A", [Checks(pair.checks)])
-        blocks.append(Only("page", [checks]))
-        if len(result.runs) > 2 and run.compared:  # the last line of the command says it of two
-            said.append(Line((Cell(f"{SIGNS[run.compared]} ", run.compared), one_line(run.sentence, 700))))
-    return [*blocks, Only("terminal", said)]
+def _traces(trace: ComparedTraces) -> Iterator[Block]:
+    """A summary of all differences, and the timelines."""
+    if trace.kinds:
+        kinds = [(kind.where, kind.a, kind.b, f"{kind.count:,}", kind.first) for kind in trace.kinds]
+        of = len(kinds) + trace.kinds_left_out
+        about = f"{trace.differences:,} differences of {counted(of, 'kind')}, each kind once, in the order of its first place."
+        table = Table(("where", "first trace", "second trace", "times", "first at"), kinds, numbers=(3, 4), most=_SHOWN)
+        yield Section("differences", "Differences", [Line(about), table, *_left(trace.kinds_left_out)], announced=True)
+    names = ("First trace", "Second trace")
+    drawn = [(name, timeline_svg(timeline)) for name, timeline in zip(names, trace.timelines, strict=False)]
+    yield Only("page", [Section(f"timeline-{name[0]}", name, [Drawing(svg)]) for name, svg in drawn if svg])
 
 
-def _named(result: RunsComparison, maps: HeadMaps) -> list[ErrorGrid]:
-    """The heat maps of a condition, each titled by its run."""
-    return [
-        grid.model_copy(update={"title": f"{run.name}: {grid.title}"})
-        for run, grid in zip(result.runs, maps.grids, strict=True)
-        if grid is not None
-    ]
+def _left(count: int) -> list[Block]:
+    return [Only("page", [Line(f"{count:,} more are not shown.", "quiet")])] if count > 0 else []

@@ -26,7 +26,7 @@ class Cell:
     """Words of a table, a fact or the header, with more than their text.
 
     Attributes:
-        status: a verdict, "worse", "strong" or another word that has a colour or weight; empty for none.
+        status: a verdict, "strong" or another word that has a colour or weight; empty for none.
         code: whether it is shown as code.
         link: the address that it leads to on a page.
         note: further words, less prominent on a page and in parentheses elsewhere.
@@ -67,11 +67,11 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their values; what follows a value stands below it. On a page side by side, as cards, in a small grid, or as cards
-    that lead to a section ("jumps")."""
+    """Names with their values; what follows a value stands below it. On a page side by side, in a small grid, or as cards that lead
+    to a section ("jumps")."""
 
     rows: Sequence[tuple[Words, ...]]
-    style: Literal["", "cards", "small", "jumps"] = ""
+    style: Literal["", "small", "jumps"] = ""
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Weights:
-    """The picture of an operator, with what is said below it."""
+    """The picture of an operator."""
 
     picture: Picture
-    says: str
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Verdicts by row and column, for a page. A cell leads to those of the page's `Records` that have its row and its column as
-    their first two values.
+    """Verdicts by row and column, for a page.
 
     Attributes:
         corner: what the rows and columns are.
@@ -191,25 +189,6 @@ class Matrix:
     rows: Sequence[str]
     columns: Sequence[str]
     cells: Sequence[Sequence[Cell | None]]
-
-
-@dataclass(frozen=True)
-class Records:
-    """Many rows for a page, which can be searched and filtered, and of which it shows a part at a time.
-
-    Attributes:
-        rows: words of each, as many as `columns`.
-        filters: indices of the columns with few values, which become filters.
-        verdict: index of the column of verdicts.
-        links: by row, where its last word leads; empty for nowhere.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    filters: Sequence[int]
-    verdict: int
-    links: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -274,7 +253,6 @@ Block = (
     | HeatMaps
     | Entries
     | Matrix
-    | Records
     | Box
     | Only
     | Fold

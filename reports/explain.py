@@ -1,92 +1,262 @@
-"""The document of a hypothesis or a finding, and the list of all."""
+"""What `assay explain` prints of a known bug or of another finding, and the list of all of them."""
 
 from __future__ import annotations
 
 import difflib
-import math
-import re
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from textwrap import indent
 
-from rich.console import Console
-
-from assay.harness.bugs.bug import FORM_WORDS
-from assay.harness.bugs.family import KIND_TITLES
-from assay.harness.explain.other_findings import OTHER_KIND, Page
-from assay.harness.explain.pages import ids_of, titles
-from assay.harness.text import percent
-from assay.reports.document import Block, Cell, Code, Document, Items, Line, Only, Section, Weights
-from assay.reports.terminal import say
+from assay.harness.bugs.bug import Bug, Form, links
+from assay.harness.bugs.catalogue import public_reports
+from assay.harness.bugs.family import BY_ID, FAMILY, KIND_TITLES
+from assay.harness.bugs.lse import BUGS as LSE_BUGS
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
+from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES
+from assay.harness.localize.guard import CONTRACT_BROKEN
+from assay.harness.localize.lse import LSE_WRONG
+from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
+from assay.harness.verdict import OPERATOR, UNEXPLAINED
 
 _MARK = "  # <--"
-"""Marks the lines of wrong code that the right code has not."""
+_FORM_WORDS: dict[Form, str] = {
+    "sequence": "One sequence: q is [heads, new, dim]; k and v are [heads, cached + new, dim].",
+    "heads": "One sequence: q is [heads, new, dim]; k and v are [kv heads, cached + new, dim].",
+    "batch": "Sequence b of a batch: q is [heads, new, dim]; k and v are those of the whole batch, [heads, tokens, dim].",
+}
+# First words that keep their case.
+_SYMBOLS = ("q", "int8")
 
 
-def _effect(page: Page) -> str:
-    """By how much the bug changes its example; empty for a finding that is no hypothesis."""
-    if page.error is None:
-        return ""
-    off = f"off by {percent(page.error)}" if math.isfinite(page.error) else "not finite"
-    return f"On this call the output is {off}."
+_RIGHT_LSE = "Return the natural logarithm of the sum of exponentials of scaled scores, float32 [total_q, num_q_heads]."
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is known of a finding that is no bug of the family.
+
+    Attributes:
+        id: of the finding.
+        title: its name in prose.
+        about: what goes wrong, in sentences.
+        do: what to do about it.
+        reports: addresses of public reports.
+    """
+
+    id: str
+    title: str
+    about: str
+    do: str
+    reports: tuple[str, ...] = ()
+
+
+_FINDINGS = (
+    Advice(
+        UNEXPLAINED,
+        TITLES[UNEXPLAINED],
+        "An output is out of its bound, and no hypothesis fits it to within the noise. Several bugs at once also look like this.",
+        "Read the line that begins with \"observed\", if there is one. Look at the axes: which values of which axis fail? Run the "
+        "test of the smallest failing call in a debugger.",
+    ),
+    Advice(
+        OPERATOR,
+        "another operator",
+        "The kernel was asked what it computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
+        "sentence states what it is instead, and its picture shows it on the smallest telling call.",
+        "Compare the sentence with what the kernel is meant to compute. If it is meant, it is no attention backend for this model.",
+    ),
+    Advice(
+        NONDETERMINISM,
+        TITLES[NONDETERMINISM],
+        "The same call, run twice in a row, gives different outputs. Atomics that add in another order differ by rounding, which "
+        "is only information. A difference beyond the noise is a race: missing synchronisation, or memory that is not initialised.",
+        "If it is serious, look for a missing barrier, for shared memory that is read too early, and for torch.empty.",
+    ),
+    Advice(
+        STATE_KEPT,
+        TITLES[STATE_KEPT],
+        "The same call gives another output after other calls. The kernel keeps something from call to call: a plan, a workspace, "
+        "a result that is looked up by shape.",
+        "Make the key of what is kept include everything that it depends on, or rebuild it for each batch.",
+    ),
+    Advice(
+        LSE_WRONG,
+        TITLES[LSE_WRONG],
+        "The kernel declares that it returns log-sum-exps, and one of them is further from the right one than noise explains. "
+        "Outputs of parts of the keys are merged by them, so that a wrong one weights a part wrongly.",
+        _RIGHT_LSE,
+    ),
+    *(
+        Advice(bug.id, bug.title, f"{bug.about[0].upper()}{bug.about[1:]}.", _RIGHT_LSE, links(*bug.reports))
+        for bug in LSE_BUGS
+    ),
+    Advice(
+        INPUT_WRITTEN,
+        TITLES[INPUT_WRITTEN],
+        "The kernel writes to q, k, v or the sequence lengths. An engine uses these tensors again: K and V are the cache.",
+        "Work on a copy, for example where the softmax scale is multiplied into q.",
+    ),
+    Advice(
+        CALL_REFUSED,
+        TITLES[CALL_REFUSED],
+        "The kernel raised KernelRefused. That breaks no contract, but what it refuses is not covered by a verdict.",
+        "Declare what the kernel supports, for example @declares(head_dims=(64, 128)), so that it is a statement.",
+    ),
+    Advice(
+        CONTRACT_BROKEN,
+        "kernel contract broken",
+        "The kernel raised an exception, returned something other than [total_q, num_q_heads, head_dim_v] in the dtype and on "
+        "the device of q, or returned the memory of an earlier output, which its caller may still hold.",
+        "Fix it at the line that the finding names, or raise KernelRefused for calls that the kernel does not support.",
+    ),
+    Advice(
+        OUTPUT_SCALED,
+        TITLES[OUTPUT_SCALED],
+        "Every output is a multiple of what it should be. The slope of the output on the truth over many calls shows factors that "
+        "are far within the noise of one call.",
+        "Look at the denominator of the softmax, and at the scale of a quantised V.",
+    ),
+    Advice(
+        OUTPUT_NOT_WRITTEN,
+        TITLES[OUTPUT_NOT_WRITTEN],
+        "The output is zero where it should not be: most kernels that do this return before they store, or store elsewhere.",
+        "Look at what ends a program early, at the launch grid, and at the mask of the store.",
+    ),
+    Advice(
+        QUANTISATION_NOT_RUN,
+        TITLES[QUANTISATION_NOT_RUN],
+        "The kernel declares a quantisation, and its error is smaller than any kernel with it can have. Another kernel probably "
+        "ran, such as a fallback in full precision.",
+        "Look for a fallback. If the kernel quantises less than it declares, correct its declaration.",
+    ),
+    Advice(
+        "own-error-out-of-bounds",
+        "own error out of bounds",
+        "In a server, on the inputs of real requests, the candidate's error is larger than noise explains, in these layers, heads "
+        "and conditions. No recorded call gave the bug a name.",
+        "Record calls of that condition and replay them: assay run --record, then assay replay.",
+    ),
+    Advice(
+        "gain",
+        "output scaled",
+        "In a server, the candidate's output is a multiple of the truth, by more than noise explains: a slope over all calls.",
+        "Look at the denominator of the softmax, and at the scale of a quantised V.",
+    ),
+    Advice(
+        "noise-missing",
+        "error smaller than the declared quantisation must cost",
+        "In a server, the candidate's error is smaller than any kernel with its declared quantisation can have.",
+        "Look for a fallback in full precision; see which kernels were traced.",
+    ),
+    Advice(
+        "reference-wrong",
+        "the reference is not right, so it proves nothing about the candidate",
+        "The reference's own error against attention in float64 is out of its bounds.",
+        "Choose another reference with --reference, such as torch_native.",
+    ),
+    Advice(
+        "reference-erratic",
+        "erratic reference",
+        "The reference was asked some prompts twice, and its log-odds changed by more than noise explains. "
+        "Its evidence about the candidate is then in doubt: such a run is no pass.",
+        "Find out what makes the reference differ from run to run: batching, another load on the machine, or a race in its kernel.",
+    ),
+    Advice(
+        "accuracy",
+        "loss of accuracy",
+        "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "
+        "that separates right from wrong answers, if there is one.",
+        "Find the layer and the bug that cause it with assay run --suites layers; the suite \"layers\" of a run does the same.",
+    ),
+    Advice(
+        "layers-need-reference",
+        "layers that must run the reference",
+        "With the candidate in these layers, answers or texts are wrong; with the reference in them, they are right again.",
+        "Replay recorded calls of these layers: assay run --record, then assay replay.",
+    ),
+    Advice(
+        "latency",
+        "slower than the bound allows",
+        "The ratio of the candidate's time to the reference's is above the bound, and the reference itself differs by less.",
+        "See in which shapes and at which concurrency, and time the kernel alone, for example with triton.testing.do_bench.",
+    ),
+    Advice(
+        "answer-lengths",
+        "answers differ in length",
+        "The candidate's answers to the same prompts are shorter or longer than the reference's, or run to the token limit more "
+        "often. Right answers that are 30 % longer cost 30 % more, and whoever times complete answers measures that instead of the "
+        "kernel. In a run, a ratio of lengths that is shown to be beyond length_bound is a regression; a bench times both at one "
+        "forced length.",
+        "Find out why the texts differ: the suites greedy and layers of a run.",
+    ),
+    Advice(
+        "feature-changes-output",
+        "features that must change nothing change the output",
+        "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
+        "other log-probabilities than without, by more than rounding explains. The finding names the smallest set of features with "
+        "which that happens, the first position at which it shows, and where it was observed the layer and the head at which the "
+        "model's attention calls part: before attention, in the KV cache, in attention, or behind it.",
+        "Run the finding's command, which compares these features alone and together; then look at what the engine does at that "
+        "position and in that place: the borders of pages and chunks, what comes from the cache, and what is computed before it.",
+    ),
+)  # fmt: skip
+_OTHERS = {finding.id: finding for finding in _FINDINGS}
+
+
+def titles() -> dict[str, dict[str, str]]:
+    """Return the title of every id that is explained, by the heading of its kind; known bugs come first."""
+    known = {
+        heading: {bug.id: bug.title for bug in FAMILY if bug.kind == kind} for kind, heading in KIND_TITLES.items()
+    }
+    return known | {"Findings that are no known bug": {id: finding.title for id, finding in _OTHERS.items()}}
+
+
+def explanation(id: str) -> str:
+    """Describe a known bug or another finding, with wrong and right code, public reports and what to do.
+
+    Raises:
+        KeyError: nothing has this id.
+    """
+    return "\n\n".join(_of_bug(BY_ID[id]) if id in BY_ID else _of_finding(_OTHERS[id]))
+
+
+def _of_bug(bug: Bug) -> Iterator[str]:
+    first = bug.about.split()[0]
+    about = bug.about if first in _SYMBOLS else bug.about[0].upper() + bug.about[1:]
+    yield f"{bug.id}: {bug.title}"
+    yield f"{about}."
+    if bug.code is not None:
+        yield _FORM_WORDS[bug.code.form]
+        yield f"Wrong:\n{indent(_marked(bug.code.wrong, bug.code.right), '  ')}"
+        yield f"Right:\n{indent(bug.code.right.rstrip(), '  ')}"
+    yield _reported(public_reports(bug.id))
+    if bug.measured:
+        yield bug.measured
+    with_what = "the right code" if bug.code is not None else "what the call asks for"
+    yield f"What to do: Compare the kernel with {with_what}. After a fix, repeat the command that found the bug."
+
+
+def _of_finding(finding: Advice) -> Iterator[str]:
+    yield f"{finding.id}: {finding.title}"
+    yield finding.about
+    if finding.reports:
+        yield _reported(finding.reports)
+    yield f"What to do: {finding.do}"
+
+
+def _reported(addresses: tuple[str, ...]) -> str:
+    return (
+        "\n".join(["Public reports:", *(f"  {address}" for address in addresses)])
+        if addresses
+        else "No public report is known."
+    )
 
 
 def _marked(wrong: str, right: str) -> str:
-    """Wrong code with a mark on each line that the right code does not have."""
+    """Mark each line of wrong code that the right code does not have."""
     lines, others = wrong.rstrip("\n").split("\n"), right.rstrip("\n").split("\n")
     kept = {
         at for block in difflib.SequenceMatcher(None, lines, others, autojunk=False).get_matching_blocks()
         for at in range(block.a, block.a + block.size)
     }  # fmt: skip
     return "\n".join(line if at in kept else f"{line}{_MARK}" for at, line in enumerate(lines))
-
-
-def _short(address: str) -> str:
-    """A report as "owner/repository#number"; other addresses as they are."""
-    issue = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", address)
-    return f"{issue[1]}#{issue[2]}" if issue else address
-
-
-def explain_document(page: Page) -> Document:
-    """Build the document of a bug: its weights, wrong and right code, public reports, and what to do."""
-    blocks: list[Block] = [
-        Only("terminal", [Line(f"{page.id}: {page.title}", "strong"), Line(page.about)]),
-        Line(f"Severity: {page.severity}.", "quiet"),
-    ]
-    if page.picture is not None:
-        blocks.append(Section("picture", "What it does to the weights", [Weights(page.picture, _effect(page))]))
-    if page.code is not None:
-        wrong, right = _marked(page.code.wrong, page.code.right), page.code.right
-        code: list[Block] = [
-            Line(FORM_WORDS[page.code.form], "quiet"),
-            Code(wrong, "Wrong", "python"),
-            Code(right, "Right", "python"),
-        ]
-        blocks.append(Section("code", "Wrong and right code", code, announced=True))
-        links = Items([Cell(_short(address), link=address) for address in page.reports])
-        both: list[Block] = [Only("page", [links]), Only("markdown", [links]), Only("terminal", [Items(page.reports)])]
-        reports = both if page.reports else [Line("No public report is known.", "empty")]
-        reports += [Line(page.measured)] if page.measured else []
-        blocks.append(Section("reports", "Public reports", reports, announced=True))
-    do: list[Block] = [Line(page.do), Code(page.command, "Show it")]
-    if page.variants and page.kind != OTHER_KIND:
-        do.append(Line(f"Of the same kind: {', '.join(page.variants)}", "quiet"))
-    blocks.append(Section("do", "What to do", do, announced=True))
-    return Document(
-        command="explain", title=page.id, verdict=None, word=page.title, headline=page.about, crumbs=[page.id],
-        body=blocks,
-    )  # fmt: skip
-
-
-def render_list(console: Console) -> None:
-    """Print every id with its title, by kind."""
-    known = titles()
-    width = max(map(len, known))
-    for kind, heading in kinds():
-        say(console, f"{heading}:")
-        for id_ in ids_of(kind):
-            say(console, f"  {id_:<{width}}  {known[id_]}")
-    say(console, "assay explain ID has the picture, wrong and right code, and public reports.")
-
-
-def kinds() -> Iterable[tuple[str, str]]:
-    """Kinds of hypotheses with their headings, and the other findings."""
-    return [*KIND_TITLES.items(), (OTHER_KIND, "Findings that are no known bug")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.harness.ingest import result as ingested
 from assay.harness.ingest.recognise import UNKNOWN
 from assay.harness.ingest.result import CitedFinding, Excerpt, FileRead, IngestResult
-from assay.harness.text import counted, one_line
+from assay.harness.text import clip, counted, one_line
 from assay.harness.verdict import Severity, exit_code_of
 from assay.reports.document import (
     Block,
@@ -25,11 +25,12 @@ from assay.reports.document import (
     Table,
     Words,
 )
+from assay.reports.page import TEXT_SHOWN
 from assay.reports.summary import SIGNS
 from assay.reports.trace_timeline import timeline_svg
 
 _BRIEF = frozenset(
-    "tests servers arguments metrics benchmarks kernel-calls results scores figures numbers requests passes boundaries".split()
+    "tests servers arguments metrics benchmarks kernel-calls results scores requests calls boundaries".split()
 )
 """Tables of facts that a terminal shows; the page has all of them."""
 _MAX_UNREAD = 5
@@ -120,12 +121,17 @@ def _file(number: int, document: ingested.FileDocument) -> Section:
         *([("SHA-256", Cell(f"{file.sha256[:16]}…", code=True))] if file.sha256 else []),
     ]
     blocks: list[Block] = [Facts(facts), *(Line(note, "quiet") for note in file.notes), *timeline_blocks(document)]
-    if document.facts:
-        rows = [
-            (fact.title, one_line(fact.text, 300), ", ".join(place(cite, file.unit) for cite in fact.cites[:3]))
-            for fact in document.facts
-        ]
-        blocks.append(Table(("Fact", "The file says", "Where"), rows))
+    answers = [fact for fact in document.facts if fact.id.endswith("-output")]
+    rows = [
+        (fact.title, one_line(fact.text, 300), ", ".join(place(cite, file.unit) for cite in fact.cites[:3]))
+        for fact in document.facts
+        if fact not in answers
+    ]
+    blocks += [Table(("Fact", "The file says", "Where"), rows)] if rows else []
+    blocks += [
+        Code(clip(fact.text, TEXT_SHOWN), ", ".join([fact.title, *(place(cite, file.unit) for cite in fact.cites)]))
+        for fact in answers
+    ]
     return Section(f"file-{number}", one_line(file.path, 120), [*blocks, *map(table_of, document.tables)])
 
 

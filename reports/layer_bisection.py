@@ -28,10 +28,10 @@ def layers_document(result: LayerBisection) -> Document:
     ]
     sets = len({probe.candidate for probe in result.probes})
     title = f"Layer bisection by {result.by}: {len(rows)} probes of {sets} sets over {len(result.layers)} layers"
-    repeats = f"each set is probed until alpha = {result.alpha:g} is met" if result.noise else "each set is probed once"
+    repeats = "once" if result.steady else "until one outcome leads by two, at most five times"
     twice = (
-        f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}; "
-        f"{result.unstable} of them changed between right and wrong: {repeats}."
+        f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}: "
+        f"each set is probed {repeats}."
     )
     return Document(
         command="bisect layers",

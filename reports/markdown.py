@@ -108,8 +108,7 @@ def _block(block: doc.Block) -> list[str]:
         case doc.Code():
             return [*([f"{_escape(block.label)}:", ""] if block.label else []), *_fenced(block.text, block.language)]
         case doc.Weights():
-            says = [_escape(block.says, 700), ""] if block.says else []
-            return [*_fenced(picture_text(block.picture, PLAIN_WIDTH).plain), *says]
+            return _fenced(picture_text(block.picture, PLAIN_WIDTH).plain)
         case doc.Fold():
             inner = markdown_lines(block.blocks)
             return [f"<details><summary>{_words(block.summary)}</summary>", "", *inner, "</details>", ""]

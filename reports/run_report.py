@@ -547,7 +547,7 @@ def _comment_with(report: Report, further: int, drawn: bool) -> list[Block]:
     blocks: list[Block] = []
     if cause:
         blocks += [Line("Cause", "strong"), Findings([cause], brief=True)]
-        blocks += [Weights(cause.picture, "")] if cause.picture and drawn else []
+        blocks += [Weights(cause.picture)] if cause.picture and drawn else []
     blocks.append(Items([one_line(reason, 300) for reason in report.reasons if reason != said], most=5))
     if log := summary.failure_lines(report, _COMMENT_LOG):
         blocks.append(Fold("Its log", [Code("\n".join(line[:_LOG] for line in log))]))

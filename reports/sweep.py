@@ -1,13 +1,11 @@
-"""The document of ``assay sweep``: its cells, the worst first, and where each combination stopped."""
+"""The document of ``assay sweep``: its cells, the worst first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from assay.harness.evidence.cell import LOG
 from assay.harness.progress import duration
-from assay.harness.sweep.result import SweepResult, SweptCell, SweptCombination
+from assay.harness.sweep.result import LOG, SweepResult, SweptCell
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import WORST_FIRST
 from assay.reports.document import Block, CaseResult, Cell, Document, Line, Section, Suite, Table, Words
@@ -19,17 +17,13 @@ _NOT_RUN = "not run"
 
 
 def sweep_document(result: SweepResult, page: Path) -> Document:
-    """The combinations with their verdict at each stage, if there is more than one; then every cell, the worst first.
+    """Every cell, the worst first.
 
     Args:
         result: the sweep.
         page: where its page is.
     """
-    cells = {cell.key: cell for cell in result.cells}
-    early = [Line(f"Not all cells were run: {result.ended_early}.", "strong")] if result.ended_early else []
-    body: list[Block] = [*early]
-    if len(result.stages) > 1:
-        body.append(Section("stages", "Where each candidate stopped", [_stages(result, cells)], announced=True))
+    body: list[Block] = [Line("Not all cells were run: it was interrupted.", "strong")] if result.interrupted else []
     body.append(Section("cells", "Cells", [_cells(result)], announced=True))
     if mixed := _environments(result):
         told = Line("Cells ran in different environments: compare them with care.", "strong")
@@ -51,56 +45,23 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
     )
 
 
-def _stages(result: SweepResult, cells: Mapping[str, SweptCell]) -> Table:
-    rows = [
-        (
-            *(one_line(value, 60) for value in combination.axes.values()),
-            *_ladder(combination, result, cells),
-            _end(combination),
-        )
-        for combination in result.combinations
-    ]
-    columns = (*result.axes, *result.stages, "stopped at")
-    note = (
-        "A combination goes on to the next stage unless it regressed or failed. A dash: it did not come to that stage."
-    )
-    return Table(columns, rows, note=note, most=_MOST)
-
-
-def _ladder(combination: SweptCombination, result: SweepResult, cells: Mapping[str, SweptCell]) -> list[Words]:
-    reached = [cells.get(combination.cells.get(stage, "")) for stage in result.stages]
-    return [Cell(cell.verdict, cell.verdict) if cell and cell.verdict else NOTHING for cell in reached]
-
-
-def _end(combination: SweptCombination) -> str:
-    return combination.stopped or NOTHING
-
-
 def _cells(result: SweepResult) -> Table:
     order = [*WORST_FIRST, None]
-    staged = len({cell.stage for cell in result.cells}) > 1
     rows: list[tuple[Words, ...]] = []
     for cell in sorted(result.cells, key=lambda cell: order.index(cell.verdict)):
         verdict = Cell(cell.verdict, cell.verdict) if cell.verdict else _NOT_RUN
-        took = f"{cell.seconds:,.1f} s" if cell.attempts else NOTHING
-        again = f" ({cell.attempts} attempts)" if cell.attempts > 1 else ""
-        log = Cell(cell.key, code=True, link=f"cells/{cell.key}/{LOG}") if cell.attempts else cell.key
-        stage = [cell.stage] if staged else []
-        rows.append(
-            (
-                verdict, *stage, *(one_line(cell.axes.get(name, NOTHING), 60) for name in result.axes), took,
-                one_line(cell.problem or cell.headline, 200) + again, log,
-            )
-        )  # fmt: skip
-    columns = ("Verdict", *(["Stage"] if staged else []), *result.axes, "Took", "Why", "Cell")
-    return Table(columns, rows, style="runs stacked", most=_MOST)
+        log = Cell(cell.key, code=True, link=f"cells/{cell.key}/{LOG}") if cell.verdict else cell.key
+        axes = [one_line(cell.axes[name], 60) for name in result.axes]
+        took = f"{cell.seconds:,.1f} s" if cell.verdict else NOTHING
+        rows.append((verdict, *axes, took, one_line(cell.problem or cell.headline, 200), log))
+    return Table(("Verdict", *result.axes, "Took", "Why", "Cell"), rows, style="runs stacked", most=_MOST)
 
 
 def _environments(result: SweepResult) -> Table | None:
     """The environments in which the cells ran, if they ran in more than one; None otherwise."""
     by_versions: dict[tuple[tuple[str, str], ...], list[SweptCell]] = {}
     for cell in result.cells:
-        if versions := tuple(sorted((name, value) for name, value in cell.environment.items() if name != "commit")):
+        if versions := tuple(sorted(cell.environment.items())):
             by_versions.setdefault(versions, []).append(cell)
     if len(by_versions) < 2:
         return None
@@ -119,7 +80,7 @@ def _suite(result: SweepResult) -> Suite:
         cases.append(
             CaseResult(
                 name,
-                f"assay.sweep.{cell.stage}",
+                f"assay.sweep.{cell.command[0]}",
                 cell.verdict or "missing",
                 message,
                 [f"{name}: {message}"],

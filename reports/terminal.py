@@ -19,7 +19,7 @@ from assay.reports.operator_picture import text as picture_text
 _STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
     "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
-    "worse": "red", "beyond": "red", "better": "green", "strong": "bold", "deciding": "bold", "quiet": "dim",
+    "beyond": "red", "strong": "bold", "deciding": "bold", "quiet": "dim",
 }  # fmt: skip
 """Colours of verdicts, of the status of checks, of the severity of findings, of what changed, and of emphasis."""
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
@@ -131,7 +131,6 @@ def _block(block: doc.Block, console: Console) -> None:
             say(console, "")
             for row in picture_text(block.picture, console.width - 2).split("\n"):
                 _copy(console, Text("  ") + row)
-            say(console, f"  {block.says}")
         case doc.Box() | doc.Only(medium="terminal"):
             _blocks(block.blocks, console)
         case doc.Section():

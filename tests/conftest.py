@@ -28,7 +28,7 @@ from assay.harness.extras import DISTRIBUTION, require
 
 if TYPE_CHECKING:
     from assay.harness.collect.plan import Plan
-    from assay.harness.compare.paired_accuracy import Prefix
+    from assay.harness.compare.answers import Pair
     from assay.harness.engines.base import Engine
     from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder
@@ -316,6 +316,12 @@ def examples() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def histories() -> ModuleType:
+    """Synthetic kernel repositories."""
+    return stand_ins("kernel_histories")
+
+
+@pytest.fixture(scope="session")
 def layer_diffs() -> ModuleType:
     """Example layer diffs."""
     return stand_ins("layer_diffs")
@@ -325,12 +331,6 @@ def layer_diffs() -> ModuleType:
 def random_kills() -> ModuleType:
     """The benchmark that kills and resumes runs on stand-ins for SGLang."""
     return load(Path(__file__).parents[1] / "benchmarks" / "random_kills.py")
-
-
-@pytest.fixture(scope="session")
-def server_failures() -> ModuleType:
-    """The benchmark that reads what a failed run shows."""
-    return load(Path(__file__).parents[1] / "benchmarks" / "server_failures.py")
 
 
 @pytest.fixture(scope="session")
@@ -346,9 +346,9 @@ def recorded_runs() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def prefix() -> Callable[..., Prefix]:
-    """A function of the numbers of both right, lost, gained and both wrong that makes a prefix of paired answers."""
-    made: Callable[..., Prefix] = stand_ins("paired_answers").prefix
+def paired() -> Callable[..., list[Pair]]:
+    """A function of the numbers of both right, lost, gained and both wrong that makes paired answers."""
+    made: Callable[..., list[Pair]] = stand_ins("paired_answers").paired
     return made
 
 

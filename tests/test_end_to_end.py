@@ -264,7 +264,7 @@ def new(call: AttentionCall):
 @pytest.mark.slow
 def test_two_versions_of_a_kernel_are_compared_and_neither_computes_the_others_phase(tmp_path: Path) -> None:
     (tmp_path / "versions.py").write_text(VERSIONS)
-    command = ("diff", "--reference", "versions:old", "--out", str(tmp_path / "run"))
+    command = ("run", "--suites", "layers,logits", "--reference", "versions:old", "--out", str(tmp_path / "run"))
     code, out = run(tmp_path, *command, "--candidate", "versions:new")
     made = report(tmp_path)
     assert (code, made["verdict"]) == (1, "regression"), out
@@ -275,7 +275,9 @@ def test_two_versions_of_a_kernel_are_compared_and_neither_computes_the_others_p
 
 @pytest.mark.slow
 def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None:
-    code, out = run(tmp_path, "diff", "--candidate", "sage_attn_as_shipped", "--out", str(tmp_path / "run"))
+    code, out = run(
+        tmp_path, "run", "--suites", "layers,logits", "--candidate", "sage_attn_as_shipped", "--out", str(tmp_path / "run")
+    )
     made = report(tmp_path)
     assert (code, made["verdict"]) == (1, "regression"), out
     assert status(made, "layers-compared") == "ok"

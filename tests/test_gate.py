@@ -1,4 +1,4 @@
-"""``assay gate`` and ``assay baseline``: with real servers, and from made-up evidence where no server is needed."""
+"""``assay gate`` and ``assay gate accept``: with real servers, and from made-up evidence where no server is needed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = report(folder / "first")
     assert (code, made["verdict"]) == (0, "pass"), out
     assert check(made, "candidate-baseline")["status"] == "not checked"
-    code, out = assay(folder, "baseline", "accept", "first", "--yes")
+    code, out = assay(folder, "gate", "accept", "first", "--yes")
     assert (code, len(list((folder / "baselines").glob(f"*/{FILE}")))) == (0, 2), out
     return folder
 
@@ -111,7 +111,7 @@ def test_what_was_accepted_and_is_broken_since_is_a_regression_found_with_one_se
 
     code, out = assay(tmp_path, "report", "second")
     assert (code, report(tmp_path / "second")["findings"]) == (1, made["findings"]), out
-    code, out = assay(tmp_path, "baseline", "accept", "second", "--yes")
+    code, out = assay(tmp_path, "gate", "accept", "second", "--yes")
     assert (code, "--widen" in out) == (2, True), out
 
 

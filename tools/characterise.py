@@ -19,7 +19,7 @@ The parts:
   (`CALLS`), without a read-out;
 - ``kernels``: kernels that are wrong, refuse, raise or break the contract, by ``assay check`` and by ``assay replay`` of packs;
 - ``wrong-uses``: those of ``tests/data/wrong_uses.toml``;
-- ``ingest``: every sample below ``tests/data`` that ``assay ingest``, ``trace`` or ``tensors`` reads;
+- ``ingest``: every sample below ``tests/data`` that ``assay ingest`` or ``assay compare`` reads;
 - ``compare``: pairs of result sets, and of runs;
 - ``servers``: whole runs on a stand-in for an engine, sound and failing.
 
@@ -381,19 +381,16 @@ def wrong_uses(place: Path, wanted: Callable[[str], bool]) -> Cases:
 def ingest(place: Path, wanted: Callable[[str], bool]) -> Cases:
     """Samples of other tools' files."""
     with contextlib.chdir(DATA):
-        kinds = ("sglang_log", "server_failures", "traces", "results", "tensors")
+        kinds = ("sglang_log", "server_failures", "traces", "results")
         for path in (path for kind in kinds for path in sorted(Path(kind).iterdir())):
             if path.suffix not in (".md", ".toml") and wanted(f"{path}"):
                 yield f"{path}", command(f"ingest --json {path}")
         traces = [path for path in sorted(Path("traces").iterdir()) if path.suffix != ".md"]
         for path in traces:
-            if wanted(f"trace show/{path.name}"):
-                yield f"trace show/{path.name}", command(f"trace show --json {path}")
-        for a, b in ((a, b) for a in traces for b in traces if a.suffix == b.suffix):
-            if wanted(name := f"trace diff/{a.name}/{b.name}"):
-                copy = shutil.copy(b, place / f"b-{b.name}")
-                yield name, command(f"trace diff --json {a} {copy}", place)
-        if wanted("tensors diff"):
+            copy = shutil.copy(path, place / f"b-{path.name}")
+            if wanted(name := f"compare/{path.name}"):
+                yield name, command(f"compare --json {path} {copy}", place)
+        if wanted("compare tensors"):
             yield from _dumps(place)
 
 
@@ -408,10 +405,10 @@ def _dumps(place: Path) -> Cases:
         changed[1, 3, 2] += np.float32(change)
         np.savez(place / f"{name}.npz", **{f"layer_{number}.attn": one for number, one in enumerate(changed)})
     for name in made:
-        for flag in ("", "--exact", "--tolerance 1"):
-            line = f"tensors diff --json {place / 'a.npz'} {place / f'{name}.npz'} --layout thd {flag}"
+        for flag in ("", "--tolerance 0", "--tolerance 1"):
+            line = f"compare --json {place / 'a.npz'} {place / f'{name}.npz'} --layout thd {flag}"
             if name != "a":
-                yield f"tensors diff/{name} {flag}".strip(), command(line, place)
+                yield f"compare tensors/{name} {flag}".strip(), command(line, place)
 
 
 def compare(place: Path, wanted: Callable[[str], bool]) -> Cases:

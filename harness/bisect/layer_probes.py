@@ -17,7 +17,6 @@ from assay.harness.bisect.layer_task import (
     LayerBisection,
     LayerSetup,
     ProbeRecord,
-    answer_noise,
     can_fail,
     choose_criterion,
     compare_with_reference,
@@ -185,12 +184,10 @@ class _Probe:
     def floors(self) -> Floors:
         """Ask the candidate in all layers twice, and measure both floors. The answers serve as probes, too."""
         self._waiting = [self._server.ask(self._layers) for _ in range(2)]
-        first, again = map(self._right, self._waiting)
-        known, total = self._reference.floors, len(first)
-        floor, unstable = _differing(*self._waiting), known.unstable + _unstable(first, again)
+        total = len(self._waiting[0].texts)
+        floor = _differing(*self._waiting)
         self._display.say(f"The candidate in all layers asked twice: {total - floor} of {total} texts identical.")
-        noise = answer_noise(unstable, 2 * total, total, self._setup.alpha) if known.floor or floor else 0.0
-        return known.model_copy(update={"candidate_floor": floor, "unstable": unstable, "noise": noise})
+        return self._reference.floors.model_copy(update={"candidate_floor": floor})
 
     def __call__(self, candidate: frozenset[int]) -> bool:
         known = self._waiting if candidate == self._layers else []
@@ -219,9 +216,8 @@ def _search_layers(
 ) -> LayerBisection:
     """Bisect on a running server.
 
-    The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, the floor is
-    identical and each set is probed once. Otherwise an answer of a probe may be wrong, see `answer_noise`, and sets are probed
-    repeatedly, see `assay.harness.bisect.layer_search`.
+    The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, each set is
+    probed once; otherwise until one outcome leads clearly.
 
     Args:
         server: the server and the prompts.
@@ -240,7 +236,7 @@ def _search_layers(
     floors, search = reference.floors, None
     if can_fail(floors.by, floors.reference_right, setup.prompts, setup.alpha):
         floors = probe.floors()
-        search = find_layers(setup.layers, probe, floors.noise, setup.alpha)
+        search = find_layers(setup.layers, probe, floors.steady)
     return conclude(setup, floors, search, probe.records, time.monotonic() - begun)
 
 
@@ -262,7 +258,7 @@ def _ask_reference(
     display.say(f"By {chosen}: {why}.")
     display.say(f"The reference asked twice: {total - floor} of {total} texts identical.")
     right = twice if chosen == "text" else once  # a text compared with itself proves nothing
-    floors = Floors(by=chosen, by_why=why, reference_right=sum(right), floor=floor, unstable=_unstable(once, twice))
+    floors = Floors(by=chosen, by_why=why, reference_right=sum(right), floor=floor)
     return _Reference(own.texts, right, floors)
 
 
@@ -284,7 +280,3 @@ def _setup(server: _ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSe
 
 def _differing(left: _AnswerSet, right: _AnswerSet) -> int:
     return sum(first != second for first, second in zip(left.texts, right.texts, strict=True))
-
-
-def _unstable(left: Sequence[bool], right: Sequence[bool]) -> int:
-    return sum(first != second for first, second in zip(left, right, strict=True))

@@ -18,27 +18,24 @@ back to the candidate.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
-from scipy.special import bdtrc
 
 from assay.harness.schema import Record
 from assay.harness.text import ranges
 
 ProbeFunction = Callable[[frozenset[int]], bool]
-"""Receives the layers that run the candidate; returns whether the task is right. May be wrong, see `_lead_needed`."""
+"""Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong."""
 SearchOutcome = Literal["found", "nothing", "inconclusive"]
 
+# Where answers are not repeatable, one must lead by so many, of at most so many.
+_LEAD, _MOST_ANSWERS = 2, 5
+# If more layers must be restored, none is probed alone: that would double the probes.
 _MAX_EXPLAINED_LAYERS = 4
-"""If more layers must be restored, none is probed alone and no partners are searched for: that would double the probes."""
-_MAX_PARTNERS = 3
-"""Maximum number of partners a layer may need to be wrong; beyond that the cause is reported as a sum of small errors."""
 
 
 @dataclass(frozen=True)
@@ -48,70 +45,24 @@ class RestoredLayer:
     Attributes:
         layer: its number.
         alone: whether the task is wrong with the candidate in this layer only; None if that was not probed.
-        partners: if not alone: other layers with which it is wrong; empty if more than `_MAX_PARTNERS` are needed.
     """
 
     layer: int
     alone: bool | None
-    partners: tuple[int, ...] = ()
 
 
 class SearchResult(Record):
-    """The result of a search.
-
-    Attributes:
-        outcome: "found" (there are layers that must run the reference), "nothing" (the task is right even with the candidate in all
-            layers), or "inconclusive".
-        why: one sentence.
-        restored: layers that must run the reference, in order; empty unless found.
-        monotone: whether all answers agree with "more layers of the candidate are never better".
-        probed: every set of layers that ran the candidate, in order and without repetition, with the number of times that the task
-            was right, and that it was not; not written.
-    """
+    """The result of a search: "nothing" if the task is right even with the candidate in all layers."""
 
     outcome: SearchOutcome
-    why: str
-    restored: tuple[RestoredLayer, ...]
-    monotone: bool
-    probed: tuple[tuple[frozenset[int], int, int], ...] = Field((), exclude=True)
-
-
-def _lead_needed(noise: float, error: float) -> int:
-    """Compute the lead in answers that decides an outcome: Wald's sequential test of two simple hypotheses.
-
-    Let each answer be wrong with probability at most e < 1/2, independently. One answer changes the log likelihood ratio of "right"
-    against "wrong" by log((1 - e) / e), up or down. The ratio therefore depends on the lead alone, and the lead is a random walk:
-    it reaches -m before m, against the truth, with probability 1 / (1 + ((1 - e) / e)^m) (the gambler's ruin). That is at most
-    `error` for m >= log((1 - error) / error) / log((1 - e) / e). The expected number of answers is at most m / (1 - 2 e).
-
-    Source: Wald, Sequential tests of statistical hypotheses, Annals of Mathematical Statistics 16, 117-186 (1945).
-
-    Args:
-        noise: e; if it is 0, one answer is enough.
-        error: probability with which the decided outcome may be wrong.
-
-    Raises:
-        ValueError: `noise` is not in [0, 0.5), or `error` not in (0, 0.5).
-    """
-    if not 0 <= noise < 0.5 or not 0 < error < 0.5:
-        raise ValueError(f"noise {noise} and error {error}; expected 0 <= noise < 0.5 and 0 < error < 0.5")
-    if noise == 0:
-        return 1
-    return max(1, math.ceil(math.log((1 - error) / error) / math.log((1 - noise) / noise)))
-
-
-@cache
-def _max_answers(noise: float, error: float) -> int:
-    """Compute the number of answers that suffice for the lead with probability ``1 - error``, if `noise` is right.
-
-    The walk is still undecided after N answers only if fewer than (N + m) / 2 of them are true: a binomial tail. More answers
-    without the lead show, at level `error`, that the noise is greater or that the set is on the edge between right and wrong.
-    """
-    lead = _lead_needed(noise, error)
-    answers = lead
-    while noise and bdtrc((answers - lead) // 2, answers, noise) > error:
-        answers += 1
-    return answers
+    why: str = Field(description="one sentence")
+    restored: tuple[RestoredLayer, ...] = Field(description="layers that must run the reference, in order")
+    monotone: bool = Field(description="whether all answers agree with: more layers of the candidate are never better")
+    probed: tuple[tuple[frozenset[int], int, int], ...] = Field(
+        (),
+        exclude=True,
+        description="each set of layers that ran the candidate, with how often the task was right, and wrong",
+    )
 
 
 class _Undecided(Exception):
@@ -119,10 +70,10 @@ class _Undecided(Exception):
 
 
 class _AnswerCache:
-    """Answers by set. No set is probed twice, except for the repeats that noise requires."""
+    """Answers by set. No set is probed twice, except for the repeats that an unsteady server requires."""
 
-    def __init__(self, probe: ProbeFunction, noise: float, alpha: float) -> None:
-        self._probe, self._noise, self._alpha = probe, noise, alpha
+    def __init__(self, probe: ProbeFunction, steady: bool) -> None:
+        self._probe, self._steady = probe, steady
         self._known: dict[frozenset[int], bool] = {}
         self._probed: list[tuple[frozenset[int], int, int]] = []
 
@@ -130,31 +81,23 @@ class _AnswerCache:
         """Return True if the task is right with the candidate in these layers. Raises _Undecided if that cannot be decided."""
         key = frozenset(candidate)
         if key not in self._known:
-            self._known[key] = self._ask(key)
+            lead, most = (1, 1) if self._steady else (_LEAD, _MOST_ANSWERS)
+            right = wrong = 0
+            while abs(right - wrong) < lead and right + wrong < most:
+                answer = self._probe(key)
+                right, wrong = right + answer, wrong + (not answer)
+            self._probed.append((key, right, wrong))
+            if abs(right - wrong) < lead:
+                raise _Undecided(
+                    f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: "
+                    "neither leads clearly."
+                )
+            self._known[key] = right > wrong
         return self._known[key]
 
     def knows(self, candidate: Collection[int]) -> bool:
         """Return True if this set was probed."""
         return frozenset(candidate) in self._known
-
-    def _ask(self, key: frozenset[int]) -> bool:
-        number = len(self._probed) + 1
-        # Shares that sum to alpha over any number of sets: 1/2 + 1/6 + 1/12 + ... = 1.
-        error = self._alpha / (number * (number + 1))
-        lead, most = _lead_needed(self._noise, error), _max_answers(self._noise, error)
-        right = wrong = 0
-        while abs(right - wrong) < lead and right + wrong < most:
-            if self._probe(key):
-                right += 1
-            else:
-                wrong += 1
-        self._probed.append((key, right, wrong))
-        if abs(right - wrong) < lead:
-            raise _Undecided(
-                f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: either the "
-                f"noise exceeds the {100 * self._noise:.0f} % that the floor explains, or the set is borderline."
-            )
-        return right > wrong
 
     def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
         """Return the search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
@@ -163,26 +106,24 @@ class _AnswerCache:
         return SearchResult(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
 
 
-def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha: float) -> SearchResult:
+def find_layers(layers: Sequence[int], probe: ProbeFunction, steady: bool) -> SearchResult:
     """Find layers that must run the reference for the task to be right.
 
     Args:
         layers: all layers, in the order of the model.
         probe: receives the layers that run the candidate.
-        noise: probability that one answer of the probe is wrong; 0 if the floor was measured to be identical.
-        alpha: probability with which any set's outcome may be wrong, over the whole search.
+        steady: whether the same set gave the same texts when it was asked twice; one answer is enough then.
 
     Returns:
         The layers, each needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work
         if layers are only wrong together.
 
     Raises:
-        ValueError: there is no layer, a layer is repeated, or `noise` or `alpha` out of range.
+        ValueError: there is no layer, or a layer is repeated.
     """
     if not layers or len(set(layers)) < len(layers):
         raise ValueError(f"the layers {list(layers)}; expected at least one, without repetition")
-    _lead_needed(noise, alpha)
-    answers = _AnswerCache(probe, noise, alpha)
+    answers = _AnswerCache(probe, steady)
     try:
         if not answers.right(()):
             why = "The task fails even with no layer substituted, so these prompts are too noisy to decide anything."
@@ -191,7 +132,7 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, noise: float, alpha
             why = f"The task is right even with the candidate in all {len(layers)} layers."
             return answers.search("nothing", why)
         restored = _restore(layers, answers)
-        explained = _explain(layers, restored, answers)
+        explained = _explain(restored, answers)
     except _Undecided as undecided:
         return answers.search("inconclusive", str(undecided))
     why = f"The task is right with the reference in {_count(restored)} and the candidate in all others"
@@ -239,31 +180,13 @@ def _grow(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
     return restored
 
 
-def _explain(layers: Sequence[int], restored: Sequence[int], answers: _AnswerCache) -> tuple[RestoredLayer, ...]:
-    """Find which of the restored layers are wrong alone and, for the others, which layers they are wrong together with."""
-    kept = [layer for layer in layers if layer not in restored]
-    explained = []
-    for layer in restored:
-        few = len(restored) <= _MAX_EXPLAINED_LAYERS
-        alone = not answers.right({layer}) if few or answers.knows({layer}) else None
-        partners = _partners(layer, kept, answers) if few and not alone else ()
-        explained.append(RestoredLayer(layer, alone, partners))
-    return tuple(explained)
-
-
-def _partners(layer: int, kept: Sequence[int], answers: _AnswerCache) -> tuple[int, ...]:
-    """Find a few of the kept layers that make a layer wrong which is right alone; empty if it takes too many."""
-    partners: list[int] = []
-    while answers.right({layer, *partners}):
-        if len(partners) == _MAX_PARTNERS:
-            return ()
-        low, high = 0, len(kept)  # right with the first `low` layers, wrong with the first `high`
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if answers.right({layer, *partners, *kept[:middle]}) else (low, middle)
-        partners.append(kept[high - 1])
-        kept = kept[: high - 1]
-    return tuple(sorted(partners))
+def _explain(restored: Sequence[int], answers: _AnswerCache) -> tuple[RestoredLayer, ...]:
+    """Find which of the restored layers are wrong alone."""
+    few = len(restored) <= _MAX_EXPLAINED_LAYERS
+    return tuple(
+        RestoredLayer(layer, not answers.right({layer}) if few or answers.knows({layer}) else None)
+        for layer in restored
+    )
 
 
 def _ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[int]:

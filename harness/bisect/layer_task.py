@@ -7,121 +7,84 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import ConfigDict, Field
-from scipy.special import bdtrc
 
 from assay.evals.questions import parse_answer
-from assay.harness.bisect.layer_search import RestoredLayer, SearchResult
+from assay.harness.bisect.layer_search import SearchResult
 from assay.harness.compare.paired_accuracy import CHANCE
 from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
 from assay.harness.schema import Record
 from assay.harness.sides import Device
-from assay.harness.stats.binomial import mcnemar_of_loss
-from assay.harness.stats.share import clopper_pearson, p_not_above
+from assay.harness.stats.share import mcnemar_of_loss, p_not_above
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding
 
 Criterion = Literal["answers", "text"]
 """What must be right again: the answers to the questions, or the greedy texts (identical to the reference's own)."""
 Outcome = Literal["right", "wrong"]
+# The reference is better than guessing if the p value of "it guesses" is below this.
 _GUESSING_ALPHA = 0.01
-"""The reference is better than guessing if the p value of "it guesses" is below this."""
-SCHEMA: Literal["assay.bisect-layers/3"] = "assay.bisect-layers/3"
+SCHEMA: Literal["assay.bisect-layers/4"] = "assay.bisect-layers/4"
 
 
 class _SetComparison(Record):
-    """A set of layers compared with the reference alone, prompt by prompt.
+    """A set of layers compared with the reference alone, prompt by prompt."""
 
-    Attributes:
-        right: number of right prompts.
-        lost: number that are right with the reference alone only.
-        gained: number that are right with the set only.
-        p: exact one-sided McNemar p value of "no loss".
-        outcome: "wrong" if p is below alpha, else "right".
-    """
-
-    right: int
-    lost: int
-    gained: int
-    p: float
-    outcome: Outcome
+    right: int = Field(description="right prompts")
+    lost: int = Field(description="prompts that are right with the reference alone only")
+    gained: int = Field(description="prompts that are right with the set only")
+    p: float = Field(description='exact one-sided McNemar p value of "no loss"')
+    outcome: Outcome = Field(description='"wrong" if p is below alpha')
 
 
 class ProbeRecord(_SetComparison):
-    """One probe: the layers that ran the candidate, and its comparison with the reference.
-
-    Attributes:
-        with_prefix: prompts of which at least 16 tokens were cached.
-        seconds: duration.
-    """
+    """One probe: the layers that ran the candidate, and its comparison with the reference."""
 
     candidate: tuple[int, ...]
-    with_prefix: int
+    with_prefix: int = Field(description="prompts of which at least 16 tokens were cached")
     seconds: float
 
 
 class LayerSetup(Record):
-    """The setup of a bisection by layers.
-
-    Attributes:
-        engine: engine, version and device.
-        phases: phases that the candidate computes; the others run the reference in every layer.
-        layers: attention layers of the model, in order.
-        prompts: number of prompts in each probe.
-        alpha: level of the test, and probability with which any set's outcome may be wrong, over the whole search.
-        reproduce: the command that repeats the bisection.
-    """
+    """The setup of a bisection by layers."""
 
     reference: str
     candidate: str
     model: str
     device: Device
-    engine: str
-    phases: tuple[str, ...]
-    layers: tuple[int, ...]
-    prompts: int
-    alpha: float
-    reproduce: str
+    engine: str = Field(description="engine, version and device")
+    phases: tuple[str, ...] = Field(description="phases that the candidate computes")
+    layers: tuple[int, ...] = Field(description="attention layers of the model, in order")
+    prompts: int = Field(description="prompts in each probe")
+    alpha: float = Field(description="level of the test")
+    reproduce: str = Field(description="the command that repeats the bisection")
 
 
 class Floors(Record):
-    """The floors: what had to be right, and how repeatable the answers are.
+    """The floors: what had to be right, and how repeatable the answers are."""
 
-    Attributes:
-        by: what had to be right; `by_why` gives the reason for that choice.
-        reference_right: number of prompts that were right with the reference alone.
-        floor: number of prompts whose text differed when the reference alone was asked twice.
-        candidate_floor: the same for the candidate in all layers.
-        unstable: number of prompts that were right only once when asked twice, in both floors together.
-        noise: probability that one answer of a probe is wrong, see `answer_noise`; 0 if both floors are 0.
-    """
+    by: Criterion = Field(description="what had to be right")
+    by_why: str = Field(description="the reason for that choice")
+    reference_right: int = Field(description="prompts that were right with the reference alone")
+    floor: int = Field(description="prompts whose text differed when the reference alone was asked twice")
+    candidate_floor: int = Field(0, description="the same for the candidate in all layers")
 
-    by: Criterion
-    by_why: str
-    reference_right: int
-    floor: int
-    candidate_floor: int = 0
-    unstable: int = 0
-    noise: float = 0.0
+    @property
+    def steady(self) -> bool:
+        """True if both repeated their texts exactly."""
+        return not self.floor and not self.candidate_floor
 
 
 class LayerBisection(LayerSetup, Floors, SearchResult):
-    """``bisect.json``: a layer bisection and its result.
-
-    A file of another schema is not read: a bisection is repeated.
-
-    Attributes:
-        findings: one finding if layers were found.
-        seconds: duration without the start of the server.
-    """
+    """``bisect.json``: a layer bisection and its result. A file of another schema is not read: a bisection is repeated."""
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    schema_id: Literal["assay.bisect-layers/3"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect-layers/4"] = Field(SCHEMA, alias="schema")
     probes: tuple[ProbeRecord, ...]
     findings: tuple[Finding, ...]
-    seconds: float
+    seconds: float = Field(description="without the start of the server")
 
     @property
     def exit_code(self) -> ExitCode:
@@ -133,23 +96,6 @@ class LayerBisection(LayerSetup, Floors, SearchResult):
 def fewest_prompts(alpha: float) -> int:
     """Return the smallest number of prompts whose complete loss is significant: 2^-n below alpha."""
     return math.floor(-math.log2(alpha)) + 1
-
-
-def answer_noise(unstable: int, asked: int, prompts: int, alpha: float) -> float:
-    """Estimate the probability that one answer of a probe is wrong, from prompts that are right only once when asked twice.
-
-    A prompt is unstable with a probability of at most f, the exact upper bound (one-sided, level ``1 - alpha``) for `unstable` of
-    `asked`. A harmless set is called wrong only if unstable prompts alone lose a significant number: a binomial tail, and never
-    more than alpha, the level of the test. The same probability is assumed for a harmful set that is called right.
-
-    Args:
-        unstable: prompts that were right only once.
-        asked: prompts that were asked twice.
-        prompts: prompts of a probe.
-        alpha: level of the test.
-    """
-    rate = clopper_pearson(unstable, asked, 2 * alpha).high
-    return min(alpha, float(bdtrc(fewest_prompts(alpha) - 1, prompts, rate)))
 
 
 def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:
@@ -243,7 +189,8 @@ def _finding(setup: LayerSetup, by: Criterion, search: SearchResult, probes: Seq
     evidence = [_score(f"{setup.candidate} in {name}", some, search, probes, by) for name, some in (
         ("no layer", frozenset()), ("all layers", every), (f"all layers but {ranges(layers)}", every - set(layers)),
     )]  # fmt: skip
-    evidence += [f"layer {layer.layer}: {_alone(layer)}" for layer in search.restored if layer.alone is not None]
+    told = {True: "wrong alone", False: "right alone, wrong only together with others"}
+    evidence += [f"layer {layer.layer}: {told[layer.alone]}" for layer in search.restored if layer.alone is not None]
     if len(layers) > 1:
         evidence.append(
             "each of these layers is needed: with any one of them running the candidate, the task is wrong again"
@@ -273,11 +220,3 @@ def _score(what: str, some: frozenset[int], search: SearchResult, probes: Sequen
     right = "answers right" if by == "answers" else "texts identical to the reference's"
     change = f"{probe.lost} lost, {probe.gained} gained, p = {probe.p:.2g}"
     return f"{what}: {probe.right} {right}, the reference alone {total} ({change})"
-
-
-def _alone(restored: RestoredLayer) -> str:
-    if restored.alone:
-        return "wrong alone"
-    if restored.partners:
-        return f"right alone, wrong together with {ranges(restored.partners)}: it is enough that one of these runs the reference"
-    return "right alone, wrong only together with several others: small errors add up"

@@ -28,12 +28,6 @@ BatchChange = Callable[[Batch, int], "Request | Tensor | None"]
 Form = Literal["sequence", "heads", "batch"]
 """What a function takes: "sequence", (q, k, v, scale); "heads", the same with fewer kv heads than q heads; "batch", (q, k, v,
 starts, b, scale) with k and v of the whole batch, of which sequence b has the rows starts[b] to starts[b + 1]."""
-FORM_WORDS: dict[Form, str] = {
-    "sequence": "One sequence: q is [heads, new, dim]; k and v are [heads, cached + new, dim].",
-    "heads": "One sequence: q is [heads, new, dim]; k and v are [kv heads, cached + new, dim].",
-    "batch": "Sequence b of a batch: q is [heads, new, dim]; k and v are those of the whole batch, [heads, tokens, dim].",
-}
-"""What the functions take, in words."""
 LEAK = "leak"
 """The kind of every bug by which one request reads another's data. It is reported first, even if others fit better."""
 _HOLE = "@"

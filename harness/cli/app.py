@@ -20,10 +20,10 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
+from assay.harness.cli.streams import keep_open
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.files import portable
 from assay.harness.interruption import like_ctrl_c
-from assay.harness.offline.handover import Handover
 from assay.harness.text import visible
 
 if TYPE_CHECKING:
@@ -38,38 +38,31 @@ ReadOut = Annotated[
 """An option of the commands that run a kernel."""
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and decide if the candidate may be merged."),
-    "report": ("run", "Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."),
+    "report": ("run", "Rebuild a run's report from its evidence, and show it; show a report.json as it is."),
     "runs": (
-        "runs",
+        "run",
         "List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
-    "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
-    "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
-    "diff": (
-        "diff",
-        "Run the candidate in the shadow of the reference: show its own error by layer, head and condition, and name the bug.",
-    ),
-    "record": ("diff", "Record a replay pack: q, k, v and outputs of chosen calls, to run kernels on without a server."),
-    "replay": ("diff", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
+    "replay": ("replay", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
-    "explain": ("explain", "Explain a finding: its picture, wrong and right code, and public bugs of its kind."),
+    "explain": ("explain", "Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."),
     "bench": (
         "bench",
-        "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
+        "Time both servers side by side and judge the ratio of their times.",
     ),
     "invariance": (
         "invariance",
         "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
     ),
     "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "sweep": ("sweep", "Run a command over axes, such as kernels x models: one cell after the other here, or on Ray."),
+    "sweep": (
+        "sweep",
+        "Run a command over axes, such as kernels x models: each cell runs in a process of its own.",
+    ),
     "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
-    "baseline": ("gate", "Manage accepted results, kept in files that a team commits."),
-    "ingest": ("ingest", "Read other tools' logs, results, traces and dumps, and report what follows from them."),
-    "compare": ("compare", "Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."),
-    "trace": ("trace", "Read a trace of an engine or a profiler, or compare two."),
-    "tensors": ("tensors", "Compare dumps of tensors: layer, head and token of the first and the worst difference."),
+    "ingest": ("ingest", "Read other tools' logs, results, traces and tensors, and report what follows from them."),
+    "compare": ("compare", "Compare two results, folders of runs, files of tensors, traces or fingerprints that are there."),
     "fingerprint": (
         "fingerprint",
         "Show what is really being served: token ids, RoPE, weights, backends; and rank what differs between two servers.",
@@ -80,8 +73,8 @@ COMMANDS = {
 """Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
 
 EXTRAS: dict[str, Extra] = {
-    **dict.fromkeys(("run", "gate", "diff", "record", "invariance"), "serve"),
-    **dict.fromkeys(("report", "baseline", "bench", "bisect", "compare"), "reports"),
+    **dict.fromkeys(("run", "gate", "invariance"), "serve"),
+    **dict.fromkeys(("bench", "bisect"), "reports"),
 }
 """Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.
@@ -166,8 +159,6 @@ class _Detail:
 
 
 detail = _Detail()
-handover = Handover()
-"""What the process of a supervised command leaves: the command then runs once more, calls no kernel, and renders it."""
 
 
 def say(text: str) -> None:
@@ -221,7 +212,7 @@ def wrong_use(error: Exception) -> UsageError | None:
 
 
 def _command_name(context: Any) -> str:
-    """Return the command of a context as one types it: "assay bench kernel"."""
+    """Return the command of a context as one types it: "assay bisect layers"."""
     words: list[str] = []
     while context.parent is not None:
         words, context = [context.info_name, *words], context.parent
@@ -305,6 +296,18 @@ def _version(
     if version:
         console.print(f"assay {__version__}", highlight=False)
         raise typer.Exit
+
+
+def entry() -> None:
+    """Run the command ``assay``: `main`, with streams that outlive their readers, in a working folder that exists."""
+    keep_open()
+    try:
+        os.getcwd()
+    except OSError:
+        gone = UsageError("The working folder is not there any more.", "a folder", "change to one that is there")
+        report_error(gone)
+        sys.exit(gone.exit_code)
+    main()
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from assay.harness.cli.app import console, errors, report_error, say, wrong_use
+from assay.harness.cli.app import errors, report_error, say, wrong_use
 from assay.harness.cli.bisect import bisect_app
-from assay.harness.cli.flags import Jobs, Ray, WithRay, existing, grouped_flags
-from assay.harness.cli.output import Json, deliver, new_folder
+from assay.harness.cli.flags import existing, grouped_flags
+from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 
 _GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
@@ -50,8 +50,7 @@ class _Measured:
         Literal["skip", "bad"],
         typer.Option(help="How to classify a commit whose kernel raises, dies or hangs on a call."),
     ] = "skip"
-    build_timeout: Annotated[float, typer.Option(help="Time limit of a build, in seconds.", min=0.1)] = 1800.0
-    seed: Annotated[int, typer.Option(help="Seed of the op-level calls.")] = 0
+    timeout: Annotated[float | None, typer.Option(help="Time limit of a probe, in seconds.", min=0.1)] = None
 
 
 @dataclass
@@ -66,31 +65,17 @@ class _Searched(_Measured):
         Literal["bound", "good"],
         typer.Option(help="Compare each call's own error with its bound, or with that of the good revision."),
     ] = "bound"
-    times: Annotated[
-        float, typer.Option(help="With --against good: the largest acceptable multiple of its error.", min=1)
-    ] = 2.0
     first_parent: Annotated[bool, typer.Option("--first-parent", help="Follow first parents only.")] = False
-    repeats: Annotated[int, typer.Option(help="Fewest probes of each end before the search.", min=1)] = 1
-    confidence: Annotated[float, typer.Option(help="Probability at which a commit is named.", min=0.51, max=0.9999)] = (
-        0.95
-    )
-    scan: Annotated[
-        int | None,
-        typer.Option(
-            help="Further commits to probe after the culprit is named, for the error profile; by default 8.", min=0
-        ),
-    ] = None
     keep_build: Annotated[
         bool, typer.Option("--keep-build", help="Keep the files that git ignores from commit to commit.")
     ] = False
-    timeout: Annotated[float | None, typer.Option(help="Time limit of a probe, in seconds.", min=0.1)] = None
     run_args: Annotated[
         list[str] | None,
         typer.Option("--run-arg", help="With --with accuracy: a further argument of assay run; may be repeated."),
     ] = None
 
 
-@bisect_app.command(cls=WithRay)
+@bisect_app.command()
 @grouped_flags(_Searched)
 def commits(
     settings: dict[str, Any],
@@ -100,15 +85,10 @@ def commits(
     good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
     bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
     kernel: Kernel = "",
-    status: Annotated[
-        bool, typer.Option("--status", help="Show the progress of a bisection without changing it.")
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
     ] = None,
-    ray: Ray = None,
-    jobs: Jobs = None,
     json: Json = False,
 ) -> None:
     """Find the commit that made a kernel worse. The same command resumes a bisection that was stopped.
@@ -116,28 +96,13 @@ def commits(
     Exit codes: 0 a commit is named, 2 usage error (also if a stated end turns out otherwise), 3 no commit could be named.
 
     """
-    from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec, default_folder, latest_folder
-    from assay.harness.bisect.commits.state import BisectFolder
+    from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec
     from assay.harness.files import write_whole
-    from assay.reports.commit_bisection import ProgressView, bisection_document
+    from assay.reports.commit_bisection import bisection_document
 
-    if status and (out or not kernel):
-        deliver(bisection_document((BisectFolder(out) if out else latest_folder()).read()), json)
-        return
     spec = bisection_spec(repo, {**settings, "good": good, "bad": bad, "kernel": kernel})
-    folder = BisectFolder(out) if out else default_folder(spec)
-    if status:
-        deliver(bisection_document(folder.read()), json)
-        return
-    from assay.harness.sweep.executor import Needs
-    from assay.harness.sweep.executors import executor_of
-    from assay.harness.sweep.this_machine import gpus_here
-
-    # Probes at once have a GPU each, if there are any; a single one sees all of them.
-    gpus = len(gpus_here())
-    needs = Needs(gpus=float(min(gpus, 1) if jobs or ray else gpus))
-    with _stoppable(), ProgressView(console, folder.path) as view:
-        state = bisect_commits(spec, folder, view, executor_of(needs, jobs, ray), needs)
+    with _stoppable(), progress() as display:
+        state, folder = bisect_commits(spec, out, display.say)
     assert state.result is not None
     write_whole(folder.path / "report.json", state.model_dump_json(indent=1))
     deliver(bisection_document(state), json, folder.path / "report.html")
@@ -146,7 +111,7 @@ def commits(
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM end a bisection with its worktree removed and a message."""
+    """End a bisection on Ctrl-C and SIGTERM with its worktree removed and a message."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -179,7 +144,6 @@ def probe(
     settings: dict[str, Any],
     kernel: Kernel,
     repo: Annotated[Path, typer.Option(help="The checkout to probe.", callback=_REPOSITORY)] = Path("."),
-    timeout: Annotated[float, typer.Option(help="Time limit of the probe, in seconds.", min=0.1)] = 300.0,
 ) -> None:
     """Probe the kernel of a checkout as it is, for git bisect run.
 
@@ -187,10 +151,10 @@ def probe(
 
     """
     try:
-        from assay.harness.bisect.commits.bisection import probe_checkout, probe_spec
+        from assay.harness.bisect.commits.bisection import bisection_spec, probe_checkout
         from assay.reports.commit_bisection import probe_line
 
-        spec = probe_spec(repo, {**settings, "kernel": kernel, "timeout": timeout})
+        spec = bisection_spec(repo, {**settings, "kernel": kernel}, ends=False)
         outcome, measured = probe_checkout(spec)
         say(probe_line(outcome, measured))
         code = _GIT_CODES[outcome.outcome]

@@ -1,4 +1,4 @@
-"""``assay compare``: two results of an evaluation tool, a benchmark or a test run; or runs of assay, two or more."""
+"""``assay compare``: two results, files of tensors, traces or fingerprints."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def _fraction(margin: float) -> float:
 def compare(
     results: Annotated[
         list[Path],
-        typer.Argument(
-            help="The accepted result, then the new one of the same tool: files or folders. Of runs, two or more."
-        ),
+        typer.Argument(help="The accepted one, then the new one: files or folders.", metavar="A B"),
     ],
     margin: Annotated[
         float,
@@ -38,53 +36,56 @@ def compare(
             help="Largest loss of the mean score that still passes, as a fraction; at most 0.1.", callback=_fraction
         ),
     ] = 0.02,
-    alpha: Annotated[float, typer.Option(help="Error rate of each interval and test.", min=1e-6, max=0.2)] = 0.05,
-    latency_bound: Annotated[
-        float, typer.Option(help="Largest ratio of times, B over A, that still passes.", min=1.0)
-    ] = 1.10,
-    length_bound: Annotated[
-        float,
-        typer.Option(
-            help="Largest change of the length of answers that passes, as a fraction, where the files record tokens.",
-            min=1e-6,
-            max=0.5,
-        ),
-    ] = 0.05,
     metric: Annotated[
         str, typer.Option(help="Score that counts, where a tool writes several: exact_match,strict-match for lm-eval.")
+    ] = "",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Error up to which a token of a head is equal, of tensors; by default what rounding to their dtype explains. "
+            "With 0, every bit must be equal.",
+            min=0,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="The model's folder: its config.json splits tensors of [tokens, heads * head_dim] into heads."
+        ),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="Dimensions of tensors: b, t, h, d for batch, token, head, head dim, such as bhtd.")
     ] = "",
     json: Json = False,
     html: Html = None,
     junit: Junit = None,
 ) -> None:
-    """Compare results that are there: two of an evaluation tool, a benchmark or tests; or two or more runs."""
-    from assay.harness.fingerprint.stored import has_fingerprint, is_fingerprint
-    from assay.harness.ingest.results.compare_results import PassLimits
-    from assay.harness.ingest.results.side_by_side import are_runs
+    """Compare two results, folders of runs, files of tensors, traces or fingerprints that are there.
 
-    if len(results) < 2:
-        raise UsageError(f"Only {results[0]} was named.", "two results, or two or more runs", "name the other one too")
-    if len(results) == 2 and any(map(is_fingerprint, results)) and all(map(has_fingerprint, results)):
+    Exit codes: 0 B is as good as A, or equal to it; 1 it is not; 2 wrong use; 3 no verdict.
+    """
+    from assay.harness.fingerprint.stored import has_fingerprint, is_fingerprint
+
+    if len(results) != 2:
+        raise UsageError(
+            f"{len(results)} results were named." if results[1:] else f"Only {results[0]} was named.",
+            "two results, the accepted one first",
+            "compare them in pairs" if results[1:] else "name the other one too",
+        )
+    a, b = results
+    if any(map(is_fingerprint, results)) and all(map(has_fingerprint, results)):
         from assay.harness.fingerprint.differences import compare_fingerprints
         from assay.harness.fingerprint.stored import read_fingerprint
         from assay.reports.fingerprint import diff_document
 
-        diff = compare_fingerprints(read_fingerprint(results[0]), read_fingerprint(results[1]))
+        diff = compare_fingerprints(read_fingerprint(a), read_fingerprint(b))
         raise typer.Exit(deliver(diff_document(diff), json, html, junit))
-    limits = PassLimits(margin, alpha, latency_bound, length_bound)
-    if are_runs(results):
-        from assay.harness.ingest.results.side_by_side import compare_runs
-        from assay.reports.compare import runs_compared_document
-
-        raise typer.Exit(deliver(runs_compared_document(compare_runs(results, limits, as_given())), json, html, junit))
-    if len(results) > 2:
-        raise UsageError(
-            f"{len(results)} results were named, and not all of them are runs of assay.",
-            "two results; only of runs more than two",
-            "compare them in pairs",
-        )
-    from assay.harness.ingest.results.compare_results import compare as run
+    from assay.harness.ingest.compare import compare as run
+    from assay.harness.ingest.comparison import PassLimits
+    from assay.harness.ingest.tensors.layout import ModelHeads, check_axes
+    from assay.harness.ingest.tensors.tensor_diff import TensorRule
     from assay.reports.compare import compare_document
 
-    result = run(results[0], results[1], limits, metric, reproduce=as_given())
+    rule = TensorRule(tolerance, ModelHeads.of(model) if model else None, check_axes(layout))
+    result = run(a, b, PassLimits(margin), rule, metric, reproduce=as_given())
     raise typer.Exit(deliver(compare_document(result), json, html, junit))

@@ -12,7 +12,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic_core import PydanticUndefined
-from typer.core import TyperCommand
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
@@ -21,44 +20,10 @@ from assay.harness.config import FIELDS, RunSpec, defaults, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.sides import Device
 
-
-class WithRay(TyperCommand):
-    """A command with `Ray`, which may stand without an address."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of a command line, where ``--ray`` alone stands for a Ray on this machine."""
-        after = [*args[1:], ""]
-        bare = [word == "--ray" and not _is_address(next_) for word, next_ in zip(args, after, strict=True)]
-        words = ["--ray=local" if alone else word for word, alone in zip(args, bare, strict=True)]
-        return super().parse_args(ctx, words)
-
-
-def _is_address(word: str) -> bool:
-    """Return True if a word is the address of a Ray cluster: "auto", HOST:PORT or a URL."""
-    return word == "auto" or (":" in word and not word.startswith("-"))
-
-
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="[ADDRESS]",
-        help="Run on Ray, which is started on this machine; or with HOST:PORT, ray://HOST:PORT or auto on a cluster.",
-    ),
-]
-"""An option of the commands that can spread their work; they are `WithRay`."""
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", help="Do so many at a time, each with a GPU of its own if there are any; by default one.", min=1
-    ),
-]
-"""An option of such commands whose parts are like one another: probes, faults."""
-
 _PANELS = {
     "Latency": ("latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound"),
     "Advanced": (
-        "alpha", "greedy_margin", "concurrency", "max_tokens", "require", "growth", "budget_mb", "servers", "startup_timeout",
+        "alpha", "concurrency", "max_tokens", "servers", "startup_timeout",
         "request_timeout",
     ),
 }  # fmt: skip
@@ -148,6 +113,23 @@ def spec_flags(
         return run
 
     return decorate
+
+
+def refuse_flags_before(context: typer.Context) -> None:
+    """Refuse flags that stand before a subcommand, where they would do nothing.
+
+    Raises:
+        UsageError: a flag of the command was given, and a subcommand.
+    """
+    command, inner = context.info_name, context.invoked_subcommand
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [flag(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if given:
+        raise UsageError(
+            f"Before {inner}, {', '.join(given)} would apply to {command} itself.",
+            f"the flags of {command} {inner}, after the word {inner}",
+            f"see assay {command} {inner} --help",
+        )
 
 
 def grouped_flags(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

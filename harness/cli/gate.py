@@ -1,4 +1,4 @@
-"""For CI: ``assay gate``, ``assay baseline``."""
+"""For CI: ``assay gate``, and ``assay gate accept``, which accepts the results of a run as baselines."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Table
 
 from assay.harness.cli.app import app, console, say
-from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, spec_flags
-from assay.harness.cli.output import Json, print_json
+from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, refuse_flags_before, spec_flags
+from assay.harness.cli.output import Json
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
-from assay.harness.text import visible
 
 if TYPE_CHECKING:
     from assay.harness.baselines import Proposal
 
-baseline_app = typer.Typer(no_args_is_help=True, help="Manage accepted results, kept in files that a team commits.")
-app.add_typer(baseline_app, name="baseline")
+gate_app = typer.Typer(invoke_without_command=True, add_completion=False)
+app.add_typer(gate_app, name="gate")
 
 _BASELINES = typer.Option(
     "--baselines", help="Folder of the accepted baselines; by default the one in assay.toml, or baselines."
 )
 
-_EXISTING_BASELINES = typer.Option(
-    "--baselines",
-    help="Folder of the accepted baselines; by default the one in assay.toml, or baselines.",
-    callback=existing("a folder of accepted baselines"),
-)
 
-
-@app.command()
+@gate_app.callback()
 @spec_flags(FLAGS)
-def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Json = False) -> None:
+def gate(
+    flags: dict[str, Any],
+    context: typer.Context,
+    out: Out = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
     """Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."""
+    if context.invoked_subcommand:
+        refuse_flags_before(context)
+        return
     from assay.harness.cli.run import run_and_report
     from assay.reports.github import workflow_commands
     from assay.reports.markdown import to_markdown
@@ -55,7 +56,7 @@ def gate(flags: dict[str, Any], out: Out = None, config: Config = None, json: Js
     raise typer.Exit(made.exit_code)
 
 
-@baseline_app.command()
+@gate_app.command()
 def accept(
     run: RunFolderArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,
@@ -80,32 +81,6 @@ def accept(
         raise typer.Exit(ExitCode.NO_VERDICT)
     for written in accepted.accept(folder, proposals, root):
         say(f"Accepted: {written}")
-
-
-@baseline_app.command(name="list")
-def list_(
-    baselines: Annotated[Path | None, _EXISTING_BASELINES] = None,
-    config: Config = None,
-    json: Json = False,
-) -> None:
-    """List the accepted baselines."""
-    from assay.harness.evidence.baseline import read_all
-
-    root = baselines or Path(make_spec({}, config).policy.baselines)
-    if json:
-        from json import dumps
-
-        print_json(
-            dumps({name: accepted.model_dump(mode="json") for name, accepted in read_all(root).items()}, indent=2)
-        )
-        return
-    table = Table(Column("baseline", no_wrap=True), "backend", "engine", "accepted", "accuracy", "run")
-    for name, accepted in read_all(root).items():
-        accuracy = accepted.numbers.get("accuracy")
-        shown = "" if accuracy is None else f"{accuracy:.3f}"
-        cells = (name, accepted.key.backend, accepted.key.engine, accepted.accepted, shown, accepted.run_id)
-        table.add_row(*(Text(visible(cell)) for cell in cells))  # a file's content is text, and moves no terminal
-    console.print(table if table.row_count else f"No baseline in {root}.")
 
 
 def _table(proposal: Proposal) -> Table:

@@ -14,14 +14,14 @@ from assay.harness.extras import require
 
 @app.command()
 def ingest(
-    files: Annotated[list[Path], typer.Argument(help="Logs, results files, traces or dumps.")],
+    files: Annotated[list[Path], typer.Argument(help="Logs, results files, traces or tensors.")],
     out: Annotated[
         Path | None,
         typer.Option(help="A folder for ingest.json, ingest.html and ingest.junit.xml.", callback=new_folder),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Read other tools' logs, results, traces and dumps, and report what follows from them."""
+    """Read other tools' logs, results, traces and tensors, and report what follows from them."""
     if out is not None:
         require("reports", "assay ingest --out")
     from assay.harness.files import write_whole

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from assay.harness.cli.app import app, as_given, console, detail, load_command, say
-from assay.harness.cli.flags import Ray, WithRay
-from assay.harness.cli.output import Html, Json, Junit, deliver, new_folder, progress
+from assay.harness.cli.app import app, as_given, load_command, say
+from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, make_spec
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.extras import require
 from assay.harness.interruption import too_late
+from assay.harness.text import counted
 
 if TYPE_CHECKING:
-    from assay.harness.sweep.cells import Option, SweepPlan
-    from assay.harness.sweep.executor import Executor
-    from assay.harness.sweep.session import Sweep
-    from assay.harness.sweep.spec import SweepSpec
+    from assay.harness.sweep.cells import Option
 
-_PAGE, _TEXT, _CASES, _RESULT = "index.html", "report.md", "report.junit.xml", "report.json"
-"""Files of a sweep's folder, besides its cells."""
+# Options of commands that a sweep sets itself.
 _OF_THE_SWEEP = ("out", "json", "html", "junit", "quiet", "verbose", "help")
-"""Options of commands that a sweep sets itself."""
+# Arguments by command and name, and the name that other commands have for it.
 _ALSO_CALLED = {("check", "kernel"): "candidate"}
-"""Arguments by command and name, and the name that other commands have for it."""
 
 
-@app.command(cls=WithRay)
+@app.command()
 def sweep(
     source: Annotated[
-        str,
-        typer.Argument(metavar="[SWEEP]", help="A sweep.toml; or check, replay, run or bench, with --set."),
+        str, typer.Argument(metavar="[SWEEP]", help="A sweep.toml; or check, replay, run or bench, with --set.")
     ] = "sweep.toml",
     set_: Annotated[
         list[str] | None,
@@ -46,91 +41,61 @@ def sweep(
         Path | None,
         typer.Option(help="The sweep's folder, by default one named after what it does.", callback=new_folder),
     ] = None,
-    resume: Annotated[
-        bool,
+    ray: Annotated[
+        str,
         typer.Option(
-            "--resume", help="Go on with the sweep in --out, by default the newest in runs/, as it was given."
+            metavar="ADDRESS", help="Run on Ray: HOST:PORT, ray://HOST:PORT or auto; local to start it on this machine."
         ),
-    ] = False,
-    ray: Ray = None,
+    ] = "",
     jobs: Annotated[
-        int | None,
+        int,
         typer.Option(
-            help="Most cells at a time; by default one, or one for each set of GPUs that a cell needs.", min=1
+            help="Most cells at a time on this machine; by default one, or one for each set of GPUs that a cell needs.",
+            min=0,
+            show_default=False,
         ),
-    ] = None,
-    stop_after: Annotated[
-        int, typer.Option(help="Run no further cell after so many regressions; 0 for never.", min=0)
     ] = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the cells and how long they will take, and run none.")
-    ] = False,
-    html: Html = None,
-    junit: Junit = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells, and run none.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a command over axes, such as kernels x models: one cell after the other here, or on Ray.
+    """Run a command over axes, such as kernels x models: each cell runs in a process of its own.
 
-    Each cell is a command of assay in a process of its own. The same sweep in the same folder runs only cells that have not ended,
-    or ended in an error. The exit code is that of the worst cell.
+    The same sweep in the same folder runs only cells that have not ended, or ended in an error. The exit code is that of the worst
+    cell.
     """
     require("reports", "assay sweep")
-    from assay.harness.sweep.executors import executor_of, without_results
-    from assay.harness.sweep.session import Sweep, SweepState, default_folder, latest_folder, needs_of, read_state
+    from assay.harness.sweep.cells import cells_of
+    from assay.harness.sweep.run import ended_in, gpus_here, run_sweep
     from assay.harness.sweep.spec import DEVICE_AXIS
     from assay.harness.sweep.spec import make_spec as sweep_spec
 
-    if resume:
-        folder = out or latest_folder()
-        state = read_state(folder)
-    else:
-        spec = sweep_spec(source, set_ or ())
-        folder = out or default_folder(spec)
-        state = SweepState(spec=spec, command=as_given())
-    if state.spec.runtime_env and not ray:
+    spec = sweep_spec(source, set_ or ())
+    if not ray and (spec.runtime_env or spec.limits.accelerator or DEVICE_AXIS in spec.axes):
         raise UsageError(
-            "The sweep has a [runtime_env].", "workers of Ray, which have one", "add --ray, or leave it out"
+            f"The sweep has a [runtime_env], or names kinds of GPUs with {DEVICE_AXIS}.",
+            "a sweep on Ray, whose workers have them",
+            "add --ray ADDRESS, or leave it out",
         )
-    if DEVICE_AXIS in state.spec.axes and not ray:
-        raise UsageError(
-            f"The sweep has the axis {DEVICE_AXIS}.",
-            "workers of these kinds",
-            f"add --ray ADDRESS, or name the kind of this machine's GPUs under [limits], as {DEVICE_AXIS}",
-        )
-    made = Sweep(state, _planned(state.spec, ray), folder, stop_after)
-    workers = without_results(state.spec.runtime_env, RUNS, folder)
-    executor = executor_of(needs_of(state.spec.limits), jobs, ray, workers, _said)
+    command = load_command(spec.command)
+    here = ", ".join(sorted({*gpus_here().values()})) if spec.limits.gpus and not ray else "any GPU"
+    device = spec.limits.accelerator or (here if spec.limits.gpus else "CPU")
+    cells = cells_of(spec, _options_of(spec.command, command.params), device)
+    tried: set[tuple[str, str]] = set()
+    for cell in cells:
+        if not {*cell.axes.items()} <= tried:  # each value once
+            tried |= {*cell.axes.items()}
+            _try(command, [*cell.command[1:]], spec.command)
+    digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:10]
+    folder = out or RUNS / f"sweep-{digest}"
     if dry_run:
-        _show_cells(made, jobs, executor)
+        left = [cell for cell in cells if ended_in(folder, cell.key) is None]
+        for cell in cells:
+            say(f"{'to run' if cell in left else 'has ended':<10} {cell.key}  assay {' '.join(cell.command)}")
+        say(f"{counted(len(cells), 'cell')}, {len(left)} to run.")
         return
     with progress() as display:
-        result = made.run(executor, display)
-    raise typer.Exit(_report(result, folder, json, html, junit))
-
-
-def _planned(spec: SweepSpec, ray: str | None) -> SweepPlan:
-    """Make the plan of a sweep, each of whose values some command has accepted.
-
-    Raises:
-        UsageError: one is no value of its option.
-    """
-    from assay.harness.sweep.cells import commands_of, plan
-    from assay.harness.sweep.identity import identify
-    from assay.harness.sweep.this_machine import gpus_here
-
-    commands = {name: load_command(name) for name in commands_of(spec)}
-    options = {name: _options_of(name, command.params) for name, command in commands.items()}
-    here = "any GPU" if ray else ", ".join(sorted({*gpus_here().values()}))
-    device = spec.limits.accelerator or (here if spec.limits.gpus else "CPU")
-    planned = plan(spec, options, identify(spec.runtime_env, device))
-    tried: set[tuple[str, str, str]] = set()
-    for cell in planned.cells.values():
-        stage = cell.command[0]
-        values = {(stage, name, value) for name, value in cell.axes.items()} or {(stage, "", "")}
-        if not values <= tried:
-            tried |= values
-            _try(commands[stage], [*cell.command[1:], *(["pack"] if cell.pack or stage == "record" else [])], stage)
-    return planned
+        result = run_sweep(spec, cells, folder, as_given(), jobs, ray, display)
+    raise typer.Exit(_report(result, folder, json))
 
 
 def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
@@ -147,7 +112,7 @@ def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
         kind: Literal["value", "switch", "repeated"]
         kind = "switch" if getattr(param, "is_flag", False) else "repeated" if param.multiple else "value"
         off = next(iter(getattr(param, "secondary_opts", ())), "")
-        options[_ALSO_CALLED.get((name, called), called)] = Option("" if argument else long, kind, off, param.required)
+        options[_ALSO_CALLED.get((name, called), called)] = Option("" if argument else long, kind, off)
     return options
 
 
@@ -178,31 +143,7 @@ def _try(command: Any, words: list[str], name: str) -> None:
         ) from None
 
 
-def _said(key: str, line: str) -> None:
-    """Show what a cell says, if the user asked for it."""
-    if detail.verbose and not console.quiet:
-        console.print(f"  {key}: {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _show_cells(made: Sweep, jobs: int | None, executor: Executor) -> None:
-    """Show the cells of a sweep, and an estimate."""
-    from assay.harness.progress import duration
-    from assay.harness.sweep.session import estimate
-    from assay.harness.text import counted
-
-    with executor:
-        slots = executor.slots
-    seconds, known = estimate(made, slots)
-    result = made.result()
-    for cell in result.cells:
-        say(f"{cell.verdict or 'to run':<12} {cell.key}  assay {' '.join(cell.command)}")
-    left = sum(cell.verdict is None for cell in result.cells)
-    of_earlier = f"about {duration(seconds)} ({known} of them by earlier durations)"
-    guess = of_earlier if known else "no duration is known yet"
-    say(f"{counted(len(result.cells), 'cell')}, {left} to run, {slots} at a time: {guess}.")
-
-
-def _report(result: Any, folder: Path, json: bool, html: Path | None, junit: Path | None) -> int:
+def _report(result: Any, folder: Path, json: bool) -> int:
     """Write the sweep's files, and show its result; return the exit code."""
     from assay.harness.files import write_whole
     from assay.reports.junit import to_junit
@@ -210,11 +151,11 @@ def _report(result: Any, folder: Path, json: bool, html: Path | None, junit: Pat
     from assay.reports.page import to_html
     from assay.reports.sweep import sweep_document
 
-    document = sweep_document(result, folder / _PAGE)
+    page = folder / "index.html"
+    document = sweep_document(result, page)
     with too_late():
-        files: Mapping[str, str] = {
-            _PAGE: to_html(document), _TEXT: to_markdown(document), _CASES: to_junit(document), _RESULT: document.json(result),
-        }  # fmt: skip
-        for name, text in files.items():
-            write_whole(folder / name, text)
-        return deliver(document, json, html, junit)
+        write_whole(page, to_html(document))
+        write_whole(folder / "report.md", to_markdown(document))
+        write_whole(folder / "report.junit.xml", to_junit(document))
+        write_whole(folder / "report.json", document.json(result))
+        return deliver(document, json)

@@ -21,7 +21,7 @@ from assay.harness.collect.servers import make_run_engine, manifest_of, record_f
 from assay.harness.engines.base import Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.question_plan import QUESTION_PLAN
+from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role
 

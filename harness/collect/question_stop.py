@@ -7,8 +7,8 @@ from threading import Condition
 
 from assay.harness.collect.plan import Plan
 from assay.harness.compare.answers import Pair
-from assay.harness.compare.paired_accuracy import outcome_of, prefix_of, soonest_pass
-from assay.harness.evidence.question_plan import Stop
+from assay.harness.compare.paired_accuracy import accuracy_of, beginning, soonest_pass
+from assay.harness.evidence.manifest import Stop
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import ROLES, Role
 
@@ -146,9 +146,9 @@ class QuestionStop:
         reference, candidate = (self._answers[role] for role in ROLES)
         both = [item for item in self.items if item.id in reference and item.id in candidate]
         pairs = [Pair(item, reference[item.id], candidate[item.id]) for item in both]
-        outcome = outcome_of(prefix_of(self.items, pairs[: self.pairs]), self._rule)
-        if outcome.over:
-            self.reason = "decided" if outcome.decided else "hopeless"
+        result = accuracy_of(beginning(self.items, pairs[: self.pairs]), self._rule)
+        if result.over:
+            self.reason = "hopeless" if result.hopeless else "decided"
         elif self.pairs == len(self.items):
             self.reason = "all asked"
         soonest = soonest_pass(self.items, pairs, self._rule)

@@ -47,7 +47,7 @@ def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifes
         recorded = pack_of(folder)
         if recorded is None:
             raise EvidenceError(
-                "No call was recorded.", "at least one call that a kernel can compute", "see assay diff"
+                "No call was recorded.", "at least one call that a kernel can compute", "see assay run --suites layers"
             )
         pack.parent.mkdir(parents=True, exist_ok=True)
         if pack.exists():

@@ -18,9 +18,8 @@ from assay.harness.collect.plan import Plan
 from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
 from assay.harness.errors import ChangedError, EngineError, EvidenceError
 from assay.harness.evidence.folder import EndedFolder, RunFolder
-from assay.harness.evidence.manifest import FailureResult, Manifest, hash_items
+from assay.harness.evidence.manifest import QUESTION_PLAN, FailureResult, Manifest, QuestionPlan, hash_items, order_hash
 from assay.harness.evidence.nonce import new_nonce
-from assay.harness.evidence.question_plan import QUESTION_PLAN, QuestionPlan, order_hash
 from assay.harness.files import file_name, portable, shown
 from assay.harness.sides import ROLES, Role
 

@@ -1,4 +1,4 @@
-"""The test of a loss of accuracy, paired and anytime-valid; it decides for judge and ingest, and for collect when to stop asking.
+"""The decision about a loss of accuracy, by paired answers: for the judge, for `compare`, and for when to stop asking.
 
 What is estimated is the *loss*: the share of questions that the reference gets right minus the candidate's, where the questions are
 those of the set, or of the source that they were drawn from, each unit counted once. A *unit* is a question, or all questions about
@@ -18,23 +18,28 @@ order alone, and the error rates hold at every look:
 - a candidate whose loss is the margin or more passes with a probability of at most ``alpha``.
 
 Further answers cannot turn a regression into a pass. They can, as long as someone asks, turn a pass into a regression.
+
+Results that are complete, such as the logs of two finished evaluations, are looked at once. Where their answers are right or wrong,
+the exact test of a fixed number of pairs needs fewer of them (`assay.harness.stats.paired_margin`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from assay.evals.questions import LETTERS
 from assay.harness.compare.answers import Pair
 from assay.harness.evidence.records import Item
-from assay.harness.sides import ROLES, Role
-from assay.harness.stats.betting import Array, log_wealth, log_wealth_below, p_value
+from assay.harness.stats import paired_margin
+from assay.harness.stats.betting import Array, betting_interval, log_wealth, log_wealth_below, p_value
+from assay.harness.stats.share import Interval, clopper_pearson, mcnemar
 from assay.harness.verdict import Verdict
 
 CHANCE = 0.25
@@ -45,6 +50,7 @@ MOST_UNPARSED = 0.05
 """Largest share of answers without a letter: a comparison of more is one of formats."""
 
 Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unparsed", "undecided"]
+_VERDICTS: dict[Reason, Verdict] = {"regression": "regression", "non-inferior": "pass"}
 
 
 @dataclass(frozen=True)
@@ -56,74 +62,220 @@ class Rule:
         alpha: level of the test that the loss is below the margin.
         regression_alpha: level of the test that it is above.
         population: units of the set from which the order was drawn; None for one without end.
+        loss_suffices: whether a loss above the margin is a regression also if the reference is not fit to compare with.
     """
 
     margin: float
     alpha: float
     regression_alpha: float
     population: int | None = None
+    loss_suffices: bool = False
+
+
+class Scores(NamedTuple):
+    """What both sides scored on one question, from 0 to 1.
+
+    Attributes:
+        unit: the questions of one unit count as one value.
+        reference: score of the reference, or of A.
+        candidate: score of the candidate, or of B.
+        unparsed: whether the answer of the reference, and of the candidate, has no letter.
+        cold: whether it was asked with an empty cache.
+    """
+
+    unit: str
+    reference: float
+    candidate: float
+    unparsed: tuple[bool, bool]
+    cold: bool = False
+
+    @property
+    def loss(self) -> float:
+        """The reference's score minus the candidate's."""
+        return self.reference - self.candidate
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """The longest beginning of the order in which both roles answered every question.
+class Accuracy:
+    """The result of the test, from which every number and sentence about accuracy is made.
 
     Attributes:
-        pairs: of its questions.
+        rule: of the test.
+        scores: what it read.
+        chance: score of guessing.
         losses: mean loss of each unit.
-        cached: mean loss of each unit over its questions that found the shared header in the cache, where it has any.
-        reference: the reference's accuracy in each unit.
-        unparsed: questions without a letter in the answer, by role.
-        complete: whether it holds all questions that were planned.
+        references: mean score of the reference in each unit.
+        exact: whether the test was the exact one of a fixed number of pairs.
+        reason: "regression" and "non-inferior" are verdicts; the others say why there is none.
+        hopeless: whether no number of questions is likely to give a verdict.
+        p_regression: p value of "the loss is at most the margin".
+        p_inferior: p value of "the loss is at least the margin".
     """
 
-    pairs: tuple[Pair, ...]
+    rule: Rule
+    scores: tuple[Scores, ...]
+    chance: float
     losses: Array
-    cached: Array
-    reference: Array
-    unparsed: Mapping[Role, int]
-    complete: bool
+    references: Array
+    exact: bool
+    reason: Reason
+    hopeless: bool
+    p_regression: float
+    p_inferior: float
 
     @property
-    def chance(self) -> float:
-        """Accuracy of guessing: `CHANCE` if any answer is a letter."""
-        return CHANCE if not self.pairs or any(pair.item.expected in LETTERS for pair in self.pairs) else 0.0
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        return _VERDICTS.get(self.reason, "inconclusive")
 
-    def unparsed_share(self, role: Role) -> float:
-        """Compute the share of a role's answers without a letter."""
-        return self.unparsed[role] / len(self.pairs) if self.pairs else 0.0
+    @property
+    def over(self) -> bool:
+        """True if asking on is pointless."""
+        return self.hopeless or self.reason in _VERDICTS
+
+    @property
+    def loss(self) -> float:
+        """The mean loss, each unit counted once; 0 if nothing was compared."""
+        return float(self.losses.mean()) if self.losses.size else 0.0
+
+    @cached_property
+    def flips(self) -> tuple[int, int]:
+        """Questions that were lost, and gained."""
+        losses = [each.loss for each in self.scores]
+        return sum(loss > 0 for loss in losses), sum(loss < 0 for loss in losses)
+
+    @property
+    def p_mcnemar(self) -> float:
+        """The p value of "as many are lost as gained", which decides nothing."""
+        return mcnemar(*self.flips)
+
+    @property
+    def unparsed(self) -> tuple[float, float]:
+        """Shares of the reference's and of the candidate's answers without a letter."""
+        return _unparsed(self.scores)
+
+    # Found by a search, so not computed while a run asks.
+    @cached_property
+    def interval(self) -> Interval:
+        """Losses that the test does not reject, each end with the error rate `Rule.alpha`; [-1, 1] if nothing was compared."""
+        if self.exact:
+            return paired_margin.loss_interval(*self.flips, len(self.scores), self.rule.alpha)
+        return betting_interval(self.losses, self.rule.alpha, -1, 1, self.rule.population)
+
+    @cached_property
+    def least_reference(self) -> float:
+        """The lower bound of the reference's accuracy."""
+        if self.exact:
+            return clopper_pearson(round(self.references.sum()), len(self.scores), 2 * self.rule.alpha).low
+        return betting_interval(self.references, self.rule.alpha, 0, 1, self.rule.population).low
 
 
-def prefix_of(items: Sequence[Item], pairs: Sequence[Pair]) -> Prefix:
-    """Cut the pairs at the first unit that is not complete.
+def beginning(items: Iterable[Item], pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Return the pairs of the longest beginning of the order in which both roles answered every question of each unit.
 
     Args:
         items: the questions in their order, each prompt once.
         pairs: those that both roles answered.
     """
     by_item = {pair.item.id: pair for pair in pairs}
-    units: list[list[Pair]] = []
-    complete = True
+    inside: list[Pair] = []
     for _, unit in groupby(items, key=lambda item: item.unit or item.id):
         asked = [item.id for item in unit]
         if any(id_ not in by_item for id_ in asked):
-            complete = False
             break
-        units.append([by_item[id_] for id_ in asked])
-    inside = tuple(pair for unit in units for pair in unit)
-    return Prefix(
-        pairs=inside,
-        losses=_means(units, lambda pair: pair.loss),
-        cached=_means([[pair for pair in unit if not pair.item.cold] for unit in units], lambda pair: pair.loss),
-        reference=_means(units, lambda pair: pair.right("reference")),
-        unparsed={role: sum(pair.of(role).parsed is None for pair in inside) for role in ROLES},
-        complete=complete,
-    )
+        inside += [by_item[id_] for id_ in asked]
+    return tuple(inside)
 
 
-def _means(units: Sequence[Sequence[Pair]], value: Callable[[Pair], int]) -> Array:
-    """Compute the mean of a value in each unit that has a pair, [units]."""
-    return np.array([sum(map(value, unit)) / len(unit) for unit in units if unit], dtype=float)
+def accuracy_of(pairs: Sequence[Pair], rule: Rule) -> Accuracy:
+    """Decide by the answers to a beginning of the questions of a run."""
+    scores = [
+        Scores(
+            unit=pair.item.unit or pair.item.id,
+            reference=float(pair.right("reference")),
+            candidate=float(pair.right("candidate")),
+            unparsed=(pair.reference.parsed is None, pair.candidate.parsed is None),
+            cold=pair.item.cold,
+        )
+        for pair in pairs
+    ]
+    letters = not pairs or any(pair.item.expected in LETTERS for pair in pairs)
+    return accuracy(scores, rule, CHANCE if letters else 0.0)
+
+
+def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool = False) -> Accuracy:
+    """Decide by paired scores.
+
+    - *regression*: the loss is above the margin. Unparsed answers are wrong ones, so a candidate that only stops answering in the
+      required form has regressed.
+    - *non-inferior*: the loss is below the margin, no more than `MOST_UNPARSED` of either side's answers are unparsed, and the
+      reference is so much better than guessing that a loss would show.
+
+    Unless `Rule.loss_suffices`, there is neither where the reference has no headroom or too many unparsed answers: it is not fit to
+    compare with.
+
+    Args:
+        scores: in the random order in which the questions were asked, or in another that does not depend on the answers.
+        rule: of the test.
+        chance: score of guessing.
+        fixed: whether their number was fixed before any was asked. One look is then made, and the exact test where it is defined.
+    """
+    units: dict[str, list[Scores]] = {}
+    for each in scores:
+        units.setdefault(each.unit, []).append(each)
+    losses = np.array([_mean(each.loss for each in unit) for unit in units.values()])
+    references = np.array([_mean(each.reference for each in unit) for unit in units.values()])
+    exact = fixed and len(units) == len(scores) and all({each.reference, each.candidate} <= {0, 1} for each in scores)
+    floor = chance + HEADROOM * rule.margin
+    hopeless, p_regression, p_inferior = False, 1.0, 1.0
+    reason: Reason = "nothing"
+    if scores:
+        if exact:
+            lost, gained = int((losses > 0).sum()), int((losses < 0).sum())
+            p_regression = paired_margin.p_not_above(lost, gained, len(losses), rule.margin)
+            p_inferior = paired_margin.p_not_below(lost, gained, len(losses), rule.margin)
+            right = round(references.sum())
+            headroom = clopper_pearson(right, len(losses), 2 * rule.alpha).low > floor
+        else:
+            cached = [[each.loss for each in unit if not each.cold] for unit in units.values()]
+            bets = np.array([_mean(unit) for unit in cached if unit])
+            p_regression = p_value(log_wealth(losses, rule.margin, -1, 1, rule.population))
+            p_inferior = p_value(log_wealth_below(bets, rule.margin, -1, 1, rule.population))
+            headroom = p_value(log_wealth(references, floor, 0, 1, rule.population)) <= rule.alpha
+        reason = _reason(rule, p_regression, p_inferior, _unparsed(scores), headroom)
+        if reason == "unparsed":
+            hopeless = _more_than(sum(each.unparsed[0] for each in scores), len(scores), rule.alpha)
+        elif reason == "no headroom":
+            hopeless = p_value(log_wealth_below(references, floor, 0, 1, rule.population)) <= rule.alpha
+    return Accuracy(rule, tuple(scores), chance, losses, references, exact, reason, hopeless, p_regression, p_inferior)
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def _unparsed(scores: Sequence[Scores]) -> tuple[float, float]:
+    n = max(len(scores), 1)
+    return sum(each.unparsed[0] for each in scores) / n, sum(each.unparsed[1] for each in scores) / n
+
+
+def _reason(
+    rule: Rule, p_regression: float, p_inferior: float, unparsed: tuple[float, float], headroom: bool
+) -> Reason:
+    """Decide about paired answers by the p values, the shares of unparsed answers, and whether the reference has headroom."""
+    above = p_regression <= rule.regression_alpha
+    if above and rule.loss_suffices:
+        return "regression"
+    if unparsed[0] > MOST_UNPARSED:
+        return "unparsed"
+    if not headroom:
+        return "no headroom"
+    if above:
+        return "regression"
+    if unparsed[1] > MOST_UNPARSED:
+        return "unparsed"
+    return "non-inferior" if p_inferior <= rule.alpha else "undecided"
 
 
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
@@ -146,101 +298,6 @@ def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> in
         return len(items)
     places = [number for number, unit in enumerate(cached) if unit]
     return sum(len(unit) for unit in units[: places[int(won.argmax())] + 1])
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of the test on a prefix.
-
-    Attributes:
-        reason: "regression" and "non-inferior" are verdicts; the others say why there is none.
-        hopeless: whether no number of questions is likely to give a verdict.
-        p_regression: anytime-valid p value of "the loss is at most the margin".
-        p_inferior: anytime-valid p value of "the loss is at least the margin".
-    """
-
-    reason: Reason
-    hopeless: bool
-    p_regression: float
-    p_inferior: float
-
-    @property
-    def decided(self) -> bool:
-        """True if there is a verdict."""
-        return self.reason in ("regression", "non-inferior")
-
-    @property
-    def over(self) -> bool:
-        """True if asking on is pointless."""
-        return self.decided or self.hopeless
-
-
-def reason_of(
-    rule: Rule,
-    p_regression: float,
-    p_inferior: float,
-    unparsed: tuple[float, float],
-    headroom: bool,
-    always_regresses: bool = False,
-) -> Reason:
-    """Decide about paired answers, of which there are some.
-
-    Args:
-        rule: of the test.
-        p_regression: p value of "the loss is at most the margin".
-        p_inferior: p value of "the loss is at least the margin".
-        unparsed: shares of the reference's and of the candidate's answers that are unparsed.
-        headroom: whether the reference is shown to beat guessing by `HEADROOM` margins.
-        always_regresses: whether a loss above the margin is a regression also if the reference is not fit to compare with.
-    """
-    above = p_regression <= rule.regression_alpha
-    of_reference, of_candidate = unparsed
-    if above and always_regresses:
-        return "regression"
-    if of_reference > MOST_UNPARSED:
-        return "unparsed"
-    if not headroom:
-        return "no headroom"
-    if above:
-        return "regression"
-    if of_candidate > MOST_UNPARSED:
-        return "unparsed"
-    return "non-inferior" if p_inferior <= rule.alpha else "undecided"
-
-
-def verdict_of(reason: Reason) -> Verdict:
-    """Return the verdict of a decision."""
-    if reason == "regression":
-        return "regression"
-    return "pass" if reason == "non-inferior" else "inconclusive"
-
-
-def outcome_of(prefix: Prefix, rule: Rule) -> Outcome:
-    """Test a prefix.
-
-    - *regression*: the loss is above the margin. Unparsed answers are wrong ones, so a candidate that only stops answering in the
-      required form has regressed.
-    - *non-inferior*: the loss is below the margin, no more than `MOST_UNPARSED` of either role's answers are unparsed, and the
-      reference is so much better than guessing that a loss would show.
-
-    There is neither where the reference has no headroom or too many unparsed answers: it is not fit to compare with.
-    """
-    if not prefix.pairs:
-        return Outcome("nothing", False, 1.0, 1.0)
-    above = log_wealth(prefix.losses, rule.margin, -1, 1, rule.population)
-    below = log_wealth_below(prefix.cached, rule.margin, -1, 1, rule.population)
-    floor = prefix.chance + HEADROOM * rule.margin
-    headroom = p_value(log_wealth(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
-    p_regression, p_inferior = p_value(above), p_value(below)
-
-    unparsed = (prefix.unparsed_share("reference"), prefix.unparsed_share("candidate"))
-    reason = reason_of(rule, p_regression, p_inferior, unparsed, headroom)
-    hopeless = False
-    if reason == "unparsed" and unparsed[0] > MOST_UNPARSED:
-        hopeless = _more_than(prefix.unparsed["reference"], len(prefix.pairs), rule.alpha)
-    elif reason == "no headroom":
-        hopeless = p_value(log_wealth_below(prefix.reference, floor, 0, 1, rule.population)) <= rule.alpha
-    return Outcome(reason, hopeless, p_regression, p_inferior)
 
 
 def _more_than(unparsed: int, of: int, alpha: float) -> bool:

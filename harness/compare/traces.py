@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.harness.evidence import error_sums
-from assay.harness.evidence.error_sums import Floats, sums_of
+from assay.harness.evidence.error_table import Floats, relative_l1, sums_of
 from assay.harness.evidence.trace import Trace
 
 
@@ -24,12 +23,12 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
     Args:
         pairs: traces of each request, the reference's and the candidate's. Their sums are added, never ratios.
         own: relative L1 of the candidate's kernel on the reference's inputs by layer number, for example from
-            ``ShadowErrors.table(by=("layer",))``; NaN, or missing at the end, where not observed.
+            ``ErrorTable.distance(("layer",))``; NaN, or missing at the end, where not observed.
 
     Returns:
         Layer -> total and inherited error, relative L1 as in arXiv 2410.02367, section 4.4. The total is infinite where only the
-        reference is zero or nothing of the candidate is finite, and NaN where no row matched; inherited is also NaN where `own` was
-        not observed, or both are infinite.
+        reference is zero or a number of the candidate is not finite, and NaN where no row matched; inherited is also NaN where
+        `own` was not observed, or both are infinite.
 
     Raises:
         ValueError: the traces have other layers, heads or head dimensions.
@@ -40,7 +39,7 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
             total[layer] = total[layer] + sums if layer in total else sums
     errors = {}
     for layer, sums in total.items():
-        error = float(error_sums.relative_l1(sums.sum(0)))
+        error = float(relative_l1(sums.sum(0)))
         mine = float(own[layer]) if layer < len(own) else math.nan
         errors[layer] = error, max(error - mine, 0.0)  # NaN where the difference is
     return errors
@@ -53,7 +52,7 @@ def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
     there on, the texts differ.
 
     Returns:
-        Layer -> float64 [heads, 5], the columns of `assay.harness.evidence.error_sums.SUMS`.
+        Layer -> float64 [heads, 5], the columns of `assay.harness.evidence.error_table.DISTANCE`.
 
     Raises:
         ValueError: the traces have other layers, heads or head dimensions.

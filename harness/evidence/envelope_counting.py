@@ -9,8 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from assay.harness.conditions import CHUNK, ENVELOPE, ENVELOPE_OF, MIX, Buckets, border_of
-from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts
-from assay.harness.evidence.lengths import Ranges, ranges_of
+from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, Ranges, ranges_of
 
 _FIRST, _LATER, _FULL = range(len(CHUNK.labels))
 

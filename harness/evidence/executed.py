@@ -15,7 +15,6 @@ from assay.harness.text import few
 
 FOLDER = "kernels"
 """Folder of these files, in a server's folder."""
-SCHEMA: Literal["assay.kernels/1"] = "assay.kernels/1"
 
 KernelKind = Literal["device", "triton", "operator"]
 """A kernel on a GPU, a Triton function that the interpreter ran, or an operator of PyTorch."""
@@ -69,7 +68,6 @@ class KernelTrace(RunRecord):
         passes: the traced passes, in order.
     """
 
-    schema_id: Literal["assay.kernels/1"] = SCHEMA
     backend: str
     noise: str = ""
     package: str = ""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
-
 from assay.harness.schema import Record
 
 State = Literal["honours", "ignores", "wrong", "refuses", "crashes", "not measured"]
@@ -60,9 +58,6 @@ class Honours(Record):
         device: where they ran; "cpu (Triton interpreted)" where Triton's kernels are interpreted.
     """
 
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
-
-    schema_id: Literal["assay.honours/1"] = Field("assay.honours/1", alias="schema")
     sglang: str
     torch: str
     device: str

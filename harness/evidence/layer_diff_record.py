@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,13 @@ from assay.harness.conditions import PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import FOLDER as COUNTERS_FOLDER
 from assay.harness.evidence.counters import read_counters
-from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.error_table import DIMENSIONS
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.evidence.pack import MANIFEST, read_manifest
 from assay.harness.evidence.run_file import RunFile
-from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, read_shadow_errors
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.sides import ROLES
 
 PACK_FOLDER = "pack"
@@ -65,24 +64,18 @@ def shadow_errors_of(folder: RunFolder) -> ShadowErrors | None:
     for role in ROLES:
         place = folder.server_folder(role)
         if any((place / SHADOW_FOLDER).glob("*.safetensors")):
-            cells = read_shadow_errors(place, folder.nonce)
+            errors = read_shadow_errors(place, folder.nonce)
             servers = {server.role: server for server in folder.progress().servers}
-            return cells if role == "reference" else with_roles_exchanged(cells, servers["candidate"].claimed_phases)
+            return errors if role == "reference" else with_roles_exchanged(errors, servers["candidate"].claimed_phases)
     return None
 
 
-def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
+def with_roles_exchanged(errors: ShadowErrors, claimed: Sequence[str]) -> ShadowErrors:
     """Exchange the roles of errors measured in the candidate's server, where the reference was the shadow.
 
     They become errors of the candidate, only in the phases that the candidate computes itself.
-
-    The differences stay the same. An output of the server that is not finite is the candidate's. Relative errors stay relative to
-    the size of the server's output, which is the candidate's: the reference's size was not summed up.
     """
     phases = [PHASES.index(phase) for phase in claimed]
-    own = np.isin(cells.index[:, DIMENSIONS.index("phase")], phases)
-    swapped = {"nonfinite": "undefined", "undefined": "nonfinite"}
-    sums = cells.sums[own][:, [SUMS.index(swapped.get(name, name)) for name in SUMS]]
     headers = (
         header.model_copy(
             update={
@@ -93,14 +86,10 @@ def with_roles_exchanged(cells: ShadowErrors, claimed: Sequence[str]) -> ShadowE
                 "phases": tuple(claimed),
             }
         )
-        for header in cells.headers
+        for header in errors.headers
     )
-    truth = cells.truth.chosen(np.isin(cells.truth.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
-    queries = cells.queries.chosen(np.isin(cells.queries.index[:, DIMENSIONS.index("phase")], phases)).exchanged()
-    return replace(
-        cells, index=cells.index[own], sums=sums, headers=tuple(headers), truth=truth,
-        queries=queries,
-    )  # fmt: skip
+    own = np.isin(errors.cells.index[:, DIMENSIONS.index("phase")], phases)
+    return ShadowErrors(errors.cells.chosen(own).exchanged(), tuple(headers))
 
 
 def layers_seen(place: Path) -> tuple[int, ...]:

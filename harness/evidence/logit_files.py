@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
@@ -23,7 +23,6 @@ from assay.harness.files import write_whole
 from assay.harness.schema import Record
 from assay.harness.sides import Role
 
-SCHEMA: Literal["assay.logits/1"] = "assay.logits/1"
 _FOLDER = "logits"
 CacheState = Literal["cold", "cached"]
 CACHE_STATES: tuple[CacheState, CacheState] = ("cold", "cached")
@@ -77,9 +76,6 @@ class LogitsHeader(RunRecord):
         sequences: the scored sequences, in the order of the items.
     """
 
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
-
-    schema_id: Literal["assay.logits/1"] = Field(SCHEMA, alias="schema")
     role: Role
     repeat: int
     backend: str

@@ -214,7 +214,7 @@ def _read_manifest(folder: Path) -> PackManifest:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{folder} is not a replay pack: it has no {MANIFEST}." if folder.exists() else f"There is no {folder}.",
-            "a folder that assay record wrote",
+            "a folder that assay run --record wrote",
             "check the path",
         ) from None
     if f'"{SCHEMA}"' not in text:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # a report reads traces and must not wait for torch
     from torch import Tensor
 
 FOLDER = "trace"
-SCHEMA: Literal["assay.trace/2"] = "assay.trace/2"
 OUTPUT, QUERY = "layer.", "q."
 """Names of the tensors of a file, before the number of a layer: outputs and queries of the kept rows, [rows, heads, dims]."""
 NEW = ("new_k.", "new_v.")
@@ -49,7 +48,6 @@ class TraceHeader(RunRecord):
         ranks: number of those processes.
     """
 
-    schema_id: Literal["assay.trace/2"] = SCHEMA
     request: str
     phase: Literal["extend", "decode"]
     number: int
@@ -241,4 +239,6 @@ def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[str, NDArray[np.f
 
 
 def _damaged(path: Path, what: str) -> EvidenceError:
-    return EvidenceError(f"{path} is damaged: {what}.", f"files of {SCHEMA}", "trace again under a new label")
+    return EvidenceError(
+        f"{path} is damaged: {what}.", "files of this version of assay", "trace again under a new label"
+    )

@@ -15,26 +15,25 @@ from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
+# Modules that have a `READER`, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
+# engine's trace or a table was printed into is a log.
 _READERS = (
-    "results.assay_run", "results.lm_eval", "results.sgl_eval", "results.inspect_ai", "results.simple_evals", "results.serving",
-    "results.junit_results", "tensors.reader", "sglang_log.sglang_reader", "trace.mlc_engine", "trace.chrome",
+    "results.assay_run", "results.lm_eval", "results.inspect_ai", "results.simple_evals", "tensors.dump",
+    "sglang_log.sglang_reader", "trace.mlc_engine", "results.lm_eval_table",
 )  # fmt: skip
-"""Modules that have a `READER`, in the order in which they are asked. Results come before logs, which are known by any line: a
-JUnit file may quote one. Traces come behind: a log that an engine's trace was printed into is a log.
-"""
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
 
 
 @cache
-def readers(package: str = "") -> tuple[FormatReader, ...]:
-    """Return all readers, or those of a package of readers. They are imported on the first call."""
-    return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in _READERS if name.startswith(package))
+def readers() -> tuple[FormatReader, ...]:
+    """Return all readers. They are imported on the first call."""
+    return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in _READERS)
 
 
-def reader_of(source: SourceFile, package: str = "") -> FormatReader | None:
-    """Return the reader that takes a file, out of all or of a package; None if none does."""
-    return next((reader for reader in readers(package) if reader.recognises(source)), None)
+def reader_of(source: SourceFile) -> FormatReader | None:
+    """Return the reader that takes a file; None if none does."""
+    return next((reader for reader in readers() if reader.recognises(source)), None)
 
 
 def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:

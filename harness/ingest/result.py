@@ -168,7 +168,8 @@ class FormatReader:
         results: reads all results, for `assay compare`; None for what holds none. The second argument is the score that counts, for
             the tools that write several; empty for the first. Raises EvidenceError if the file is damaged, and UsageError if no
             score has that name.
-        steps: reads a trace, for `assay trace diff`; None for what is none.
+        steps: reads a trace, for `assay compare`; None for what is none.
+        compared: whether `assay compare` takes two of them.
     """
 
     id: str
@@ -177,6 +178,7 @@ class FormatReader:
     read: Callable[[SourceFile], FileDocument]
     results: Callable[[SourceFile, str], ReadResults] | None = None
     steps: Callable[[SourceFile], StepTrace] | None = None
+    compared: bool = True
 
 
 class IngestResult(Decided):

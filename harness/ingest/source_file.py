@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import io
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from assay.harness.errors import EvidenceError, UsageError
 
 _HEAD_BYTES = 1 << 16
 """Bytes from which a format is recognised."""
-BLOCK = 1 << 20
-"""Bytes of lines that are decoded at once."""
+_BLOCK = 1 << 20
 LONGEST_LINE = 1 << 27
-"""Bytes of the longest line that is read: a sparse file is one line of any length."""
+"""Characters of the longest line that is read: a sparse file is one line of any length."""
+_FOREIGN = re.compile("[\udc80-\udcff]")
+"""What Python decodes a byte to that is not UTF-8."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -28,14 +28,14 @@ class SourceFile:
     Attributes:
         path: as given.
         head: the first `_HEAD_BYTES` bytes; empty for a folder.
-        foreign: lines that were not in the file's encoding and were read as Windows-1252, counted while `lines` runs.
-        foreign_lines: the numbers of the first of them.
+        foreign: lines with bytes that are not in the file's encoding, counted while `lines` runs.
+        first_foreign: the number of the first of them; 0 if there is none.
     """
 
     path: Path
     head: bytes
     foreign: int = 0
-    foreign_lines: list[int] = field(default_factory=list)
+    first_foreign: int = 0
 
     @classmethod
     def of(cls, path: Path) -> SourceFile:
@@ -74,7 +74,7 @@ class SourceFile:
         if not self.foreign:
             return ()
         lead = "line is" if self.foreign == 1 else "lines are"
-        return (f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.foreign_lines[0]})",)
+        return (f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.first_foreign})",)
 
     def sha256(self) -> str:
         """Hash the whole file, in hexadecimal; empty for a folder."""
@@ -97,84 +97,36 @@ class SourceFile:
         )
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count, reading a megabyte at a time.
+        """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count.
 
         A line has no line end. A lone carriage return stays: a progress bar rewrites its line.
-        A line that does not decode is read as Windows-1252 and counted.
+        Bytes that do not decode are read as Windows-1252, and their lines are counted.
+
+        Raises:
+            EvidenceError: a line has more than `LONGEST_LINE` characters.
         """
-        self.foreign, self.foreign_lines = 0, []
-        if self.encoding != "utf-8":
-            with self.path.open(encoding=self.encoding, errors="replace", newline="\n") as file:
-                for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
-                    if len(text) == LONGEST_LINE:
-                        raise self._too_long(number)
-                    yield number, text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-            return
-        number = 1
-        with self.path.open("rb") as raw:
-            while rows := self._rows(raw, number):
+        self.foreign = self.first_foreign = 0
+        errors = "surrogateescape" if self.encoding == "utf-8" else "replace"
+        with self.path.open(encoding=self.encoding, errors=errors, newline="\n") as file:
+            for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
+                if len(text) == LONGEST_LINE:
+                    raise EvidenceError(
+                        f"{self.path}: line {number:,} has {LONGEST_LINE:,} characters or more.",
+                        "a text file with lines",
+                        "check that it is the right file",
+                    )
+                if not text.isascii() and _FOREIGN.search(text):
+                    text = _FOREIGN.sub(lambda match: bytes([ord(match[0]) - 0xDC00]).decode("cp1252", "replace"), text)
+                    self.foreign += 1
+                    self.first_foreign = self.first_foreign or number
                 if number == 1:
-                    rows[0] = rows[0].removeprefix(codecs.BOM_UTF8)
-                yield from enumerate(self._decoded(rows, number), number)
-                number += len(rows)
+                    text = text.removeprefix("\ufeff")
+                yield number, text.removesuffix("\n").removesuffix("\r")
 
     def count_lines(self) -> int:
         """Count its lines, whatever their length; the last may lack its end."""
         count, last = 0, b"\n"
         with self.path.open("rb") as raw:
-            while block := raw.read(BLOCK):
+            while block := raw.read(_BLOCK):
                 count, last = count + block.count(b"\n"), block[-1:]
         return count + (last != b"\n")
-
-    def _rows(self, raw: IO[bytes], number: int) -> list[bytes]:
-        """Read the next lines of about `BLOCK` bytes."""
-        block = raw.read(BLOCK)
-        if block and not block.endswith(b"\n"):
-            rest = raw.readline(LONGEST_LINE)
-            if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
-                raise self._too_long(number + block.count(b"\n"))
-            block += rest
-        return io.BytesIO(block).readlines()
-
-    def _too_long(self, number: int) -> EvidenceError:
-        return EvidenceError(
-            f"{self.path}: line {number:,} has more than {LONGEST_LINE:,} bytes.",
-            "a text file with lines",
-            "check that it is the right file",
-        )
-
-    def _decoded(self, rows: list[bytes], first: int) -> list[str]:
-        """Decode the lines without their ends: all at once where all of them decode, which is four times as fast."""
-        try:
-            text = b"".join(rows).decode()
-        except UnicodeDecodeError:
-            return [self._line(row, number) for number, row in enumerate(rows, first)]
-        lines = text.split("\n")
-        if not lines[-1]:
-            lines.pop()
-        return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
-
-    def _line(self, row: bytes, number: int) -> str:
-        row = row.removesuffix(b"\n").removesuffix(b"\r")
-        try:
-            return row.decode()
-        except UnicodeDecodeError:
-            self.foreign += 1
-            if len(self.foreign_lines) < 5:
-                self.foreign_lines.append(number)
-            return row.decode("cp1252", "replace")
-
-
-def two(a: Path, b: Path, what: str) -> None:
-    """Require that two files or folders are two.
-
-    Args:
-        a: one of them.
-        b: the other.
-        what: what they hold, such as "results".
-
-    Raises:
-        UsageError: both are the same: a comparison with itself proves nothing.
-    """
-    if a.resolve() == b.resolve():
-        raise UsageError(f"{a} was named twice.", f"two {what}", "name the other one")

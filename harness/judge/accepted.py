@@ -6,21 +6,29 @@ from collections.abc import Mapping
 
 from assay.harness.baselines import Status, growth, own_errors_of, since_accepted
 from assay.harness.compare.answers import pair
-from assay.harness.compare.paired_accuracy import prefix_of
+from assay.harness.compare.paired_accuracy import Accuracy, accuracy_of, beginning
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.judge.accuracy_suite import loss_metric
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.judge.suite_decisions import Decision, decide_accuracy
+from assay.harness.judge.suite_decisions import accuracy_sentence
 from assay.harness.policy import Policy
 from assay.harness.sides import Role, Side
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import Check, Requirement, Verdict
 
-_OF_CANDIDATE = Requirement("candidate-baseline", "an accepted baseline of the candidate matches")
-_OF_REFERENCE = Requirement("reference-baseline", "an accepted baseline of the reference matches")
+_OF_CANDIDATE = Requirement(
+    "candidate-baseline",
+    "an accepted baseline of the candidate matches",
+    unchecked="no accepted baseline of the candidate matches",
+)
+_OF_REFERENCE = Requirement(
+    "reference-baseline",
+    "an accepted baseline of the reference matches",
+    unchecked="no accepted baseline of the reference matches",
+)
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
@@ -39,19 +47,19 @@ def claim(run: RunEvidence) -> Judged:
     served = _served_since(accepted.fingerprint, run.fingerprints.get("candidate"))
     checks = _check_baselines(run.spec.sides, run.spec.policy, run.baselines, served)
     before = [answer.model_copy(update={"role": "reference"}) for answer in stored.read_answers(place)]
-    now = [answer for answer in run.recorded if answer.role == "candidate"]
-    prefix = prefix_of(run.accuracy.items, pair(run.items, [*before, *now]).pairs)
-    decision = decide_accuracy(prefix, run.accuracy.rule) if prefix.pairs else None
-    non_inferior = run.accuracy.outcome.reason == "non-inferior"
+    now = [answer for answer in run.answers if answer.role == "candidate"]
+    read = beginning(run.questions, pair(run.items, [*before, *now]).pairs)
+    answers = accuracy_of(read, run.accuracy.rule) if read else None
+    non_inferior = run.accuracy.verdict == "pass"
     own_errors = own_errors_of(run.folder, "candidate")
     suite = _compare_accepted(
-        decision, accepted.own_errors, own_errors, run.spec.policy, non_inferior, synthetic=run.spec.workload.synthetic
+        answers, accepted.own_errors, own_errors, run.spec.policy, non_inferior, synthetic=run.spec.workload.synthetic
     )
     return Judged(suite=suite, checks=checks)
 
 
 def _compare_accepted(
-    decision: Decision | None,
+    answers: Accuracy | None,
     before: Mapping[str, float],
     now: Mapping[str, float],
     policy: Policy,
@@ -66,7 +74,7 @@ def _compare_accepted(
     non-inferior to the reference passes.
 
     Args:
-        decision: on the questions that both runs answered; None where there were none.
+        answers: to the questions that both runs asked; None where there were none.
         before: accepted own errors.
         now: own errors of this run.
         policy: of the run.
@@ -79,13 +87,13 @@ def _compare_accepted(
         default=("", None),
     )
     grown = most is not None and not most <= policy.growth
-    verdict, decided_by, p_regression = _judge(decision, most is not None, grown, non_inferior)
+    verdict, decided_by, p_regression = _judge(answers, most is not None, grown, non_inferior)
     why, lines, metrics = [], [], []
-    if decision is not None:
+    if answers is not None:
         lines.append(policy.line("margin"))
-        why.append(f"Against the accepted answers: {decision.why}")
+        why.append(f"Against the accepted answers: {accuracy_sentence(answers)}")
         title = "loss of accuracy since it was accepted"
-        metrics.append(loss_metric(policy, decision, _LOSS, title, "Accepted minus now"))
+        metrics.append(loss_metric(policy, answers, _LOSS, title, "Accepted minus now"))
     if most is not None:
         lines.append(policy.line("growth"))
         why.append(
@@ -93,7 +101,7 @@ def _compare_accepted(
             f"a factor {'above' if grown else 'within'} the policy's {policy.line('growth')}."
         )
         metrics.append(_growth_metric(policy, most))
-    if decision is not None and decision.verdict == "inconclusive" and non_inferior:
+    if answers is not None and answers.verdict == "inconclusive" and non_inferior:
         why.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
     stated = f"Policy: {' and '.join(lines)}." if lines else "The run and the baseline measured nothing in common."
     return SuiteResult(
@@ -109,23 +117,23 @@ def _compare_accepted(
 
 
 def _judge(
-    decision: Decision | None, measured: bool, grown: bool, non_inferior: bool
+    answers: Accuracy | None, measured: bool, grown: bool, non_inferior: bool
 ) -> tuple[Verdict, str, float | None]:
     """Decide the verdict, with the id of the deciding metric and the p value of a regression.
 
     A regression is shown by answers, which is tested, or by an own error that grew too far, which is measured and not tested.
 
     Args:
-        decision: on the answers; None where there were none.
+        answers: to the questions that both runs asked; None where there were none.
         measured: whether an own error was measured both times.
         grown: whether one grew too far.
         non_inferior: see `_compare_accepted`.
     """
-    if decision is None:
+    if answers is None:
         return ("regression" if grown else "pass", _GROWTH, None) if measured else ("inconclusive", "", None)
-    verdict = "pass" if decision.verdict == "inconclusive" and non_inferior else decision.verdict
+    verdict = "pass" if answers.verdict == "inconclusive" and non_inferior else answers.verdict
     if not grown:
-        return verdict, _LOSS, decision.p_regression
+        return verdict, _LOSS, answers.p_regression
     return "regression", _LOSS if verdict == "regression" else _GROWTH, None
 
 
@@ -191,8 +199,8 @@ def _check_candidate(candidate: str, status: Status, root: str, served: str) -> 
         observed = f"the baseline of {candidate} is stale: {why}{unused}"
         return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
     observed = f"none was accepted for {candidate}{unused}"
-    return _OF_CANDIDATE.check("not checked", observed, "assay baseline accept RUN")
+    return _OF_CANDIDATE.check("not checked", observed, "assay gate accept RUN")
 
 
 def _accept_again(root: str) -> str:
-    return f"assay baseline accept on a current run, and remove the stale baseline from {root}"
+    return f"assay gate accept on a current run, and remove the stale baseline from {root}"

@@ -9,8 +9,9 @@ from typing import Literal
 from assay.harness.compare.answer_conditions import by_condition, most_telling
 from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.compare.answers import Pair, Tally, flips, tally
+from assay.harness.compare.paired_accuracy import Accuracy
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.evidence.question_plan import order_hash
+from assay.harness.evidence.manifest import order_hash
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.answer_length_check import (
@@ -24,17 +25,15 @@ from assay.harness.judge.answer_length_check import (
     ratio_metric,
 )
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.questions import Questions
 from assay.harness.judge.report import Flip, Metric, SuiteResult
-from assay.harness.judge.suite_decisions import Decision, decide_accuracy, decision_metric
+from assay.harness.judge.suite_decisions import accuracy_sentence, bounded_metric
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
-from assay.harness.stats.binomial import mcnemar
 from assay.harness.verdict import Check, Finding, Requirement
 from assay.harness.workload import Workload
 
 _ANSWERED = Requirement("all-answered", "both servers answered every question")
-_TESTED = Requirement("accuracy-tested", "accuracy was tested")
+_TESTED = Requirement("accuracy-tested", "accuracy was tested", unchecked="accuracy was not tested")
 _PLANNED = Requirement(
     "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
 )
@@ -45,22 +44,22 @@ def claim(run: RunEvidence) -> Judged:
     """Judge the questions, and check that they were asked as planned and answered."""
     checks = []
     if "accuracy" in run.compared:
-        checks.append(_check_question_plan(run.spec.workload.order_seed, run.accuracy))
+        checks.append(_check_question_plan(run))
     if run.compared:
         mismatched = [item for suite in run.compared for item in run.pairings[suite].mismatched]
         asked = _asked(run)
         answered = {(a.suite, a.role, a.item, a.prompt_hash) for a in run.answers if a.repeat == 0}
         checks.append(_check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
-    if not run.accuracy.pairs:
+    if not run.pairings["accuracy"].pairs:
         return Judged(checks=checks)
-    lengths = lengths_of(run.accuracy.prefix.pairs, run.spec.policy)
+    lengths = lengths_of(run.read, run.spec.policy)
     findings = []
     if lengths.beyond:
         findings.append(
             lengths_finding(lengths, run.manifest.command, "every answer costs as much more or less.", serious=True)
         )
-    suite = _accuracy_suite(run.spec.policy, run.spec.workload, run.accuracy, lengths)
-    ends = check_ends([(end_of(pair.reference), end_of(pair.candidate)) for pair in run.accuracy.prefix.pairs])
+    suite = _accuracy_suite(run, lengths)
+    ends = check_ends([(end_of(pair.reference), end_of(pair.candidate)) for pair in run.read])
     return Judged(suite=suite, checks=[*checks, check_lengths(lengths), ends], findings=findings)
 
 
@@ -74,7 +73,7 @@ def accuracy_tested(run: RunEvidence) -> Judged:
 
 def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
     """List what both roles must have answered: suite, role, item and hash of the prompt."""
-    needed = run.accuracy.needed | {item.id for item in run.items if item.suite != "accuracy"}
+    needed = run.needed | {item.id for item in run.items if item.suite != "accuracy"}
     return [
         (item.suite, role, item.id, item.prompt_hash)
         for item in run.items
@@ -83,17 +82,17 @@ def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
     ]
 
 
-def _check_question_plan(seed: int, questions: Questions) -> Check:
+def _check_question_plan(run: RunEvidence) -> Check:
     """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
-    plan, rule = questions.plan, questions.rule
-    expected = (seed, rule.margin, rule.alpha, rule.regression_alpha)
+    plan, rule = run.question_plan, run.accuracy.rule
+    expected = (run.spec.workload.order_seed, rule.margin, rule.alpha, rule.regression_alpha)
     if plan is None:
         observed = "no record"
     elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
         observed = "a record of another seed, margin or alpha than the run's"
-    elif plan.order_hash != order_hash(questions.items):
+    elif plan.order_hash != order_hash(run.questions):
         observed = "a record of other questions, or of another order"
-    elif plan.population < len({item.unit or item.id for item in questions.items}):
+    elif plan.population < len({item.unit or item.id for item in run.questions}):
         observed = "a record of a smaller set of questions"
     else:
         at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
@@ -117,27 +116,26 @@ def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) ->
     return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, observed, settles)
 
 
-def _accuracy_suite(policy: Policy, workload: Workload, questions: Questions, lengths: AnswerLengths) -> SuiteResult:
+def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
     """Judge if the candidate's accuracy is non-inferior, within the policy's margin, at answers of the same length.
 
     Answers that are shown to be longer or shorter than the policy allows are a regression, however right they are.
     """
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
-    pairs = questions.prefix.pairs
+    pairs, result, policy, workload = run.read, run.accuracy, run.spec.policy, run.spec.workload
     lost, gained = flips(pairs)
-    decision = decide_accuracy(questions.prefix, questions.rule)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
-    by_length = lengths.beyond and decision.verdict != "regression"
-    why = f"{decision.why} Policy: {policy.line('margin')}."
+    by_length = lengths.beyond and result.verdict != "regression"
+    why = f"{accuracy_sentence(result)} Policy: {policy.line('margin')}."
     return SuiteResult(
         id="accuracy",
         title=_title(workload),
         synthetic=workload.synthetic,
-        verdict="regression" if by_length else decision.verdict,
+        verdict="regression" if by_length else result.verdict,
         why=f"{beyond_words(lengths)} {why}" if by_length else why,
-        p_regression=None if by_length else decision.p_regression,
+        p_regression=None if by_length else result.p_regression,
         metrics=(
-            *_metrics(policy, decision, tallies, (len(lost), len(gained)), questions),
+            *_metrics(run, tallies),
             ratio_metric(lengths, policy),
         ),
         decided_by=LENGTH_RATIO if by_length else LOSS,
@@ -163,11 +161,9 @@ def _title(workload: Workload) -> str:
     return f"Questions of {workload.data}" if named else f"Multiple-choice questions of {workload.data}"
 
 
-def _metrics(
-    policy: Policy, decision: Decision, tallies: tuple[Tally, Tally], flipped: tuple[int, int], questions: Questions
-) -> tuple[Metric, ...]:
-    n, most = len(questions.prefix.pairs), len(questions.items)
-    changed = sum(flipped)
+def _metrics(run: RunEvidence, tallies: tuple[Tally, Tally]) -> tuple[Metric, ...]:
+    n, most, result = len(run.read), len(run.questions), run.accuracy
+    lost, gained = result.flips
     accuracies = [
         Metric(
             id=f"{own.role}-accuracy",
@@ -181,8 +177,8 @@ def _metrics(
     return (
         *accuracies,
         loss_metric(
-            policy,
-            decision,
+            run.spec.policy,
+            result,
             LOSS,
             "loss of accuracy",
             f"Over the first {n:,} questions: reference minus candidate",
@@ -190,15 +186,15 @@ def _metrics(
         Metric(
             id="flips",
             title="flips",
-            value=changed,
-            text=f"{flipped[0]} lost, {flipped[1]} gained",
-            explain=f"Exact McNemar p = {mcnemar(*flipped):.2g}, which decides nothing",
+            value=lost + gained,
+            text=f"{lost} lost, {gained} gained",
+            explain=f"Exact McNemar p = {result.p_mcnemar:.2g}, which decides nothing",
         ),
         Metric(
             id="flip-floor",
             title="reference's own flips",
-            value=sum(questions.again) / len(questions.again) if questions.again else None,
-            text=f"{sum(questions.again)} of {len(questions.again)}" if questions.again else "not measured",
+            value=sum(run.again) / len(run.again) if run.again else None,
+            text=f"{sum(run.again)} of {len(run.again)}" if run.again else "not measured",
             explain="Questions that the reference, asked twice, got right only once",
         ),
         Metric(
@@ -207,16 +203,16 @@ def _metrics(
             value=n,
             text=f"{n:,} of at most {most:,}",
             explain="The test looks after each question, in random order, and asking stops when it has decided"
-            + _units(questions.items[:n]),
+            + _units(run.questions[:n]),
         ),
     )
 
 
-def loss_metric(policy: Policy, decision: Decision, id_: str, title: str, difference: str) -> Metric:
+def loss_metric(policy: Policy, result: Accuracy, id_: str, title: str, difference: str) -> Metric:
     """Express a loss of accuracy; `difference` says what is subtracted from what, and starts a sentence."""
-    level = f"{100 * decision.interval.level:.0f} %"
+    level = f"{100 * result.interval.level:.0f} %"
     explain = f"{difference}, with its {level} interval by betting, which holds at every look"
-    return decision_metric(decision, id_, title, "points", policy, "margin", explain)
+    return bounded_metric(result.loss, result.interval, id_, title, "points", policy, "margin", explain)
 
 
 def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:

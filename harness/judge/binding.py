@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from assay.evals.questions import parse_answer
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.manifest import ServerManifest
@@ -14,8 +15,16 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Requirement
 
-_RECONCILED = Requirement("calls-reconciled", "the counted calls are those of the answered requests")
-_PARSED = Requirement("answers-parsed", "the letters of the answers are those of their texts")
+_PARSED = Requirement(
+    "answers-parsed",
+    "the letters of the answers are those of their texts",
+    "letters were recorded that are not those of the texts",
+)
+_RECONCILED = Requirement(
+    "calls-reconciled",
+    "the counted calls are those of the answered requests",
+    "the counted calls are not those of the answered requests",
+)
 _MOST_WORDS = 3
 
 
@@ -36,7 +45,7 @@ def claim(run: RunEvidence) -> Judged:
         for role in run.measured
     }
     reconciled = _check_reconciled(served, run.servers, run.spec.workload.concurrency)
-    return Judged(checks=[reconciled, *_check_parsed(run.recorded, run.answers)])
+    return Judged(checks=[reconciled, *_check_parsed(run)])
 
 
 def _check_reconciled(served: Mapping[Role, _Left], servers: Mapping[Role, ServerManifest], concurrency: int) -> Check:
@@ -137,19 +146,15 @@ def _decode_disagreements(counts: Sequence[CallCount], answers: Sequence[Answer]
             yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
 
 
-def _check_parsed(recorded: Sequence[Answer], parsed: Sequence[Answer]) -> list[Check]:
-    """Check that the recorded letters are those that the texts give; no check where no question was answered.
-
-    Args:
-        recorded: answers as recorded.
-        parsed: the same, by `parsed_from_text`.
-    """
-    letters = [(a.parsed, b.parsed) for a, b in zip(recorded, parsed, strict=True) if a.suite == "accuracy"]
-    if not letters:
+def _check_parsed(run: RunEvidence) -> list[Check]:
+    """Check that the recorded letters are those that the texts give; no check where no question was answered."""
+    expected = {item.id: item.expected for item in run.items}
+    answers = [answer for answer in run.answers if answer.suite == "accuracy"]
+    if not answers:
         return []
-    other = sum(a != b for a, b in letters)
+    other = sum(answer.parsed != parse_answer(answer.text, expected.get(answer.item)) for answer in answers)
     if not other:
-        return [_PARSED.check("ok", f"{len(letters):,} of {len(letters):,} letters are those of the texts")]
-    observed = f"{other:,} of {len(letters):,} answers were recorded with another letter than their text gives"
+        return [_PARSED.check("ok", f"{len(answers):,} of {len(answers):,} letters are those of the texts")]
+    observed = f"{other:,} of {len(answers):,} answers were recorded with another letter than their text gives"
     settles = f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
     return [_PARSED.check("failed", observed, settles)]

@@ -71,7 +71,7 @@ def _build(folder: RunFolder) -> Report:
     folder.check_sealed()
     spec = recorded_spec(manifest.spec)
     times = latency_suite.timed(folder) if "latency" in spec.workload.suites else ""
-    run = RunEvidence.read(folder, timed=not isinstance(times, str))
+    run = RunEvidence.of(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
@@ -81,7 +81,7 @@ def _build(folder: RunFolder) -> Report:
     causes = list(chain.from_iterable(part.causes for part in judged))
     parts: dict[str, Any] = dict(chain.from_iterable(part.parts.items() for part in judged))
     covered = parts.get("envelope")
-    questions = len(run.accuracy.prefix.pairs)
+    questions = len(run.read)
     judgement = decide(
         differing(spec.treatment) or spec.candidate.backend,
         suites,
@@ -144,7 +144,7 @@ def _lost(run: RunEvidence, suites: Sequence[SuiteResult]) -> list[Finding]:
         (suite.id, suite.verdict, suite.decided_by) == ("accuracy", "regression", accuracy_suite.LOSS)
         for suite in suites
     )
-    return [accuracy_suite.accuracy_finding(run.accuracy.prefix.pairs, run.manifest.command)] if lost else []
+    return [accuracy_suite.accuracy_finding(run.read, run.manifest.command)] if lost else []
 
 
 def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, GRAPH, PHASES
-from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing
-from assay.harness.evidence.lengths import Ranges, in_words, stood_for
+from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, in_words, stood_for
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
 from assay.harness.text import counted, few, listed

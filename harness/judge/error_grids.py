@@ -13,7 +13,7 @@ from itertools import starmap
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
-from assay.harness.evidence.error_sums import Floats
+from assay.harness.evidence.error_table import Floats, relative_l1
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
 from assay.harness.judge.report import (
     NOT_FINITE,
@@ -51,13 +51,12 @@ def _own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
         nothing was observed, infinite where an output is not finite.
     """
     finest = {}
-    for phase in shadow.observed("phase"):
-        for prefix in shadow.observed("prefix"):
-            table = shadow.table(("layer", "head", "position", "batch"), {"phase": phase, "prefix": prefix})
-            seen = table.elements > 0
-            if seen.any():
-                finite = (table.nonfinite_share == 0) & np.isfinite(table.relative_l1)
-                finest[phase, prefix] = np.where(seen, np.where(finite, table.relative_l1, np.inf), np.nan)
+    for phase in shadow.cells.observed("phase"):
+        for prefix in shadow.cells.observed("prefix"):
+            where = {"phase": phase, "prefix": prefix}
+            errors = relative_l1(shadow.cells.distance(("layer", "head", "position", "batch"), where))
+            if not np.isnan(errors).all():
+                finest[phase, prefix] = errors
     return finest
 
 
@@ -82,7 +81,7 @@ def layers_result(
     """
     errors = _own_errors(shadow)
     header = shadow.headers[0]
-    layers = sorted({*map(int, shadow.observed("layer"))})
+    layers = sorted({*map(int, shadow.cells.observed("layer"))})
     profile = tuple(depth) or depth_rows(shadow, bounds)
     sources = [row.layer for row in profile if row.out_of_bounds]
     return LayersResult(
@@ -90,7 +89,7 @@ def layers_result(
         candidate=header.candidate,
         phases=header.phases,
         layers=len(layers),
-        heads=len(shadow.observed("head")),
+        heads=len(shadow.cells.observed("head")),
         # Each process of a tensor-parallel server sees every pass.
         passes=max(header.passes for header in shadow.headers),
         sources=some("layer", sources, layers) if sources else "",
@@ -127,11 +126,11 @@ def depth_rows(
         against_truth: own errors against the truth, which count instead of those against the reference where there are any.
     """
     errors = _own_errors(shadow)
-    whole = shadow.table(("layer",)).relative_l1
+    whole = relative_l1(shadow.cells.distance(("layer",)))
     rows = []
-    for layer in map(int, shadow.observed("layer")):
+    for layer in map(int, shadow.cells.observed("layer")):
         own: list[tuple[OwnError, float | None]] = []
-        for phase in shadow.observed("phase"):
+        for phase in shadow.cells.observed("phase"):
             worst = np.concatenate([by_layer[layer].ravel() for (p, _), by_layer in errors.items() if p == phase])
             own.append((_own_error(float(_worst(worst))), _bound(bounds, layer, phase)))
         here = [row for row in against_truth if row.layer == layer]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from assay.harness.backend import Backend
 from assay.harness.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
 from assay.harness.compare.answers import Pair, Pairing, pair
-from assay.harness.compare.paired_accuracy import Rule
+from assay.harness.compare.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.evidence.bench_folder import bench_folder
@@ -18,12 +18,11 @@ from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
-from assay.harness.evidence.manifest import Manifest, ServerManifest
-from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
+from assay.harness.evidence.manifest import QUESTION_PLAN, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.questions import Questions, parsed_from_text, read_questions
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.schema import Part
@@ -58,10 +57,13 @@ class RunEvidence:
     """The contents of a run's folder, read once, and what a claim may ask of them.
 
     Attributes:
-        recorded: answers as recorded.
-        answers: the same, parsed from their texts again.
+        answers: of both roles, to all suites.
         pairings: pairs of answers to questions and of greedy texts, by suite.
-        accuracy: the questions, and what the test of accuracy reads.
+        questions: in their random order, each prompt once.
+        question_plan: what was recorded before the first of them was asked; None if there is no record.
+        read: pairs of answers to the beginning of the questions that the test of accuracy reads.
+        accuracy: its result.
+        again: for each question that the reference answered twice, whether one answer was right and the other not.
         over_envelope: both roles' answers to the requests of the envelope.
         servers: by role; none for a role whose server never started.
         fingerprints: what each really served; none for a role whose server did not tell.
@@ -86,10 +88,13 @@ class RunEvidence:
     manifest: Manifest
     spec: RunSpec
     items: Sequence[Item]
-    recorded: Sequence[Answer]
     answers: Sequence[Answer]
     pairings: Mapping[Suite, Pairing]
-    accuracy: Questions
+    questions: Sequence[Item]
+    question_plan: QuestionPlan | None
+    read: Sequence[Pair]
+    accuracy: Accuracy
+    again: Sequence[bool]
     over_envelope: Sequence[Pair]
     servers: Mapping[Role, ServerManifest]
     fingerprints: Mapping[Role, Fingerprint]
@@ -99,7 +104,7 @@ class RunEvidence:
     errors: ShadowErrors | None
     envelope: EnvelopeCounts | None
     served: EnvelopeCounts | None
-    matrix: MatrixRecord | None
+    matrix: KernelResult | None
     seeded: Mapping[Role, SensitivityRecord]
     baselines: Status | None
     measured: tuple[Role, ...]
@@ -109,8 +114,13 @@ class RunEvidence:
     compared: Sequence[Suite]
     compares_servers: bool
 
+    @property
+    def needed(self) -> set[str]:
+        """Ids of the questions that both roles must have answered: all, unless a beginning of them ended the test."""
+        return {pair.item.id for pair in self.read} if self.accuracy.over else {item.id for item in self.questions}
+
     @classmethod
-    def read(cls, folder: RunFolder, timed: bool = False) -> RunEvidence:
+    def of(cls, folder: RunFolder, timed: bool = False) -> RunEvidence:
         """Read a run's folder.
 
         Args:
@@ -120,10 +130,14 @@ class RunEvidence:
         Raises:
             EvidenceError: a file is damaged, or of another run.
         """
-        manifest, items, recorded = folder.manifest(), folder.items(), folder.answers()
-        spec, answers = recorded_spec(manifest.spec), parsed_from_text(recorded, items)
-        rule = Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha)
+        manifest, items, answers = folder.manifest(), folder.items(), folder.answers()
+        spec, plan = recorded_spec(manifest.spec), folder.read(QUESTION_PLAN)
+        # Levels and margin are the policy's; only the size of the set comes from the record.
+        rule = Rule(spec.policy.margin, spec.policy.alpha, spec.regression_alpha, plan.population if plan else None)
         pairings = {suite: pair(items, answers, suite) for suite in _ANSWERED}
+        asked = pairings["accuracy"]
+        questions = [item for item in items if item.suite == "accuracy" and item.id not in asked.repeated]
+        read = beginning(questions, asked.pairs)
         servers, counts = _servers(folder, timed)
         errors, envelope, over_envelope = shadow_errors_of(folder), envelope_of(folder), envelope_pairs(answers)
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
@@ -134,10 +148,13 @@ class RunEvidence:
             manifest=manifest,
             spec=spec,
             items=items,
-            recorded=recorded,
             answers=answers,
             pairings=pairings,
-            accuracy=read_questions(folder, rule, items, pairings["accuracy"], answers),
+            questions=questions,
+            question_plan=plan,
+            read=read,
+            accuracy=accuracy_of(read, rule),
+            again=_answered_otherwise(asked, answers),
             over_envelope=over_envelope,
             servers=servers,
             fingerprints=_fingerprints(folder, timed),
@@ -157,6 +174,13 @@ class RunEvidence:
             compared=compared,
             compares_servers=bool(compared) or ("logits" in spec.workload.suites and errors is None),
         )
+
+
+def _answered_otherwise(asked: Pairing, answers: Sequence[Answer]) -> list[bool]:
+    """Return whether the reference's second answer to a question was right and the first not, or the other way round."""
+    first = {pair.item.id: pair for pair in asked.pairs}
+    again = [a for a in answers if a.suite == "accuracy" and a.role == "reference" and a.repeat > 0 and a.item in first]
+    return [first[a.item].right("reference") != first[a.item].item.is_right(a.parsed) for a in again]
 
 
 def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest], dict[Role, Sequence[CallCount]]]:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.evidence.cause import ReplayResult
-from assay.harness.evidence.shadow_errors import CONDITIONS, DIMENSIONS, ShadowErrors
-from assay.harness.evidence.worst_queries import place
+from assay.harness.evidence.error_table import CONDITIONS, DIMENSIONS, QUERY, RoleErrors
+from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, MeasuredCells
 from assay.harness.policy import Policy
@@ -43,7 +43,7 @@ class LayerEvidence:
 
     errors: ShadowErrors
     against: AgainstNoise
-    replay: ReplayResult | None
+    replay: KernelResult | None
     foreign: str = ""
 
 
@@ -121,7 +121,7 @@ def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
     return None
 
 
-def _judge_replay(replay: ReplayResult) -> _Ruling | None:
+def _judge_replay(replay: KernelResult) -> _Ruling | None:
     """Return regression if a recorded call is out of bounds, whatever the findings state, or if there is a serious finding."""
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
@@ -180,7 +180,7 @@ def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
     """Return the tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
     replay = evidence.replay
     named = (
-        {(bound.layer, bound.phase) for bound in replay.bounds if bound.worst > 1}
+        {(bound.layer, bound.phase) for bound in replay.bounds if bound.outside}
         if replay and not evidence.foreign
         else set()
     )
@@ -259,11 +259,13 @@ def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: 
 
 def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: str) -> str:
     """Name the query that a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
-    same = (errors.queries.index == measured.index[worst]).all(1)
-    position, prefix = place(getattr(errors.queries, role)[int(np.flatnonzero(same)[0])])
+    cells, same = errors.cells, (errors.cells.index == measured.index[worst]).all(1)
+    errors_of_role: RoleErrors = cells.reference if role == "reference" else cells.candidate
+    query = dict(zip(QUERY, errors_of_role.worst[int(np.flatnonzero(same)[0])], strict=True))
     head = int(measured.index[worst, HEAD])
     of = "all heads together" if head < 0 else f"head {head}"
-    return f"at position {position} behind {prefix} cached tokens, layer {int(measured.index[worst, LAYER])}, {of}"
+    layer, at = int(measured.index[worst, LAYER]), f"{query['position']:.0f} behind {query['prefix']:.0f} cached tokens"
+    return f"at position {at}, layer {layer}, {of}"
 
 
 def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
@@ -287,9 +289,7 @@ def _numbers(index: NDArray[np.int64], column: int) -> list[int] | None:
 
 
 def _layers(errors: ShadowErrors) -> Collection[int]:
-    return sorted(
-        {int(layer) for layer in errors.index[:, LAYER]} | {int(layer) for layer in errors.truth.index[:, LAYER]}
-    )
+    return sorted({int(layer) for layer in errors.cells.index[:, LAYER]})
 
 
 def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
@@ -325,7 +325,7 @@ def _metric(id_: str, title: str, measured: MeasuredCells, explain: str) -> Metr
     return Metric(id=id_, title=title, value=value, text=text, bound=1.0, bound_is="most", explain=explain)
 
 
-def _replayed_metric(replay: ReplayResult) -> Metric:
+def _replayed_metric(replay: KernelResult) -> Metric:
     return Metric(
         id=_WORST_CALL,
         title="worst own error, recorded calls",

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 
-import numpy as np
-
 from assay.harness.backend import Backend
 from assay.harness.compare.traces import free_running_errors
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.cause import CAUSE, foreign_cause
+from assay.harness.evidence.error_table import DIMENSIONS, elements, relative_l1
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, foreign_cause
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RESUME
-from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -27,7 +26,9 @@ from assay.harness.sides import ROLES
 from assay.harness.text import one_line, percent, ranges
 from assay.harness.verdict import Check, Requirement
 
-_COMPARED = Requirement("layers-compared", "every layer's output was compared with the truth")
+_COMPARED = Requirement(
+    "layers-compared", "every layer's output was compared with the truth", "the candidate did not compute every call"
+)
 _PREFIX = Requirement("cached-prefix", "the cached-prefix condition was exercised")
 
 
@@ -51,7 +52,8 @@ def claim(run: RunEvidence) -> Judged:
     called = {layer for role in ROLES for count in run.counts[role] for layer in count.calls_by_layer}
     checks = [
         _check_cached_prefix(
-            [question.candidate for question in run.accuracy.pairs], None if "accuracy" in suites else errors
+            [question.candidate for question in run.pairings["accuracy"].pairs],
+            None if "accuracy" in suites else errors,
         ),
         _check_layers(suites, errors, run.claimed, called, has_url=bool(run.urls)),
     ]
@@ -116,7 +118,9 @@ def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[fl
         [read_trace(folder.server_folder(where[role]), f"{role}-{label}", folder.nonce) for label in labels]
         for role in ROLES
     )
-    return free_running_errors(list(zip(reference, candidate, strict=True)), errors.table(("layer",)).relative_l1)
+    return free_running_errors(
+        list(zip(reference, candidate, strict=True)), relative_l1(errors.cells.distance(("layer",)))
+    )
 
 
 def _check_layers(
@@ -164,7 +168,8 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
     The processes that share a layer's heads say how many there are; a layer that none of them saw is missing anyway.
     """
     at_layer, at_head = (DIMENSIONS.index(name) for name in ("layer", "head"))
-    index, members = errors.truth.index, errors.truth.candidate_honest.shape[1]
+    own = errors.cells.candidate
+    index, members = errors.cells.index[elements(own.own) > 0], own.honest.shape[1]
     here = index[index[:, DIMENSIONS.index("phase")] == PHASES.index(phase)] if members > 1 else index[:0]
     seen = {(int(row[at_layer]), int(row[at_head])) for row in here}
     if not seen:
@@ -186,7 +191,7 @@ def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None 
     settles = "keep the prefix cache on (without --disable-radix-cache)"
     if errors is not None:
         longest = CACHED_PREFIX.labels[-1]
-        some = bool(np.nansum(errors.table((), {"prefix": longest}).elements))
+        some = bool(elements(errors.cells.distance((), {"prefix": longest})) > 0)
         return _PREFIX.met(some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles)
     known = [answer for answer in answers if answer.cached_tokens is not None]
     met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.harness.compare.answers import flips
-from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Outcome, Prefix, Rule, outcome_of, verdict_of
+from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Accuracy
 from assay.harness.judge.report import Metric
 from assay.harness.policy import Policy
-from assay.harness.sides import ROLES
-from assay.harness.stats.betting import betting_interval
-from assay.harness.stats.binomial import mcnemar
 from assay.harness.stats.share import Interval, clopper_pearson, p_not_above
 from assay.harness.verdict import Verdict
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict on the number that decides a suite.
+    """The verdict on a share of bad items.
 
     Attributes:
         verdict: "pass", "regression" or "inconclusive".
         why: one sentence with the numbers and the bound.
-        value: the loss (the reference's accuracy minus the candidate's, negative for a gain; each unit counts once) or the share of
-            bad items, as a share of 1; 0 if nothing was compared.
-        interval: of a loss, those that no bets have rejected, which holds at every look; [-1, 1] if nothing was compared. Of a
-            share, the exact interval of which each end has the error rate ``alpha``; its level is ``1 - 2 alpha``.
-        p_regression: p value of "the number is within its limit"; of a loss anytime-valid.
+        value: the share of bad items; 0 if nothing was compared.
+        interval: the exact one, of which each end has the error rate ``alpha``; its level is ``1 - 2 alpha``.
+        p_regression: p value of "the share is within its limit".
     """
 
     verdict: Verdict
@@ -36,56 +30,44 @@ class Decision:
     p_regression: float
 
 
-def decide_accuracy(prefix: Prefix, rule: Rule) -> Decision:
-    """Decide by the paired answers to the questions, by the anytime-valid test of `assay.harness.compare.paired_accuracy`.
-
-    - *pass*: non-inferior: the loss is shown to be below the margin. (A loss within it may be significant; the sentence says so.)
-    - *regression*: the loss is shown to be above the margin.
-    - *inconclusive*: neither; or nothing was compared; or too many answers are unparsed; or the reference is so near to guessing
-      that a loss could not show.
-    """
-    outcome = outcome_of(prefix, rule)
-    n, interval = len(prefix.pairs), betting_interval(prefix.losses, rule.alpha, -1, 1, rule.population)
-    loss = float(prefix.losses.mean()) if n else 0.0
-    why = _why(prefix, rule, outcome, loss, interval)
-    return Decision(verdict_of(outcome.reason), why, loss, interval, outcome.p_regression)
-
-
-def _why(prefix: Prefix, rule: Rule, outcome: Outcome, loss: float, interval: Interval) -> str:
-    n = len(prefix.pairs)
-    lost, gained = map(len, flips(prefix.pairs))
-    p_mcnemar = mcnemar(lost, gained)
-    if outcome.reason == "nothing":
+def accuracy_sentence(result: Accuracy, sides: tuple[str, str] = ("the reference", "the candidate")) -> str:
+    """Explain the decision about a loss of accuracy: the numbers, and the margin."""
+    n, rule, (lost, gained) = len(result.scores), result.rule, result.flips
+    reference, candidate = sides
+    if result.reason == "nothing":
         return "Nothing was compared: no question was answered by both roles."
-    if outcome.reason == "unparsed":
-        shares = " and ".join(f"{_percent(prefix.unparsed_share(role))} of the {role}'s" for role in ROLES)
-        return (
-            f"{shares} answers to {n} questions are unparsed, where {_percent(MOST_UNPARSED, 0)} is the most that allows a "
-            "verdict: raise --max-tokens, or use questions that the model answers in the required form."
+    if result.reason == "unparsed":
+        shares = " and ".join(
+            f"{_percent(share)} of {side}'s" for side, share in zip(sides, result.unparsed, strict=True)
         )
-    if outcome.reason == "no headroom":
-        right = sum(pair.right("reference") for pair in prefix.pairs)
-        lower = betting_interval(prefix.reference, rule.alpha, 0, 1, rule.population).low
         return (
-            f"The reference is right on {right} of {n} questions, {_percent(lower)} or more: not shown to beat guessing "
-            f"({_percent(prefix.chance, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} points, so a broken candidate could "
-            "look no worse."
+            f"{shares} answers to {n:,} questions are unparsed, where {_percent(MOST_UNPARSED, 0)} is the most that allows a "
+            "verdict. To resolve: raise the token limit, or use questions that the model answers in the required form."
         )
-    seen = f"{lost} lost and {gained} gained of {n} questions"
+    if result.reason == "no headroom":
+        return (
+            f"{reference[0].upper()}{reference[1:]} scores {result.references.mean():.3f}, {_percent(result.least_reference)} or "
+            f"more: not shown to beat guessing ({_percent(result.chance, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} "
+            f"points, so a broken {candidate.removeprefix('the ')} could look no worse."
+        )
+    interval, loss = result.interval, result.loss
+    seen = f"{lost:,} lost and {gained:,} gained of {n:,} questions"
     ends = f"{_points(interval.low)} to {_points(interval.high)}"
     of = "" if loss > 0 else "loss of "
     measured = f"{_change(loss)} ({of}{ends} points with {_percent(interval.level, 0)} confidence; {seen})"
-    bound = f"the margin of {_points(rule.margin)} points"
-    if outcome.reason == "regression":
-        return f"{measured}: above {bound} (anytime-valid p = {outcome.p_regression:.2g})."
-    significant = loss > 0 and p_mcnemar < rule.alpha
-    if outcome.reason == "non-inferior":
-        but = f"; within it, the loss is significant (exact McNemar p = {p_mcnemar:.2g})" if significant else ""
-        return f"{measured}: non-inferior, below {bound} (anytime-valid p = {outcome.p_inferior:.2g}){but}."
-    known = f" A loss is shown (exact McNemar p = {p_mcnemar:.2g}), but not how large it is." if significant else ""
+    bound, test = f"the margin of {_points(rule.margin)} points", "exact" if result.exact else "anytime-valid"
+    if result.reason == "regression":
+        return f"{measured}: above {bound} ({test} p = {result.p_regression:.2g})."
+    significant = loss > 0 and result.p_mcnemar < rule.alpha
+    if result.reason == "non-inferior":
+        but = f"; within it, the loss is significant (exact McNemar p = {result.p_mcnemar:.2g})" if significant else ""
+        return f"{measured}: non-inferior, below {bound} ({test} p = {result.p_inferior:.2g}){but}."
+    known = (
+        f" A loss is shown (exact McNemar p = {result.p_mcnemar:.2g}), but not how large it is." if significant else ""
+    )
     return (
-        f"{measured}: shown neither to be below {bound} (anytime-valid p = {outcome.p_inferior:.2g}) nor above it "
-        f"(p = {outcome.p_regression:.2g}); to resolve: more questions.{known}"
+        f"{measured}: shown neither to be below {bound} ({test} p = {result.p_inferior:.2g}) nor above it "
+        f"(p = {result.p_regression:.2g}). To resolve: more questions.{known}"
     )
 
 
@@ -129,13 +111,14 @@ def decide_share(
     return Decision(verdict, why, share, interval, p_not_above(bad, n, limit) if n else 1.0)
 
 
-def decision_metric(
-    decision: Decision, id_: str, title: str, unit: str, policy: Policy, limit: str, explain: str
+def bounded_metric(
+    value: float, interval: Interval, id_: str, title: str, unit: str, policy: Policy, limit: str, explain: str
 ) -> Metric:
-    """Express the number of a decision in hundredths, with its interval and its limit.
+    """Express a number in hundredths, with its interval and its limit.
 
     Args:
-        decision: on the number.
+        value: as a share of 1.
+        interval: of it.
         id_: of the metric.
         title: of the metric.
         unit: "points" or "%".
@@ -146,10 +129,10 @@ def decision_metric(
     return Metric(
         id=id_,
         title=title,
-        value=100 * decision.value,
-        text=f"{100 * decision.value:.1f} {unit}",
-        low=100 * decision.interval.low,
-        high=100 * decision.interval.high,
+        value=100 * value,
+        text=f"{100 * value:.1f} {unit}",
+        low=100 * interval.low,
+        high=100 * interval.high,
         bound=100 * getattr(policy, limit),
         bound_is="most",
         policy=policy.line(limit),

@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 from assay.harness.attention.noise import family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence import error_sums
-from assay.harness.evidence.error_sums import Floats
+from assay.harness.evidence.error_table import DIMENSIONS, ErrorTable, Floats, RoleErrors, elements, gain, relative_l1
 from assay.harness.evidence.run_file import REPEAT_RUN
-from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader
-from assay.harness.evidence.truth_errors import TruthErrors, dropped, gain, own_error
-from assay.harness.evidence.worst_queries import own_and_bound
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
 
 _SLACK_BELOW = 2.0
@@ -111,18 +108,16 @@ def compare_with_noise(shadow: ShadowErrors) -> AgainstNoise:
     Raises:
         EvidenceError: the candidate's noise family is unknown.
     """
-    errors = shadow.truth
-    cells = _cells(errors, errors.candidate, errors.candidate_honest, FALSE_FLAGS / 2)
-    reference = _cells(errors, errors.reference, errors.reference_honest, FALSE_FLAGS / 2)
-    worst = shadow.queries
+    table = shadow.cells
+    cells, reference = (_cells(table, role) for role in (table.candidate, table.reference))
     return AgainstNoise(
         cells=cells,
-        gains=_gains(errors, FALSE_FLAGS / 4, _tolerance(shadow.headers[0])),
-        queries=MeasuredCells(worst.index, *own_and_bound(worst.candidate)),
+        gains=_gains(table, FALSE_FLAGS / 4, _tolerance(shadow.headers[0])),
+        queries=_queries(table, table.candidate),
         reference=reference,
-        reference_queries=MeasuredCells(worst.index, *own_and_bound(worst.reference)),
+        reference_queries=_queries(table, table.reference),
         apart=_apart(shadow, cells, reference),
-        quiet=tuple(_quiet(errors)) if _has_least(shadow.headers[0].candidate_noise) else (),
+        quiet=tuple(_quiet(table)) if _has_least(shadow.headers[0].candidate_noise) else (),
     )
 
 
@@ -143,30 +138,36 @@ def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells)
             continue
         parts = [measured.of(layer, PHASES[phase]).bound for measured in (cells, reference)]
         largest[layer, phase] = sum(float(part.max(initial=0.0)) for part in parts)
-    places = [(int(a), int(b)) for a, b in shadow.index[:, [LAYER, PHASE]]]
-    known = np.array([place in largest for place in places], bool)
-    observed = error_sums.relative_l1(shadow.sums)
-    observed = np.where(error_sums.nonfinite_share(shadow.sums) > 0, np.inf, observed)
-    known &= ~np.isnan(observed)
+    table = shadow.cells
+    places = [(int(a), int(b)) for a, b in table.index[:, [LAYER, PHASE]]]
+    observed = relative_l1(table.apart)
+    known = np.array([place in largest for place in places], bool) & ~np.isnan(observed)
     bound = np.array([largest[place] for place, is_known in zip(places, known, strict=True) if is_known])
-    return MeasuredCells(shadow.index[known], observed[known], bound)
+    return MeasuredCells(table.index[known], observed[known], bound)
 
 
-def _cells(errors: TruthErrors, output: Floats, honest: Floats, rate: float) -> MeasuredCells:
-    if not _bounded(honest):
+def _compared(table: ErrorTable) -> ErrorTable | None:
+    """Return the cells that were compared with the truth; None without two honest implementations: then there is no bound."""
+    there = elements(table.candidate.own) > 0
+    return table.chosen(there) if there.any() and table.candidate.honest.shape[1] >= 2 else None
+
+
+def _cells(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
+    """Test each cell's own error: the largest that noise explains is that of honest implementations on the same queries."""
+    there = elements(role.own) > 0
+    if not there.any() or role.honest.shape[1] < 2:
         return _NOTHING
-    bound = cell_bounds(_noise(errors, honest), alpha=rate) + dropped(output, errors.truth)[0]
-    return MeasuredCells(errors.index, own_error(output, errors.truth), bound)
+    some = role.each(lambda values: values[there])
+    dropped = np.nan_to_num(relative_l1(some.dropped), posinf=0.0)
+    bound = cell_bounds(relative_l1(some.honest).T, alpha=FALSE_FLAGS / 2) + dropped
+    return MeasuredCells(table.index[there], relative_l1(some.own), bound)
 
 
-def _bounded(honest: Floats) -> bool:
-    """Return True if there are cells, and at least two honest implementations, without which there is no bound."""
-    return len(honest) > 0 and honest.shape[1] >= 2
-
-
-def _noise(errors: TruthErrors, honest: Floats) -> Floats:
-    """Compute the relative L1 of each honest implementation, [members, cells]."""
-    return own_error(honest, errors.truth[:, None]).T
+def _queries(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
+    """Test each cell's worst query. Where the truth is zero, its error and its bound are not relative."""
+    there = role.worst.any(1)
+    off, bound, size, _, _ = role.worst[there].T
+    return MeasuredCells(table.index[there], *(number / np.where(size > 0, size, 1.0) for number in (off, bound)))
 
 
 def _tolerance(header: ShadowHeader) -> float:
@@ -177,36 +178,35 @@ def _tolerance(header: ShadowHeader) -> float:
     return _GAIN_ROUNDINGS * _EPS.get(coarsest, _EPS["bfloat16"]) + 4 * _EPS["float32"]
 
 
-def _gains(errors: TruthErrors, rate: float, tolerance: float) -> MeasuredCells:
+def _gains(table: ErrorTable, rate: float, tolerance: float) -> MeasuredCells:
     """Test the candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
-    tests = []
-    for level in _GAIN_LEVELS if _bounded(errors.candidate_honest) else ():
-        merged = errors.merged(level)
-        observed = np.abs(gain(merged.candidate, merged.truth))
+    tests, compared = [_NOTHING], _compared(table)
+    for level in _GAIN_LEVELS if compared else ():
+        assert compared is not None
+        merged = compared.merged(level)
         # Where the truth is zero nothing can be scaled.
-        observed = np.where(np.isnan(observed), 0.0, observed)
-        members = np.abs(gain(merged.candidate_honest, merged.truth[:, None])).T
+        observed = np.nan_to_num(np.abs(gain(merged.candidate.own)), nan=0.0, posinf=np.inf)
+        members = np.abs(gain(merged.candidate.honest)).T
         # A gain is one number, so it has one degree of freedom.
         bound = (
             tolerance
-            + dropped(merged.candidate, merged.truth)[1]
+            + np.nan_to_num(gain(merged.candidate.dropped), posinf=0.0)
             + cell_bounds(members, freedom=1.0, alpha=rate / len(_GAIN_LEVELS))
         )
         tests.append(MeasuredCells(merged.index, observed, bound))
-    parts = zip(*((measured.index, measured.observed, measured.bound) for measured in (_NOTHING, *tests)), strict=True)
+    parts = zip(*((measured.index, measured.observed, measured.bound) for measured in tests), strict=True)
     return MeasuredCells(*(np.concatenate(part) for part in parts))
 
 
-def _quiet(errors: TruthErrors) -> Iterable[tuple[int, str, float, float]]:
-    if not _bounded(errors.candidate_honest):
+def _quiet(table: ErrorTable) -> Iterable[tuple[int, str, float, float]]:
+    compared = _compared(table)
+    if compared is None:
         return
-    merged = errors.merged((LAYER, PHASE))
-    noise = _noise(merged, merged.candidate_honest)
+    merged = compared.merged((LAYER, PHASE))
+    noise = relative_l1(merged.candidate.honest).T
     free = freedom_of_spread(noise)
     # The quotient of two mean squares, the other way round than for an error that is too large.
     low = np.sqrt(np.nanmean(noise**2, 0) / f_quantile_above(FALSE_FLAGS / len(free), len(noise) * free, free))
-    for where, own, least in zip(
-        merged.index, own_error(merged.candidate, merged.truth), low / _SLACK_BELOW, strict=True
-    ):
+    for where, own, least in zip(merged.index, relative_l1(merged.candidate.own), low / _SLACK_BELOW, strict=True):
         if own < least:
             yield int(where[LAYER]), PHASES[where[PHASE]], float(own), float(least)

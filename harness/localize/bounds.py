@@ -23,9 +23,9 @@ from assay.harness.stats.query_bounds import (
     least_error,
     query_bounds,
     rare_excess_of_queries,
-    rarest,
     structure,
     with_all_heads,
+    with_rare_draws,
 )
 
 CELLS = 60_000
@@ -235,11 +235,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     )
     bounds += with_all_heads(lost).cpu()
     above = own > bounds
-    if bool(above.any()) and (family.q is not None or family.k is not None):
-        some = above.any(1).nonzero().flatten()
-        here = some.to(right.device)
-        excess = rare_excess_of_queries(call, family, rows[here], right[here], rarest(float(freedom[above].min())), lse)
-        bounds[some] += with_all_heads(excess).cpu()
+    bounds = with_rare_draws(bounds, freedom, own, call, family, rows, right, lse)
     if not lse and bool(above.any()) and _may_add_key_by_key(call, family):
         some = above.any(1).nonzero().flatten()
         bounds[some] += with_all_heads(_key_by_key(call, rows[some.to(rows.device)])).cpu()

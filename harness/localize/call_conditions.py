@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -170,6 +169,7 @@ _QUANTITIES: dict[str, Callable[[SequenceShape], int]] = {
     "length": lambda s: s.length,
     "batch": lambda s: s.batch,
 }
+_LIMIT = re.compile(rf"({'|'.join(_QUANTITIES)}) (>=|<=|>|<) (\d+)")
 
 _SINGLES: tuple[SequenceCondition, ...] = (
     SequenceCondition("cached prefix > 0", lambda s: s.prefix > 0, "prefix 0"),
@@ -195,32 +195,3 @@ _SINGLES: tuple[SequenceCondition, ...] = (
 
 _QUALITIES = frozenset(c.words for c in _SINGLES if not re.search(r"% |[<>]=? [2-9]|[<>]=? 1\d", c.words))
 """Words of the conditions that state no limit besides 0 and 1, and no multiple."""
-_BY_WORDS = {condition.words: condition for condition in _SINGLES}
-_LIMIT = re.compile(rf"({'|'.join(_QUANTITIES)}) (>=|<=|>|<) (\d+)")
-_LENGTHS = re.compile(r"new\+prefix is (\d+)\+(\d+)")
-_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-
-
-def condition_of(where: str) -> SequenceCondition | None:
-    """Find the condition that a finding states in its `where`; None if it states none."""
-    for part in where.split(", "):
-        stated = [_stated(words) for words in part.removeprefix("only where ").split(" and ")]
-        if all(stated):
-            words = " and ".join(part.words for part in stated if part)
-            return SequenceCondition(words, lambda s, stated=stated: all(part.holds(s) for part in stated if part))  # type: ignore[misc]
-    return None
-
-
-def _stated(words: str) -> SequenceCondition | None:
-    if lengths := _LENGTHS.fullmatch(words):
-        return _lengths(int(lengths[1]), int(lengths[2]))
-    limit = _LIMIT.fullmatch(words)
-    if not limit:
-        return _BY_WORDS.get(words)
-    of, compare, n = _QUANTITIES[limit[1]], _COMPARISONS[limit[2]], int(limit[3])
-    return SequenceCondition(words, lambda s: compare(of(s), n))

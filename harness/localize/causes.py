@@ -13,9 +13,11 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.bugs.bug import LEAK, Bug
 from assay.harness.bugs.family import FAMILY
+from assay.harness.evidence.error_table import SUMS
 from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.screening import Comparisons
+from assay.harness.stats.error_sums import relative_l1, slope
 
 OUTPUT_SCALED = "output-scaled"
 """The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
@@ -23,6 +25,7 @@ OUTPUT_NOT_WRITTEN = "output-not-written"
 """The same where that multiple is zero."""
 GAINS = {OUTPUT_SCALED: "scales its output", OUTPUT_NOT_WRITTEN: "does not write its output"}
 """What a kernel with either does, in words that follow its name."""
+_SIZE = SUMS.index("size")
 _FIT_SHARE = 0.5
 """A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
 oracle."""
@@ -122,8 +125,8 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Com
     heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     wrong = [s for o in inside for s in _where(o, o.failing)]
     right = [s for o in inside for b, s in enumerate(o.sequence_shapes) if b not in _sequences(o, o.failing)]
-    difference, size = (sum(o.off.over(o.failing)[which] for o in failing) for which in (0, 1))
-    oracle_error = difference / size if size else float("inf")
+    off = _over(failing)
+    oracle_error = float(relative_l1(off)) if off[_SIZE] else float("inf")
     fits = [f for h in FAMILY if (f := _fit(h, inside, failing, heads, wrong, right, oracle_error, compared))]
     chosen = _choose(fits)
     scaled = _scaled(failing)
@@ -151,12 +154,9 @@ def _scaled(failing: Sequence[CallResult]) -> Bug | None:
     """Make the hypothesis of a scaled output, with the factor of the finest dtype's failing cells; None if not finite."""
     finest = min(torch.finfo(o.call.q.dtype).eps for o in failing)
     chosen = [o for o in failing if torch.finfo(o.call.q.dtype).eps == finest]
-    products, squares = (
-        sum(float(getattr(o, name)[o.failing].sum()) for o in chosen) for name in ("products", "squares")
-    )
-    if not math.isfinite(products) or not squares:
+    factor = float(slope(_over(chosen)))
+    if not math.isfinite(factor):
         return None
-    factor = products / squares
     if not factor:
         about = "the output is zero, as if it were not written"
         return Bug(OUTPUT_NOT_WRITTEN, "output not written", about, GAINS[OUTPUT_NOT_WRITTEN], "gain", _zero)
@@ -166,6 +166,11 @@ def _scaled(failing: Sequence[CallResult]) -> Bug | None:
 
     about = f"every output is {factor:.4g} times what it should be"
     return Bug(OUTPUT_SCALED, "output scaled", about, GAINS[OUTPUT_SCALED], "gain", multiple)
+
+
+def _over(failing: Sequence[CallResult]) -> Tensor:
+    """Sum the errors over all cells that fail, float64 [7]."""
+    return torch.stack([o.off[o.failing].sum(0) for o in failing]).sum(0)
 
 
 def _zero(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor:
@@ -193,29 +198,30 @@ def _fit(
     oracle_error: float,
     compared: Comparisons,
 ) -> _Fit | None:
-    total = [0.0, 0.0, 0.0]
+    total = torch.zeros(len(SUMS), dtype=torch.float64)
     violating: list[SequenceShape] = []
     everywhere = True
     for o in failing:  # smallest first: most hypotheses are ruled out by one small call
         off = compared.explaining(hypothesis, o)
         if off is None:
             return None
-        total = [a + b for a, b in zip(total, off.over(o.failing), strict=True)]
-        violating += _where(o, _violated(o, off.relative_l1, heads))
+        total += off[o.failing].sum(0)
+        violating += _where(o, _violated(o, relative_l1(off), heads))
         others = sorted({o.call.spec.first_head + head for head in range(o.own.shape[1])} - set(heads))
-        everywhere &= not bool(_violated(o, off.relative_l1, others).any())
-    error = total[0] / total[1] if total[1] else 0.0
-    if not total[2] or error > _FIT_SHARE * oracle_error:
+        everywhere &= not bool(_violated(o, relative_l1(off), others).any())
+    error = float(relative_l1(total)) if total[_SIZE] else 0.0
+    defined = float(total[SUMS.index("compared")] + total[SUMS.index("nonfinite")])
+    if not defined or error > _FIT_SHARE * oracle_error:
         return None
     seen = {id(o) for o in failing}
     for o in inside:
         if id(o) not in seen and (off := compared.explaining(hypothesis, o)) is not None:
-            violating += _where(o, _violated(o, off.relative_l1, heads))
+            violating += _where(o, _violated(o, relative_l1(off), heads))
     conditions = separating(wrong, right) if right else []
     if not violating:
-        return _Fit(hypothesis, error, tuple(conditions), False, int(not everywhere), total[2])
+        return _Fit(hypothesis, error, tuple(conditions), False, int(not everywhere), defined)
     confined = conditions or separating(wrong, violating)
-    return _Fit(hypothesis, error, tuple(confined), True, 1 + int(not everywhere), total[2]) if confined else None
+    return _Fit(hypothesis, error, tuple(confined), True, 1 + int(not everywhere), defined) if confined else None
 
 
 def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:

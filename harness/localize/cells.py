@@ -13,7 +13,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.conditions import POSITION
-from assay.harness.evidence.error_sums import ratio
+from assay.harness.stats.error_sums import query_sums
 
 
 @dataclass(frozen=True)
@@ -57,34 +57,6 @@ class CallCells:
         )
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """The distance between an output and an expected one, by cell and head; each float64 [cells, num_q_heads], on the CPU.
-
-    Attributes:
-        difference: sum of |out - expected|; infinite where only one of the two is finite.
-        size: sum of |expected|.
-        compared: number of elements compared, including those that are not finite in both.
-    """
-
-    difference: Tensor
-    size: Tensor
-    compared: Tensor
-
-    @property
-    def relative_l1(self) -> Tensor:
-        """difference / size, [cells, num_q_heads]; 0 where nothing was compared."""
-        return ratio(self.difference, self.size)
-
-    def __add__(self, other: Deviation) -> Deviation:
-        """Add the deviation of other queries, which must differ."""
-        return Deviation(self.difference + other.difference, self.size + other.size, self.compared + other.compared)
-
-    def over(self, chosen: Tensor) -> tuple[float, float, float]:
-        """Sum difference, size and number of elements over the chosen cells (bool [cells, num_q_heads])."""
-        return tuple(float(t[chosen].sum()) for t in (self.difference, self.size, self.compared))  # type: ignore[return-value]
-
-
 def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
     """Make the cells of a call that hold a query.
 
@@ -110,31 +82,22 @@ def cells_of(call: AttentionCall, compared: Tensor | None = None) -> CallCells:
     return CallCells(tuple(sequence[c] for c in chosen), tuple(position[c] for c in chosen), of_compared, compared)
 
 
-def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Deviation:
-    """Compute the distance between `out` and `expected`, each [total_q, num_q_heads, head_dim_v] or [compared rows, ...].
+def deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
+    """Sum the errors of `out` by cell, float64 [cells, num_q_heads, 7], on the CPU: the columns of `SUMS`.
 
     NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
+
+    Args:
+        out: [total_q, num_q_heads, head_dim_v], or its rows that are compared.
+        expected: likewise.
+        cells: the cells.
     """
-    return merged(row_deviation(out, expected, cells), cells)
+    return cells.sums(row_deviation(out, expected, cells)).cpu()
 
 
 def row_deviation(out: Tensor, expected: Tensor, cells: CallCells) -> Tensor:
-    """Compute the same by query: float64 [rows, num_q_heads, 3], the fields of `Deviation`, on the device of `out`."""
-    a, b = (_compared(values.detach(), cells).double() for values in (out, expected))
-    if all_finite(a) and all_finite(b):  # as usual
-        sums = ((a - b).abs_().sum(-1), b.abs().sum(-1))
-        return torch.stack([*sums, torch.full_like(sums[0], b.shape[-1])], -1)
-    undefined = b.isnan()
-    agree = (b.isinf() & ~a.isfinite()) | undefined
-    difference = torch.where(agree, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf"))
-    size = torch.where(b.isfinite(), b.abs(), 0.0)
-    return torch.stack([values.sum(-1) for values in (difference, size, (~undefined).double())], -1)
-
-
-def merged(by_row: Tensor, cells: CallCells) -> Deviation:
-    """Sum what `row_deviation` returned by cell."""
-    # One transfer for all three: each synchronises with the GPU.
-    return Deviation(*cells.sums(by_row).cpu().unbind(-1))
+    """Compute the same by query: float64 [rows, num_q_heads, 7], on the device of `out`."""
+    return query_sums(_compared(out, cells), _compared(expected, cells))
 
 
 def size_of(out: Tensor, cells: CallCells) -> Tensor:

@@ -18,16 +18,14 @@ from assay.harness.attention.honest import sample_rows
 from assay.harness.attention.kernels import declaration, lse_fault, missing_package, output_fault, refuse_features
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
-from assay.harness.evidence.error_sums import ratio
+from assay.harness.evidence.error_table import SUMS, ratio
 from assay.harness.localize.bounds import CallNoise, bounds_of_queries
 from assay.harness.localize.call_conditions import SequenceShape, sequence_shapes
 from assay.harness.localize.cells import (
     CallCells,
-    Deviation,
     all_finite,
     cells_of,
     deviation,
-    merged,
     row_deviation,
     same_values,
     size_of,
@@ -35,6 +33,7 @@ from assay.harness.localize.cells import (
 from assay.harness.localize.lse import LseErrors, lse_errors
 from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
+from assay.harness.stats.error_sums import distance, relative_l1, slope
 from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_heads
 
 _FIT_ROUNDINGS = 3.0
@@ -46,6 +45,9 @@ _AHEAD = 16
 """Calls of which the oracle's output is computed before the kernel's."""
 MAX_SCORES, MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
+
+
+_SIZE = SUMS.index("size")
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,8 @@ class CallResult:
         call: the call as it was before the kernel ran.
         out: the kernel's output, [total_q, num_q_heads, head_dim_v].
         cells: the cells of the call.
-        off: distance to the oracle's output.
-        by_row: the same by query, float64 [rows, num_q_heads, 3], as `assay.harness.localize.cells.row_deviation` returns it.
-        products: sum of output * truth, float64 [cells, num_q_heads], on the CPU; not finite where the output is not.
-        squares: sum of truth * truth, likewise.
+        off: sums of its errors against the oracle's output, float64 [cells, num_q_heads, 7], on the CPU: the columns of `SUMS`.
+        by_row: the same by query, float64 [rows, num_q_heads, 7].
         limits: what noise explains on this call.
         repeated: whether the call was run twice more in a row. If not, the next four fields are meaningless.
         repeat: largest relative L1, over cells and heads, between these two runs.
@@ -94,10 +94,8 @@ class CallResult:
     call: AttentionCall
     out: Tensor
     cells: CallCells
-    off: Deviation
+    off: Tensor
     by_row: Tensor
-    products: Tensor
-    squares: Tensor
     limits: CallNoise
     repeated: bool = False
     repeat: float = 0.0
@@ -117,12 +115,12 @@ class CallResult:
     @cached_property
     def own(self) -> Tensor:
         """Own error: relative L1 against the oracle, float64 [cells, num_q_heads], on the CPU."""
-        return self.off.relative_l1
+        return relative_l1(self.off)
 
     @cached_property
     def slopes(self) -> Tensor:
         """Slope of the output on the truth by head, float64 [num_q_heads]; NaN where one is not finite, or the truth is zero."""
-        return self.products.sum(0) / self.squares.sum(0)
+        return slope(self.off.sum(0))
 
     @cached_property
     def lse_errors(self) -> LseErrors | None:
@@ -176,8 +174,8 @@ class CallResult:
         """
         of_row = self.cells.of_row.cpu()
         queries = torch.bincount(of_row, minlength=len(self.own))[:, None]
-        limit = with_all_heads(QUERY_SHARE * self.bounds.cpu() * self.off.size / queries)
-        own = with_all_heads(self.by_row[..., 0]).cpu()
+        limit = with_all_heads(QUERY_SHARE * self.bounds.cpu() * self.off[..., _SIZE] / queries)
+        own = with_all_heads(distance(self.by_row)).cpu()
         wrong = (self.own > self.bounds).cpu()
         seen = torch.cat([wrong, wrong.any(1, keepdim=True)], 1) | (queries == 1)  # the cell says it already
         excess = torch.where(seen[of_row] | (own == 0), 0.0, own / limit[of_row])
@@ -190,7 +188,7 @@ class CallResult:
         own, heads = own[suspects], self.own.shape[1]
         bounds = bounds_of_queries(self.call, self.limits.family, rows.to(self.call.q.device), own)
         bounds = torch.maximum(bounds, limit[of_row[suspects]])
-        size = with_all_heads(self.by_row[..., 1]).cpu()[suspects].clamp(min=torch.finfo(torch.float64).tiny)
+        size = with_all_heads(self.by_row[..., _SIZE]).cpu()[suspects].clamp(min=torch.finfo(torch.float64).tiny)
         near = (own > limit[of_row[suspects]]) & ~seen[of_row[suspects]]
         errors = [
             _QueryError(
@@ -247,8 +245,8 @@ class CallResult:
         if "failing" in vars(self):  # what had to be simulated to decide it
             return max(float((self.own / self.bounds).max()), self.queries[0].excess if self.queries else 0.0)
         of_row = self.cells.of_row.cpu()
-        per_query = self.off.size / torch.bincount(of_row, minlength=len(self.own))[:, None]
-        by_query = ratio(self.by_row[..., 0].cpu(), QUERY_SHARE * per_query[of_row])
+        per_query = self.off[..., _SIZE] / torch.bincount(of_row, minlength=len(self.own))[:, None]
+        by_query = ratio(distance(self.by_row).cpu(), QUERY_SHARE * per_query[of_row])
         return max(float(self.own.max()), float(by_query.max())) / least_error(self.call.q.dtype)
 
     @property
@@ -323,12 +321,8 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
         )
-    compared = out if rows is None else out[rows]
-    by_row = torch.stack([(compared.double() * right).sum(-1), right.square().sum(-1)], -1)
-    products, squares = cells.sums(by_row).cpu().unbind(-1)
-    off = row_deviation(out, right, cells)
-    limits = CallNoise(call, noise, cells)
-    return CallResult(call, out, cells, merged(off, cells), off, products, squares, limits, lse=lse)
+    by_row = row_deviation(out, right, cells)
+    return CallResult(call, out, cells, cells.sums(by_row).cpu(), by_row, CallNoise(call, noise, cells), lse=lse)
 
 
 def _truth(call: AttentionCall) -> Tensor:
@@ -481,4 +475,4 @@ def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float
     if same_values(first[: result.call.rows], other[: result.call.rows]):
         return 0.0, False
     expected = torch.where(first.isfinite(), first.double(), float("inf"))
-    return float(deviation(other, expected, result.cells).relative_l1.max()), True
+    return float(relative_l1(deviation(other, expected, result.cells)).max()), True

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from assay.harness.bugs.bug import Bug
-from assay.harness.localize.cells import Deviation, deviation, row_deviation
+from assay.harness.evidence.error_table import SUMS
+from assay.harness.localize.cells import deviation, row_deviation
 from assay.harness.localize.kernel_runs import CallResult
+from assay.harness.stats.error_sums import distance, relative_l1
 from assay.harness.stats.query_bounds import with_all_heads
 
 SHARES = (16, 4, 2, 1)
@@ -26,10 +28,10 @@ class Comparisons:
     """Compares the results of one run with hypotheses, each pair once. The results must outlive it."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], Deviation | None] = {}
+        self._known: dict[tuple[str, int], Tensor | None] = {}
 
-    def explaining(self, hypothesis: Bug, result: CallResult) -> Deviation | None:
-        """Compute the distance of an output to that of a hypothesis.
+    def explaining(self, hypothesis: Bug, result: CallResult) -> Tensor | None:
+        """Sum the errors of an output against that of a hypothesis, float64 [cells, num_q_heads, 7].
 
         None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
         result's `fit_bounds`.
@@ -40,8 +42,8 @@ class Comparisons:
         return self._known[key]
 
 
-def _explaining(hypothesis: Bug, result: CallResult) -> Deviation | None:
-    total: Deviation | None = None
+def _explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
+    total: Tensor | None = None
     for chosen in _shares(result):
         cells = result.cells if chosen is None else result.cells.at(chosen)
         expected = hypothesis.compute(result.call, cells.rows)
@@ -52,7 +54,7 @@ def _explaining(hypothesis: Bug, result: CallResult) -> Deviation | None:
         if _ruled_out(total, result):
             return None
     assert total is not None
-    beyond = total.relative_l1 > result.fit_bounds
+    beyond = relative_l1(total) > result.fit_bounds
     return None if bool(beyond[result.failing].any()) or _leaves_queries(hypothesis, result) else total
 
 
@@ -67,8 +69,8 @@ def _leaves_queries(hypothesis: Bug, result: CallResult) -> bool:
     expected = hypothesis.compute(result.call, cells.rows)
     if expected is None:
         return True
-    off = with_all_heads(row_deviation(result.out, expected, cells)[..., 0]).cpu()
-    size = with_all_heads(result.by_row[..., 1]).cpu()
+    off = with_all_heads(distance(row_deviation(result.out, expected, cells))).cpu()
+    size = with_all_heads(result.by_row[..., SUMS.index("size")]).cpu()
     at = {int(place): number for number, place in enumerate(places)}
     return any(
         float(off[at[wrong_query.place], -1 if wrong_query.head is None else wrong_query.head])
@@ -91,13 +93,13 @@ def _shares(result: CallResult) -> Iterator[Tensor | None]:
         before = now
 
 
-def _ruled_out(some: Deviation, result: CallResult) -> bool:
+def _ruled_out(some: Tensor, result: CallResult) -> bool:
     """Return True if the distance over all queries exceeds a failing cell's bounds, judging from some of the queries.
 
     Let d be the difference over some queries, D that over all, and S the size of what is expected. S is at most |out| + D and D at
     least d, so D / S is at least d / (|out| + d).
     """
-    least = some.difference / (result.size + some.difference).clamp(min=torch.finfo(torch.float64).tiny)
-    # Infinite where one of the two outputs is finite and the other is not.
-    beyond = (least > result.fit_bounds) | some.difference.isinf()
+    difference = some[..., SUMS.index("difference")]
+    least = difference / (result.size + difference).clamp(min=torch.finfo(torch.float64).tiny)
+    beyond = (least > result.fit_bounds) | (some[..., SUMS.index("nonfinite")] > 0)
     return bool(beyond[result.failing].any())

@@ -18,6 +18,7 @@ from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
 from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.localize.shrink import exceeds_bounds_of, reproduction, shrink
+from assay.harness.stats.error_sums import relative_l1
 from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
 SHRINK_SECONDS = 10.0
@@ -94,7 +95,7 @@ def _same_bug(guard: Guard, finding: str) -> Callable[[AttentionCall, Tensor], b
         result = measure(call, out, guard.assay.noise)
         expected = BY_ID[finding].compute(call) if result.fails else None
         return expected is not None and bool(
-            (deviation(out, expected, result.cells).relative_l1 <= result.fit_bounds).all()
+            (relative_l1(deviation(out, expected, result.cells)) <= result.fit_bounds).all()
         )
 
     return fails

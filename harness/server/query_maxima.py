@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,18 +12,15 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.noise import NoiseFamily
-from assay.harness.evidence.error_sums import Floats
-from assay.harness.evidence.shadow_errors import CONDITIONS
-from assay.harness.evidence.worst_queries import COLUMNS, WorstQueries, excess
+from assay.harness.evidence.error_table import QUERY, ErrorTable, Floats, RoleErrors, cell_index, excess, joined
 from assay.harness.stats.noise_bound import MODEL_FACTOR
 from assay.harness.stats.query_bounds import (
     QUERY_SHARE,
     dropping_cost,
     least_error,
     query_bounds,
-    rare_excess_of_queries,
-    rarest,
     with_all_heads,
+    with_rare_draws,
 )
 
 
@@ -58,10 +56,7 @@ class QueryMaxima:
             off = torch.where(defined & ~output.isfinite(), torch.inf, torch.where(defined, output - right, 0.0))
             own = with_all_heads(off.abs().sum(-1)).cpu()
             noise = torch.where(defined & members.isfinite(), members - right, 0.0)
-            bound, freedom = query_bounds(noise)
-            if bool((above := own > bound).any()) and (family.q is not None or family.k is not None):
-                rare = rarest(float(freedom[above].min()))
-                bound += with_all_heads(rare_excess_of_queries(call, family, at, right, rare)).cpu()
+            bound = with_rare_draws(*query_bounds(noise), own, call, family, at, right)
             bound += with_all_heads(dropping_cost(call, family, at, right)).cpu()
             usual = with_all_heads(noise.abs().sum(-1)).square().mean(0).sqrt().cpu().numpy()
             floor = np.maximum(
@@ -79,7 +74,7 @@ class QueryMaxima:
             worst = excess(here).argmax(1)[:, None, :, None]
             self._worst[condition] = np.take_along_axis(here, worst, 1)[:, 0]
 
-    def cells(self, layer: int, first_head: int) -> WorstQueries:
+    def cells(self, layer: int, first_head: int) -> ErrorTable:
         """Return the cells with their layer and heads.
 
         Args:
@@ -87,16 +82,13 @@ class QueryMaxima:
             first_head: number of the first head that this process computes.
         """
         if not self._worst:
-            return WorstQueries.none()
+            return joined([])
         rows = np.stack(list(self._worst.values()))  # [conditions, roles, heads + 1, columns]
-        count, _, columns, _ = rows.shape
-        shape = tuple(len(labels) for labels in CONDITIONS.values())
-        index = np.empty((count, columns, 2 + len(shape)), np.int64)
-        index[..., 0] = layer
-        index[..., 1] = [*range(first_head, first_head + columns - 1), -1]
-        index[..., 2:] = np.stack(np.unravel_index(list(self._worst), shape), axis=1)[:, None]
-        candidate, reference = (rows[:, role].reshape(-1, len(COLUMNS)) for role in (0, 1))
-        return WorstQueries(index.reshape(-1, index.shape[-1]), candidate, reference)
+        index = cell_index(layer, [*range(first_head, first_head + rows.shape[2] - 1), -1], list(self._worst))
+        candidate, reference = (
+            replace(RoleErrors.none(index[..., 0].size), worst=rows[:, role].reshape(-1, len(QUERY))) for role in (0, 1)
+        )
+        return ErrorTable.of(index.reshape(-1, index.shape[-1]), candidate=candidate, reference=reference)
 
 
 def _positions(

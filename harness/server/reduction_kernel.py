@@ -1,6 +1,6 @@
 """The error reduction as one Triton kernel. It reads both outputs once and writes nothing of their size.
 
-A program handles a block of queries of one head. As in `assay.harness.server.reduction.row_errors`, sums over head_dim are float32
+A program handles a block of queries of one head. Sums over head_dim are float32
 for 16-bit outputs, and float64 for wider ones; all further sums are float64. The order of the
 atomic additions is not fixed, so sums may differ between runs by float64 rounding (1e-16 of the sum of magnitudes). Counts and
 the worst query do not differ.
@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from assay.harness.evidence.error_sums import SUMS
-from assay.harness.evidence.shadow_errors import CONDITION_COUNT
+from assay.harness.evidence.error_table import CONDITION_COUNT, DISTANCE
 
 TILE = 1024
 """Elements of each output that a program reads at once; half as many where it reduces in float64."""
@@ -93,7 +92,7 @@ def reduce(
         out: [rows, heads, head_dim], at least one row, fewer than 2**31 rows times heads, head_dim up to 8192.
         reference: the same shape and dtype.
         conditions: int64 [rows], condition of each query.
-        sums: contiguous float64 [conditions, heads, 5], the columns of `SUMS`. Updated in place.
+        sums: contiguous float64 [conditions, heads, 5], the columns of `DISTANCE`. Updated in place.
         tile: elements of each output that a program reads at once.
         warps: warps per program.
 
@@ -110,7 +109,7 @@ def reduce(
         out, reference, conditions, sums, worst, rows, heads,
         out.stride(0), out.stride(1), reference.stride(0), reference.stride(1),
         dim=dim, block_dim=block_dim, block_rows=block_rows, wide=tl.float64 if double else tl.float32,
-        none=CONDITION_COUNT, sum_count=len(SUMS), last=_LAST, num_warps=warps,
+        none=CONDITION_COUNT, sum_count=len(DISTANCE), last=_LAST, num_warps=warps,
     )  # fmt: skip
     return worst
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.backend import Backend
-from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.error_table import condition_numbers, joined
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import CallMetadata
 from assay.harness.evidence.shadow_errors import (
@@ -28,11 +28,8 @@ from assay.harness.evidence.shadow_errors import (
     FailedCalls,
     ShadowHeader,
     WorstCase,
-    condition_numbers,
     write_shadow_errors,
 )
-from assay.harness.evidence.truth_errors import joined
-from assay.harness.evidence.worst_queries import joined_queries
 from assay.harness.server.candidates import Candidate, output_of
 from assay.harness.server.envelope_tally import EnvelopeTally
 from assay.harness.server.observed_call import ForwardPass, ObservedCall, Phase
@@ -245,7 +242,6 @@ class Shadow:
         if self.tally is not None:
             self.tally.write()
         self._resolve_worst()
-        cells = [sums.cells(layer, self._rank * sums.heads) for layer, sums in sorted(self._sums.items())]
         header = ShadowHeader(
             run=nonce_of_process(),
             reference=" + ".join(sorted(self.references)),
@@ -271,13 +267,9 @@ class Shadow:
             sampled_rows=self._sampled,
             write_request=self._written,
         )
-        empty = (np.zeros((0, 6), np.int64), np.zeros((0, len(SUMS))))
-        index, sums = (np.concatenate(parts) for parts in zip(empty, *cells, strict=False))
-        truth = [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
-        path = self._folder / FOLDER / f"{os.getpid()}.safetensors"
-        queries = [sums.queries(layer, self._rank * sums.heads) for (layer, _), sums in sorted(self._truth.items())]
-        against_truth = (joined(truth), joined_queries(queries)) if truth else ()
-        write_shadow_errors(path, index, sums, header, *against_truth)
+        parts = [sums.cells(layer, self._rank * sums.heads) for layer, sums in self._sums.items()]
+        parts += [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in self._truth.items()]
+        write_shadow_errors(self._folder / FOLDER / f"{os.getpid()}.safetensors", joined(parts), header)
 
     def _resolve_worst(self) -> None:
         """Look up the requests of the worst cases, and drop the passes."""

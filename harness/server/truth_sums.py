@@ -19,10 +19,9 @@ from assay.harness.attention.honest import here, honest_outputs
 from assay.harness.attention.noise import FORMATS, family
 from assay.harness.attention.oracle import oracle
 from assay.harness.conditions import POSITION
-from assay.harness.evidence.shadow_errors import CONDITIONS
-from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TRUTH_SUMS, TruthErrors
-from assay.harness.evidence.worst_queries import WorstQueries
+from assay.harness.evidence.error_table import DISTANCE, SUMS, ErrorTable, RoleErrors, cell_index, elements, joined
 from assay.harness.server.query_maxima import QueryMaxima
+from assay.harness.stats.error_sums import query_sums
 from assay.harness.stats.query_bounds import dropping_cost
 
 MAX_ROWS = 128
@@ -69,8 +68,7 @@ def _at_border(position: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.isin(position % BLOCK, (0, BLOCK - 1))
 
 
-_AT_ONCE = 2**24
-"""Most elements of honest outputs that are reduced at once: 128 MiB of float64."""
+_DIFFERENCE, _NONFINITE, _ALONG = (SUMS.index(name) for name in ("difference", "nonfinite", "along"))
 _NEARER = 1.25
 """How many times as near a query's output must be to attention with another window. Noise alone does not come so near: over the
 numbers of a query, it points in no direction."""
@@ -108,7 +106,7 @@ class TruthSums:
         self._members: list[int] = []
         self.dtype = self.accumulation = ""
         self.off_by_a_key = self.as_given = 0
-        self._sums: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sums: dict[int, Tensor] = {}  # condition -> [outputs, heads, 7]
         self._queries = QueryMaxima()
 
     def add(
@@ -150,58 +148,50 @@ class TruthSums:
         )
         self.off_by_a_key += off
         self.as_given += as_given or also_given
-        compared = [torch.stack([own, moved]), *honest]
-        by_row = torch.cat([_output_sums(some, right, defined) for some in compared])  # [outputs, rows, heads, 6]
-        for output, role in enumerate((0, self._reference_family)):
-            if self._families[role].dropped:
-                cost = dropping_cost(call, self._families[role], at, right)
-                by_row[output, ..., 4:] = torch.stack([cost, cost * right.abs().amax(-1)], -1)
-        size = torch.stack([right.abs().sum(-1), (right * right).sum(-1), defined.sum(-1).double()], -1)
+        compared, truth = torch.stack([own, moved]), right.masked_fill(~defined, torch.nan)
+        by_row = torch.cat([query_sums(some, truth) for some in (compared, *honest)])  # [outputs, rows, heads, 7]
+        dropped = by_row[:2].clone()
+        for role, at_family in enumerate((0, self._reference_family)):
+            cost = dropping_cost(call, self._families[at_family], at, right)
+            dropped[role, ..., _DIFFERENCE], dropped[role, ..., _ALONG] = cost, cost * right.abs().amax(-1)
+            dropped[role, ..., _NONFINITE] = 0.0
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
-        self._queries.add(call, compared[0], roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
-        by_row, size, rows = by_row[:, summed], size[summed], rows[summed.cpu().numpy()]
+        self._queries.add(call, compared, roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
+        by_row, rows = torch.cat([dropped, by_row])[:, summed], rows[summed.cpu().numpy()]
         numbers, place = np.unique(conditions[rows], return_inverse=True)
         where = torch.from_numpy(place.ravel()).to(at.device)
         sums = by_row.new_zeros(len(by_row), len(numbers), *by_row.shape[2:]).index_add_(1, where, by_row)
-        sizes = size.new_zeros(len(numbers), *size.shape[1:]).index_add_(0, where, size)
         for number, condition in enumerate(numbers.tolist()):
             known = self._sums.get(condition)
-            new = (sums[:, number], sizes[number])
-            self._sums[condition] = new if known is None else (known[0] + new[0], known[1] + new[1])
+            self._sums[condition] = sums[:, number] if known is None else known + sums[:, number]
 
-    def queries(self, layer: int, first_head: int) -> WorstQueries:
-        """Return the worst query of each cell; arguments are those of `cells`."""
-        return self._queries.cells(layer, first_head)
-
-    def cells(self, layer: int, first_head: int) -> TruthErrors:
+    def cells(self, layer: int, first_head: int) -> ErrorTable:
         """Return the cells with their layer and heads.
 
         Args:
             layer: number of the layer.
             first_head: number of the first head that this process computes.
         """
+        worst = self._queries.cells(layer, first_head)
         if not self._sums:
-            return TruthErrors.none()
-        shape = tuple(len(labels) for labels in CONDITIONS.values())
-        conditions = np.stack(np.unravel_index(list(self._sums), shape), axis=1)
-        heads = np.arange(first_head, first_head + self.heads)
-        index = np.empty((len(conditions), self.heads, 2 + len(shape)), np.int64)
-        index[..., 0], index[..., 1], index[..., 2:] = layer, heads, conditions[:, None]
-        outputs = (
-            torch.stack([sums for sums, _ in self._sums.values()]).cpu().numpy()
-        )  # [conditions, outputs, heads, 6]
-        sizes = torch.stack([size for _, size in self._sums.values()]).cpu().numpy()
-        by_cell = outputs.swapaxes(1, 2).reshape(-1, outputs.shape[1], len(OUTPUT_SUMS))
-        honest = np.split(by_cell[:, 2:], np.cumsum(self._members)[:-1], axis=1)
-        cells = TruthErrors(
-            index=index.reshape(-1, index.shape[-1]),
-            truth=sizes.reshape(-1, len(TRUTH_SUMS)),
-            candidate=by_cell[:, 0],
-            reference=by_cell[:, 1],
-            candidate_honest=honest[0],
-            reference_honest=honest[self._reference_family],
+            return worst
+        index = cell_index(layer, range(first_head, first_head + self.heads), list(self._sums))
+        # [conditions, outputs, heads, 7] -> [cells, outputs, 7]
+        by_output = torch.stack(list(self._sums.values())).transpose(1, 2).flatten(0, 1).cpu().numpy()
+        honest = np.split(by_output[:, 4:], np.cumsum(self._members)[:-1], axis=1)
+        candidate, reference = (
+            replace(
+                RoleErrors.none(len(by_output)),
+                own=by_output[:, 2 + role],
+                dropped=by_output[:, role],
+                honest=honest[n],
+            )
+            for role, n in enumerate((0, self._reference_family))
         )
-        return cells.chosen(cells.truth[:, TRUTH_SUMS.index("elements")] > 0)
+        cells = ErrorTable(
+            index.reshape(-1, index.shape[-1]), np.zeros((len(by_output), len(DISTANCE))), candidate, reference
+        )
+        return joined([cells.chosen(elements(candidate.own) > 0), worst])
 
 
 def check_stored(call: AttentionCall, k: Tensor, v: Tensor) -> None:
@@ -289,22 +279,3 @@ def _as_asked(
         off = torch.where(nearer, torch.tensor(mask != call.spec.mask, device=off.device), off)
         as_given = torch.where(nearer, torch.tensor(other is not call, device=off.device), as_given)
     return moved, bool(off.any()), bool(as_given.any())
-
-
-def _output_sums(outputs: Tensor, right: Tensor, defined: Tensor) -> Tensor:
-    """Compute the sums of `OUTPUT_SUMS` over head_dim, float64 [outputs, rows, heads, 6], without what is left out.
-
-    Args:
-        outputs: float64 [outputs, rows, heads, head_dim].
-        right: the truth, float64 [rows, heads, head_dim], 0 where it is not defined.
-        defined: where it is.
-    """
-    parts = []
-    for some in torch.split(outputs, max(1, _AT_ONCE // max(1, right.numel()))):
-        compared = some.isfinite() & defined
-        off = torch.where(compared, some - right, 0.0)
-        lost = (defined & ~compared).sum(-1).double()
-        parts.append(
-            torch.stack([off.abs().sum(-1), (off * right).sum(-1), (off * off).sum(-1), lost, 0 * lost, 0 * lost], -1)
-        )
-    return torch.cat(parts)

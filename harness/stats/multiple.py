@@ -23,22 +23,3 @@ def holm(p: Sequence[float]) -> list[float]:
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(1.0, raised)
     return [float(p) for p in corrected]
-
-
-def benjamini_hochberg(p: Sequence[float]) -> list[float]:
-    """Correct p values by the method of Benjamini and Hochberg: compared with alpha, they keep the false discovery rate at alpha.
-
-    Of what is found, a share of at most alpha is expected to be false; where all is false, anything is found with a probability of
-    at most alpha. This holds for p values that are independent or positively dependent.
-
-    Source: Benjamini and Hochberg, Controlling the false discovery rate, Journal of the Royal Statistical Society B 57, 289-300
-    (1995).
-
-    Returns:
-        The corrected p values, in the order of `p`.
-    """
-    order = np.argsort(p)[::-1]
-    raised = np.asarray(p, dtype=float)[order] * len(p) / np.arange(len(p), 0, -1)
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(1.0, np.minimum.accumulate(raised))
-    return [float(p) for p in corrected]

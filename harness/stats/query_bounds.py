@@ -59,7 +59,36 @@ def query_bounds(off: Tensor, members: int | None = None) -> tuple[Tensor, Tenso
     return torch.from_numpy(_QUERY_FACTOR / MODEL_FACTOR * bounds), torch.from_numpy(free)
 
 
-def rarest(freedom: float) -> float:
+def with_rare_draws(
+    bounds: Tensor, freedom: Tensor, own: Tensor, call: AttentionCall, family: NoiseFamily, rows: Tensor, right: Tensor,
+    lse: bool = False,
+) -> Tensor:  # fmt: skip
+    """Add what a rare draw of stored Q and K costs, to the bounds of the queries whose error is above theirs.
+
+    Args:
+        bounds: those of `query_bounds`, [rows, heads + 1], on the CPU. They are changed in place.
+        freedom: the freedom that they rely on, likewise.
+        own: the errors, likewise.
+        call: the call.
+        family: the noise family.
+        rows: packed query rows, int64 [rows], in increasing order.
+        right: the truth of these, float64 [rows, num_q_heads, head_dim_v].
+        lse: whether the truth is that of log-sum-exps, [rows, num_q_heads, 1].
+
+    Returns:
+        The bounds.
+    """
+    above = own > bounds
+    if bool(above.any()) and (family.q is not None or family.k is not None):
+        some = above.any(1).nonzero().flatten()
+        here = some.to(right.device)
+        rare = _rarest(float(freedom[above].min()))
+        excess = rare_excess_of_queries(call, family, rows[here], right[here], rare, lse)
+        bounds[some] += with_all_heads(excess).cpu()
+    return bounds
+
+
+def _rarest(freedom: float) -> float:
     """Compute the root mean square, in standard deviations, of the rarest draw of `freedom` independent roundings: 7.2 of one."""
     return float(np.sqrt(f_quantile_above(FALSE_FLAGS / 4 / _QUERIES, freedom, 1e9)))
 

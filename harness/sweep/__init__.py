@@ -1,1 +1,1 @@
-"""Sweeps: axes -> cells, each of which is a command of assay, and the executors that run them on this machine or on Ray."""
+"""A command over axes: `spec` reads what is asked, `cells` makes the command lines, `run` runs them, `result` is what is left."""

@@ -1,4 +1,4 @@
-"""The result of a sweep: what became of each cell, and where each combination stopped; `assay.harness.schema.RULE` holds."""
+"""What a sweep leaves: ``cells/<key>/cell.json`` for each cell, and the result of all; `assay.harness.schema.RULE` holds."""
 
 from __future__ import annotations
 
@@ -9,53 +9,42 @@ from pydantic import ConfigDict, Field
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Verdict
 
-SCHEMA: Literal["assay.sweep/1"] = "assay.sweep/1"
-STOPS: tuple[Verdict, ...] = ("regression", "error")
-"""Verdicts with which a combination goes on to no later stage. One that is undecided does: servers may decide it."""
+SCHEMA: Literal["assay.sweep/2"] = "assay.sweep/2"
+CELLS, CELL, OUT = "cells", "cell.json", "out"
+"""Folder of a sweep with a folder for each cell, named by its key; the cell's record there, and the evidence of its command."""
+RESULT, LOG = "result.json", "log.txt"
+"""Files of a cell beside its record: what the command printed with ``--json``, and everything else that it printed."""
 
 
 class SweptCell(Part):
-    """A cell of a sweep, whether it ran or not."""
+    """A cell of a sweep: a command of assay for one combination of the values of the axes."""
 
-    key: str
-    command: tuple[str, ...]
-    axes: dict[str, str] = Field(description="value by name of axis, of those axes that the command takes")
-    verdict: Verdict | None = Field(description="null for a cell that did not run")
+    key: str = Field(description="hash of what decides it: command, code under test, files, environment, device kind")
+    command: tuple[str, ...] = Field(description='words of the command, such as "check", "mine:forward", "--size=full"')
+    axes: dict[str, str] = Field(description="value by name of axis")
+    verdict: Verdict | None = Field(None, description="null for a cell that did not run")
     headline: str = Field("", description="the result in a sentence")
-    problem: str = Field("", description="why there is no result, or why it did not run")
+    problem: str = Field("", description="why there is no result")
     seconds: float = 0.0
-    attempts: int = 0
-    worker: str = ""
-    environment: dict[str, str] = Field({})
+    worker: str = Field("", description="name of the machine on which it ran")
+    environment: dict[str, str] = Field(
+        {}, description="versions there: Python, assay, packages that can change a result"
+    )
+    created: str = Field("", description="when it ended: ISO 8601, UTC")
     earlier: bool = Field(False, description="whether an earlier sweep in this folder had run it")
-
-    @property
-    def stage(self) -> str:
-        """The command's own name, such as "check"."""
-        return self.command[0]
-
-
-class SweptCombination(Part):
-    """A combination of values of the axes: its verdict at each stage, and where it stopped."""
-
-    axes: dict[str, str]
-    cells: dict[str, str] = Field(description="key of its cell by stage, of those stages that it came to")
-    stopped: str = Field("", description="the stage that it did not survive; empty if it survived all that ran")
 
 
 class SweepResult(Decided):
     __doc__ = f"A sweep: its verdict is that of its worst cell. {RULE}"
 
-    schema_id: Literal["assay.sweep/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.sweep/2"] = Field(SCHEMA, alias="schema")
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     command: str = Field(description="the command that repeats it")
     folder: str
     created: str = Field(description="ISO 8601, UTC")
     seconds: float
-    stages: tuple[str, ...]
     axes: dict[str, tuple[str, ...]]
     headline: str
     cells: tuple[SweptCell, ...]
-    combinations: tuple[SweptCombination, ...]
-    ended_early: str = Field("", description="why cells were left out; empty if none was")
+    interrupted: bool = False

@@ -24,24 +24,18 @@ DEVICE_AXIS = "accelerator"
 
 
 class Limits(Settings):
-    """What a cell needs, and what it may take. A cell that takes more is ended, and its verdict is error."""
+    """What a cell needs, and what it may take. A cell that takes longer is ended, and its verdict is error."""
 
     gpus: int = Field(0, ge=0, description="GPUs of a cell; it sees no others")
-    accelerator: str = Field("", description="kind of GPU, as Ray names it: H100, A100, L4")
+    accelerator: str = Field("", description="kind of GPU, as Ray names it: H100, A100, L4; only with --ray")
     cpus: float = Field(1.0, gt=0, description="cores that a cell counts as; only Ray places cells by them")
-    memory_gb: float = Field(0.0, ge=0, description="memory of all its processes; 0 for no limit")
-    disk_gb: float = Field(
-        20.0, gt=0, description="its folder and its temporary files, and any one file that it writes"
-    )
     minutes: float = Field(240.0, gt=0, description="time")
 
 
 class SweepSpec(Settings):
     """Everything that decides what a sweep does. Names of flags are spelled with ``_`` for ``-``."""
 
-    stages: tuple[Command, ...] = Field(
-        min_length=1, description="commands, cheapest first: a combination goes on to the next only if it survives"
-    )
+    command: Command
     axes: dict[str, tuple[Value, ...]] = Field(min_length=1, description="values by name of a flag, or of accelerator")
     set: dict[str, Value] = Field({}, description="values of further flags, the same for every cell")
     exclude: tuple[dict[str, Value], ...] = Field(
@@ -49,15 +43,6 @@ class SweepSpec(Settings):
     )
     limits: Limits = Limits()
     runtime_env: dict[str, Any] = Field({}, description="environment of the workers, as Ray has it; only with --ray")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _command_is_one_stage(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "command" not in given:
-            return given
-        if "stages" in given:
-            raise ValueError("command, or stages: not both")
-        return {"stages": [given["command"]], **{name: value for name, value in given.items() if name != "command"}}
 
     @field_validator("axes", "set", "exclude", mode="before")
     @classmethod
@@ -82,8 +67,6 @@ class SweepSpec(Settings):
             for name, value in left_out.items():
                 if name not in self.axes or value not in self.axes[name]:
                     raise ValueError(f"exclusions of values of the axes, not of {name} = {value!r}")
-        if len({*self.stages}) < len(self.stages):
-            raise ValueError("stages, each once")
         return self
 
 
@@ -138,11 +121,10 @@ def _wrong(source: str, error: ValidationError) -> UsageError:
     place = [str(part) for part in first["loc"] if not str(part).startswith(("str", "int", "float", "bool", "tuple"))]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        known = [*Limits.model_fields] if place[0] == "limits" else ["command", *SweepSpec.model_fields]
+        known = [*(Limits if place[0] == "limits" else SweepSpec).model_fields]
         near = did_you_mean(place[-1], known)
         return UsageError(f"{source}: the key {where!r} is unknown.", f"one of {', '.join(known)}", near or "remove it")
     if first["type"] == "missing":
-        told = "command or stages" if where == "stages" else where
-        return UsageError(f"{source} has no {told}.", told, 'add it, as in command = "check"; see docs/sweeps.md')
+        return UsageError(f"{source} has no {where}.", where, 'add it, as in command = "check"; see docs/sweeps.md')
     problem = f"{source}: {where} is {first['input']!r}." if where else f"{source} contradicts itself."
     return UsageError(problem, expectation(first["msg"]), "correct it")

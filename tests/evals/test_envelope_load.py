@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from assay.evals.envelope_load import BATCH, BORDER, Load, LoadReach, LoadRequest, Wave, envelope_load, longest, short_load
-from assay.harness.evidence.lengths import gaps, ranges_of
+from assay.harness.evidence.envelope import gaps, ranges_of
 
 VOCABULARY = 1031
 Calls = list[tuple[int, int]]

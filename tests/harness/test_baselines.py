@@ -26,19 +26,20 @@ from assay.harness.baselines import (
 )
 from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import asked_roles, open_folder
-from assay.harness.compare.paired_accuracy import Prefix, Rule
+from assay.harness.compare.answers import Pair
+from assay.harness.compare.paired_accuracy import Rule, accuracy_of
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, read_baseline, write_baseline
+from assay.harness.evidence.error_table import condition_numbers
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.accepted import _check_baselines, _compare_accepted
 from assay.harness.judge.build import build
 from assay.harness.judge.decide import holm_corrected
-from assay.harness.judge.suite_decisions import decide_accuracy
 from assay.harness.server.reduction import LayerSums
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check
@@ -156,8 +157,8 @@ def test_growth_of_own_error_is_compared_with_the_policy() -> None:
     assert _compare_accepted(None, {"a": 0.01}, {"b": 0.01}, POLICY, synthetic=True).verdict == "inconclusive"
 
 
-def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(prefix: Callable[..., Prefix]) -> None:
-    equal = decide_accuracy(prefix(500, 0, 0, 0), RULE)
+def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(paired: Callable[..., list[Pair]]) -> None:
+    equal = accuracy_of(paired(500, 0, 0, 0), RULE)
     before, now = {"a": 0.001}, {"a": 0.04}
     alone, beside = (_compare_accepted(decision, before, now, POLICY, synthetic=True) for decision in (None, equal))
     for suite in (alone, beside):
@@ -169,13 +170,13 @@ RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "pass"), (60, "regression")])
-def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str, prefix: Callable[..., Prefix]) -> None:
-    decision = decide_accuracy(prefix(200 - lost, lost), RULE)
+def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str, paired: Callable[..., list[Pair]]) -> None:
+    decision = accuracy_of(paired(200 - lost, lost), RULE)
     assert _compare_accepted(decision, {}, {}, POLICY, synthetic=True).verdict == verdict
 
 
-def test_too_few_common_answers_pass_only_with_a_run_that_shows_the_candidate_non_inferior(prefix: Callable[..., Prefix]) -> None:
-    few, worse = decide_accuracy(prefix(20, 1), RULE), decide_accuracy(prefix(0, 30), RULE)
+def test_too_few_common_answers_pass_only_beside_a_non_inferior_run(paired: Callable[..., list[Pair]]) -> None:
+    few, worse = accuracy_of(paired(20, 1), RULE), accuracy_of(paired(0, 30), RULE)
     assert _compare_accepted(few, {}, {}, POLICY, synthetic=True).verdict == "inconclusive"
     assert _compare_accepted(few, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "pass"
     assert _compare_accepted(worse, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "regression"
@@ -189,9 +190,9 @@ def test_too_few_common_answers_pass_only_with_a_run_that_shows_the_candidate_no
     ],
 )  # fmt: skip
 def test_the_metric_that_decided_is_named(
-    lost: int | None, own_error: float, decided_by: str, prefix: Callable[..., Prefix]
+    lost: int | None, own_error: float, decided_by: str, paired: Callable[..., list[Pair]]
 ) -> None:
-    decision = None if lost is None else decide_accuracy(prefix(200 - lost, lost), RULE)
+    decision = None if lost is None else accuracy_of(paired(200 - lost, lost), RULE)
     compared = _compare_accepted(decision, {"a": 0.01}, {"a": own_error}, POLICY, synthetic=True)
     assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
 
@@ -366,12 +367,12 @@ def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
     sums = LayerSums(heads=1, device=torch.device("cpu"))
     sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
     header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
-    seen = with_roles_exchanged(ShadowErrors(*sums.cells(layer=0, first_head=0), (header,)), ("extend",))
+    seen = with_roles_exchanged(ShadowErrors(sums.cells(layer=0, first_head=0), (header,)), ("extend",))
     errors = _own_errors_by_condition(seen)
     assert errors["layer-0-extend-cached-prefix-0"] == 0
     assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
     assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
-    assert _own_errors_by_condition(with_roles_exchanged(ShadowErrors(*sums.cells(0, 0), (header,)), ("decode",))) == {}
+    assert _own_errors_by_condition(with_roles_exchanged(ShadowErrors(sums.cells(0, 0), (header,)), ("decode",))) == {}
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])

@@ -1,111 +1,89 @@
 from __future__ import annotations
 
-import io
 import math
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from assay.harness.bisect.commits.state import BisectResult, BisectSpec, BisectState, CommitProbe, Measurement, RangeCommit
-from assay.reports.commit_bisection import ProgressView, _progress, bisection_document, probe_line
-from assay.reports.terminal import render
-
-HASHES = [f"{i:02x}" * 20 for i in range(9)]
-PROBES = (
-    CommitProbe(number=1, commit=HASHES[0], purpose="good-end", outcome="good", worst=0.25, seconds=0.5),
-    CommitProbe(number=2, commit=HASHES[8], purpose="bad-end", outcome="bad", worst=math.inf, seconds=0.5),
-    CommitProbe(number=3, commit=HASHES[4], purpose="search", outcome="skip", reason="build: [red]no tile[/]", seconds=0.1),
-    CommitProbe(number=4, commit=HASHES[5], purpose="search", outcome="bad", worst=70.0, seconds=0.5),
+from assay.harness.bisect.commits.state import (
+    BisectResult,
+    BisectSpec,
+    BisectState,
+    Change,
+    CommitInfo,
+    CommitProbe,
+    Measurement,
+    RangeCommit,
 )
+from assay.harness.verdict import Finding
+from assay.reports import page
+from assay.reports.commit_bisection import bisection_document, probe_line
+
+HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
 
 
-def state(probes: int, result: BisectResult | None = None) -> BisectState:
-    spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[8], kernel="attn:forward")
-    history = tuple(RangeCommit(commit=c, subject=f"Change [{i}]", parents=(i - 1,) if i else ()) for i, c in enumerate(HASHES[1:]))
-    return BisectState(spec=spec, command="assay", history=history, probes=PROBES[:probes], result=result)
+def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
+    probes = (
+        CommitProbe(number=1, commit=HASHES[0], purpose="good-end", outcome="good", worst=0.4, where="call 0, head 1", seconds=0.4),
+        CommitProbe(
+            number=2, commit=HASHES[20], purpose="bad-end", outcome="bad", worst=math.inf, where="call 1, head 0", seconds=0.5
+        ),
+        CommitProbe(number=3, commit=HASHES[10], purpose="search", outcome="skip", reason=f"build: {text}", seconds=0.1),
+        CommitProbe(number=4, commit=HASHES[11], purpose="search", outcome="bad", worst=1.5e6, where="call 1, head 0", seconds=0.4),
+    )  # fmt: skip
+    found = outcome == "found"
+    note = CommitInfo(
+        commit=HASHES[11], subject=text, body=text, author="A <a@b.c>", date="2026-01-02", diffstat="attn.py | 2 +-",
+        parents=(HASHES[10],),
+    )  # fmt: skip
+    finding = Finding(
+        id="mask-missing", title="no mask", severity="serious", where="layer 0", diagnosis=text, evidence=(text,), reproduce="again"
+    )
+    result = BisectResult.model_validate(
+        {
+            "outcome": outcome, "suspects": (HASHES[11],) if found else (HASHES[10], HASHES[11]),
+            "commit": note if found else None, "checked": "it was",
+            "changes": (Change(axis="prefix", failing=("1",), values=("0", "1"), new=("1",)),) if found else (),
+            "findings": (finding,) if found else (), "notes": ("1 commits could not be classified",),
+        }
+    )  # fmt: skip
+    spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[20], kernel="attn:forward")
+    history = tuple(RangeCommit(commit=commit, subject=text) for commit in HASHES[1:])
+    return BisectState(spec=spec, command="assay bisect commits", history=history, probes=probes, result=result)
 
 
-def console(terminal: bool) -> Console:
-    return Console(file=io.StringIO(), width=160, force_terminal=terminal)
+def test_the_page_names_the_commit_and_shows_every_probe() -> None:
+    document = bisection_document(state())
+    html = page.to_html(document)
+    assert document.code == 0
+    assert f"{HASHES[11][:12]} is the culprit among 20 commits." in html
+    assert "Newly out of bounds at prefix 1; never at 0." in html
+    assert "attn.py | 2 +-" in html
+    assert html.count(">not finite</td>") == 1
+    assert html.count("<tr>") == 1 + 4
 
 
-def written(made: Console) -> str:
-    assert isinstance(made.file, io.StringIO)
-    return made.file.getvalue()
+def test_without_a_culprit_the_suspects_are_listed() -> None:
+    document = bisection_document(state("ambiguous"))
+    html = page.to_html(document)
+    assert document.code == 3
+    assert '<h1 id="verdict">Ambiguous</h1>' in html
+    assert html.count(f"<code>{HASHES[10][:12]}</code> Tile by 64") == 2, "once among the suspects, once among the probes"
 
 
-def test_without_a_terminal_each_probe_is_a_line() -> None:
-    made = console(terminal=False)
-    with ProgressView(made, Path("runs/b")) as board:
-        for count in (0, 1, 1, 2, 3, 4):
-            board(state(count), "search: next")
-    lines = written(made).splitlines()
-    assert lines[0] == "Bisecting 8 commits in runs/b; 0 probes are already done."
-    assert len(lines) == 1 + 4
-    assert f"2: bad end {HASHES[8][:12]} bad not finite (0.5 s)" in lines[2]
-    assert "skip build: [red]no tile[/]" in lines[3], "the output of a build is not markup"
-
-
-def test_a_resumed_bisection_does_not_repeat_its_last_probe() -> None:
-    made = console(terminal=False)
-    with ProgressView(made, Path("runs/b")) as board:
-        for count in (2, 3):
-            board(state(count), "search: next")
-    lines = written(made).splitlines()
-    assert lines[0] == "Bisecting 8 commits in runs/b; 2 probes are already done."
-    assert [line.split("] ")[1].split()[0] for line in lines[1:]] == ["3:"]
-
-
-def test_on_a_terminal_the_table_is_live() -> None:
-    made = console(terminal=True)
-    with ProgressView(made, Path("runs/b")) as board:
-        board(state(4), "search: next")
-    text = written(made)
-    assert "Change [5]" not in text.replace("Change [4]", ""), "the subject of the probed commit, and of no other"
-    assert "Change [4]" in text
-    assert "search: next" in text
-
-
-def test_progress_says_how_many_commits_are_left() -> None:
-    assert "checking the ends of a range of 8 commits" in _progress(state(1))
-    assert "2 probes, 0 commits skipped; 8 of 8 commits left" in _progress(state(2))
-    assert "4 probes, 1 commits skipped; 5 of 8 commits left" in _progress(state(4))
-    made = console(terminal=False)
-    render(bisection_document(state(4)), made)
-    assert "5 of 8 commits left" in written(made)
+def test_commit_messages_stay_text() -> None:
+    html = page.to_html(bisection_document(state(text="<script>alert(1)</script>\u202e")))
+    assert html.count("<script>") == 1
+    assert "[U+202E]" in html
+    assert "\u202e" not in html
 
 
 @pytest.mark.parametrize(
-    ("outcome", "says"),
-    [("ambiguous", "The culprit is one of 2 commits"), ("flaky", "No commit could be named: outcomes are too flaky")],
+    ("probe", "line"),
+    [
+        (0, "good: worst own error 0.4 times its bound, call 0, head 1 (attn.py)"),
+        (1, "bad: worst own error not finite, call 1, head 0 (attn.py)"),
+        (2, "skip: build: Tile by 64 (attn.py)"),
+    ],
 )
-def test_without_a_culprit_the_suspects_are_listed(outcome: str, says: str) -> None:
-    result = BisectResult.model_validate(
-        {
-            "outcome": outcome,
-            "suspects": HASHES[4:6],
-            "confidence": 0.99,
-            "misclassification": (0.1, 0.2),
-            "repeated": 4,
-            "outvoted": 1,
-        }
-    )
-    document, made = bisection_document(state(4, result)), console(terminal=False)
-    render(document, made)
-    lines = written(made).splitlines()
-    assert says in document.conclusion
-    assert document.code == result.exit_code
-    assert f"  {HASHES[4][:12]} Change [3]" in lines
-    assert "4 probes (1 good end, 1 bad end, 2 search; 1 of them skipped)" in lines[-1]
-    assert "4, 1 of them outvoted; estimated misclassification: 10.0 % of good commits, 20.0 % of bad ones" in lines[-1]
-
-
-def test_the_outcome_of_a_single_probe_is_a_line() -> None:
-    measured, broken = Measurement(status="measured", origin="attn.py"), Measurement(status="build")
-    [good, bad, skip, _] = PROBES
-    assert probe_line(good.model_copy(update={"where": "call 0"}), measured) == (
-        "good: worst own error 0.25 times its bound, call 0 (attn.py)"
-    )
-    assert probe_line(bad.model_copy(update={"where": "call 0"}), measured) == ("bad: worst own error not finite, call 0 (attn.py)")
-    assert probe_line(skip, broken) == "skip: build: [red]no tile[/] (not imported)"
+def test_the_outcome_of_a_single_probe_is_a_line(probe: int, line: str) -> None:
+    assert probe_line(state().probes[probe], Measurement(status="measured", origin="attn.py")) == line

@@ -26,8 +26,8 @@ FINDING = Finding(
 FOUND = LayerBisection(
     outcome="found", why="With the reference in layer 12 the task is right.", reference="triton", candidate="[red]mine",
     model="tiny", device="cpu", engine="SGLang", phases=("extend",), layers=(0, 1, 2, 3, 12), prompts=32, by="answers",
-    by_why="the reference is right on 32 of 32 questions", reference_right=32, floor=0, candidate_floor=0, unstable=0,
-    noise=0.0, alpha=0.05, restored=(RestoredLayer(12, True),), monotone=True, probes=PROBES,
+    by_why="the reference is right on 32 of 32 questions", reference_right=32, floor=0, candidate_floor=0,
+    alpha=0.05, restored=(RestoredLayer(12, True),), monotone=True, probes=PROBES,
     findings=(FINDING,), reproduce=FINDING.reproduce, seconds=9.0,
 )  # fmt: skip
 
@@ -54,4 +54,4 @@ def test_the_heading_states_that_no_layer_was_found(outcome: str, says: str) -> 
 
 
 def test_repeats_are_mentioned() -> None:
-    assert "each set is probed until alpha = 0.05 is met" in shown(FOUND.model_copy(update={"noise": 0.05}))
+    assert "each set is probed until one outcome leads by two" in shown(FOUND.model_copy(update={"floor": 1}))

@@ -8,17 +8,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from assay.harness.compare.logits import LogitsRow
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
-from assay.harness.evidence.error_sums import SUMS, Floats
+from assay.harness.evidence.error_table import DISTANCE, SUMS, ErrorTable, Floats, RoleErrors
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader, WorstCase
-from assay.harness.evidence.truth_errors import OUTPUT_SUMS, TruthErrors
 from assay.harness.judge.error_grids import depth_rows, layers_result
 from assay.harness.judge.report import LayersResult
 
@@ -55,50 +54,48 @@ def cells(
                             index.append((layer, head, p, x, q, b))
                             finite = np.isfinite(value)
                             made = {
-                                "reference_size": 10.0,
+                                "size": 10.0,
                                 "difference": 10 * value if finite else 0.0, "compared": 64.0 if finite else 60.0,
                                 "nonfinite": 0.0 if finite else 4.0,
                             }  # fmt: skip
-                            sums.append([made.get(name, 0.0) for name in SUMS])
+                            sums.append([made.get(name, 0.0) for name in DISTANCE])
     legend = ShadowHeader(
         reference="torch_native", candidate="sage_attn_as_shipped", phases=phases, passes=62, worst=worst,
         failed=errors, unrecorded=unrecorded or {}, candidate_noise=noise, heads=dict.fromkeys(range(layers), heads),
         rows=640, sampled_rows=640,
     )  # fmt: skip
-    cells, added = np.array(index, np.int64).reshape(-1, 6), np.array(sums).reshape(-1, len(SUMS))
-    truth = truth_errors(cells, added[:, SUMS.index("difference")] / 10, added[:, SUMS.index("nonfinite")], gain, reference)
-    return ShadowErrors(cells, added, (legend,), truth)
+    cells, added = np.array(index, np.int64).reshape(-1, 6), np.array(sums).reshape(-1, len(DISTANCE))
+    roles = against_truth(added[:, DISTANCE.index("difference")] / 10, added[:, DISTANCE.index("nonfinite")], gain, reference)
+    return ShadowErrors(ErrorTable(cells, added, *roles), (legend,))
 
 
 HONEST = 0.016
 """Relative L1 of the honest implementations of the stand-ins, on average: int8 QK."""
 
 
-def truth_errors(
-    index: NDArray[np.int64], own: Floats, nonfinite: Floats, gain: float = 0.0, reference: float = 1e-6
-) -> TruthErrors:
+def against_truth(own: Floats, nonfinite: Floats, gain: float = 0.0, reference: float = 1e-6) -> list[RoleErrors]:
     """Errors against the truth by cell. The reference is exact; the candidate's honest implementations are off by about `HONEST`.
 
     Args:
-        index: the cells.
         own: the candidate's relative L1.
         nonfinite: elements of the candidate that are not finite.
         gain: the candidate's gain in every cell.
         reference: the reference's relative L1.
     """
-    rng, count = np.random.default_rng(0), len(index)
+    rng, count = np.random.default_rng(0), len(own)
 
     def sums(off: Floats, along: Floats) -> Floats:
-        return np.stack([10 * off, 2 * along, *[off * 0] * (len(OUTPUT_SUMS) - 2)], -1)
+        made = {"difference": 10 * off, "size": 10.0, "compared": 64.0, "along": 2 * along, "square": 2.0}
+        return np.stack([np.broadcast_to(made.get(name, 0.0), off.shape) for name in SUMS], -1)
 
-    truth = np.tile([10.0, 2.0, 64.0], (count, 1))
     candidate = sums(own, np.full(count, gain))
-    candidate[:, OUTPUT_SUMS.index("nonfinite")] = nonfinite
+    candidate[:, SUMS.index("nonfinite")] = nonfinite
     members = (count, 16)
     honest = sums(HONEST * rng.lognormal(0, 0.1, members), 1e-4 * rng.normal(size=members))
     exact = sums(1e-6 * rng.lognormal(0, 0.1, members), 1e-8 * rng.normal(size=members))
     served = sums(np.full(count, reference), np.zeros(count))
-    return TruthErrors(index, truth, candidate, served, honest, exact)
+    none = RoleErrors.none(count)
+    return [replace(none, own=candidate, honest=honest), replace(none, own=served, honest=exact)]
 
 
 def noise(layers: int, heads: int, seed: int = 0) -> Floats:

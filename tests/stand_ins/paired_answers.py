@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from assay.harness.compare.answers import Pair
-from assay.harness.compare.paired_accuracy import Prefix, prefix_of
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import Role
 
 
-def prefix(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int = 0) -> Prefix:
+def paired(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int = 0) -> list[Pair]:
     """Questions with these outcomes, in an order that mixes them."""
     outcomes = [("A", "A")] * both_right + [("A", "B")] * lost + [("B", "A")] * gained + [("B", "C")] * both_wrong
     np.random.default_rng(0).shuffle(outcomes)
@@ -22,8 +21,7 @@ def prefix(both_right: int = 0, lost: int = 0, gained: int = 0, both_wrong: int 
             finish_reason="stop", prompt_tokens=1, completion_tokens=1, latency_s=0.1,
         )  # fmt: skip
 
-    pairs = [
+    return [
         Pair(item, answer(item, "reference", str(a)), answer(item, "candidate", str(b)))
         for item, (a, b) in zip(items, outcomes, strict=True)
     ]
-    return prefix_of(items, pairs)

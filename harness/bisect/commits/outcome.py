@@ -1,11 +1,28 @@
-"""Measurement of a commit -> good, bad or skip."""
+"""Measurement of a commit -> good, bad or skip; and what changed between two of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Change, Measurement, ProbeOutcome
+from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Change, Measurement, Outcome, ProbeOutcome
 from assay.harness.text import percent
+
+MOST_PROBES = 5
+_LEAD = 2
+# With --against good: the largest acceptable multiple of the good revision's own error.
+_TIMES = 2.0
+
+
+def settled(outcomes: Sequence[Outcome], spec: BisectSpec) -> Outcome | None:
+    """Classify a commit by the outcomes of its probes, or return None if it must be probed again.
+
+    One outcome must lead by two. An accuracy run repeats its questions until they decide, so one run is enough. A commit that
+    cannot be probed, or that no outcome leads clearly after `MOST_PROBES`, is skipped.
+    """
+    lead = outcomes.count("bad") - outcomes.count("good")
+    if abs(lead) >= (1 if spec.measure_with == "accuracy" else _LEAD):
+        return "bad" if lead > 0 else "good"
+    return "skip" if "skip" in outcomes or len(outcomes) >= MOST_PROBES else None
 
 
 def outcome_of(measurement: Measurement, spec: BisectSpec, good: Sequence[Measurement]) -> ProbeOutcome:
@@ -37,14 +54,14 @@ def _multiples(
 ) -> list[tuple[CallErrors, tuple[float, ...]]]:
     """Compute the own error of each call and head, as a multiple of its limit; above 1 it is out of bounds.
 
-    Against the good revision, the limit is `spec.times` its largest own error for that call and head, but at least what rounding
+    Against the good revision, the limit is `_TIMES` its largest own error for that call and head, but at least what rounding
     explains: summing in another order is no regression.
     """
     known = _largest(good) if spec.against == "good" else {}
     by_row = []
     for row in measurement.rows:
         before = known.get(row.number)
-        limits = [row.bound] * len(row.own) if before is None else [max(spec.times * e, row.rounding) for e in before]
+        limits = [row.bound] * len(row.own) if before is None else [max(_TIMES * e, row.rounding) for e in before]
         by_row.append((row, tuple(own / limit for own, limit in zip(row.own, limits, strict=True))))
     return by_row
 
@@ -79,31 +96,6 @@ def changes(
         )
         for axis, all_values in values.items()
     )
-
-
-def operator_change(commit: Measurement, before: Measurement) -> str:
-    """Describe how a commit changed what an already wrong kernel computes; empty if either side was not read.
-
-    Args:
-        commit: measurement of the commit, with what was read.
-        before: measurement of its parent, likewise.
-    """
-    if not commit.operator or not before.operator:
-        return ""
-    was = f"before this commit, the kernel was wrong too: {'; '.join(before.operator)}"
-    new = [clause for clause in commit.operator if clause not in before.operator]
-    gone = [clause for clause in before.operator if clause not in commit.operator]
-    if not new and not gone:
-        return f"{was}. What was read at the commit is the same"
-    parts = [f"New at the commit: {'; '.join(new)}"] * bool(new) + [f"Gone at the commit: {'; '.join(gone)}"] * bool(
-        gone
-    )
-    return ". ".join([was, *parts])
-
-
-def is_wrong(measurement: Measurement) -> bool:
-    """Return True if a call is out of its bound, whatever it is compared with."""
-    return any(own > row.bound for row in measurement.rows for own in row.own)
 
 
 def _failing(

@@ -1,86 +1,57 @@
 """The probe in a commit's own process: import its kernel from its worktree, verify its origin, run it, and save the measurement.
 
-The process is forked from one that has imported torch and assay but no kernel, so it pays for the kernel's imports only.
+python -P -m assay.harness.bisect.commits.probe TASK.json
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
-import multiprocessing
-import os
-import random
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import numpy as np
-import torch
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import KernelRefused, default_device
+from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.published import module_of
-from assay.harness.bisect.commits.probe_calls import ProbeCall, read_calls
-from assay.harness.bisect.commits.state import CallErrors, Measurement
+from assay.harness.bisect.commits.calls import ProbeCall, chosen_calls
+from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.files import write_whole
 from assay.harness.localize.bounds import bound_of
 from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
 from assay.harness.offline.observed import Reader
+from assay.harness.schema import Record
 
-_OWN = {"torch", "numpy", *sys.stdlib_module_names}
-"""Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice."""
+# Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice.
+_OWN = {"assay", "torch", "numpy", *sys.stdlib_module_names}
 
 
-@dataclass(frozen=True)
-class ProbeTask:
+class ProbeTask(Record):
     """The task of one process.
 
     Attributes:
         tree: top of the worktree.
-        sources: folders in it that modules are imported from, relative to it.
-        kernel: ``module:function``.
-        calls: file of the calls; None to import the kernel and nothing else.
+        spec: the question; for accuracy runs, the kernel is imported and not called.
         result: file for the `Measurement`.
-        log: file that all output is appended to.
         name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
         reproduce: the command that findings cite.
-        environment: variables of the process: which GPUs it sees.
     """
 
     tree: Path
-    sources: tuple[str, ...]
-    kernel: str
-    calls: Path | None
+    spec: BisectSpec
     result: Path
-    log: Path
     name_bug: bool = False
     reproduce: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
 
 
-def main(task: ProbeTask) -> None:
+def _main() -> None:
     """Run a task in this process, which must be a fresh one. Errors of the kernel are results."""
-    os.setsid()
-    os.environ.update(task.environment)  # nothing has asked for a GPU yet
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    out = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(out, stream)
-    # A forked process inherits its parent's random state: every probe of a randomised kernel would draw the same numbers.
-    random.seed()
-    np.random.seed()
-    torch.seed()
-    os.chdir(task.tree)
+    task = ProbeTask.model_validate_json(Path(sys.argv[1]).read_text())
 
     def keep(measured: Measurement) -> None:
         write_whole(task.result, measured.model_dump_json(), durable=False)
@@ -88,51 +59,38 @@ def main(task: ProbeTask) -> None:
     keep(_measure_commit(task, keep))
 
 
-def _end_with_parent() -> None:
-    """End this process and its children when the bisection ends, however it ends: a kernel may never return."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.killpg(0, signal.SIGKILL)
-
-
-def _measure_commit(
-    task: ProbeTask, before_reading: Callable[[Measurement], None] = lambda measured: None
-) -> Measurement:
-    """Import the kernel and run it on the calls. `before_reading` receives the result before a wrong kernel is read."""
-    roots = [str((task.tree / source).resolve()) for source in task.sources if (task.tree / source).is_dir()]
-    _prefer(roots, module_of(task.kernel).split(".")[0])
+def _measure_commit(task: ProbeTask, keep: Callable[[Measurement], None]) -> Measurement:
+    """Import the kernel and run it on the calls. `keep` receives the result before a wrong kernel is read, which may end it."""
+    spec, roots = task.spec, [str(root.resolve()) for root in task.spec.roots(task.tree)]
+    module = module_of(spec.kernel)
+    _prefer(roots, module.split(".")[0])
     try:
-        kernel = kernels.load(task.kernel)
+        kernel = kernels.load(spec.kernel)
     except BaseException as error:  # a module may raise anything, even SystemExit
         traceback.print_exc()
         return Measurement(status="import", reason=_said(error.__cause__ or error))
-    outsider = _imported_from_elsewhere(task.tree, roots, task.kernel)
-    if outsider:
+    if outsider := _imported_from_elsewhere(task.tree, roots, module):
         return Measurement(status="import", reason=outsider)
-    origin = _origin(task.tree, sys.modules[module_of(task.kernel)])
-    if task.calls is None:
+    file = Path(inspect.getfile(sys.modules[module])).resolve()
+    origin = str(file.relative_to(task.tree.resolve()))
+    if spec.measure_with == "accuracy":
         return Measurement(status="measured", origin=origin)
-    calls = read_calls(task.calls, default_device())
+    calls = chosen_calls(spec.pack, spec.conditions, spec.calls)
     try:
         run = run_and_repeat(kernel, [call for call, _ in calls])
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_said(error), origin=origin)
-    outsider = _imported_from_elsewhere(task.tree, roots, task.kernel)  # a kernel may import more when it first runs
-    if outsider:
+    if outsider := _imported_from_elsewhere(task.tree, roots, module):  # it may import more when it first runs
         return Measurement(status="import", reason=outsider)
     findings = tuple(diagnose(run, task.reproduce)) if task.name_bug else ()
-    measured = Measurement(
-        status="measured", origin=origin, rows=_rows(run, calls), delegated=len(run.delegated),
-        refused=len(run.refused), findings=findings,
-    )  # fmt: skip
+    measured = Measurement(status="measured", origin=origin, rows=_rows(run, calls), findings=findings)
     reader = Reader()
     if not reader.wants(findings, run.results):
         return measured
-    before_reading(measured)
+    keep(measured)
     seen = reader.observe(findings, kernel, kernels.declaration(kernel), run.results)
-    return measured.model_copy(update={"findings": seen.findings, "operator": seen.clauses})
+    return measured.model_copy(update={"findings": seen.findings})
 
 
 def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:
@@ -170,53 +128,41 @@ class _Preferring(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if path is None:
-            if fullname in _OWN and fullname != self._top:
-                return None
-            spec = importlib.machinery.PathFinder.find_spec(fullname, self._roots)
-            # A folder without __init__.py counts as a package only if it is the kernel's: any folder could hide a real package.
-            return spec if spec is not None and (spec.loader is not None or fullname == self._top) else None
-        if all(_inside(entry, self._roots) for entry in path):
-            return importlib.machinery.PathFinder.find_spec(fullname, list(path))
-        return None
+        if path is not None or (fullname in _OWN and fullname != self._top):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, self._roots)
+        # A folder without __init__.py counts as a package only if it is the kernel's: any folder could hide a real package.
+        return spec if spec is not None and (spec.loader is not None or fullname == self._top) else None
 
 
 def _prefer(roots: list[str], top: str) -> None:
-    """Import from `roots` rather than the working directory, and unload modules that the worktree has versions of."""
+    """Import from `roots`, and unload modules that the worktree has versions of."""
     sys.dont_write_bytecode = True  # bytecode is matched by size and second, so it could be another commit's
     finder = _Preferring(roots, top)
-    loaded = {name.partition(".")[0] for name in sys.modules}
-    for name in loaded - {"__main__", "__mp_main__"}:
-        if finder.find_spec(name, None) is not None:
-            for module in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
-                del sys.modules[module]
-    sys.path[:] = roots + [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
+    loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
+    for name in [name for name in loaded if finder.find_spec(name, None) is not None]:
+        for module in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
+            del sys.modules[module]
+    sys.path[:0] = roots
     sys.meta_path.insert(0, finder)
     importlib.invalidate_caches()
 
 
 def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> str:
     """Describe a module of the kernel's package, or of the worktree, that was imported from elsewhere; empty if there is none."""
-    module = module_of(kernel)
-    tops = {path.stem for root in roots for path in Path(root).iterdir() if path.suffix == ".py"}
+    tops = {path.stem for root in roots for path in Path(root).glob("*.py")}
     tops |= {path.parent.name for root in roots for path in Path(root).glob("*/__init__.py")}
-    tops = (tops - _OWN) | {module.partition(".")[0]}
+    tops = (tops - _OWN) | {kernel.partition(".")[0]}
     for name, loaded in list(sys.modules.items()):
-        if name.partition(".")[0] not in tops or not isinstance(loaded, ModuleType) or name == "__mp_main__":
+        if name.partition(".")[0] not in tops or not isinstance(loaded, ModuleType):
             continue
         file = getattr(loaded, "__file__", None)
         places = [file] if file else [*getattr(loaded, "__path__", ())]
-        if any(not _inside(place, [str(tree)]) for place in places) or (name == module and not file):
-            place = file or ", ".join(places)
-            return f"module {name} came from {place or 'nowhere'}, not from this commit's worktree"
+        inside = [Path(place).resolve().is_relative_to(tree.resolve()) for place in places]
+        if not all(inside) or (name == kernel and not file):
+            return f"module {name} came from {', '.join(places) or 'nowhere'}, not from this commit's worktree"
     return ""
 
 
-def _origin(tree: Path, module: ModuleType) -> str:
-    file: Any = inspect.getfile(module)
-    return str(Path(file).resolve().relative_to(tree.resolve()))
-
-
-def _inside(place: str, roots: Sequence[str]) -> bool:
-    path = Path(place).resolve()
-    return any(path.is_relative_to(Path(root).resolve()) for root in roots)
+if __name__ == "__main__":
+    _main()

@@ -1,25 +1,27 @@
-"""git: the range, the description of a commit, and private worktrees. The user's checkout and index are never touched."""
+"""git: the range, which commit halves it, and a worktree. The user's checkout and index are never touched."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
 from assay.harness.bisect.commits.state import CommitInfo, RangeCommit
 from assay.harness.errors import AssayError, UsageError
+from assay.harness.files import LOCK, FolderLock
 
 # Disable everything of the user's that runs automatically: hooks, background maintenance, a file watcher.
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.fsmonitor=false",
     "-c", "advice.detachedHead=false", "-c", "log.showSignature=false", "-c", "core.quotePath=false",
 )  # fmt: skip
-_PACK, _EDGES = "pack", "shallow"
-"""Files of a copy: the range's objects, and the commits of it whose parents it lacks."""
 _FIELDS = "%H%x1f%P%x1f%an <%ae>%x1f%aI%x1f%s%x1f%b"
+_PREFIX = "assay-worktree-"
 
 
 class _GitFailed(AssayError):
@@ -38,17 +40,20 @@ class Repository:
         if shutil.which("git") is None:
             raise UsageError("git is not installed.", "the command git", "install git")
         self.path = path
-        answer = self._run("rev-parse", "--show-toplevel", "--git-common-dir", check=False)
+        answer = self._run("rev-parse", "--show-toplevel", check=False)
         if answer.returncode:
             raise UsageError(
                 f"{path} is not in a git repository with a working tree: {answer.stderr.strip()}",
                 "a folder of one",
                 "give --repo",
             )
-        top, common = answer.stdout.splitlines()
-        self.common = (path / common).resolve()
-        self.path = Path(top)
-        self._without_filters = self._off()
+        self.path = Path(answer.stdout.strip())
+        # The commands of filters that the repository's own configuration names would run at each checkout. Those of the user, such
+        # as Git LFS, stay.
+        names = r"^filter\..*\.(smudge|clean|process|required)$"
+        listed = self._run("config", "--local", "--includes", "-z", "--name-only", "--get-regexp", names, check=False)
+        keys = filter(None, listed.stdout.split("\0"))
+        self._without_filters = {key: "false" if key.endswith(".required") else "" for key in keys}
 
     def resolve(self, revision: str) -> str:
         """Resolve a revision to the hash of its commit.
@@ -65,6 +70,10 @@ class Repository:
             )
         return answer.stdout.strip()
 
+    def is_ancestor(self, commit: str, descendant: str) -> bool:
+        """Return True if a commit is an ancestor of another one, or is that commit."""
+        return not self._run("merge-base", "--is-ancestor", commit, descendant, check=False).returncode
+
     def between(self, good: str, bad: str, first_parent: bool) -> tuple[RangeCommit, ...]:
         """List the commits reachable from `bad` and not from `good`, parents before children.
 
@@ -73,7 +82,7 @@ class Repository:
         """
         if good == bad:
             raise UsageError(f"good and bad are the same commit {good[:12]}.", "two commits", "check --good and --bad")
-        if self._run("merge-base", "--is-ancestor", good, bad, check=False).returncode:
+        if not self.is_ancestor(good, bad):
             base = self._run("merge-base", good, bad, check=False).stdout.strip()
             raise UsageError(
                 f"{good[:12]} is not an ancestor of {bad[:12]}.",
@@ -83,17 +92,14 @@ class Repository:
                 else "give revisions with a common history",
             )
         order = ["--topo-order", "--reverse", *(["--first-parent"] if first_parent else [])]
-        lines = self._run("log", "-z", "--format=%H%x1f%P%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
-        place: dict[str, int] = {}
-        listed: list[RangeCommit] = []
-        for line in filter(None, lines):
-            commit, parents, subject = line.strip("\n").split("\x1f")
-            followed = parents.split()[: 1 if first_parent else None]
-            place[commit] = len(listed)
-            listed.append(
-                RangeCommit(commit=commit, subject=subject, parents=tuple(place[p] for p in followed if p in place))
-            )
-        return tuple(listed)
+        lines = self._run("log", "-z", "--format=%H%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
+        pairs = (line.strip("\n").split("\x1f") for line in lines if line)
+        return tuple(RangeCommit(commit=commit, subject=subject) for commit, subject in pairs)
+
+    def halving(self, bad: str, goods: Sequence[str], first_parent: bool) -> list[str]:
+        """List the commits reachable from `bad` and from none of `goods`; first the one that divides them most evenly."""
+        order = ["--bisect-all", *(["--first-parent"] if first_parent else [])]
+        return [line.split()[0] for line in self._run("rev-list", *order, bad, "--not", *goods).stdout.splitlines()]
 
     def describe(self, commit: str) -> CommitInfo:
         """Return a commit's message and its diffstat against its first parent."""
@@ -106,64 +112,40 @@ class Repository:
             parents=tuple(parents.split()),
         )  # fmt: skip
 
-    def add_worktree(self, tree: Path, commit: str) -> None:
-        """Add a worktree of a commit, which is not checked out yet.
+    @contextmanager
+    def worktree(self) -> Iterator[Path]:
+        """Make a worktree in a temporary folder, and remove both at the end. First remove those that killed processes left.
 
         Raises:
             GitFailed: git cannot create one.
         """
-        self._run("worktree", "add", "--detach", "--no-checkout", str(tree), commit)
+        for tree in self._linked():
+            # Only what is ours: a linked worktree (its .git is a file) in a folder with our prefix and our lock.
+            if tree.parent.name.startswith(_PREFIX) and (tree.parent / LOCK).exists() and not (tree / ".git").is_dir():
+                try:
+                    lock = FolderLock(tree.parent)
+                except UsageError:
+                    continue  # its bisection is still running
+                self._remove(tree)
+                del lock
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+        lock, tree = FolderLock(folder), folder / self.path.name
+        try:
+            self._run("worktree", "add", "--detach", "--no-checkout", str(tree), "HEAD")
+            yield tree
+        finally:
+            self._remove(tree)
+            del lock
 
-    def remove_worktrees(self, folder: Path) -> None:
-        """Remove a folder and the worktrees in it."""
-        for tree in self.linked_worktrees():
-            if tree.is_relative_to(folder):
-                self._run("worktree", "remove", "--force", "--force", str(tree), check=False)
-        shutil.rmtree(folder, ignore_errors=True)
-        self._run("worktree", "prune", check=False)  # entries whose folders are gone
-
-    def linked_worktrees(self) -> list[Path]:
-        """List the worktrees that git knows of, without the repository's own."""
+    def _linked(self) -> list[Path]:
+        """List the worktrees that git knows, without the repository's own."""
         lines = self._run("worktree", "list", "--porcelain").stdout.splitlines()
         return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")][1:]
 
-    def write_copy(self, good: str, bad: str, folder: Path) -> None:
-        """Write what `from_copy` needs: these revisions, all between them, and nothing of what lies before.
-
-        Raises:
-            GitFailed: git failed, for instance because the disk is full.
-        """
-        listed = self._run("rev-list", "--boundary", bad, f"^{good}").stdout.split()
-        edges = [commit[1:] for commit in listed if commit.startswith("-")]
-        asked = [*(f"--shallow {commit}" for commit in edges), bad, *edges]
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run("pack-objects", "--revs", "--quiet", str(folder.resolve() / _PACK), given="\n".join(asked) + "\n")
-        (folder / _EDGES).write_text("".join(f"{commit}\n" for commit in edges))
-
-    @classmethod
-    def from_copy(cls, copy: Path, path: Path) -> Repository:
-        """Make a repository without branches of what `write_copy` wrote.
-
-        Raises:
-            GitFailed: git failed, for instance because the disk is full.
-        """
-        path.mkdir(parents=True)
-        _run_git(path, "init", "--quiet")
-        for file in copy.glob(f"{_PACK}-*"):
-            shutil.copy(file, path / ".git" / "objects" / "pack")
-        shutil.copy(copy / _EDGES, path / ".git" / "shallow")
-        return cls(path)
-
-    def _off(self) -> dict[str, str]:
-        """Return settings of git that turn off the filters that the repository's own configuration names.
-
-        Their commands would run at each checkout. Those of the user, as of Git LFS, stay.
-        """
-        names = r"^filter\..*\.(smudge|clean|process|required)$"
-        listed = self._run(
-            "config", "--local", "--includes", "--null", "--name-only", "--get-regexp", names, check=False
-        )
-        return {key: "false" if key.endswith(".required") else "" for key in listed.stdout.split("\0") if key}
+    def _remove(self, tree: Path) -> None:
+        self._run("worktree", "remove", "--force", "--force", str(tree), check=False)
+        shutil.rmtree(tree.parent, ignore_errors=True)
+        self._run("worktree", "prune", check=False)
 
     def checkout(self, tree: Path, commit: str, keep_ignored: bool) -> None:
         """Check a commit out in a worktree, with nothing left of another one but, if `keep_ignored`, the files that git ignores.
@@ -174,12 +156,12 @@ class Repository:
         _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
         _run_git(tree, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
-    def _run(self, *args: str, check: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
-        return _run_git(self.path, *args, check=check, given=given)
+    def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return _run_git(self.path, *args, check=check)
 
 
 def _run_git(
-    folder: Path, *args: str, check: bool = True, settings: Mapping[str, str] = MappingProxyType({}), given: str = ""
+    folder: Path, *args: str, check: bool = True, settings: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """Run git in a folder, without the environment variables that a hook or another git command sets.
 
@@ -188,7 +170,6 @@ def _run_git(
         args: of git.
         check: whether a failure is raised.
         settings: of its configuration, for this command.
-        given: its standard input.
 
     Raises:
         GitFailed: it failed, and `check` is set.
@@ -200,7 +181,7 @@ def _run_git(
         environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     done = subprocess.run(
         ["git", *_QUIET, *args], cwd=folder, env=environment, check=False, capture_output=True, text=True,
-        errors="replace", input=given, start_new_session=True,
+        errors="replace", stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     if check and done.returncode:
         raise _GitFailed(

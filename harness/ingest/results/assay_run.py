@@ -11,13 +11,11 @@ from assay.harness.ingest.result import Fact, FileDocument
 from assay.harness.ingest.results.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
-from assay.harness.judge.questions import parsed_from_text
 from assay.harness.judge.report import Report
 from assay.harness.judge.report_file import read_report
 
 _SUITE = "accuracy"
 _REPORT = "report.json"
-_OUTCOMES = {"pass": "passed", "regression": "failed", "ok": "passed", "failed": "failed"}
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -61,7 +59,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
     items = folder.items()
-    answers = parsed_from_text(folder.answers(), items)
+    answers = folder.answers()
     reading.read = len(answers)
     given = {
         answer.item: answer
@@ -71,7 +69,6 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     asked = [item for item in items if item.suite == _SUITE]
     reading.sets.append(
         ResultSet(
-            source=str(source.path),
             tool="assay",
             version=manifest.packages.get("assay", ""),
             task=f"questions of {spec.workload.data}",
@@ -98,12 +95,6 @@ def _is_run(folder: Path) -> bool:
 
 def _is_report(source: SourceFile) -> bool:
     return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
-
-
-def _question_set(title: str) -> tuple[str, ...]:
-    """Name the question set of a suite: "mmlu" of "Multiple-choice questions of cais/mmlu"; nothing for synthetic questions."""
-    data = title.partition(" of ")[2]
-    return (data.partition(":")[0].rpartition("/")[2],) if data else ()
 
 
 def _item(item: Item, answer: Answer) -> ResultItem:

@@ -199,7 +199,6 @@ def _set(
         (arguments[key] for key in ("fewshot", "num_fewshot", "n_shot") if isinstance(arguments.get(key), int)), None
     )
     return ResultSet(
-        source=str(path),
         tool="inspect_ai",
         version=str((evaluated.get("packages") or {}).get("inspect_ai", "")),
         task=str(evaluated.get("task", path.stem)),
@@ -211,7 +210,6 @@ def _set(
         sampling=texts(config, _SAMPLING),
         settings={"base_url": str(evaluated.get("model_base_url") or ""), "created": str(evaluated.get("created", ""))},
         items=tuple(items),
-        failed=sum(item.score is None for item in items),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +34,9 @@ _INVALID = "[invalid]"
 """What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
-_SHARES = ("acc", "exact_match")
+SHARES = ("acc", "exact_match")
 """Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
-_MEANS = (*_SHARES, "acc_norm")
+_MEANS = (*SHARES, "acc_norm")
 """Metrics whose score of a task is the mean of its samples."""
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
@@ -56,19 +56,24 @@ def _recognises(source: SourceFile) -> bool:
 
 def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
     """Add the findings, and the scores that a results file states where it has no samples beside it."""
-    pairs = [(samples, results) for samples, results in _pairs(source.path) if results]
-    alone = [score for samples, results in pairs if samples is None for score in _scores(results)]
-    findings = [
-        finding for results in dict.fromkeys(results for _, results in pairs) for finding in _below_guessing(results)
-    ]
+    pairs = [(samples, _scores(results)) for samples, results in _pairs(source.path) if results]
+    scores = [(score, samples is None) for samples, stated in pairs for score in stated]
+    findings = dict.fromkeys(filter(None, (_below_guessing(score) for score, _ in scores)))
+    alone = [score for score, is_alone in scores if is_alone]
+    document = document.model_copy(update={"findings": tuple(findings)})
     if not alone:
-        return document.model_copy(update={"findings": tuple(findings)})
+        return document
     tables = [
-        _table(id, title, [result for result in alone if result.grouped == inside]) for id, title, inside in _TABLES
-    ]
+        FactTable(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=tuple(
+            (score.task, score.metric, f"{score.value:.4f}", f"{score.questions:,}" if score.questions else "")
+            for score in alone if score.grouped == inside
+        ))
+        for id, title, inside in _TABLES
+    ]  # fmt: skip
     file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
-    shown = (*document.tables, *(table for table in tables if table.rows))
-    return document.model_copy(update={"file": file, "tables": shown, "findings": tuple(findings)})
+    return document.model_copy(
+        update={"file": file, "tables": (*document.tables, *(table for table in tables if table.rows))}
+    )
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
@@ -140,35 +145,23 @@ def _scores(path: Path) -> Iterator[_Score]:
                 yield _Score(task, metric, float(value), of, _line(text, task, metric), task in grouped)
 
 
-def _table(id: str, title: str, scores: Iterable[_Score]) -> FactTable:
-    rows = tuple(
-        (score.task, score.metric, f"{score.value:.4f}", f"{score.questions:,}" if score.questions else "")
-        for score in scores
-    )
-    return FactTable(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=rows)
-
-
 def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any], above: frozenset[str]) -> int:
     """Count the questions of a task, or of all tasks of a group; `above` are the groups that it is in."""
     count = counts.get(task)
     if isinstance(count, dict):
-        effective = count.get("effective")
-        return effective if isinstance(effective, int) else 0
+        return effective if isinstance(effective := count.get("effective"), int) else 0
     inside = members.get(task)
     if task in above or not isinstance(inside, list):
         return 0
     return sum(_questions(member, counts, members, above | {task}) for member in inside if isinstance(member, str))
 
 
-def _below_guessing(path: Path) -> Iterator[CitedFinding]:
-    """Look for groups, and tasks in none, below guessing: a group of many tasks has some that are so by chance."""
-    for score in _scores(path):
-        if score.grouped or score.metric.partition(",")[0] not in _SHARES or not 0 <= score.value <= 1:
-            continue
-        said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
-        finding = below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
-        if finding:
-            yield finding
+def _below_guessing(score: _Score) -> CitedFinding | None:
+    """Hold a score against guessing; not of a task in a group: of many tasks, some are below it by chance."""
+    if score.grouped or score.metric.partition(",")[0] not in SHARES or not 0 <= score.value <= 1:
+        return None
+    said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
+    return below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
 
 
 def _line(text: str, *keys: str) -> int:
@@ -207,7 +200,6 @@ def _task(samples: Path, document: Mapping[str, Any], metric: str, reading: Read
     stated = document.get("results", {}).get(name, {}).get(f"{chosen},{filter_}") if chosen in _MEANS else None
     run = document.get("config", {})
     return ResultSet(
-        source=str(samples),
         tool="lm-eval",
         version=str(document.get("lm_eval_version", "")),
         task=name,

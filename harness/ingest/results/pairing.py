@@ -6,24 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pydantic import Field
-
+from assay.harness.ingest.comparison import Unpaired
 from assay.harness.ingest.results.result_set import ResultItem, ResultSet
-from assay.harness.schema import Part
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
 _EXAMPLES = 3
 """Keys that are named of what cannot be paired."""
-
-
-class Unpaired(Part):
-    """Items of one task that were not compared, for one reason."""
-
-    id: str = Field(description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored")
-    title: str
-    count: int
-    examples: tuple[str, ...] = Field(description="keys of the first of them")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One form for what evaluation tools write: the answers of one task, the latencies of one benchmark, or the outcomes of tests."""
+"""One form for what evaluation tools write: the answers of one task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -18,7 +18,6 @@ from assay.harness.reading import whole_file
 from assay.harness.schema import Part
 from assay.harness.text import one_line
 
-Kind = Literal["answers", "latencies", "tests"]
 _MOST_EXCERPTS = 5
 """Units that were not understood of which the first lines are quoted."""
 _ROWS_SHOWN = 50
@@ -26,13 +25,13 @@ _ROWS_SHOWN = 50
 
 
 class ResultItem(Part):
-    """One answer to one document, or the outcome of one test. Texts come from outside: never trust them."""
+    """One answer to one document. Texts come from outside: never trust them."""
 
     key: str = Field(description="of the document within its task: a hash of it, or its id")
     prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
     question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
     target: str = Field("", description="the expected answer")
-    answer: str = Field("", description="the text that the model wrote, or the outcome of a test")
+    answer: str = Field("", description="the text that the model wrote")
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
@@ -54,10 +53,8 @@ class ResultSet(Part):
     What is not known is empty: a comparison treats it as unknown, never as equal.
     """
 
-    source: str = Field(description="path of the file")
     tool: str
     version: str = ""
-    kind: Kind = "answers"
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
     shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not state it")
@@ -70,20 +67,28 @@ class ResultSet(Part):
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     figures: dict[str, str] = Field(default_factory=dict, description="what the tool summed up itself, as text")
     items: tuple[ResultItem, ...] = ()
-    latencies: dict[str, tuple[float | None, ...]] = Field(
-        default_factory=dict,
-        description="seconds of each request of a benchmark, as sent, by quantity; null where it failed or has no such time",
-    )
-    requests: tuple[tuple[int, int], ...] = Field((), description="tokens in and out of each request of a benchmark")
-    failed: int = Field(
-        0, description="requests or documents that ended in an error; tests that failed and are not listed"
-    )
 
     @property
     def accuracy(self) -> float | None:
         """Mean score of the items that have one."""
-        scores = [item.score for item in self.items if item.score is not None]
-        return sum(scores) / len(scores) if scores else None
+        return sum(self.scores) / len(self.scores) if self.scores else None
+
+    @property
+    def scores(self) -> list[float]:
+        """Scores of the items that have one."""
+        return [item.score for item in self.items if item.score is not None]
+
+    @property
+    def incomplete(self) -> str:
+        """The range of the mean score of all items, in a sentence; empty if each has a score."""
+        of, scored = len(self.items), len(self.scores)
+        if not scored or scored == of:
+            return ""
+        low, high = sum(self.scores) / of, (sum(self.scores) + of - scored) / of
+        return (
+            f"{of - scored:,} of {of:,} have no score: {self.accuracy:.4f} is the mean of the other {scored:,}; of all it lies "
+            f"between {low:.4f} and {high:.4f}"
+        )
 
 
 @dataclass
@@ -110,6 +115,10 @@ class ReadResults:
         self.unread += 1
         if len(self.excerpts) < _MOST_EXCERPTS:
             self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
+
+    def file(self, source: SourceFile, id: str, title: str) -> FileRead:
+        """Describe how much of the file was understood, under this id and title of a format."""
+        return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
 
 
 def json_object(data: bytes | str, where: str) -> dict[str, Any]:
@@ -180,12 +189,11 @@ def results_reader(
 
     def read(source: SourceFile) -> FileDocument:
         reading = results(source, "")
+        reading.notes += [f"{item.task}: {item.incomplete}" for item in reading.sets if item.incomplete]
         document = FileDocument(
-            file=FileRead.of(
-                source, id, title, reading.read, reading.unread, reading.unit, reading.excerpts, reading.notes
-            ),
+            file=reading.file(source, id, title),
             facts=tuple(fact for result_set in reading.sets for fact in _facts(result_set)),
-            tables=tuple(table for table in (_table(reading.sets), _figures(reading.sets)) if table.rows),
+            tables=(_table(reading.sets),) if reading.sets else (),
         )
         return extend(source, document)
 
@@ -200,29 +208,18 @@ def _facts(result_set: ResultSet) -> list[Fact]:
     return [Fact(id=f"settings-of-{result_set.task}", title=title, text=text)] if text else []
 
 
-def _figures(sets: list[ResultSet]) -> FactTable:
-    """Tabulate the summaries of serving benchmarks: a row for each run, a column for each figure that any of them has."""
-    runs = [result_set for result_set in sets if result_set.kind == "latencies"]
-    columns = tuple(dict.fromkeys(name for run in runs for name in run.figures))
-    rows = [(run.task, f"{run.failed:,}", *(run.figures.get(name, "") for name in columns)) for run in runs]
-    return FactTable(
-        id="figures", title="Serving", columns=("load", "failed", *columns), rows=tuple(rows[:_ROWS_SHOWN])
-    )
-
-
 def _table(sets: list[ResultSet]) -> FactTable:
-    sets = [result_set for result_set in sets if result_set.kind != "latencies"]
     rows = [
         (
             results.task,
-            results.metric or results.kind,
-            f"{len(results.items):,}",
+            results.metric,
+            f"{len(results.scores):,}",
             "" if results.accuracy is None else f"{results.accuracy:.4f}",
             "" if results.shots is None else str(results.shots),
-            f"{sum(item.parsed is None for item in results.items):,}" if results.kind == "answers" else "",
+            f"{sum(item.parsed is None for item in results.items):,}",
         )
         for results in sets[:_ROWS_SHOWN]
     ]
-    columns = ("task", "metric", "items", "mean score", "shots", "unparsed")
+    columns = ("task", "metric", "scored", "mean score", "shots", "unparsed")
     note = f"The first {_ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > _ROWS_SHOWN else ""
     return FactTable(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

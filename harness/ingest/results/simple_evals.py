@@ -62,7 +62,6 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     name, _, model = path.stem.partition("_")
     reading.sets.append(
         ResultSet(
-            source=str(path),
             tool="simple-evals",
             task=name,
             metric="score",

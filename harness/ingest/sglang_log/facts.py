@@ -1,15 +1,36 @@
-"""The facts of a log, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
+"""The facts of a log, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded.
+
+A long log consists of three kinds of lines, which a server counts itself: prefill batches and decode batches, in the formats of
+SGLang's scheduler 0.4.6 to 0.5.23 ("Prefill batch." and "Prefill batch [12]" are older ones), and uvicorn's access log.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest.result import CitedLines
 from assay.harness.tracebacks import Traceback
 
 KEPT = 10_000
 """Entries that a list of facts keeps; what lies beyond is counted only."""
+_TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
+_PREFILL = re.compile(
+    rf"Prefill batch(?: \[\d+\])?[,.] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)(?=,){_TAIL}"
+)
+_DECODE = re.compile(rf"Decode batch(?: \[\d+\])?[,.] #running-req: (\d+)(?=,){_TAIL}")
+_THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
+_REQUEST = re.compile(
+    r'INFO: +[\w.:-]+ - "(?:(POST /(?:v1/chat/completions|v1/completions|generate))|[A-Z]+ \S+?)(?:\?\S*)? HTTP/[\d.]+" (\d{3})'
+    r"(?: [A-Za-z -]+)?"
+)
+"""Group 1: a request for an answer."""
+_WAVE = 4
+"""Sequences in a batch, or answers with none between them, that make a wave."""
+_INTERVAL = 40
+"""SGLang's default of ``decode_log_interval``."""
 
 
 @dataclass
@@ -20,7 +41,6 @@ class Server:
         arguments: as text; empty if the log does not have them.
         whole: whether the list of arguments is complete.
         test: index of the test in which it started, or -1.
-        prefix_new: new tokens of prefill batches with 16 cached tokens or more per sequence.
         decode_steps: lines of decode batches × ``decode_log_interval``.
         decode_tokens: the sum of running requests × ``decode_log_interval`` over them.
         bursts: requests that were answered with no batch between them, and the decode steps between the last wave of prefills
@@ -39,22 +59,80 @@ class Server:
     new_tokens: int = 0
     cached_tokens: int = 0
     prefix_batches: CitedLines = field(default_factory=CitedLines)
-    prefix_new: int = 0
     decodes: CitedLines = field(default_factory=CitedLines)
     decode_graph: int = 0
     decode_steps: int = 0
     decode_tokens: int = 0
-    most_running: int = 0
     throughput: float = 0.0
     answered: CitedLines = field(default_factory=CitedLines)
     refused: CitedLines = field(default_factory=CitedLines)
     bursts: list[tuple[CitedLines, int]] = field(default_factory=list)
     facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
+    _wave: int = 0
+    _burst: CitedLines = field(default_factory=CitedLines)
 
     @property
     def backend(self) -> str:
         """Its attention backend; "?" if the log does not state it."""
         return self.arguments.get("attention_backend", "?").strip("'\"")
+
+    @property
+    def _interval(self) -> int:
+        given = self.arguments.get("decode_log_interval", "")
+        return int(given) if given.isdecimal() else _INTERVAL
+
+    def prefill(self, number: int, text: str) -> bool:
+        """Read a prefill batch; False if the line is not one."""
+        match = _PREFILL.fullmatch(text)
+        if not match:
+            return False
+        self.close()
+        sequences, new, cached = map(int, match.groups())
+        self.prefills.see(number, text)
+        self.sequences += sequences
+        self.new_tokens += new
+        self.cached_tokens += cached
+        if sequences and cached >= CACHED_PREFIX_TOKENS * sequences:
+            self.prefix_batches.see(number, text)
+        if sequences >= _WAVE:
+            self._wave = self.decode_steps
+        return True
+
+    def decode(self, number: int, text: str) -> bool:
+        """Read a decode batch; False if the line is not one."""
+        match = _DECODE.fullmatch(text)
+        if not match:
+            return False
+        if self._burst.count:
+            self.close()
+        running = int(match[1])
+        self.decodes.see(number, text)
+        self.decode_graph += "graph: True" in text
+        self.decode_steps += self._interval
+        self.decode_tokens += running * self._interval
+        rate = _THROUGHPUT.search(text)
+        if rate:
+            self.throughput = max(self.throughput, float(rate[1]))
+        return True
+
+    def request(self, number: int, text: str) -> bool:
+        """Read a line of the access log; False if the line is not one."""
+        match = _REQUEST.fullmatch(text)
+        if not match:
+            return False
+        if match[1]:
+            if match[2] == "200":
+                self.answered.see(number, text)
+                self._burst.see(number, text)
+            else:
+                self.refused.see(number, text)
+        return True
+
+    def close(self) -> None:
+        """End a burst of answers: a batch followed it, or the log ends."""
+        burst, self._burst = self._burst, CitedLines()
+        if burst.count >= _WAVE and len(self.bursts) < KEPT:
+            self.bursts.append((burst, self.decode_steps - self._wave))
 
 
 @dataclass
@@ -103,7 +181,6 @@ class Log:
         calls: logged calls of kernels, by function.
         nan_from: results with NaN of calls whose inputs had none, by function.
         loose_outcomes: outcomes that could not be given to one test, since several were open.
-        collected: how many tests pytest collected to run, in which line, and that line; of several sessions, the most.
         disordered: times that are earlier than the one before, by more than two seconds.
     """
 
@@ -127,7 +204,6 @@ class Log:
     outcomes: Counter[str] = field(default_factory=Counter)
     loose_outcomes: CitedLines = field(default_factory=CitedLines)
     summary: tuple[str, int] = ("", 0)
-    collected: tuple[int, int, str] = (0, 0, "")
     disordered: CitedLines = field(default_factory=CitedLines)
     began: str = ""
     ended: str = ""

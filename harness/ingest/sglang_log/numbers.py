@@ -23,11 +23,10 @@ _THAN = {">": "greater than", ">=": "greater than or equal to", "<": "less than"
 _LIMIT = re.compile(r"ChatCompletionSampler .*self\.max_tokens=(\d+)(?: |$)")
 _START_UP = {
     "weights-end": (("model", r"type=(\w+)"), ("dtype", r"dtype=([\w.]+)"), ("weights", r"mem usage=([\d.]+ GB)")),
-    "kv-cache": (("KV tokens", r"#tokens: (\d+)"), ("K size", r"K size: ([\d.]+ GB)")),
-    "backend-ready": (("backend says", r"(.*)"),),
+    "kv-cache": (("KV tokens", r"#tokens: (\d+)"),),
     "graph-sizes": (("graph batches", r"(\[.*\])"),),
     "graph-end": (("graph seconds", r"elapsed[:=] ?([\d.]+) s"), ("graph memory", r"mem usage=([\d.]+ GB)")),
-    "sizes": (("context", r"context_len=(\d+)"), ("free memory", r"available_\w+_mem=([\d.]+ GB)")),
+    "sizes": (("free memory", r"available_\w+_mem=([\d.]+ GB)"),),
 }
 _COMPILED = {kind: tuple((name, re.compile(p)) for name, p in rows) for kind, rows in _START_UP.items()}
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
-from assay.harness.ingest.sglang_log.hot import Hot
 from assay.harness.ingest.sglang_log.kernel_calls import KernelCalls
 from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS
 from assay.harness.ingest.sglang_log.log_blocks import LogBlocks
@@ -26,7 +25,6 @@ _LONGEST = 1 << 15
 _LONGEST_LIST = 1 << 20
 _BACK_SECONDS = 2
 """Writers that buffer put a line behind a later one by this much."""
-_COLLECTED = re.compile(r"collected (?P<all>\d+) items?(?:.* (?P<deselected>\d+) deselected)?")
 _WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed", "XPASS": "xpassed"}
 
 
@@ -40,7 +38,7 @@ class _LogReader:
 
     def __init__(self) -> None:
         self.log = Log()
-        self._hot = Hot(Server(0, 0, {}))
+        self._server = Server(0, 0, {})
         self._open: list[int] = []
         self._time = ""
         self._blocks = LogBlocks(self.log, self._test)
@@ -87,9 +85,6 @@ class _LogReader:
         kind = self._record(number, text) if text[:1] == "[" and text[1:2].isdecimal() else self._bare(number, text)
         if kind:
             self.log.kinds[kind] += 1
-        if kind == "pytest-header" and (match := _COLLECTED.search(text)):
-            number_run = int(match["all"]) - int(match["deselected"] or 0)
-            self.log.collected = max(self.log.collected, (number_run, number, text), key=lambda item: item[0])
         return bool(kind)
 
     def _record(self, number: int, text: str) -> str:
@@ -101,12 +96,12 @@ class _LogReader:
         arguments = _ARGUMENTS.match(message)
         if arguments:
             parsed, whole = server_args.parse(message[arguments.end() :])
-            self._server(parsed, number, whole)
+            self._start_server(parsed, number, whole)
             return "arguments" if whole else ""
         for kind, count in (
-            ("prefill", self._hot.prefill),
-            ("decode", self._hot.decode),
-            ("request", self._hot.request),
+            ("prefill", self._server.prefill),
+            ("decode", self._server.decode),
+            ("request", self._server.request),
         ):
             if count(number, message):
                 return kind
@@ -117,7 +112,7 @@ class _LogReader:
         if message and not kind:
             kind, notice = BARE.of(message)
         self._note(notice, number, message)
-        read_start_up(kind, number, message, self._hot.server)
+        read_start_up(kind, number, message, self._server)
         return kind
 
     def _bare(self, number: int, text: str) -> str:
@@ -182,7 +177,7 @@ class _LogReader:
         if len(self._open) == 1 or self.log.loose_outcomes.count >= len(self._open):
             self._open = []
 
-    def _server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
+    def _start_server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
         """Begin a server: figures from here on are its own."""
         self._adopt()
         server = Server(len(self.log.servers) + 1, number, arguments, whole, self._test())
@@ -190,12 +185,12 @@ class _LogReader:
             self.log.servers.append(server)
         else:
             self.log.beyond["servers"] += 1
-        self._hot = Hot(server)
+        self._server = server
 
     def _adopt(self) -> None:
         """End the figures of a server. One whose arguments the log does not have is a server if it computed anything."""
-        self._hot.close()
-        server = self._hot.server
+        self._server.close()
+        server = self._server
         if not server.number and (server.prefills.count or server.decodes.count):
             server.number, server.line = 1, server.prefills.first or server.decodes.first
             self.log.servers.append(server)

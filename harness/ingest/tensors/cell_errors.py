@@ -1,12 +1,10 @@
 """Two tensors, compared cell by cell: a cell is one token of one head.
 
-Blocks whose bytes are equal are skipped by memcmp (33 GB/s where the sums run at 6); only the others are converted, block by
-block in a buffer that stays in the cache, so that no float32 copy of a tensor is made.
+Blocks with equal bits are skipped; only the others are converted, block by block, so that no float32 copy of a tensor is made.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -19,25 +17,19 @@ from torch import Tensor
 from assay.harness.ingest.tensors.layout import Layout
 
 BLOCK = 1 << 18
-"""Elements that are converted at once: two float32 buffers of 1 MiB (benchmarks/tensor_diff.py)."""
+"""Elements that are converted at once: 1 MiB of float32, which stays in the cache (benchmarks/tensor_diff.py)."""
+# Bound of a cell whose elements are stored in 16 bits or fewer, in units of the dtype's epsilon: each side rounds twice on the way
+# to what is saved (the operands, the result), each time by at most half an epsilon, and all errors of a cell may point one way.
 _ROUNDINGS = 4
-"""Bound of a cell whose elements are stored in 16 bits or fewer, in units of the dtype's epsilon: each side rounds twice on the
-way to what is dumped (the operands, the result), each time by at most half an epsilon, and the errors of a cell may all point
-one way."""
+# The same for float32, whose error is that of sums in another order: about sqrt(n) half epsilons for n = 4096 ... 16384 terms.
 _SUMMED = 64
-"""The same for float32, whose error is that of sums in another order: about sqrt(n) half epsilons for n terms, n = 4096 ... 16384.
-"""
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memcmp.restype = ctypes.c_int
 
 
 def default_bound(dtype: torch.dtype) -> float:
     """Compute the error of a cell that rounding explains; 0 for integers."""
     if not dtype.is_floating_point:
         return 0.0
-    eps = torch.finfo(dtype).eps
-    return eps * (_ROUNDINGS if dtype.itemsize < 4 else _SUMMED)
+    return torch.finfo(dtype).eps * (_ROUNDINGS if dtype.itemsize < 4 else _SUMMED)
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Cells:
         differing: cells that are out of bounds.
         total: cells.
         first: the first of them by place in the batch, token and head; None if there is none.
-        worst: the largest error of any cell; None if no byte differs.
+        worst: the largest error of any cell; None if no bit differs.
         by_head: float64 [heads], the largest error of each head, NaN if one side is not finite; [1] without heads.
         nonfinite: cells in which one side is not finite and the other differs.
         max_abs: largest absolute difference in the worst cell.
@@ -81,7 +73,7 @@ class Cells:
     max_abs: float
 
 
-def compare(a: Tensor, b: Tensor, layout: Layout, bound: float | None) -> Cells:
+def compare_cells(a: Tensor, b: Tensor, layout: Layout, bound: float | None) -> Cells:
     """Compare two tensors of one shape.
 
     Args:
@@ -91,53 +83,42 @@ def compare(a: Tensor, b: Tensor, layout: Layout, bound: float | None) -> Cells:
         bound: error up to which a cell is equal; None if every bit must be.
     """
     rows = math.prod(layout.lead)
+    heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
+    equal = Cells(0, rows, None, None, np.zeros(heads), 0, 0.0)
     if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
-        return Cells(0, rows, None, None, np.zeros(1), 0, 0.0)
+        return equal
     a, b = a.contiguous().view(rows, layout.dim), b.contiguous().view(rows, layout.dim)
-    errors: NDArray[np.float32] | None = None
-    bits: NDArray[np.bool_] | None = None
+    # float32 holds sums of fewer than 2^20 16-bit terms to 1e-4.
+    narrow = all(dtype.is_floating_point and dtype.itemsize <= 4 for dtype in (a.dtype, b.dtype))
+    errors: Tensor | None = None
     step = max(BLOCK // max(layout.dim, 1), 1)
-    buffers = _Buffers(step * layout.dim, _working(a.dtype, b.dtype))
     for start in range(0, rows, step):
-        part_a, part_b = a[start : start + step], b[start : start + step]
-        if part_a.dtype == part_b.dtype and not _memcmp(part_a.data_ptr(), part_b.data_ptr(), part_a.nbytes):
+        x, y = a[start : start + step], b[start : start + step]
+        if x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)):
             continue
         if errors is None:
-            errors, bits = np.zeros(rows, np.float32), np.zeros(rows, np.bool_)
-        here = slice(start, start + part_a.shape[0])
-        errors[here] = buffers.errors(part_a, part_b)
-        if bound is None:
-            assert bits is not None
-            bits[here] = _differing_bits(part_a, part_b)
-    if errors is None:
-        heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
-        return Cells(0, rows, None, None, np.zeros(heads), 0, 0.0)
-    assert bits is not None
-    return _summary(a, b, layout, errors, bits if bound is None else ~(errors <= bound))
+            errors, out = torch.zeros(rows), torch.zeros(rows, dtype=torch.bool)
+        here = slice(start, start + len(x))
+        errors[here] = _errors(x, y, torch.float32 if narrow else torch.float64)
+        out[here] = (_bits(x) != _bits(y)).any(-1) if bound is None else ~(errors[here] <= bound)
+    return equal if errors is None else _summary(a, b, layout, errors.numpy(), out.numpy())
 
 
-class _Buffers:
-    """Scratch memory of one comparison."""
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
-    def __init__(self, elements: int, dtype: torch.dtype) -> None:
-        self._one, self._two = torch.empty(elements, dtype=dtype), torch.empty(elements, dtype=dtype)
 
-    def errors(self, a: Tensor, b: Tensor) -> NDArray[np.float32]:
-        """Compute the error of each row of two [rows, dim] tensors, as `TensorCell` has it."""
-        x, y = self._one[: a.numel()].view_as(a), self._two[: a.numel()].view_as(a)
-        y.copy_(b)
-        x.copy_(a)
-        y.sub_(x).abs_()
-        x.abs_()
-        difference, size = y.sum(-1), x.sum(-1)
-        relative = torch.maximum(difference / size, y.amax(-1) / x.amax(-1))
-        relative[difference == 0] = 0.0
-        odd = ~(torch.isfinite(difference) & torch.isfinite(size))
-        if bool(odd.any()):
-            for row in odd.nonzero().flatten().tolist():
-                relative[row] = _odd_row(a[row], b[row])
-        as_array: NDArray[np.float32] = relative.to(torch.float32).numpy()
-        return as_array
+def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute the error of each row of two [rows, dim] tensors, as `TensorCell` has it."""
+    x = a.to(dtype, copy=True)
+    y = b.to(dtype, copy=True).sub_(x).abs_()
+    x.abs_()
+    difference, size = y.sum(-1), x.sum(-1)
+    relative = torch.maximum(difference / size, y.amax(-1) / x.amax(-1))
+    relative[difference == 0] = 0.0
+    for row in (~(torch.isfinite(difference) & torch.isfinite(size))).nonzero().flatten().tolist():
+        relative[row] = _odd_row(a[row], b[row])
+    return relative.float()
 
 
 def _odd_row(a: Tensor, b: Tensor) -> float:
@@ -146,55 +127,41 @@ def _odd_row(a: Tensor, b: Tensor) -> float:
     same = (x == y) | (x.isnan() & y.isnan())
     if not bool((x[~same].isfinite() & y[~same].isfinite()).all()):
         return math.nan
-    finite = x.isfinite()
-    difference, size = (x - y)[~same].abs(), x[finite].abs()
+    difference, size = (x - y)[~same].abs(), x[x.isfinite()].abs()
     if not bool(difference.any()):
         return 0.0
-    if not bool(size.any()):
-        return math.inf
-    return max(float(difference.sum() / size.sum()), float(difference.max() / size.max()))
-
-
-def _differing_bits(a: Tensor, b: Tensor) -> NDArray[np.bool_]:
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
-    differing: NDArray[np.bool_] = (a.view(kind) != b.view(kind)).any(-1).numpy()
-    return differing
-
-
-def _working(*dtypes: torch.dtype) -> torch.dtype:
-    """Return float32, in which sums of fewer than 2^20 16-bit terms are good to 1e-4; float64 for float64 and for integers."""
-    return torch.float32 if all(d.is_floating_point and d.itemsize <= 4 for d in dtypes) else torch.float64
+    return (
+        max(float(difference.sum() / size.sum()), float(difference.max() / size.max()))
+        if bool(size.any())
+        else math.inf
+    )
 
 
 def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
     """Summarise `errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
-    order = layout.order
-    by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors, out))
-    axes = "".join(layout.axes[i] for i in order)
-    flat = np.ascontiguousarray(out_by_place).reshape(-1)
-    count = int(np.count_nonzero(flat))
-    first = _cell(by_place, axes, int(np.argmax(flat))) if count else None
-    ranked = np.where(np.isnan(by_place), np.inf, by_place)
-    at = int(np.argmax(ranked))
-    nan = np.isnan(by_place)
-    if nan.any():  # a NaN is worse than an infinite ratio
-        at = int(np.argmax(nan))
+    axes = "".join(layout.axes[i] for i in layout.order)
+    by_place, out_by_place = (x.reshape(layout.lead).transpose(layout.order) for x in (errors, out))
+    count, ranked = int(out.sum()), _ranked(errors)
+    row = int(ranked.argmax())
     heads_last = by_place if "h" in axes else by_place[..., None]
-    by_head = heads_last.reshape(-1, heads_last.shape[-1]).astype(np.float64).max(0)  # NaN wins
-    row = int(np.argmax(np.isnan(errors))) if nan.any() else int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
     apart = (b[row].double() - a[row].double()).abs()
     return Cells(
         differing=count,
         total=errors.size,
-        first=first,
-        worst=_cell(by_place, axes, at),
-        by_head=by_head,
-        nonfinite=int(nan.sum()),
+        first=_cell(by_place, axes, int(out_by_place.reshape(-1).argmax())) if count else None,
+        worst=_cell(by_place, axes, int(_ranked(by_place).argmax())),
+        by_head=heads_last.reshape(-1, heads_last.shape[-1]).astype(np.float64).max(0),  # NaN wins
+        nonfinite=int(np.isnan(errors).sum()),
         max_abs=float(apart.max()) if apart.numel() else 0.0,
     )
 
 
+def _ranked(errors: NDArray[Any]) -> NDArray[Any]:
+    """Rank errors: a NaN is worse than an infinite ratio."""
+    finite = np.nan_to_num(errors.astype(np.float64), nan=0.0, posinf=np.finfo(np.float64).max)
+    return np.where(np.isnan(errors), np.inf, finite).reshape(-1)
+
+
 def _cell(errors: NDArray[Any], axes: str, flat: int) -> TensorCell:
     at = dict(zip(axes, (int(i) for i in np.unravel_index(flat, errors.shape)), strict=True)) if axes else {}
-    error = float(errors.reshape(-1)[flat])
-    return TensorCell(at.get("b"), at.get("t"), at.get("h"), error)
+    return TensorCell(at.get("b"), at.get("t"), at.get("h"), float(errors.reshape(-1)[flat]))

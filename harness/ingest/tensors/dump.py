@@ -1,31 +1,39 @@
-"""A dump of tensors, whoever wrote it: which tensors it holds, where in the model each was taken, and how to map one.
+"""Tensors by name: a file, or a folder of files, as safetensors, PyTorch or NumPy write them. Nothing in a file is executed.
 
-Recognised by content: SGLang's dumper and its ``--debug-tensor-dump-output-folder`` (0.5.23), the dumps of ``SGLANG_KERNEL_API_*``
-(0.5.23) and of FlashInfer's level 10 (0.6.18, ``flashinfer/api_logging.py``), and plain safetensors, .pt, .npz or .npy files such
-as hooks on a Hugging Face model save.
+PyTorch files are opened with ``torch.load(weights_only=True)``, which admits tensors in plain containers only, and NumPy's without
+pickle. NumPy has no bfloat16: `ml_dtypes` saves one as two bytes without a type (``V2``), which is refused.
 """
 
 from __future__ import annotations
 
+import pickle
 import re
+import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.ingest.tensors.names import Place, pairing_key, place_of, tags_of
-from assay.harness.ingest.tensors.numpy_files import arrays, load_array
-from assay.harness.ingest.tensors.tensor_files import NoTensor, Unreadable, leaves, load_torch, safetensors_entries
-from assay.harness.reading import reading
+from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.tensors.names import Place, place_of
+from assay.harness.reading import reading, regular_file
+from assay.harness.text import ranges
 
-_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy")
-_PASS = re.compile(r"Pass(\d+)$")
-_RANK = re.compile(r"(TP\d+_PP\d+)_Rank\d+_pid\d+$")
-_CALL = re.compile(r"\d{8}_\d{6}_\d+_pid\d+_(?P<function>.+)_call(?P<number>\d+)$")
+_NAMED = (".safetensors", ".pt", ".pth", ".npz", ".npy")
+_SUFFIXES = (*_NAMED, ".bin")
+_NUMPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
+_REPEATED = 1 << 28
+"""Bytes up to which a tensor may repeat fewer that are stored, as one that was expanded does."""
+_TITLE = "tensor files"
 
 
 @dataclass(frozen=True)
@@ -33,192 +41,178 @@ class StoredTensor:
     """One tensor of a dump.
 
     Attributes:
-        key: the same for the same tensor of another dump.
+        key: its name, behind the path of its file within the folder; the same for the same tensor of another dump.
         place: where in the model it was taken.
         path: its file.
-        map: gives the tensor, mapped, not copied.
-        bytes: size of its data; None if only opening the file tells.
+        map: gives the tensor, mapped where the format allows it.
     """
 
     key: str
     place: Place
     path: Path
     map: Callable[[], Tensor]
-    bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Dump:
-    """All tensors of a dump, in depth order.
+    """All tensors of a file or a folder, by pass, layer and boundary.
 
     Attributes:
-        path: as given.
-        format: id, such as "sglang-dumper".
-        tensors: in the order in which they were computed where the dump keeps it, else by pass, layer and boundary.
-        refused: why a file was not read, for each that was not.
+        file: what was read of it; its notes name the files that could not be.
+        tensors: in depth order.
     """
 
-    path: Path
-    format: str
+    file: FileRead
     tensors: tuple[StoredTensor, ...]
-    refused: tuple[str, ...] = ()
-
-    @property
-    def bytes(self) -> int:
-        """Size of its tensor files."""
-        return sum(path.stat().st_size for path in {tensor.path for tensor in self.tensors})
 
 
-TITLES = {
-    "sglang-dumper": "SGLang dumper",
-    "sglang-passes": "SGLang --debug-tensor-dump-output-folder",
-    "kernel-api": "kernel API dump (SGLANG_KERNEL_API_* or FlashInfer level 10)",
-    "tensors": "tensor files",
-}
-
-
-def tensor_files(path: Path) -> list[Path]:
+def _tensor_files(path: Path) -> list[Path]:
     """Return the tensor files of a dump, sorted by name."""
     if path.is_file():
         return [path] if path.suffix in _SUFFIXES else []
     return sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
 
 
-def format_of(files: Iterable[Path]) -> str:
-    """Infer the format of a dump from the names of its files; empty if there are none."""
-    first = next(iter(files), None)
-    if first is None:
-        return ""
-    if tags_of(first.stem):
-        return "sglang-dumper"
-    if _PASS.match(first.stem) and _RANK.match(first.parent.name):
-        return "sglang-passes"
-    return "kernel-api" if _CALL.match(first.parent.name) and first.stem in ("inputs", "outputs") else "tensors"
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a folder with a tensor file, or a file that begins as one or is named so: a damaged one is to be named as such."""
+    if source.path.is_dir() or source.path.suffix in _NAMED:
+        return bool(_tensor_files(source.path))
+    length = int.from_bytes(source.head[:8], "little")
+    safetensors = length < 100 << 20 and source.head[8:9] == b"{" and b'"data_offsets"' in source.head
+    zipped = source.head.startswith(_ZIP) and (b"data.pkl" in source.head or _NUMPY in source.head)
+    return safetensors or zipped or source.head.startswith(_NUMPY)
 
 
 def open_dump(path: Path) -> Dump:
-    """List the tensors of a dump; only headers are read, except of .pt files with more than one tensor.
+    """List the tensors of a file or a folder. Data is read only of .pt files.
 
     Raises:
         UsageError: there is nothing at `path`, or no tensor file.
-        Unreadable: not one of its files can be read.
+        EvidenceError: it holds no tensor, or none of its files can be read.
     """
-    files = tensor_files(path) if path.exists() else []
+    files = _tensor_files(path) if path.exists() else []
     if not files:
         missing = f"{path} has no tensor file." if path.exists() else f"There is no {path}."
-        raise UsageError(
-            missing, f"a file or folder with {', '.join(_SUFFIXES)}", "check the path; was the dump switched on?"
-        )
-    kind = format_of(files)
-    found_tensors: list[StoredTensor] = []
-    refused: list[str] = []
+        raise UsageError(missing, f"a file or folder with {', '.join(_SUFFIXES)}", "check the path")
+    tensors: list[StoredTensor] = []
+    refused: list[EvidenceError] = []
     for file in files:
+        inside = "" if path == file else f"{file.relative_to(path)}/"
+        # A folder of passes has a file for each: pass_3.safetensors.
+        numbered = re.search(r"(\d+)$", file.stem) if inside else None
         try:
             with reading(file, "tensor file"):
-                found_tensors += _READERS[kind](file, path)
+                for name, mapped in _entries(file):
+                    place = place_of(name, int(numbered[1]) if numbered else 0)
+                    tensors.append(StoredTensor(f"{inside}{name}", place, file, mapped))
         except EvidenceError as error:
-            refused.append(error.found)
-            last = error
-    if not found_tensors and not refused:
-        raise Unreadable(f"{path} holds no tensor.", "a dump with tensors", "dump again; was the dump switched on?")
-    if not found_tensors:
-        raise last
-    if kind == "tensors":
-        found_tensors.sort(key=lambda item: item.place.depth)
-    if kind == "sglang-dumper":
-        found_tensors.sort(
-            key=lambda tensor: (
-                tensor.place.rank,
-                tensor.place.step,
-                int(tags_of(tensor.path.stem).get("dump_index", 0)),
-            )
-        )
-    return Dump(path, kind, tuple(_distinct(found_tensors)), tuple(refused))
+            refused.append(error)
+    if refused and not tensors:
+        raise refused[-1]
+    if not tensors:
+        raise EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")
+    tensors.sort(key=lambda tensor: tensor.place.depth)
+    notes = [error.found for error in refused]
+    read = FileRead(
+        path=str(path), format=READER.id, title=_TITLE, bytes=sum(file.stat().st_size for file in files), sha256="",
+        unit="tensor", lines=len(tensors) + len(refused), read=len(tensors), unread=len(refused), notes=tuple(notes),
+    )  # fmt: skip
+    return Dump(read, tuple(tensors))
 
 
-def _distinct(tensors: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
-    """Number the tensors that have the same key: what a pass dumps several times under one name."""
-    seen: Counter[str] = Counter()
-    for tensor in tensors:
-        seen[tensor.key] += 1
-        yield tensor if seen[tensor.key] == 1 else replace(tensor, key=f"{tensor.key} #{seen[tensor.key]}")
-
-
-def _from_dumper(file: Path, root: Path) -> Iterator[StoredTensor]:
-    tags = tags_of(file.stem)
-    if not tags:
-        yield from _from_file(file, root)
-        return
-    name = tags.get("name", "").removeprefix("non_intrusive__")
-    layer = int(tags["layer_id"]) if tags.get("layer_id", "").isdigit() else None
-    rank = "" if tags.get("rank", "0") == "0" else f"rank {tags['rank']}"
-    place = place_of(name, int(tags["step"]), rank, layer)
-    yield StoredTensor(pairing_key(tags), place, file, lambda: _dumped_value(file), file.stat().st_size)
-
-
-def _dumped_value(file: Path) -> Tensor:
-    """Read the tensor of one file of SGLang's dumper, which holds ``{"value": ..., "meta": {...}}``.
-
-    Raises:
-        Unreadable: it is damaged.
-        NoTensor: its value is no tensor.
-    """
-    held = load_torch(file)
-    value = held.get("value") if isinstance(held, dict) else None
-    if not isinstance(value, Tensor):
-        raise NoTensor(f"{file} holds no tensor but {type(value).__name__}.", "a tensor", "dump it again")
-    return value
-
-
-def _from_passes(file: Path, root: Path) -> Iterator[StoredTensor]:
-    counted = _PASS.match(file.stem)
-    number = int(counted.group(1)) if counted else 0
-    rank = _RANK.match(file.parent.name)
-    where = rank.group(1) if rank else ""
-    for name, tensor in leaves(load_torch(file)):
-        place = place_of(name, number, "" if where == "TP0_PP0" else where)
-        yield StoredTensor(f"{where}/{number}/{name}", place, file, _held(file, name), tensor.nbytes)
-
-
-def _from_call(file: Path, root: Path) -> Iterator[StoredTensor]:
-    call = _CALL.match(file.parent.name)
-    prefix = f"{call['function']}/{int(call['number'])}/" if call else ""
-    for tensor in _from_file(file, root):
-        step = int(call["number"]) if call else 0
-        name = f"{call['function']}.{file.stem}.{tensor.key.rpartition('/')[2]}" if call else tensor.key
-        yield replace(tensor, key=f"{prefix}{file.stem}/{tensor.key.rpartition('/')[2]}", place=place_of(name, step))
-
-
-def _from_file(file: Path, root: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of any tensor file. A folder of several files pairs them by their paths within it."""
-    inside = "" if root == file else f"{file.relative_to(root)}/"
-    number = re.search(r"(\d+)$", file.stem)
-    step = int(number.group(1)) if inside and number else 0
+def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield the name of each tensor of a file, and what maps it."""
     if file.suffix == ".safetensors":
-        for name, (size, mapped) in safetensors_entries(file).items():
-            yield StoredTensor(f"{inside}{name}", place_of(name, step), file, mapped, size)
-        return
-    if file.suffix in (".npz", ".npy"):
-        for name, size in arrays(file):
-            yield StoredTensor(f"{inside}{name}", place_of(name, step), file, partial(load_array, file, name), size)
-        return
-    for name, tensor in leaves(load_torch(file)):
-        yield StoredTensor(f"{inside}{name}", place_of(name, step), file, _held(file, name), tensor.nbytes)
-
-
-def _held(file: Path, name: str) -> Callable[[], Tensor]:
-    return lambda: _held_in(file)[name]
+        for name in _opened_safetensors(file).keys():  # noqa: SIM118 - a handle cannot be iterated
+            yield name, partial(_opened_safetensors(file).get_tensor, name)
+    elif file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as members:
+            for name in members.files:
+                yield name, partial(_array, file, name)
+    elif file.suffix == ".npy":
+        _array(file)
+        yield "tensor", partial(_array, file)
+    else:
+        for name in _loaded_torch(file):
+            yield name, partial(_torch_tensor, file, name)
 
 
 @lru_cache(maxsize=4)
-def _held_in(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of a .pt file, mapped. The last few files stay open: their tensors are asked for one after the other."""
-    return dict(leaves(load_torch(file)))
+def _opened_safetensors(file: Path) -> Any:
+    """Open a file. The last few stay open: their tensors are asked for one after the other."""
+    regular_file(file)
+    return safe_open(file, framework="pt")
 
 
-_READERS: dict[str, Callable[[Path, Path], Iterator[StoredTensor]]] = {
-    "sglang-dumper": _from_dumper,
-    "sglang-passes": _from_passes,
-    "kernel-api": _from_call,
-    "tensors": _from_file,
-}
+def _array(file: Path, name: str = "") -> Tensor:
+    """Load an array as a tensor, mapped where it is a file of its own."""
+    if name:
+        with np.load(file, allow_pickle=False) as members:
+            array = members[name]
+    else:
+        array = np.load(file, mmap_mode="c", allow_pickle=False)
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(np.ascontiguousarray(native).reshape(native.shape))
+
+
+def _torch_tensor(file: Path, name: str) -> Tensor:
+    return _loaded_torch(file)[name]
+
+
+@lru_cache(maxsize=4)
+def _loaded_torch(file: Path) -> dict[str, Tensor]:
+    """Load the tensors of a PyTorch file, mapped where it is a zip file, as PyTorch 1.6 and later write it."""
+    try:
+        held = dict(_leaves(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))))
+    except pickle.UnpicklingError as error:
+        why = str(error).split("\n")[0][:200]
+        do = "save tensors in plain dicts and lists, or as safetensors; assay runs no code from a file"
+        raise EvidenceError(f"{file} holds more than tensors in plain containers: {why}", "tensors only", do) from None
+    for name, tensor in held.items():
+        _require_data(file, name, tensor)
+    return held
+
+
+def _require_data(file: Path, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor of which not every element lies in the file: reading one ends the process, or needs any amount of memory."""
+    dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if not dense or tensor.is_quantized or tensor.is_nested:
+        raise EvidenceError(
+            f"{file}: {name} is not a dense tensor.", "dense tensors with their data", "save it densely"
+        )
+    stored = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > max(stored, _REPEATED):
+        raise EvidenceError(
+            f"{file}: {name} of shape {list(tensor.shape)} repeats {stored:,} bytes.",
+            "tensors with all of their elements",
+            "save a contiguous copy",
+        )
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
+    if isinstance(value, Tensor):
+        yield name or "tensor", value
+    elif isinstance(value, dict | list | tuple):
+        for key, member in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(member, f"{name}.{key}" if name else str(key))
+
+
+def _read(source: SourceFile) -> FileDocument:
+    """List its tensors, for ``assay ingest``."""
+    dump = open_dump(source.path)
+    layers = {tensor.place.layer for tensor in dump.tensors if tensor.place.layer is not None}
+    passes = {tensor.place.step for tensor in dump.tensors}
+    says = f"{len(dump.tensors):,} tensors, {dump.file.bytes / 1e6:,.1f} MB, {len(passes):,} passes"
+    facts = (
+        Fact(id="tensors", title="Tensors", text=says),
+        Fact(id="layers", title="Layers", text=ranges(layers)),
+        Fact(id="next", title="What to do with it", text="assay compare A B names the first difference of two of them"),
+    )
+    counts = Counter(tensor.place.boundary for tensor in dump.tensors)
+    rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
+    table = FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
+    return FileDocument(file=dump.file, facts=facts, tables=(table,))
+
+
+READER = FormatReader("tensors", _TITLE, _recognises, _read)

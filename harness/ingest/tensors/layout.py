@@ -1,8 +1,9 @@
-"""The dimensions of a dumped tensor that are tokens, heads and the place in the batch."""
+"""The dimensions of a tensor that are tokens, heads and the place in the batch."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,41 +18,27 @@ _AXES = "bthd"
 
 
 @dataclass(frozen=True)
-class DumpedModel:
-    """Heads of a model, from its ``config.json`` (transformers' names).
-
-    Attributes:
-        heads: q heads.
-        kv_heads: k and v heads.
-        head_dim: of q and k.
-        layers: number of layers.
-    """
+class ModelHeads:
+    """Heads of a model, from its ``config.json`` (transformers' names): `heads` of q, `kv_heads` of k and v."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    layers: int
 
     @classmethod
-    def of(cls, folder: Path) -> DumpedModel:
+    def of(cls, folder: Path) -> ModelHeads:
         """Read it from a model's folder.
 
         Raises:
             UsageError: there is no ``config.json``, or it does not name the heads.
         """
-        if not folder.exists():
-            raise UsageError(
-                f"There is no {folder}.", "a model's folder with config.json", "check the path given with --model"
-            )
-        path = folder / "config.json" if folder.is_dir() else folder
+        path = folder if folder.is_file() else folder / "config.json"
         try:
             config: dict[str, Any] = json.loads(whole_file(path))
             config = config.get("text_config", config)
             heads = int(config["num_attention_heads"])
             head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-            return cls(
-                heads, int(config.get("num_key_value_heads") or heads), head_dim, int(config["num_hidden_layers"])
-            )
+            return cls(heads, int(config.get("num_key_value_heads") or heads), head_dim)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"{path} does not state a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
@@ -80,7 +67,7 @@ class Layout:
         return tuple(self.axes.index(letter) for letter in _AXES if letter in self.axes)
 
 
-def layout_of(name: str, shape: Sequence[int], model: DumpedModel | None = None, axes: str = "") -> Layout:
+def layout_of(name: str, shape: Sequence[int], model: ModelHeads | None = None, axes: str = "") -> Layout:
     """Infer how to read a tensor.
 
     Args:
@@ -91,27 +78,15 @@ def layout_of(name: str, shape: Sequence[int], model: DumpedModel | None = None,
     """
     shape = tuple(shape)
     if axes and len(axes) == len(shape):
-        kept = axes.replace("d", "")
-        if "d" in axes:
-            return Layout(kept, shape[:-1], shape[-1])
-        return Layout(kept, shape, 1)
+        return Layout(axes.removesuffix("d"), shape[:-1], shape[-1])
     if len(shape) <= 1:
         return Layout("t" * len(shape), shape, 1)
+    if len(shape) > 4:  # the first dimension is taken for tokens, the rest for the cell
+        return Layout("t", shape[:1], math.prod(shape[1:]))
     heads = has_heads(name)
-    lead = {2: "t", 3: "th" if heads else "bt", 4: "bht"}.get(len(shape), "")
-    if not lead:  # five dimensions or more: the first is taken for tokens, the rest for the cell
-        dim = 1
-        for n in shape[1:]:
-            dim *= n
-        return Layout("t", shape[:1], dim)
+    lead = {2: "t", 3: "th" if heads else "bt", 4: "bht"}[len(shape)]
     sizes, dim = shape[:-1], shape[-1]
-    if (
-        heads
-        and "h" not in lead
-        and model
-        and dim % model.head_dim == 0
-        and dim // model.head_dim in (model.heads, model.kv_heads)
-    ):
+    if heads and "h" not in lead and model and dim in (model.heads * model.head_dim, model.kv_heads * model.head_dim):
         return Layout(lead + "h", (*sizes, dim // model.head_dim), model.head_dim)
     return Layout(lead, sizes, dim)
 

@@ -1,94 +1,47 @@
-"""Two dumps → the first and the worst difference: layer, boundary, head and token."""
+"""Two files or folders of tensors -> the first and the worst difference: layer, boundary, head and token."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
-
-from pydantic import ConfigDict, Field, FiniteFloat
+from pathlib import Path
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.tensors.cell_errors import Cells, TensorCell, compare, default_bound
-from assay.harness.ingest.tensors.dump import TITLES, Dump, StoredTensor
-from assay.harness.ingest.tensors.layout import DumpedModel, Layout, layout_of
-from assay.harness.ingest.tensors.tensor_files import NoTensor
+from assay.harness.files import timestamp
+from assay.harness.ingest.comparison import LISTED, CellAt, ComparedTensors, Comparison, TensorRow
+from assay.harness.ingest.tensors.cell_errors import Cells, TensorCell, compare_cells, default_bound
+from assay.harness.ingest.tensors.dump import Dump, StoredTensor, open_dump
+from assay.harness.ingest.tensors.layout import ModelHeads, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
-from assay.harness.schema import RULE, Part
 from assay.harness.text import counted
-from assay.harness.verdict import Decided
 
 _THREADS = 2
 """Tensors that are compared at once: one thread reads while the other adds up."""
-SCHEMA: Literal["assay.tensor-diff/1"] = "assay.tensor-diff/1"
-_LISTED = 200
-"""Most differing tensors, and most unpaired names, in a result: they are counted beyond that."""
-
-
-class CellAt(Part):
-    """One cell that differs."""
-
-    tensor: str = Field(description="its key in the dump")
-    layer: int | None = Field(description="null: outside of the layers")
-    boundary: str = Field(description='such as "attention", "o_proj", "mlp"; "other" if the name does not tell')
-    step: int = Field(description="number of the forward pass in the dump")
-    batch: int | None
-    token: int | None
-    head: int | None
-    error: OwnError = Field(
-        description='the larger of sum |b - a| / sum |a| and max |b - a| / max |a|; "not finite" if a side is NaN or infinite'
-    )
-    bound: FiniteFloat | None = Field(description="null: every bit must be equal")
-
-
-class TensorRow(Part):
-    """One tensor that differs."""
-
-    tensor: str
-    layer: int | None
-    boundary: str
-    cells: int = Field(description="tokens x heads")
-    out_of_bounds: int
-    not_finite: int = Field(description="cells in which one side is not finite and the other differs")
-    max_abs: OwnError = Field(description="largest absolute difference in the worst cell")
-    first: CellAt | None = Field(description="null: all within bounds")
-    worst: CellAt
-
-
-class TensorDiff(Decided):
-    __doc__ = f"Two dumps, tensor by tensor. {RULE}"
-
-    schema_id: Literal["assay.tensor-diff/1"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    headline: str
-    a: str = Field(description="the reference's dump, as given")
-    b: str
-    format: str
-    exact: bool
-    compared: int = Field(description="pairs of tensors")
-    identical: int = Field(description="pairs in which no bit differs")
-    within: int = Field(description="pairs that differ within bounds")
-    differing: int = Field(description="pairs out of bounds")
-    bytes: int = Field(description="compared, both sides")
-    seconds: FiniteFloat
-    first: CellAt | None = Field(description="the first cell out of bounds in depth order")
-    worst: CellAt | None = Field(description="the cell with the largest error")
-    tensors: tuple[TensorRow, ...] = Field(
-        description=f"pairs that differ in some bit, in depth order: at most {_LISTED}"
-    )
-    not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {_LISTED}")
-    not_compared_count: int
-    empty: int = Field(0, description="pairs without an element, which show nothing")
-    grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
-
-
 _Pair = tuple[StoredTensor, StoredTensor]
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """How tensors are compared.
+
+    Attributes:
+        tolerance: error up to which a cell is equal; None for what rounding to the dtype explains; 0 asks for equal bits.
+        model: splits tensors of [tokens, heads * head_dim] into heads.
+        axes: layout of the tensors with as many dimensions, such as "bhtd".
+    """
+
+    tolerance: float | None = None
+    model: ModelHeads | None = None
+    axes: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """True if every bit must be equal."""
+        return self.tolerance == 0
 
 
 @dataclass(frozen=True)
@@ -116,54 +69,37 @@ class _Compared:
         return math.isnan(error), error / self.bound if self.bound else error
 
 
-def diff(
-    a: Dump, b: Dump, *, exact: bool = False, tolerance: float | None = None, model: DumpedModel | None = None, axes: str = "",
-) -> TensorDiff:  # fmt: skip
-    """Compare two dumps. Both are read once, from the disk in blocks; memory holds one pair of tensors per thread at most.
+def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
+    """Compare all tensors that both have. Each is read once; memory holds one pair of tensors per thread at most.
 
-    Args:
-        a: the reference's.
-        b: the candidate's.
-        exact: every bit must be equal.
-        tolerance: error up to which a cell is equal; by default what rounding to the dtype explains.
-        model: splits tensors of [tokens, heads * head_dim] into heads.
-        axes: layout of the tensors with as many dimensions, such as "bhtd".
+    Raises:
+        UsageError: there is no tensor file.
+        EvidenceError: one of the two cannot be read at all.
     """
     started = time.monotonic()
-    pairs, problems = _paired(a, b)
-
-    def compared(pair: _Pair) -> _Compared | str | None:
-        try:
-            with reading(f"{pair[0].path} or {pair[1].path}", "tensor file"):
-                return _compare(*pair, exact, tolerance, partial(layout_of, model=model, axes=axes))
-        except NoTensor:  # such as a list of request ids
-            return None
-        except EvidenceError as error:
-            return f"not read: {error.found}"
-
+    left, right = open_dump(a), open_dump(b)
+    pairs, problems = _paired(left, right)
     with ThreadPoolExecutor(_THREADS) as pool:
-        made = list(pool.map(compared, pairs))
+        made = list(pool.map(lambda pair: _compared(pair, rule), pairs))
     problems += [item for item in made if isinstance(item, str)]
-    problems += [f"not read: {why}" for why in (*a.refused, *b.refused)]
-    result = _result([pair for pair in made if isinstance(pair, _Compared)], problems, exact)
-    named = {"a": str(a.path), "b": str(b.path), "format": TITLES[a.format], "seconds": time.monotonic() - started}
-    return TensorDiff(**result, **named)
-
-
-def _result(every: Sequence[_Compared], problems: Sequence[str], exact: bool) -> dict[str, Any]:
+    problems += [f"not read: {why}" for why in (*left.file.notes, *right.file.notes)]
+    every = [pair for pair in made if isinstance(pair, _Compared)]
     full = [pair for pair in every if pair.bytes]
     changed = [(pair, pair.cells.worst) for pair in full if pair.cells.worst is not None]
     bad = [(pair, pair.cells.first) for pair in full if pair.cells.first is not None]
     worst = max(changed, key=lambda change: change[0].badness, default=None)
-    return {
-        "verdict": "regression" if bad else "inconclusive" if problems or not full else "pass",
-        "headline": _headline(full, bad, problems, exact), "exact": exact, "compared": len(full),
-        "identical": len(full) - len(changed), "within": len(changed) - len(bad), "differing": len(bad),
-        "bytes": sum(pair.bytes for pair in full), "first": bad[0][0].at(bad[0][1]) if bad else None,
-        "worst": worst[0].at(worst[1]) if worst else None, "tensors": tuple(_row(*pair) for pair in changed[:_LISTED]),
-        "not_compared": tuple(problems[:_LISTED]), "not_compared_count": len(problems), "empty": len(every) - len(full),
-        "grids": tuple(_grids(full)),
-    }  # fmt: skip
+    headline = f"{_headline(full, bad, problems, rule.exact)}."
+    return Comparison(
+        verdict="regression" if bad else "inconclusive" if problems or not full else "pass",
+        created=timestamp(), kind="tensors", headline=headline, reasons=(headline,), a=left.file, b=right.file,
+        tensors=ComparedTensors(
+            exact=rule.exact, pairs=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
+            differing=len(bad), empty=len(every) - len(full), bytes=sum(pair.bytes for pair in full),
+            seconds=time.monotonic() - started, first=bad[0][0].at(bad[0][1]) if bad else None,
+            worst=worst[0].at(worst[1]) if worst else None, tensors=tuple(_row(*pair) for pair in changed[:LISTED]),
+            not_compared=tuple(problems[:LISTED]), not_compared_count=len(problems), grids=tuple(_grids(full)),
+        ),
+    )  # fmt: skip
 
 
 def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
@@ -177,36 +113,31 @@ def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
     ]
 
 
-def _compare(
-    a: StoredTensor,
-    b: StoredTensor,
-    exact: bool,
-    tolerance: float | None,
-    layout: Callable[[str, Sequence[int]], Layout],
-) -> _Compared | str:
-    """Compare a pair by cells; a sentence if it cannot be compared."""
-    tensor_a, tensor_b = a.map(), b.map()
-    if tensor_a.shape != tensor_b.shape:
-        return f"shapes differ, {list(tensor_a.shape)} and {list(tensor_b.shape)}: {a.key}"
-    if exact and tensor_a.dtype != tensor_b.dtype:
-        return f"dtypes differ, {tensor_a.dtype} and {tensor_b.dtype}, so that bits cannot be equal: {a.key}"
-    rounding = max(default_bound(tensor_a.dtype), default_bound(tensor_b.dtype))
-    bound = None if exact else rounding if tolerance is None else tolerance
-    return _Compared(
-        a,
-        b,
-        compare(tensor_a, tensor_b, layout(a.place.name, tensor_a.shape), bound),
-        bound,
-        tensor_a.nbytes + tensor_b.nbytes,
-    )
+def _compared(pair: _Pair, rule: TensorRule) -> _Compared | str:
+    """Compare a pair by cells; return a sentence if it cannot be compared."""
+    a, b = pair
+    try:
+        with reading(f"{a.path} or {b.path}", "tensor file"):
+            tensor_a, tensor_b = a.map(), b.map()
+            if tensor_a.shape != tensor_b.shape:
+                return f"shapes differ, {list(tensor_a.shape)} and {list(tensor_b.shape)}: {a.key}"
+            if rule.exact and tensor_a.dtype != tensor_b.dtype:
+                return f"dtypes differ, {tensor_a.dtype} and {tensor_b.dtype}, so that bits cannot be equal: {a.key}"
+            rounding = max(default_bound(tensor_a.dtype), default_bound(tensor_b.dtype))
+            bound = None if rule.exact else rounding if rule.tolerance is None else rule.tolerance
+            layout = layout_of(a.place.name, tensor_a.shape, rule.model, rule.axes)
+            cells = compare_cells(tensor_a, tensor_b, layout, bound)
+            return _Compared(a, b, cells, bound, tensor_a.nbytes + tensor_b.nbytes)
+    except EvidenceError as error:
+        return f"not read: {error.found}"
 
 
 def _row(compared: _Compared, worst: TensorCell) -> TensorRow:
-    cells, place = compared.cells, compared.a.place
+    cells = compared.cells
+    first = compared.at(cells.first) if cells.first else None
     return TensorRow(
-        tensor=compared.a.key, layer=place.layer, boundary=place.boundary, cells=cells.total, out_of_bounds=cells.differing,
-        not_finite=cells.nonfinite, max_abs=_error(cells.max_abs), first=compared.at(cells.first) if cells.first else None,
-        worst=compared.at(worst),
+        cells=cells.total, out_of_bounds=cells.differing, not_finite=cells.nonfinite, max_abs=_error(cells.max_abs),
+        first=first, worst=compared.at(worst),
     )  # fmt: skip
 
 

@@ -36,9 +36,7 @@ from assay.harness.ingest.trace.steps import (
     Track,
     Violation,
     findings_of,
-    left_out,
     quote,
-    totals,
 )
 from assay.harness.text import counted, one_line
 
@@ -86,7 +84,7 @@ def _steps(source: SourceFile) -> StepTrace:
     tracks = tuple(part.track() for part in parts if part.request)
     return StepTrace(
         FileRead.of(source, _ID, _TITLE, last - unread, unread, "line", reading.excerpts, source.encoding_notes()),
-        "MLC-LLM", tracks, _timeline(tracks), _segment(outside, "setup") if outside else None,
+        tracks, _timeline(tracks), _segment(outside, "setup") if outside else None,
         tuple(_violations(parts, last)),
     )  # fmt: skip
 
@@ -125,7 +123,7 @@ class _RequestLines:
                 begun = []
         segments += [_segment(begun)] if begun else []
         output = "\n".join(self.output) if self.output_at[0] else None
-        return Track(f"request {self.request}", "request", tuple(segments), output, self.output_at)
+        return Track(f"request {self.request}", tuple(segments), output, self.output_at)
 
 
 class _Reading:
@@ -168,7 +166,7 @@ class _Reading:
 
 def _segment(lines: Sequence[tuple[EngineLine, int]], kind: SegmentKind | None = None) -> Segment:
     steps = tuple(line.step for line, _ in lines if line.step)
-    return Segment("", kind or _computes(steps), steps, [at for _, at in lines])
+    return Segment(kind or _computes(steps), steps, [at for _, at in lines])
 
 
 @lru_cache(4096)
@@ -217,6 +215,8 @@ def tokens(track: Track) -> tuple[int, int]:
 
 def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
     yield Fact(id="requests", title="Requests", text=counted(len(trace.tracks), "request"))
+    if not trace.violations:
+        yield Fact(id="rules", title="Rules", text="no rule of the engine is broken")
     for track in trace.tracks[:ROWS_SHOWN]:
         marked, slug, (first, rest) = _marked(track), track.name.replace(" ", "-"), tokens(track)
         idle = sum(segment.kind == "idle" for segment in marked)
@@ -248,12 +248,16 @@ def _requests(trace: StepTrace) -> FactTable:
         ))  # fmt: skip
     columns = ("request", "lines", "sequence", "segments", "decodes", "idle", "tokens")
     return FactTable(
-        id="requests", title="Requests", columns=columns, rows=tuple(rows), note=left_out(len(trace.tracks))
+        id="requests", title="Requests", columns=columns, rows=tuple(rows), note=_left_out(len(trace.tracks))
     )
 
 
+def _left_out(total: int) -> str:
+    return f"{total - ROWS_SHOWN:,} more are not shown" if total > ROWS_SHOWN else ""
+
+
 def _calls(trace: StepTrace) -> FactTable:
-    counts, _ = totals(trace)
+    counts = trace.totals()
     kinds = [kind for kind in ("setup", "extend", "mixed", "decode", "idle") if any(key[0] == kind for key in counts)]
     names = sorted({name for _, name in counts}, key=lambda name: (-sum(counts[kind, name] for kind in kinds), name))
     rows = tuple(
@@ -261,7 +265,7 @@ def _calls(trace: StepTrace) -> FactTable:
         for name in names[:ROWS_SHOWN]
     )
     title, columns = "Actions and calls, by what their segment computes", ("name", *kinds, "all")
-    return FactTable(id="calls", title=title, columns=columns, rows=rows, note=left_out(len(names)))
+    return FactTable(id="calls", title=title, columns=columns, rows=rows, note=_left_out(len(names)))
 
 
 def _lanes(track: Track, per: int) -> TimelineTrack:

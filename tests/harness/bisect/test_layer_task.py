@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from math import comb
-
 import pytest
 
 from assay.evals.questions import prompt_hash
@@ -10,7 +8,6 @@ from assay.harness.bisect.layer_task import (
     Floors,
     LayerSetup,
     ProbeRecord,
-    answer_noise,
     can_fail,
     choose_criterion,
     compare_with_reference,
@@ -19,7 +16,7 @@ from assay.harness.bisect.layer_task import (
     right_prompts,
 )
 from assay.harness.evidence.records import Item
-from assay.harness.stats.binomial import mcnemar_of_loss
+from assay.harness.stats.share import mcnemar_of_loss
 
 ITEMS = [Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4]) for n in range(16)]
 RIGHT = [f"Answer: {item.expected}" for item in ITEMS]
@@ -50,14 +47,6 @@ def test_changes_in_both_directions_are_no_loss() -> None:
 def test_fewest_prompts_is_the_smallest_significant_loss(alpha: float) -> None:
     fewest = fewest_prompts(alpha)
     assert mcnemar_of_loss(fewest, 0) < alpha <= mcnemar_of_loss(fewest - 1, 0)
-
-
-def test_noise_is_the_probability_that_unstable_prompts_alone_are_significant() -> None:
-    # Of 64 prompts asked twice none was unstable: at most 1 - 0.05^(1/64) are, and 5 or more of 32 must, to be significant.
-    rate = 1 - 0.05 ** (1 / 64)
-    tail = 1 - sum(comb(32, k) * rate**k * (1 - rate) ** (32 - k) for k in range(5))
-    assert answer_noise(0, 64, 32, 0.05) == pytest.approx(tail)
-    assert answer_noise(0, 64, 32, 0.05) < answer_noise(1, 64, 32, 0.05) <= answer_noise(20, 64, 32, 0.05) == 0.05
 
 
 def test_answers_are_the_criterion_if_the_reference_knows_them() -> None:
@@ -91,7 +80,7 @@ def record(candidate: set[int], lost: int) -> ProbeRecord:
 def test_the_finding_states_layers_and_losses() -> None:
     kept = [record({0, 2}, 6), record({0, 2}, 1), record({0, 2}, 2), record({0, 2}, 0)]
     probes = [record(set(), 0), record({0, 1, 2, 3}, 27), *kept]
-    restored = (RestoredLayer(1, True), RestoredLayer(3, False, (0, 2)))
+    restored = (RestoredLayer(1, True), RestoredLayer(3, False))
     asked = ((frozenset[int](), 1, 0), (frozenset(range(4)), 0, 1), (frozenset({0, 2}), 3, 1))
     search = SearchResult(outcome="found", why="", restored=restored, monotone=False, probed=asked)
     (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings
@@ -102,5 +91,5 @@ def test_the_finding_states_layers_and_losses() -> None:
     assert "mine in all layers: 5 answers right, the reference alone 32 (27 lost, 0 gained, p = 7.5e-09)" in text
     assert "mine in all layers but 1, 3: 31 answers right" in text
     assert "layer 1: wrong alone" in text
-    assert "layer 3: right alone, wrong together with 0, 2" in text
+    assert "layer 3: right alone, wrong only together with others" in text
     assert "errors cancel" in text

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from junitparser import JUnitXml
 
 from assay.reports.json_report import to_json
 
 DATA = Path(__file__).parents[2] / "data" / "results"
+ENGINE = DATA.parent / "traces" / "mlc_engine.txt"
 
 
 COMMAND = ("compare",)
@@ -29,7 +32,7 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
     assert "not checked: the kernel under test computed the answers" in shown
     assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", "--json") == 1
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/1", "regression", 1)
+    assert (document["schema"], document["verdict"], document["exit_code"]) == ("assay.compare/2", "regression", 1)
     assert "assay_synthetic" in files[0].read_text()
     (suite,) = JUnitXml.fromfile(str(files[1]))
     results = {case.name: [type(one).__name__ for one in case.result] for case in suite}
@@ -38,40 +41,51 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
     assert results["all-paired"] == []
 
 
-def test_wrong_use_exits_with_2_and_no_verdict_with_3(call: Callable[..., int]) -> None:
-    assert call(DATA / "lm_eval_a", DATA / "junit_a.xml") == 2
+def test_wrong_use_exits_with_2_and_no_verdict_with_3(call: Callable[..., int], tmp_path: Path) -> None:
+    assert call(DATA / "lm_eval_a", DATA / "inspect_a.json") == 2
     assert call(DATA / "lm_eval_a") == 2
+    assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", DATA / "inspect_a.json") == 2
     assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", "--margin", "0.5") == 2
-    assert call(DATA / "sgl_eval_a", DATA / "sgl_eval_b") == 3
+    assert call(DATA / "simple_evals_a/gsm8k_tiny.html", DATA / "simple_evals_b/gsm8k_tiny.html") == 3
 
 
-def test_equal_tests_exit_with_0(call: Callable[..., int], tmp_path: Path) -> None:
-    same = tmp_path / "same.xml"
-    same.write_text((DATA / "junit_a.xml").read_text().replace('timestamp="2026-11-22', 'timestamp="2026-11-23'))
-    assert call(DATA / "junit_a.xml", same) == 0
+def test_tensors_are_compared_by_head_and_token(
+    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = np.ones((6, 4, 8), np.float32)
+    np.savez(tmp_path / "a.npz", **{"layers.0.attn": values})
+    np.savez(tmp_path / "same.npz", **{"layers.0.attn": values})
+    values[2, 3] = 2
+    np.savez(tmp_path / "b.npz", **{"layers.0.attn": values})
+    assert call(tmp_path / "a.npz", tmp_path / "b.npz", "--json", "--html", tmp_path / "c.html") == 1
+    said = capsys.readouterr()
+    assert "First and worst: layer 0, attention, head 3, token 2, of layers.0.attn" in said.err
+    document = json.loads(said.out)
+    assert (document["kind"], document["tensors"]["first"]["head"]) == ("tensors", 3)
+    assert call(tmp_path / "a.npz", tmp_path / "same.npz") == 0
+    assert call(tmp_path / "a.npz", tmp_path / "b.npz", "--tolerance", "2") == 0
+    assert call(tmp_path / "a.npz", tmp_path / "a.npz") == 2
+    assert call(tmp_path / "a.npz", tmp_path / "b.npz", "--layout", "xyz") == 2
 
 
-def test_runs_are_put_side_by_side(
-    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], examples: ModuleType
+def test_traces_are_compared_step_by_step(call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = shutil.copy(ENGINE, tmp_path)
+    assert call(ENGINE, again) == 0
+    other = tmp_path / "other.txt"
+    other.write_text(ENGINE.read_text().replace("fork_sequence", "add_sequence"))
+    assert call(ENGINE, other, "--html", tmp_path / "c.html") == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("DIFFERENT (exit code 1): Request 2 forks its sequence (line ")
+    assert (tmp_path / "c.html").read_text().count('class="chart"') == 2
+    assert call(ENGINE, DATA / "lm_eval_a") == 2
+
+
+def test_two_reports_are_compared_and_get_the_verdict_of_the_new_run(
+    call: Callable[..., int], tmp_path: Path, examples: ModuleType
 ) -> None:
     paths = []
-    for name in ("passing", "regression", "error"):
+    for name in ("passing", "regression"):
         paths.append(tmp_path / f"{name}.json")
         paths[-1].write_text(to_json(getattr(examples, name)()))
-    flags = ["--html", tmp_path / "c.html", "--junit", tmp_path / "c.xml"]
-    assert call(*paths, *flags) == 1, "as the worst of their own verdicts"
-    shown = capsys.readouterr().out
-    assert "verdict: A pass; B regression (worse); C error\n" in shown
-    assert shown.splitlines()[-1].startswith("REGRESSION (exit code 1): B's own verdict is regression: ")
-    page = (tmp_path / "c.html").read_text()
-    assert 'class="worse">regression' in page
-    (suite,) = JUnitXml.fromfile(str(tmp_path / "c.xml"))
-    assert {case.name for case in suite} >= {"B", "C", "answers"}
-    assert call(*paths[:2], "--json") == 1
-    document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "assay.compare-runs/1"
-    assert [one["name"] for one in document["runs"]] == ["A", "B"]
-
-
-def test_only_runs_are_compared_by_more_than_two(call: Callable[..., int]) -> None:
-    assert call(DATA / "junit_a.xml", DATA / "junit_b.xml", DATA / "lm_eval_a") == 2
+    assert call(*paths) == 1
+    assert call(*paths[::-1]) == 3, "reports have no answers"

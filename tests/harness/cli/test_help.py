@@ -14,7 +14,7 @@ from assay.harness import cli
 from assay.harness.cli.app import COMMANDS, load_command
 
 WIDTH = 80
-REFUSES_URLS = ("diff", "record", "bisect layers")
+REFUSES_URLS = ("bisect layers",)
 
 
 def paths(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

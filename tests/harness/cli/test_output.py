@@ -12,7 +12,7 @@ import pytest
 
 from assay.harness.cli.app import COMMANDS, load_command
 
-WITHOUT_RESULT = {"open", "accept", "probe", "record", "explain", "init"}
+WITHOUT_RESULT = {"accept", "probe", "explain", "init"}
 """Commands that end in a file, a page, a window, or git's exit code."""
 
 
@@ -49,7 +49,7 @@ def test_a_bound_of_latency_has_one_name_and_its_old_one_still_works() -> None:
     assert {"--latency-bound", "--latency-shapes", "--latency-concurrency", "--latency-seconds"} <= offered
     assert {"--bound", "--shapes", "--concurrency", "--seconds", "--servers"} <= hidden
     assert not offered & hidden
-    for name in ("run", "gate", "compare"):
+    for name in ("run", "gate"):
         assert "--latency-bound" in flags(load_command(name))
 
 

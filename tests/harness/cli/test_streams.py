@@ -61,7 +61,7 @@ def test_both_streams_closed_leave_the_exit_code(tmp_path: Path, arguments: list
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("arguments", "code"), [(["diff", "--help"], 0), (REGRESSION, 1), (INGEST, 1)])
+@pytest.mark.parametrize(("arguments", "code"), [(["run", "--help"], 0), (REGRESSION, 1), (INGEST, 1)])
 def test_a_reader_may_leave_after_the_first_line(tmp_path: Path, arguments: list[str], code: int) -> None:
     line = '"$0" -m assay "$@" | head -1; exit "${PIPESTATUS[0]}"'
     done = subprocess.run(

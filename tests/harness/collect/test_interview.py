@@ -23,7 +23,7 @@ from assay.harness.engines.base import ChatRequest, Engine, Reply, never
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
-from assay.harness.evidence.question_plan import QUESTION_PLAN
+from assay.harness.evidence.manifest import QUESTION_PLAN
 from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.harness.compare.answers import Pair, pair
-from assay.harness.compare.paired_accuracy import Outcome, Prefix, Rule, outcome_of, prefix_of, reason_of, soonest_pass
+from assay.harness.compare.paired_accuracy import Accuracy, Rule, accuracy_of, beginning, soonest_pass
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import ROLES
 
@@ -46,42 +48,38 @@ def pairs_of(items: list[Item], outcomes: str) -> tuple[Pair, ...]:
     return pair(items, answers).pairs
 
 
-def prefix(outcomes: str, units: dict[int, str] | None = None, cold: tuple[int, ...] = ()) -> Prefix:
+def read(outcomes: str, units: dict[int, str] | None = None, cold: tuple[int, ...] = ()) -> tuple[Pair, ...]:
     items = items_of(len(outcomes), units, cold)
-    return prefix_of(items, pairs_of(items, outcomes))
+    return beginning(items, pairs_of(items, outcomes))
 
 
-def decided(outcomes: str, rule: Rule = RULE) -> Outcome:
-    return outcome_of(prefix(outcomes), rule)
+def decided(outcomes: str, units: dict[int, str] | None = None, cold: tuple[int, ...] = (), rule: Rule = RULE) -> Accuracy:
+    return accuracy_of(read(outcomes, units, cold), rule)
 
 
 def test_the_test_reads_up_to_the_first_question_that_is_not_answered() -> None:
-    read = prefix("=-+= ----")
-    assert [one.item.id for one in read.pairs] == ["q0", "q1", "q2", "q3"]
-    assert read.losses.tolist() == [0, 1, -1, 0]
-    assert not read.complete
-    assert prefix("=-").complete
+    assert [one.item.id for one in read("=-+= ----")] == ["q0", "q1", "q2", "q3"]
+    assert decided("=-+= ----").losses.tolist() == [0, 1, -1, 0]
 
 
 def test_questions_about_one_passage_are_one_value() -> None:
-    read = prefix("=---+=", {1: "a", 2: "a", 3: "b", 4: "b"})
-    assert read.losses.tolist() == [0, 1, 0, 0]
-    assert read.reference.tolist() == [1, 1, 0.5, 1]
-    assert prefix("=- -+=", {1: "a", 2: "a"}).losses.tolist() == [0], "a passage counts when all its questions are answered"
+    result = decided("=---+=", {1: "a", 2: "a", 3: "b", 4: "b"})
+    assert result.losses.tolist() == [0, 1, 0, 0]
+    assert result.references.tolist() == [1, 1, 0.5, 1]
+    assert decided("=- -+=", {1: "a", 2: "a"}).losses.tolist() == [0], "a passage counts when all its questions are answered"
 
 
 def test_twenty_lost_questions_about_one_passage_are_not_twenty_losses() -> None:
     same = dict.fromkeys(range(20), "a")
     assert decided("-" * 20 + "=" * 10).reason == "regression"
-    assert outcome_of(prefix("-" * 20 + "=" * 10, same), RULE).reason == "undecided"
+    assert decided("-" * 20 + "=" * 10, same).reason == "undecided"
 
 
 def test_questions_with_an_empty_cache_lose_a_pass_but_win_none() -> None:
     cold = tuple(range(200))
-    assert prefix("=" * 200, cold=cold).cached.size == 0
-    assert outcome_of(prefix("=" * 200, cold=cold), RULE).reason == "undecided"
-    assert outcome_of(prefix("=" * 200 + "=" * 100, cold=cold), RULE).reason == "non-inferior"
-    assert outcome_of(prefix("-" * 30 + "=" * 100, cold=tuple(range(30))), RULE).reason == "regression"
+    assert decided("=" * 200, cold=cold).reason == "undecided"
+    assert decided("=" * 200 + "=" * 100, cold=cold).reason == "non-inferior"
+    assert decided("-" * 30 + "=" * 100, cold=tuple(range(30))).reason == "regression"
 
 
 def test_a_regression_stays_one_whatever_comes_after() -> None:
@@ -136,7 +134,7 @@ def test_a_pass_comes_no_sooner_than_it_would_without_further_losses(known: str,
     answered = pairs_of(items, known + "=" * (600 - len(known)))
 
     def passes(after: int) -> bool:
-        return outcome_of(prefix_of(items[:after], answered[:after]), RULE).reason == "non-inferior"
+        return accuracy_of(beginning(items[:after], answered[:after]), RULE).reason == "non-inferior"
 
     first = next((after for after in range(1, 601) if passes(after)), 600)
     assert soonest_pass(items, answered[: len(known)], RULE) == first
@@ -149,12 +147,7 @@ def test_a_loss_anywhere_puts_off_the_soonest_pass() -> None:
     assert without < soonest_pass(items, late, RULE) < 600
 
 
-def test_a_reference_that_is_not_fit_shows_a_regression_only_where_the_loss_alone_counts() -> None:
-    for unparsed, headroom, unfit in (((0.1, 0.0), True, "unparsed"), ((0.0, 0.0), False, "no headroom")):
-        assert reason_of(RULE, 0.001, 1.0, unparsed, headroom) == unfit
-        assert reason_of(RULE, 0.001, 1.0, unparsed, headroom, always_regresses=True) == "regression"
-        assert reason_of(RULE, 1.0, 0.001, unparsed, headroom, always_regresses=True) == unfit
-    assert reason_of(RULE, 0.001, 1.0, (0.0, 0.9), headroom=True) == "regression"
-    assert reason_of(RULE, 1.0, 0.001, (0.0, 0.9), headroom=True) == "unparsed"
-    assert reason_of(RULE, 1.0, 0.001, (0.0, 0.0), headroom=True) == "non-inferior"
-    assert reason_of(RULE, 1.0, 1.0, (0.0, 0.0), headroom=True) == "undecided"
+@pytest.mark.parametrize(("outcomes", "unfit"), [("-" * 60 + "u" * 20, "unparsed"), ("x" * 60 + "-" * 30, "no headroom")])
+def test_a_reference_that_is_not_fit_shows_a_regression_only_where_the_loss_alone_counts(outcomes: str, unfit: str) -> None:
+    assert decided(outcomes).reason == unfit
+    assert decided(outcomes, rule=replace(RULE, loss_suffices=True)).reason == "regression"

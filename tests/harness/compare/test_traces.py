@@ -8,10 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from assay.harness.compare.traces import free_running_errors, trace_sums
-from assay.harness.evidence.error_sums import elements, nonfinite_share, relative_l1
+from assay.harness.evidence.error_table import DISTANCE, elements, relative_l1
 from assay.harness.evidence.trace import Trace
 
 LAYERS, HEADS, DIM = (0, 3), 2, 4
+NONFINITE = DISTANCE.index("nonfinite")
 
 
 def trace(tokens: Sequence[int], positions: Sequence[int] | None = None, seed: int = 0) -> Trace:
@@ -55,7 +56,7 @@ def test_nothing_matches_from_where_the_tokens_first_differ() -> None:
     reference, candidate = trace([1, 2, 3, 4, 5, 6]), trace([1, 2, 3, 7, 5, 6], seed=0)
     candidate.outputs[0][4:] = np.nan  # the fourth and fifth tokens are alike again, in another text
     assert compared(reference, candidate)[1] == 3
-    assert all(nonfinite_share(sums).max() == 0 for sums in trace_sums(reference, candidate).values())
+    assert all(sums[:, NONFINITE].max() == 0 for sums in trace_sums(reference, candidate).values())
 
 
 def test_a_row_that_was_computed_twice_counts_once() -> None:
@@ -85,8 +86,8 @@ def test_elements_that_are_not_finite_are_reported_and_not_averaged() -> None:
     part[0, 0, 0] = np.nan
     candidate = changed(changed(reference, 0, part), 3, lost)
     sums = np.stack([each.sum(0) for each in trace_sums(reference, candidate).values()])
-    assert relative_l1(sums).tolist() == [0, math.inf]
-    assert nonfinite_share(sums) == pytest.approx([1 / 16, 1])
+    assert relative_l1(sums).tolist() == [math.inf, math.inf]
+    assert sums[:, NONFINITE].tolist() == [1, 16]
     undefined = changed(reference, 0, part)
     assert relative_l1(trace_sums(undefined, reference)[0].sum(0)) == 0
 

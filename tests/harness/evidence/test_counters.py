@@ -29,10 +29,6 @@ def test_processes_are_added_up(tmp_path: Path) -> None:
     assert total_calls(counts.values()) == 8
 
 
-def test_without_a_folder_nothing_was_counted(tmp_path: Path) -> None:
-    assert read_counters(tmp_path / "none") == []
-
-
 def test_a_layer_beyond_the_table_is_an_error(tmp_path: Path) -> None:
     file = CounterFile(tmp_path, "1")
     with pytest.raises(IndexError):

@@ -13,7 +13,6 @@ from assay.harness.errors import EngineError, EvidenceError, UsageError
 from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.manifest import FailureResult, Manifest, Progress, hash_items
 from assay.harness.evidence.records import Answer, Item, Token
 
@@ -114,15 +113,6 @@ def test_a_full_disk_is_an_evidence_error(tmp_path: Path) -> None:
         folder.append(answer("q0"))
 
 
-def test_a_damaged_layer_diff_record_is_named_with_what_to_do(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    path = folder.server_folder("candidate") / "layer-diff.json"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"traced": [')
-    with pytest.raises(EvidenceError, match=r"layer-diff\.json is damaged: (?s:.*)repeat the run's command"):
-        folder.read(LAYER_DIFF, "candidate")
-
-
 def test_text_with_line_separators_stays_on_one_line(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     odd = answer("q0").model_copy(update={"text": "a\u2028b\u0085c\x0bd\ne"})
@@ -175,13 +165,6 @@ def test_a_folder_belongs_to_one_process_until_that_has_ended(tmp_path: Path, an
     another_run.kill()
     another_run.wait()
     RunFolder.open(tmp_path / "run", manifest(), ITEMS)
-
-
-def test_a_running_folder_can_be_read(tmp_path: Path, another_run: subprocess.Popen[str]) -> None:
-    (tmp_path / "run" / "manifest.json").write_text(manifest().model_dump_json())
-    (tmp_path / "run" / "items.jsonl").write_text(jsonl.lines_of(ITEMS))
-    folder = RunFolder(tmp_path / "run")
-    assert (folder.items(), folder.answers()) == (ITEMS, [])
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from assay.evals.envelope_load import _border_points
-from assay.harness.evidence.lengths import Ranges, gaps, in_all, in_words, ranges_of, stood_for
+from assay.harness.evidence.envelope import Ranges, gaps, in_all, in_words, ranges_of, stood_for
 
 
 def test_lengths_are_kept_as_ranges() -> None:
@@ -36,15 +36,3 @@ def test_what_was_met_beyond_stays_and_what_lies_between_is_a_gap() -> None:
     wanted = _border_points(1, 512)
     assert in_words(stood_for(met, wanted)) == "1 to 200 and 577 to 584"
     assert gaps(met, wanted) == ((201, 512),)
-
-
-def test_only_multiples_of_a_page_are_wanted_of_what_is_cached() -> None:
-    wanted = _border_points(1, 256, 16)
-    assert wanted == (64, 128, 192, 256)
-    assert gaps(ranges_of(wanted), wanted) == ()
-    assert gaps(((64, 64), (256, 256)), wanted) == ((65, 192),)
-
-
-def test_many_ranges_are_cut_short() -> None:
-    assert in_words(tuple((n, n) for n in range(10, 90, 10)), most=3) == "10, 20 and 6 more ranges to 80"
-    assert in_words(()) == "none"

@@ -74,7 +74,7 @@ def test_missing_and_damaged_files_are_errors(tmp_path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(EvidenceError, match="cannot be read"):
         read_logits(path)
-    path.write_bytes(content.replace(b"assay.logits/1", b"assay.logits/9"))
+    path.write_bytes(content.replace(b"top_k", b"of_it"))
     with pytest.raises(EvidenceError, match="cannot be read"):
         read_logits(path)
 

@@ -163,15 +163,6 @@ def test_processes_that_share_the_heads_record_one_pack(tmp_path: Path) -> None:
         read_pack(tmp_path / "pack")
 
 
-def test_a_call_that_does_not_fit_at_all_is_counted(tmp_path: Path) -> None:
-    writer = PackWriter(tmp_path / "pack", SOURCE, 100_000)
-    offer(writer, [(4, 0)], layer=1)
-    offer(writer, [(4, 5000)])
-    writer.flush()
-    manifest = read_manifest(tmp_path / "pack")
-    assert (manifest.too_large, len(manifest.calls)) == (1, 1)
-
-
 def test_a_new_pack_replaces_an_old_one_and_nothing_else(tmp_path: Path) -> None:
     for layer in (1, 2):
         writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
@@ -229,12 +220,6 @@ def test_a_manifest_cannot_name_files_elsewhere(pack: Path) -> None:
     manifest.write_text(manifest.read_text().replace(entry(pack).file, "../secret.safetensors"))
     with pytest.raises(EvidenceError, match="is damaged"):
         read_pack(pack)
-
-
-def test_a_pack_without_a_call_is_an_error(tmp_path: Path) -> None:
-    PackWriter(tmp_path / "pack", SOURCE, BUDGET).flush()
-    with pytest.raises(EvidenceError, match="has no call"):
-        read_pack(tmp_path / "pack")
 
 
 def asking(call: AttentionCall) -> AttentionCall:

@@ -9,8 +9,7 @@ import pytest
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.faults import SEEDED_CALLS, SeededCalls
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings
-from assay.harness.evidence.question_plan import QUESTION_PLAN
+from assay.harness.evidence.manifest import COMMON_SETTINGS, QUESTION_PLAN, CommonSettings
 from assay.harness.evidence.run_file import REPEAT_RUN, RUN_AGAIN
 
 SETTINGS = CommonSettings(flags=("--page-size", "1"))

@@ -48,11 +48,6 @@ def test_layers_of_a_pipeline_come_from_different_processes(tmp_path: Path, monk
     assert list(read_trace(tmp_path, "a").outputs) == [0, 1]
 
 
-def test_an_empty_folder_has_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(EvidenceError, match="no pass was traced"):
-        read_trace(tmp_path, "a")
-
-
 def test_a_refused_trace_says_why(tmp_path: Path) -> None:
     write(tmp_path, 0)
     write_refusal(tmp_path, "a", "it was too large")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest import source_file as source
 from assay.harness.ingest.source_file import SourceFile
 
 
@@ -19,7 +18,6 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
     return [tuple(line) for line in SourceFile.of(path).lines()]
 
 
-@pytest.mark.parametrize("block", [1, 7, 1 << 20])
 @pytest.mark.parametrize(
     ("data", "lines"),
     [
@@ -32,21 +30,16 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
         ("é\r\nü\n".encode("utf-16"), ["é", "ü"]),
     ],
 )
-def test_lines_are_those_of_grep(path: Path, data: bytes, lines: list[str], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "BLOCK", block)
+def test_lines_are_those_of_grep(path: Path, data: bytes, lines: list[str]) -> None:
     path.write_bytes(data)
     assert lines_of(path) == list(enumerate(lines, 1))
 
 
-@pytest.mark.parametrize("block", [1, 1 << 20])
-def test_only_lines_that_do_not_decode_are_read_otherwise_and_counted(
-    path: Path, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source, "BLOCK", block)
-    path.write_bytes("é\n".encode() + b"\xe9\n" + "ü\n".encode() + b"\xfc\r\n")
+def test_only_lines_that_do_not_decode_are_read_otherwise_and_counted(path: Path) -> None:
+    path.write_bytes("é\n".encode() + b"\xe9\n" + "ü\ufffd\n".encode() + b"\xfc\r\n")
     file = SourceFile.of(path)
-    assert [text for _, text in file.lines()] == ["é", "é", "ü", "ü"]
-    assert (file.foreign, file.foreign_lines) == (2, [2, 4])
+    assert [text for _, text in file.lines()] == ["é", "é", "ü\ufffd", "ü"]
+    assert (file.foreign, file.first_foreign) == (2, 2)
     assert file.encoding_notes() == ("2 lines are not UTF-8 (the first is line 2)",)
     list(file.lines())
     assert file.foreign == 2  # once, however often it is read

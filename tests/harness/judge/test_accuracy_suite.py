@@ -21,5 +21,5 @@ def test_all_answered() -> None:
 def test_only_accuracy_that_was_not_asked_for_is_noticed(tmp_path: Path) -> None:
     for suites, noticed in ((("accuracy", "greedy"), []), (("greedy",), ["not checked"])):
         spec = RunSpec.of(reference="torch_native", candidate="sage_attn", questions=8, greedy_prompts=8, suites=suites)
-        run = RunEvidence.read(open_folder(prepare(spec), tmp_path / "-".join(suites)))
+        run = RunEvidence.of(open_folder(prepare(spec), tmp_path / "-".join(suites)))
         assert [check.status for check in accuracy_tested(run).checks] == noticed

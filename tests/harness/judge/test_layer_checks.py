@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES
-from assay.harness.evidence.error_sums import SUMS
+from assay.harness.evidence.error_table import SUMS, ErrorTable, RoleErrors
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
-from assay.harness.evidence.truth_errors import TruthErrors
 from assay.harness.judge import own_error as checks
 
 ASKED = ("accuracy", "layers")
@@ -30,10 +29,9 @@ def cells(
         reference="r", candidate="c", phases=("extend",), failed=error, heads=dict.fromkeys(layers, HEADS),
         untested={3: "a window"} if untested else {},
     )  # fmt: skip
-    sums = {name: np.ones((len(index), 4)) for name in ("candidate", "reference")}
-    honest = {f"{name}_honest": np.ones((len(index), members, 4)) for name in sums}
-    truth = TruthErrors(index=index, truth=np.ones((len(index), 3)), **sums, **honest)
-    return ShadowErrors(index, np.ones((len(index), len(SUMS))), (legend,), truth)
+    sums = np.ones((len(index), len(SUMS)))
+    role = RoleErrors(sums, 0 * sums, np.ones((len(index), members, len(SUMS))), RoleErrors.none(len(index)).worst)
+    return ShadowErrors(ErrorTable(index, sums[:, :5], role, role), (legend,))
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,6 @@ def test_an_axis_may_be_necessary_and_not_enough() -> None:
     assert narrowing(failing, right, ["weather"]) == []
 
 
-def test_counts_by_axis() -> None:
-    prefix, head_dim, _ = by_axis(*split(lambda c: c["prefix"] == "128" and c["head_dim"] == "64"))
-    assert (prefix.failing, prefix.right) == ({"128": (2, 4)}, ("0", "16"))
-    assert (head_dim.failing, head_dim.right) == ({"64": (2, 6)}, ("128",))
-
-
 def test_nothing_is_said_of_an_axis_of_which_a_value_was_not_tried() -> None:
     failing, right = split(lambda c: c["head_dim"] == "128")
     other = [CALLS[0] | {"head_dim": "256"}]

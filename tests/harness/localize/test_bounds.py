@@ -24,6 +24,7 @@ from assay.harness.localize.cells import CallCells, cells_of, deviation
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import CallResult, measure, run_and_repeat
 from assay.harness.localize.lse import lse_errors
+from assay.harness.stats.error_sums import relative_l1
 from assay.harness.stats.query_bounds import least_error
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
@@ -45,7 +46,7 @@ def sdpa(call: AttentionCall) -> Tensor:
 
 
 def own(out: Tensor, call: AttentionCall) -> Tensor:
-    return deviation(out, oracle(call), cells_of(call)).relative_l1
+    return relative_l1(deviation(out, oracle(call), cells_of(call)))
 
 
 @pytest.mark.few(6)
@@ -157,24 +158,10 @@ def test_a_thousandth_too_much_is_out_of_bounds_in_fp16_and_fp32(factor: float) 
         assert measure(call, (oracle(call) * factor).to(dtype)).fails
 
 
-def test_noise_follows_the_dtype() -> None:
-    coarse, fine = (
-        CallNoise(call_of([(20, 40)], (4, 2), 64, dtype, "cpu")).ensemble.noise.median()
-        for dtype in (torch.bfloat16, torch.float16)
-    )
-    assert coarse > 4 * fine
-
-
 def test_a_simulation_that_overflows_excuses_nothing() -> None:
     call = call_of([(4, 2)], (4, 2), 64, torch.float32, "cpu")
     call = replace(call, v=call.v * 1e6)  # beyond the fp16 in which int8_qk keeps values
     assert bound_of(call, "int8_qk") < 1
-
-
-def test_unknown_families_are_refused() -> None:
-    call = call_of([(1, 0)], (4, 2), 64, torch.float16, "cpu")
-    with pytest.raises(ValueError, match=r"int4.*int8_qk"):
-        bound_of(call, "int4")
 
 
 @pytest.mark.few(5)
@@ -229,7 +216,7 @@ def test_the_bound_of_a_cell_holds_for_the_members_of_another_seed() -> None:
             other = bounds.honest_outputs(call, FAMILIES[noise], members=16, seed=99)
             right = oracle(call)
             for out in other:
-                error = deviation(out, right, found.cells).relative_l1
+                error = relative_l1(deviation(out, right, found.cells))
                 flagged, cells = flagged + int((error > found.bounds).sum()), cells + error.numel()
     assert (flagged, cells > 9000) == (0, True)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.call_conditions import SequenceShape, condition_of, separating, sequence_shapes
+from assay.harness.localize.call_conditions import SequenceShape, separating, sequence_shapes
 
 
 def extend(new: int, prefix: int, batch: int = 1, index: int = 0) -> SequenceShape:
@@ -53,24 +53,3 @@ def test_the_passing_side_of_a_limit_is_what_was_seen_to_pass() -> None:
 
 def test_what_no_condition_separates_has_none() -> None:
     assert separating([extend(9, 3)], [extend(9, 3)]) == []
-
-
-@pytest.mark.parametrize(
-    ("where", "holds", "fails"),
-    [
-        ("extend and decode, cached prefix > 0, all 4 layers, all 4 heads", extend(9, 1), extend(9, 0)),
-        ("extend, only where batch > 1 and new tokens > 1, layer 2 of 4", extend(9, 0, 2), extend(9, 0)),
-        ("extend, only where cached prefix >= 37, all 4 layers", extend(9, 37), extend(9, 36)),
-        ("extend, only where new+prefix is 9+37, all 4 layers", extend(9, 37), extend(9, 36)),
-        ("extend, extend only and length % 64 != 0, all 4 layers", extend(9, 0), extend(64, 0)),
-    ],
-)
-def test_the_condition_that_a_finding_states(where: str, holds: SequenceShape, fails: SequenceShape) -> None:
-    stated = condition_of(where)
-    assert stated is not None
-    assert stated.holds(holds)
-    assert not stated.holds(fails)
-
-
-def test_a_finding_without_a_condition_states_none() -> None:
-    assert condition_of("extend and decode, all 4 layers, heads 0, 2 of 4, query positions 1-15, 16-63") is None

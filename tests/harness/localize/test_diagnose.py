@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,7 +21,6 @@ from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, causes
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
-from assay.harness.text import percent, some
 from assay.harness.verdict import UNEXPLAINED, Finding
 
 Lens = list[list[tuple[int, int]]]
@@ -179,23 +178,6 @@ def test_of_two_that_fit_the_leak_is_named_even_if_the_other_is_nearer() -> None
     assert "cached-prefix" in kinds
 
 
-@pytest.mark.parametrize(
-    ("chosen", "of", "words"),
-    [
-        ([0, 1, 2, 3], range(4), "all 4 layers"),
-        ([2], range(4), "layer 2 of 4"),
-        ([0, 1, 2, 7], range(8), "layers 0-2, 7 of 8"),
-        ([5], [5], "layer 5"),
-    ],
-)
-def test_some(chosen: Sequence[int], of: Sequence[int], words: str) -> None:
-    assert some("layer", chosen, of) == words
-
-
-def test_percent() -> None:
-    assert [percent(x) for x in (1.22, 0.0091, 0.0, float("inf"))] == ["122 %", "0.91 %", "0 %", "not finite"]
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("factor", [1.02, 0.955])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -230,16 +212,6 @@ def test_a_gain_of_a_thousandth_is_named_where_it_is_out_of_bounds(dtype: torch.
     assert "is 1.001 times what it should be" in finding.evidence[0]
 
 
-def test_a_scaled_output_is_one_finding_in_all_dtypes_together() -> None:
-    def scaled(call: AttentionCall) -> Tensor:
-        return (oracle(call) * 1.001).to(call.q.dtype)
-
-    every = [call for dtype in (torch.bfloat16, torch.float32) for call in calls(2, dtype=dtype)]
-    [finding] = diagnose(run_and_repeat(scaled, every))
-    assert finding.id == OUTPUT_SCALED
-    assert any("bfloat16" in line and "within its bound" in line for line in finding.evidence)
-
-
 @pytest.mark.slow
 def test_a_scaled_head_and_a_scaled_int8_output_are_named() -> None:
     @declares(noise="int8_qk")
@@ -256,16 +228,6 @@ def test_a_scaled_head_and_a_scaled_int8_output_are_named() -> None:
     assert finding.id == OUTPUT_SCALED
     [finding] = diagnose(run_and_repeat(one_head, calls(2)))
     assert (finding.id, finding.where) == (OUTPUT_SCALED, "extend, all 2 layers, head 2 of 4")
-
-
-def test_layers_that_are_scaled_differently_are_two_findings() -> None:
-    def scaled(call: AttentionCall) -> Tensor:
-        return (oracle(call) * (0.5, 2.0)[call.layer]).to(call.q.dtype)
-
-    found = diagnose(run_and_repeat(scaled, calls(2)))
-    assert [(one.id, one.where) for one in found] == [
-        (OUTPUT_SCALED, f"extend, layer {layer} of 2, all 4 heads") for layer in (0, 1)
-    ]
 
 
 def test_what_a_known_bug_explains_as_well_is_not_called_scaled() -> None:

@@ -66,34 +66,6 @@ def test_the_largest_calls_are_made_in_kept_buffers_too() -> None:
     assert "in the buffers of a call with other lengths" in endured(kernel, *short, *long)
 
 
-def test_values_that_are_kept_by_address_are_another_calls() -> None:
-    kept: list[AttentionCall] = []
-    values: dict[int, Tensor] = {}
-
-    def kernel(call: AttentionCall) -> Tensor:
-        kept.append(call)
-        return rounded_oracle(replace(call, v=values.setdefault(call.v.data_ptr(), call.v.clone())))
-
-    assert "in the buffers of a call with the same lengths" in endured(kernel, [(5, 20)], [(5, 20)])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_each_dtype_is_made_in_kept_buffers(dtype: torch.dtype) -> None:
-    kept: list[AttentionCall] = []
-    plans: dict[object, list[int]] = {}
-
-    def kernel(call: AttentionCall) -> Tensor:
-        kept.append(call)
-        return plans_by_address(call, plans) if call.q.dtype == dtype else rounded_oracle(call)
-
-    lens = [[(1, 20), (1, 40)], [(1, 40), (1, 20)]]
-    kinds = (torch.float16, torch.bfloat16, torch.float32)
-    calls = [call_of(one, (4, 2), 64, kind, "cpu", seed) for kind in kinds for seed, one in enumerate(lens)]
-    wrong = endured_on(Guard(kernel, declaration(kernel)), calls)
-    assert wrong is not None
-    assert "in the buffers of a call with other lengths" in wrong[1]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_long_calls_of_each_dtype_run_many_times(dtype: torch.dtype) -> None:
     """Partitions that are done are counted, and the count is never reset: a short call has a single partition."""

@@ -16,7 +16,7 @@ from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize import bounds
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import KernelRun, measure, repeat, run_and_repeat, run_once, worst_of
+from assay.harness.localize.kernel_runs import KernelRun, measure, run_and_repeat, run_once, worst_of
 from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
@@ -28,13 +28,6 @@ def only(findings: list[Finding]) -> Finding:
     return finding
 
 
-def test_a_correct_kernel_has_no_message() -> None:
-    seen = run_and_repeat(rounded_oracle, CALLS)
-    assert [o.call for o in seen.results] == CALLS
-    assert all(bool((o.own <= o.limits.bounds).all()) for o in seen.results)
-    assert diagnose(seen) == []
-
-
 def test_a_bound_is_simulated_only_where_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = measure(CALLS[0], rounded_oracle(CALLS[0])), measure(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
     assert torch.equal(far.failing, far.own > far.limits.bounds)
@@ -42,17 +35,6 @@ def test_a_bound_is_simulated_only_where_it_decides(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
     assert near.failing.shape == near.own.shape
     assert not bool(near.failing.any())
-
-
-def test_a_repeated_call_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = measure(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
-    assert result.fails
-    monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
-    again = repeat(rounded_oracle, result)
-    assert again.repeated
-    assert torch.equal(again.bounds, result.bounds)
-    monkeypatch.setattr("assay.harness.localize.kernel_runs.bounds_of_queries", lambda *_: pytest.fail("simulated"))
-    assert again.fails
 
 
 def test_the_same_call_twice() -> None:
@@ -239,17 +221,6 @@ def test_a_hypothesis_must_explain_the_wrong_queries() -> None:
     result = measure(LONG, zeroed(rounded_oracle(LONG), [976]))
     compared = Comparisons()
     assert all(compared.explaining(hypothesis, result) is None for hypothesis in FAMILY)
-
-
-def test_a_call_that_cannot_be_the_worst_is_not_simulated_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    near, worse = (measure(call, rounded_oracle(call) * scale) for call, scale in zip(CALLS, (1.0, 1.5), strict=False))
-    ratio = worse.worst
-    assert worse.judged_cell == worse.worst_cell
-    assert not near.fails
-    assert near.most < ratio
-    monkeypatch.setattr("assay.harness.localize.bounds.simulate", lambda *_: pytest.fail("simulated"))
-    own, bound = near.judged_cell
-    assert 0 < own / bound <= near.most < ratio
 
 
 def test_a_few_bounds_are_simulated_to_say_which_call_is_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:

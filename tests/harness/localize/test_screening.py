@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.bug import Bug
 from assay.harness.bugs.family import BY_ID, FAMILY
 from assay.harness.bugs.faults import fault
-from assay.harness.localize import screening
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.screening import Comparisons
+from assay.harness.stats.error_sums import relative_l1
 
 LENS = [(150, 0), (40, 130)]
 
@@ -23,21 +21,6 @@ LENS = [(150, 0), (40, 130)]
 def result(bug: str = "mask-missing", noise: str = "") -> CallResult:
     call = call_of(LENS, (4, 2), 32, torch.float16, "cpu")
     return measure(call, fault(bug)(call), noise)
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("hypothesis", FAMILY, ids=lambda one: one.id)
-def test_some_queries_have_the_output_that_they_have_among_all(hypothesis: Bug) -> None:
-    for times in (1.0, 300.0):  # large scores and values overflow and saturate
-        call = call_of(LENS, (4, 2), 32, torch.float64, "cpu")
-        call = replace(call, q=call.q * times, v=call.v * times**2)
-        every, rows = hypothesis.compute(call), torch.tensor([0, 3, 149, 150, 189])
-        some = hypothesis.compute(call, rows)
-        if every is None:
-            assert some is None
-        else:
-            assert some is not None
-            torch.testing.assert_close(some, every[rows], equal_nan=True)
 
 
 @pytest.mark.parametrize("noise", ["", "int8_qk"])
@@ -50,10 +33,10 @@ def test_what_is_ruled_out_from_some_queries_is_ruled_out_by_all(noise: str) -> 
             assert off is None
             continue
         whole = deviation(found.out, expected, found.cells)
-        beyond = bool((whole.relative_l1 > found.fit_bounds)[found.failing].any())
+        beyond = bool((relative_l1(whole) > found.fit_bounds)[found.failing].any())
         assert (off is None) == beyond, hypothesis.id
         if off is not None:
-            torch.testing.assert_close(off.relative_l1, whole.relative_l1)
+            torch.testing.assert_close(relative_l1(off), relative_l1(whole))
 
 
 def test_most_hypotheses_are_ruled_out_by_a_sixteenth_of_the_queries() -> None:
@@ -80,12 +63,3 @@ def test_a_pair_is_compared_once_and_in_shares_that_are_all_queries() -> None:
     compared, right = Comparisons(), replace(BY_ID["mask-missing"], compute=counted)
     assert compared.explaining(right, found) is compared.explaining(right, found) is not None
     assert torch.equal(torch.cat(calls).sort()[0], torch.arange(190))
-
-
-def test_an_output_that_is_not_finite_rules_out_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = call_of(LENS, (4, 2), 32, torch.float16, "cpu")
-    out = oracle(call).half()
-    out[::16] = float("nan")
-    found = measure(call, out)
-    monkeypatch.setattr(screening, "SHARES", (16,))
-    assert Comparisons().explaining(BY_ID["mask-missing"], found) is None

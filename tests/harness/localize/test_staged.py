@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import AssayError
-from assay.harness.localize.diagnose import INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
+from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.verdict import Finding
@@ -65,35 +64,6 @@ def test_a_bug_that_only_larger_calls_show_is_found_after_them() -> None:
     _, findings, first_s = diagnose_kernel(fault("leak-keys-values-previous"), calls, on_first=early.append)
     assert (early, first_s) == ([], None)
     assert "(leak across requests)" in findings[0].diagnosis
-
-
-def test_a_correct_kernel_has_no_finding() -> None:
-    early: list[Sequence[Finding]] = []
-    run, findings, first_s = diagnose_kernel(rounded_oracle, CALLS, on_first=early.append)
-    assert (findings, first_s, early) == ((), None, [])
-    assert len(run.results) == len(CALLS)
-    assert all(result.repeated for result in run.results)
-    assert all(0 < result.worst <= 1 for result in run.results)
-
-
-def test_behaviour_is_tested() -> None:
-    runs = 0
-
-    def wild(call: AttentionCall) -> Tensor:
-        nonlocal runs
-        runs += 1
-        call.v.mul_(1)
-        call.k[0] += 1
-        return rounded_oracle(replace(call, v=call.v * (1 + 0.5 * max(0, runs - len(CALLS)))))
-
-    def tired(call: AttentionCall) -> Tensor:
-        nonlocal runs
-        runs += 1
-        return rounded_oracle(call) * (1 if runs <= len(CALLS) else 2)
-
-    assert {f.id for f in diagnose_kernel(wild, CALLS)[1]} >= {INPUT_WRITTEN, NONDETERMINISM}
-    runs = 0
-    assert [f.id for f in diagnose_kernel(tired, CALLS)[1]] == [STATE_KEPT]
 
 
 def test_nothing_computed_is_no_pass_but_the_smallest_may_be_refused() -> None:

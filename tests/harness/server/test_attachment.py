@@ -25,6 +25,7 @@ from assay.harness.bugs.faults import rounded_oracle as right
 from assay.harness.engines.sglang.native_candidate import _BackendCandidate, make_candidate
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
+from assay.harness.evidence.error_table import relative_l1
 from assay.harness.evidence.faults import SENSITIVITY, read_seeded_calls
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
@@ -96,16 +97,6 @@ def test_a_control_applies_from_the_next_pass(attached: Attached, tmp_path: Path
     assert calls == [0, 1, 2]
 
 
-def test_switching_the_shadow_off_writes_what_it_observed(attached: Attached, tmp_path: Path) -> None:
-    server = attached(right)
-    set_control(tmp_path, Control(shadow=True))
-    server.step("extend", [(4, 0)])
-    assert not (tmp_path / "shadow").exists()
-    set_control(tmp_path, Control())
-    server.step("extend", [(4, 0)])
-    assert read_shadow_errors(tmp_path).headers[0].passes == 1
-
-
 def test_a_new_session_forgets_the_one_before(stand_in: ModuleType, tmp_path: Path) -> None:
     server, wrong = stand_in.Server(), [True]
     source = Source(engine="e", model="m", model_hash="", reference="mine", candidate="other")
@@ -119,7 +110,7 @@ def test_a_new_session_forgets_the_one_before(stand_in: ModuleType, tmp_path: Pa
         server.step("extend", [(9, 0)])  # only sees that the session has ended
         cells = read_shadow_errors(tmp_path)
         lengths = {one.entry.new[0] for one in read_pack(tmp_path / "pack")}
-        error = cells.table(by=("phase",)).relative_l1[0]
+        error = relative_l1(cells.cells.distance(("phase",)))[0]
         return cells.headers[0].passes, float(error), {case.new for case in cells.worst}, lengths
 
     set_control(tmp_path, Control(shadow=True))
@@ -276,17 +267,6 @@ def test_warm_up_batches_without_requests_are_not_substituted(plain: Any, attach
     assert all(same(plain.step("extend", [(4, 0)], rids=[]), server.step("extend", [(4, 0)], rids=[])))
 
 
-def test_a_mixed_batch_is_substituted(plain: Any, attached: Attached, tmp_path: Path) -> None:
-    server = attached(right)
-    for one in (plain, server):
-        one.step("extend", [(4, 0), (6, 0)])
-    set_control(tmp_path, Control(substitute=(1,)))
-    mixed = ("extend", [(1, 4), (3, 6), (2, 0)], None, "MIXED")
-    expected, got = plain.step(*mixed), server.step(*mixed)
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(expected, got, strict=True))
-    assert substituted_calls(tmp_path) == {1: 1}
-
-
 def raises(call: AttentionCall) -> Tensor:
     raise RuntimeError("out of shared memory")
 
@@ -362,15 +342,6 @@ def test_a_trace_has_the_outputs_that_the_model_used_in_each_pass(attached: Atta
     assert trace.outputs[2].any()
 
 
-def test_the_first_pass_of_a_process_is_written_when_the_next_starts(attached: Attached, tmp_path: Path) -> None:
-    server = attached()
-    set_control(tmp_path, Control(trace="one"))
-    server.step("extend", [(4, 0)], rids=["x"])
-    set_control(tmp_path, Control())
-    server.step("extend", [(3, 0)], rids=["y"])
-    assert read_trace(tmp_path, "one").positions.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("new", [1, 2, MAX_ROWS, MAX_ROWS + 1, 100, 4095])
 def test_rows_are_evenly_spaced_and_include_the_last(new: int) -> None:
     rows = rows_of(new)
@@ -406,14 +377,6 @@ def test_a_trace_beyond_the_budget_is_refused_and_never_cut(attached: Attached, 
     server.step("extend", [(2, 0)], rids=["not"])
     with pytest.raises(EvidenceError, match=f"'not' is incomplete: .* exceed {3 * one_pass - 1} bytes"):
         read_trace(tmp_path, "not")
-
-
-def test_a_pass_with_an_unsupported_mode_is_refused(attached: Attached, tmp_path: Path) -> None:
-    server = attached()
-    set_control(tmp_path, Control(trace="one"))
-    server.step("extend", [(2, 0)], mode="TARGET_VERIFY")
-    with pytest.raises(EvidenceError, match="TARGET_VERIFY"):
-        read_trace(tmp_path, "one")
 
 
 def test_a_label_without_a_request_has_no_trace(attached: Attached, tmp_path: Path) -> None:
@@ -467,13 +430,6 @@ def test_a_request_that_is_named_is_traced_with_its_inputs_in_any_batch(attached
         assert np.array_equal(trace.values[layer], pool.values[layer][:7].numpy())
         assert np.array_equal(trace.new_keys[layer][-1], trace.keys[layer][-1]), "what was computed last went into the cache"
         assert trace.new_values[layer].shape == (5, *pool.values[layer].shape[1:])
-
-
-def test_a_named_request_is_traced_up_to_a_position(attached: Attached, tmp_path: Path) -> None:
-    server = attached()
-    trace = traced(server, tmp_path, ("extend", [(40, 0)], ["x"]), ("decode", [(1, 40)], ["x"]), until=35)
-    assert trace.positions.tolist() == list(range(36)), "more rows than are chosen elsewhere, and none behind"
-    assert len(trace.keys[0]) == 36
 
 
 def test_passes_without_a_named_request_or_after_its_last_position_refuse_nothing(attached: Attached, tmp_path: Path) -> None:
@@ -548,9 +504,8 @@ def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(attache
         server.step("extend", lens)
     set_control(tmp_path, Control())
     server.step("extend", lens)
-    right, faulty = (
-        np.nanmin(read_shadow_errors(folder).table(("layer",)).relative_l1) for folder in (tmp_path, tmp_path / SENSITIVITY)
-    )
+    folders = (tmp_path, tmp_path / SENSITIVITY)
+    right, faulty = (np.nanmin(relative_l1(read_shadow_errors(folder).cells.distance(("layer",)))) for folder in folders)
     assert 0.5 * right < faulty < 2 * right, "the fault computes anew, in float64, and changes nothing"
 
 
@@ -563,8 +518,8 @@ def test_in_the_shadow_only_the_candidate_has_the_fault_and_its_errors_lie_elsew
         assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
     set_control(tmp_path, Control())
     server.step("extend", [(5, 10)])
-    assert np.nanmax(read_shadow_errors(tmp_path).table(()).relative_l1) < 1e-5
-    assert np.nanmin(read_shadow_errors(tmp_path / SENSITIVITY).table(("layer",)).relative_l1) > 0.1
+    assert np.nanmax(relative_l1(read_shadow_errors(tmp_path).cells.distance(()))) < 1e-5
+    assert np.nanmin(relative_l1(read_shadow_errors(tmp_path / SENSITIVITY).cells.distance(("layer",)))) > 0.1
 
 
 def test_what_the_contract_cannot_express_stays_right_and_is_counted(plain: Any, attached: Attached, tmp_path: Path) -> None:

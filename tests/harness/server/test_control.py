@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
 from assay.harness.server.attachment import ControlReader
-from assay.harness.server.control import Control, set_control, substituted_calls
+from assay.harness.server.control import Control, set_control
 
 
 def test_a_control_is_read_as_it_was_set(tmp_path: Path) -> None:
@@ -51,12 +51,6 @@ def test_a_damaged_control_is_an_error(tmp_path: Path) -> None:
         ControlReader(tmp_path).latest()
 
 
-def test_a_damaged_control_can_be_set_again(tmp_path: Path) -> None:
-    (tmp_path / "control.json").write_text("{")
-    set_control(tmp_path, Control(shadow=True))
-    assert ControlReader(tmp_path).latest().control == Control(shadow=True)
-
-
 def test_a_session_lasts_until_the_shadow_is_switched_off(tmp_path: Path) -> None:
     names = []
     for control in (Control(shadow=True), Control(shadow=True, trace="a"), Control(trace="a"), Control(shadow=True)):
@@ -65,16 +59,6 @@ def test_a_session_lasts_until_the_shadow_is_switched_off(tmp_path: Path) -> Non
     first, same, off, second = names
     assert (first == same, off, second not in ("", first)) == (True, "", True)
     assert first
-
-
-def test_a_control_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(EvidenceError, match="cannot be written"):
-        set_control(tmp_path / "file", Control())
-
-
-def test_without_a_control_no_call_was_substituted(tmp_path: Path) -> None:
-    assert substituted_calls(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

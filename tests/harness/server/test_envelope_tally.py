@@ -58,12 +58,6 @@ def test_a_prompt_that_is_continued_is_a_later_chunk(passes: Passes) -> None:
     assert passes.counts().calls["extend"]["chunk"] == {"whole or first chunk": {0: 2, 1: 2}, "later chunk": {0: 1, 1: 1}}
 
 
-def test_every_length_is_kept_not_only_the_largest(passes: Passes) -> None:
-    for total in (3, 1, 2, 70):
-        passes.step("extend", [(total, 0)], [f"r{total}"])
-    assert passes.counts().values("extend", "total-tokens") == ((1, 3), (70, 70))
-
-
 def test_a_later_chunk_is_full_where_it_has_as_many_tokens_as_ever(passes: Passes) -> None:
     passes.tally = EnvelopeTally(passes.folder, EngineLimits(context_tokens=4096, chunk_tokens=64))
     passes.step("extend", [(64, 0)], ["long"])
@@ -79,12 +73,6 @@ def test_a_sequence_in_decode_among_prompts_is_no_chunk(passes: Passes) -> None:
     counts = passes.counts()
     assert "later chunk" not in counts.calls["extend"]["chunk"]
     assert counts.calls["extend"]["mix"]["extend and decode"] == {0: 1, 1: 1}
-
-
-def test_ends_are_sorted_by_the_borders(passes: Passes) -> None:
-    for total in (63, 64, 65, 70):
-        passes.step("extend", [(total, 0)], [f"r{total}"])
-    assert set(passes.counts().calls["extend"]["border"]) == {"one before", "on it", "one after", "elsewhere"}
 
 
 def test_decode_is_counted_by_how_far_each_request_has_come(passes: Passes) -> None:

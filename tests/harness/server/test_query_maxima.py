@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.noise import family
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.evidence.shadow_errors import DIMENSIONS, ShadowErrors, ShadowHeader, condition_numbers
-from assay.harness.evidence.worst_queries import COLUMNS, WorstQueries, excess, joined_queries
+from assay.harness.evidence.error_table import DIMENSIONS, QUERY, ErrorTable, RoleErrors, condition_numbers, excess, joined
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.server.reduction import LayerSums
 from assay.harness.server.truth_sums import TruthSums, sampled_rows
@@ -25,7 +26,7 @@ CONDITIONS = condition_numbers("extend", [NEW], [PREFIX])
 
 def compared(
     call: AttentionCall, candidate: Tensor, reference: Tensor, noise: str = "", missed: Sequence[int] = ()
-) -> tuple[AgainstNoise, WorstQueries]:
+) -> tuple[AgainstNoise, ErrorTable]:
     """What the shadow makes of one call, if the sample misses some queries."""
     heads = LayerSums(HEADS, torch.device("cpu"))
     worst = [int(at) // HEADS for _, at in heads.measure(candidate, reference, torch.from_numpy(CONDITIONS))]
@@ -35,8 +36,8 @@ def compared(
     header = ShadowHeader(
         reference="r", candidate="c", phases=("extend",), candidate_noise=noise, dtype=sums.dtype, accumulation=sums.accumulation
     )
-    queries = sums.queries(0, 0)
-    return compare_with_noise(ShadowErrors(*heads.cells(0, 0), (header,), sums.cells(0, 0), queries)), queries
+    table = joined([heads.cells(0, 0), sums.cells(0, 0)])
+    return compare_with_noise(ShadowErrors(table, (header,))), table
 
 
 @pytest.mark.parametrize(("rows", "heads"), [([701, 1302, 2000], slice(None)), ([1302], slice(1, 2))])
@@ -44,13 +45,13 @@ def test_single_wrong_queries_do_not_drown_in_their_cells(rows: list[int], heads
     right = rounded_oracle(CALL)
     wrong = right.clone()
     wrong[rows, heads] = 0
-    against, queries = compared(CALL, wrong, right, missed=rows)
+    against, table = compared(CALL, wrong, right, missed=rows)
     assert not against.cells.flagged.any()
     assert not against.gains.flagged.any()
-    flagged = queries.candidate[against.queries.flagged]
-    assert set(flagged[:, COLUMNS.index("position")] - PREFIX) <= set(rows)
-    assert set(flagged[:, COLUMNS.index("prefix")]) == {PREFIX}
-    assert 1 in queries.index[against.queries.flagged][:, DIMENSIONS.index("head")]
+    flagged = table.candidate.worst[excess(table.candidate.worst) > 1]
+    assert set(flagged[:, QUERY.index("position")] - PREFIX) <= set(rows)
+    assert set(flagged[:, QUERY.index("prefix")]) == {PREFIX}
+    assert 1 in against.queries.index[against.queries.flagged][:, DIMENSIONS.index("head")]
     assert not against.reference_queries.flagged.any()
 
 
@@ -66,8 +67,8 @@ def test_honest_queries_are_within_their_bounds(noise: str) -> None:
 def test_of_several_processes_the_worse_query_stays() -> None:
     index = np.array([[0, 0, 0, 0, 0, 0], [0, -1, 0, 0, 0, 0]])
     mild, bad = (np.array([[off, 1.0, 4.0, at, 0.0]] * 2) for off, at in ((0.5, 3.0), (3.0, 9.0)))
-    found = joined_queries([WorstQueries(index, mild, bad), WorstQueries(index, bad, mild)])
+    mild, bad = (replace(RoleErrors.none(2), worst=worst) for worst in (mild, bad))
+    found = joined([ErrorTable.of(index, None, mild, bad), ErrorTable.of(index, None, bad, mild)])
     assert len(found.index) == 2
-    assert set(excess(found.candidate)) == set(excess(found.reference)) == {3.0}
-    assert set(found.candidate[:, COLUMNS.index("position")]) == {9.0}
-    assert np.array_equal(found.exchanged().candidate, found.reference)
+    assert set(excess(found.candidate.worst)) == set(excess(found.reference.worst)) == {3.0}
+    assert set(found.candidate.worst[:, QUERY.index("position")]) == {9.0}

@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
-from assay.harness.server.reduction import LayerSums, row_errors
+from assay.harness.conditions import CACHED_PREFIX, POSITION
+from assay.harness.evidence.error_table import DISTANCE, ErrorTable, condition_numbers, elements, relative_l1
+from assay.harness.server.reduction import LayerSums
 
 HEADS, DIM = 3, 16
-HEADER = ShadowHeader(reference="r", candidate="c", phases=("extend",))
+LENS = ([3, 20, 2], [0, 1, 40])
+ROWS = {("0", "0"): [0], ("0", "1-15"): [1, 2], ("1", "0"): [3], ("1", "1-15"): list(range(4, 19)),
+        ("1", "16-63"): list(range(19, 23)), (">= 16", "0"): [23], (">= 16", "1-15"): [24]}  # fmt: skip
 
 
 def outputs(rows: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -21,71 +24,40 @@ def outputs(rows: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[T
     return (reference.float() + noise).to(dtype), reference
 
 
-def directly(out: Tensor, reference: Tensor) -> float:
-    """Relative L1 in float64."""
-    a, b = out.double().flatten(), reference.double().flatten()
-    return float((a - b).abs().sum() / b.abs().sum())
-
-
-def cells_of(calls: list[tuple[str, list[int], list[int], Tensor, Tensor]], layer: int = 0, first_head: int = 0) -> ShadowErrors:
+def cells_of(
+    calls: list[tuple[Tensor, Tensor]], new: list[int], prefix: list[int], layer: int = 0, first_head: int = 0
+) -> ErrorTable:
     sums = LayerSums(HEADS, torch.device("cpu"))
-    for phase, new, prefix, out, reference in calls:
-        sums.add(row_errors(out, reference)[0], torch.from_numpy(condition_numbers(phase, new, prefix)))
-    return ShadowErrors(*sums.cells(layer, first_head), (HEADER,))
+    for out, reference in calls:
+        sums.measure(out, reference, torch.from_numpy(condition_numbers("extend", new, prefix)))
+    return sums.cells(layer, first_head)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_cell_agrees_with_float64(dtype: torch.dtype) -> None:
-    lens = [(3, 0), (20, 1), (2, 40)]
-    new, prefix = [n for n, _ in lens], [p for _, p in lens]
-    first, second = outputs(25, 1, dtype), outputs(25, 2, dtype)
-    cells = cells_of([("extend", new, prefix, *first), ("extend", new, prefix, *second)])
-    table = cells.table(by=("prefix", "position", "head"), where={"phase": "extend"})
-    rows = {("0", "0"): [0], ("0", "1-15"): [1, 2], ("1", "0"): [3], ("1", "1-15"): list(range(4, 19)),
-            ("1", "16-63"): list(range(19, 23)), (">= 16", "0"): [23], (">= 16", "1-15"): [24]}  # fmt: skip
-    for i, prefix_label in enumerate(table.axes["prefix"]):
-        for j, position in enumerate(table.axes["position"]):
-            where = rows.get((prefix_label, position))
+    calls = [outputs(25, 1, dtype), outputs(25, 2, dtype)]
+    sums = cells_of(calls, *LENS, layer=5, first_head=HEADS).distance(("prefix", "position", "head"), {"phase": "extend"})
+    found, counted = relative_l1(sums), elements(sums)
+    assert np.isnan(found[..., :HEADS]).all(), "heads of a later process have numbers of their own"
+    for i, prefix in enumerate(CACHED_PREFIX.labels):
+        for j, position in enumerate(POSITION.labels):
             for head in range(HEADS):
-                if where is None:
-                    assert np.isnan(table.relative_l1[i, j, head])
-                    assert np.isnan(table.nonfinite_share[i, j, head])
-                    continue
-                out, reference = (torch.cat([pair[side][where, head] for pair in (first, second)]) for side in (0, 1))
-                assert table.relative_l1[i, j, head] == pytest.approx(directly(out, reference), rel=1e-5)
-                assert table.nonfinite_share[i, j, head] == 0
-                assert table.elements[i, j, head] == out.numel()
+                rows = ROWS.get((prefix, position), [])
+                a, b = (torch.cat([pair[side][rows, head] for pair in calls]).double() for side in (0, 1))
+                assert counted[i, j, HEADS + head] == a.numel()
+                if rows:
+                    error = float((a - b).abs().sum() / b.abs().sum())
+                    assert found[i, j, HEADS + head] == pytest.approx(error, rel=1e-5)
 
 
-def test_nonfinite_elements_are_counted_and_left_out() -> None:
+def test_elements_that_are_not_finite_are_counted_and_the_worst_query_has_one() -> None:
     out, reference = outputs(4, 3)
     out[1, 0, :4] = torch.nan
-    out[2, 1, 5] = -torch.inf
     reference[3, 2, 0] = torch.inf
     out[3, 2, 0] = torch.inf
-    table = cells_of([("extend", [4], [0], out, reference)]).table(by=("head",))
-    assert table.nonfinite_share.tolist() == pytest.approx([4 / 64, 1 / 64, 0.0])
-    assert table.elements.tolist() == [64, 64, 63]
-    kept = out[:, 0].isfinite()
-    assert table.relative_l1[0] == pytest.approx(directly(out[:, 0][kept], reference[:, 0][kept]))
-
-
-def test_a_candidate_without_a_finite_element_has_no_finite_distance() -> None:
-    _, reference = outputs(2, 4)
-    table = cells_of([("extend", [2], [0], torch.full_like(reference, torch.nan), reference)]).table(by=("head",))
-    assert table.nonfinite_share.tolist() == [1.0] * HEADS
-    assert np.isinf(table.relative_l1).all()
-
-
-def test_the_worst_row_is_infinite_where_the_candidate_is_not_finite() -> None:
-    out, reference = outputs(3, 5)
-    out[1, 2, 0] = torch.nan
-    _, relative = row_errors(out, reference)
-    assert (relative == torch.inf).nonzero().tolist() == [[1, 2]]
-    assert row_errors(reference, reference)[1].max() == 0
-
-
-def test_heads_of_a_later_process_get_their_own_numbers() -> None:
-    cells = cells_of([("extend", [2], [0], *outputs(2, 6))], layer=5, first_head=HEADS)
-    assert cells.observed("head") == ("3", "4", "5")
-    assert cells.observed("layer") == ("5",)
+    sums = cells_of([(out, reference)], [4], [0]).distance(("head",))
+    assert sums[:, DISTANCE.index("nonfinite")].tolist() == [4, 0, 0]
+    assert elements(sums).tolist() == [64, 64, 63]
+    assert np.isinf(relative_l1(sums)).tolist() == [True, False, False]
+    (worst, at), _ = LayerSums(HEADS, torch.device("cpu")).measure(out, reference, torch.zeros(4, dtype=torch.int64))
+    assert (float(worst), int(at)) == (float("inf"), HEADS)

@@ -21,7 +21,7 @@ from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import read_counters
-from assay.harness.evidence.error_sums import SUMS, elements
+from assay.harness.evidence.error_table import elements, relative_l1
 from assay.harness.evidence.pack import RecordedCall, read_manifest, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.trace import Trace, read_trace
@@ -153,17 +153,17 @@ def test_the_shadow_is_not_counted_as_serving(served: Served) -> None:
 
 def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: ShadowErrors) -> None:
     assert cells.failed_calls == ()
-    cold = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": "0"})
-    warm = cells.table(by=("layer", "head"), where={"phase": "extend", "prefix": ">= 16"})
-    assert cold.relative_l1.shape == warm.relative_l1.shape == (LAYERS, HEADS)
-    assert cold.relative_l1.max() < INT8_NOISE
-    assert warm.relative_l1.min() > 0.2
+    cold = relative_l1(cells.cells.distance(where={"phase": "extend", "prefix": "0"}))
+    warm = relative_l1(cells.cells.distance(where={"phase": "extend", "prefix": ">= 16"}))
+    assert cold.shape == warm.shape == (LAYERS, HEADS)
+    assert cold.max() < INT8_NOISE
+    assert warm.min() > 0.2
 
 
 def test_decode_is_not_observed(cells: ShadowErrors) -> None:
     assert cells.headers[0].phases == ("extend",)
-    assert cells.observed("phase") == ("extend",)
-    assert np.isnan(cells.table(where={"phase": "decode"}).relative_l1).all()
+    assert cells.cells.observed("phase") == ("extend",)
+    assert np.isnan(relative_l1(cells.cells.distance(where={"phase": "decode"}))).all()
 
 
 def test_the_worst_case_names_a_request_of_this_run(cells: ShadowErrors, served: Served) -> None:
@@ -257,9 +257,7 @@ def own_errors(served: Served) -> NDArray[np.float64]:
     answer(served.server, Control(shadow=True))
     set_control(served.folder, Control())
     served.server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None)  # a pass that reads the control
-    cells, sums = read_shadow_errors(served.folder), np.zeros((LAYERS, len(SUMS)))
-    np.add.at(sums, cells.index[:, 0], cells.sums)
-    return sums[:, SUMS.index("difference")] / sums[:, SUMS.index("reference_size")]
+    return relative_l1(read_shadow_errors(served.folder).cells.distance(("layer",)))
 
 
 def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batches_and_decode(tmp_path: Path) -> None:
@@ -282,8 +280,8 @@ def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batc
     assert min(calls.values()) >= 8  # chunks of 16 tokens, in the first round alone
     cells = read_shadow_errors(evidence)
     assert cells.failed_calls == ()
-    table = cells.table(by=("phase", "layer", "head"))
-    assert table.relative_l1.max() < 1e-4
-    assert table.relative_l1.shape == (2, LAYERS, HEADS)
-    assert np.isfinite(cells.table(where={"phase": "extend", "prefix": ">= 16"}).relative_l1).all()
-    assert "last" in cells.observed("batch")
+    table = relative_l1(cells.cells.distance(("phase", "layer", "head")))
+    assert table.max() < 1e-4
+    assert table.shape == (2, LAYERS, HEADS)
+    assert np.isfinite(relative_l1(cells.cells.distance(where={"phase": "extend", "prefix": ">= 16"}))).all()
+    assert "last" in cells.cells.observed("batch")

@@ -10,12 +10,12 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader, condition_numbers
-from assay.harness.evidence.worst_queries import COLUMNS
+from assay.harness.evidence.error_table import QUERY, condition_numbers, joined
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.own_error import _known_differences
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
 from assay.harness.server.reduction import LayerSums
-from assay.harness.server.truth_sums import TruthSums
+from assay.harness.server.truth_sums import BLOCK, MAX_ROWS, TruthSums, sampled_rows
 
 HEADS, WINDOW, LENS = 4, 8, [(1, 30), (1, 12), (1, 3)]
 
@@ -38,7 +38,7 @@ def compared(candidate: Tensor, reference: Tensor) -> tuple[AgainstNoise, Shadow
     header = ShadowHeader.model_validate(
         {"reference": "r", "candidate": "c", "phases": ("decode",), "dtype": "bfloat16", "off_by_a_key": off}
     )
-    shadow = ShadowErrors(*heads.cells(2, 0), (header,), sums.cells(2, 0), sums.queries(2, 0))
+    shadow = ShadowErrors(joined([heads.cells(2, 0), sums.cells(2, 0)]), (header,))
     return compare_with_noise(shadow), shadow
 
 
@@ -89,6 +89,22 @@ def test_a_query_is_named_by_its_place_in_the_request_where_the_call_has_the_las
     wrong[0] += 1
     sums, conditions = TruthSums(HEADS, "", ""), np.zeros(len(LENS), np.int64)
     sums.add(call, (wrong, attend(WINDOW)), np.arange(len(LENS)), conditions, 0, prefixes=[130, 12, 3])
-    assert {tuple(row) for row in sums.queries(0, 0).candidate[:, [COLUMNS.index(n) for n in ("position", "prefix")]]} == {
-        (130.0, 130.0)
-    }
+    worst = sums.cells(0, 0).candidate.worst[:, [QUERY.index(name) for name in ("position", "prefix")]]
+    assert {tuple(row) for row in worst} == {(130.0, 130.0)}
+
+
+@pytest.mark.parametrize(
+    ("new", "prefix"),
+    [([3, 1, 60], [0, 5, 2]), ([3000], [7]), ([1000, 700, 5], [33, 0, 500]), ([200] * 16, [17] * 16), ([1] * 300, [9] * 300)],
+)
+def test_a_sample_of_a_call_has_every_condition_and_every_end(new: list[int], prefix: list[int]) -> None:
+    rows, again = (sampled_rows(new, prefix, np.random.default_rng(seed)) for seed in (0, 0))
+    assert np.array_equal(rows, np.unique(again))
+    phase = "decode" if max(new) == 1 else "extend"
+    conditions = condition_numbers(phase, new, prefix)
+    assert set(conditions[rows]) == set(conditions)
+    ends = np.cumsum(new)
+    assert {0, *ends[:-1], *(ends - 1)} <= set(rows.tolist())
+    assert min(sum(new), MAX_ROWS) <= len(rows) <= max(MAX_ROWS, 7 * len(new))
+    borders = (rows % BLOCK == 0) | (rows % BLOCK == BLOCK - 1)
+    assert sum(new) <= MAX_ROWS or len(new) > 1 or borders.mean() > 3 / BLOCK, "block borders are over-represented"

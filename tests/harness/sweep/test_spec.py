@@ -23,7 +23,7 @@ def write(tmp_path: Path) -> object:
 
 def test_a_file_and_flags_make_a_sweep(write) -> None:  # type: ignore[no-untyped-def]
     spec = make_spec(write(GOOD + '[set]\nsize = "full"\n[limits]\ngpus = 1\nminutes = 5\n'), ["candidate=c:f", "seed=1,2"])
-    assert spec.stages == ("check",)
+    assert spec.command == "check"
     assert spec.axes == {"candidate": ("c:f",), "head_dim": ("64", "128"), "seed": ("1", "2")}
     assert (spec.set, spec.limits.gpus, spec.limits.minutes) == ({"size": "full"}, 1, 5)
 
@@ -41,11 +41,10 @@ def test_a_command_needs_no_file() -> None:
 @pytest.mark.parametrize(
     ("text", "found", "expected"),
     [
-        ('command = "check"\nstages = ["run"]\n[axes]\na = ["1"]', "contradicts itself", "command, or stages: not both"),
-        ('[axes]\na = ["1"]', "has no command or stages", "command or stages"),
+        ('[axes]\na = ["1"]', "has no command", "command"),
         ('command = "check"', "axes is {}", "at least 1 item"),
-        ('command = "serve"\n[axes]\na = ["1"]', "stages.0 is 'serve'", "'check', 'replay', 'run' or 'bench'"),
-        ('command = "check"\ncolour = "red"\n[axes]\na = ["1"]', "the key 'colour' is unknown", "one of command, stages, axes"),
+        ('command = "serve"\n[axes]\na = ["1"]', "command is 'serve'", "'check', 'replay', 'run' or 'bench'"),
+        ('command = "check"\ncolour = "red"\n[axes]\na = ["1"]', "the key 'colour' is unknown", "one of command, axes"),
         ('command = "check"\n[axes]\na = []', "contradicts itself", "the axis a with at least one value"),
         ('command = "check"\n[axes]\na = ["1", "1"]', "contradicts itself", "each value once"),
         ('command = "check"\n[axes]\na = ["1"]\n[set]\na = "2"', "contradicts itself", "a as an axis, or under [set]: not both"),
@@ -54,7 +53,6 @@ def test_a_command_needs_no_file() -> None:
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\nhours = 1', "the key 'limits.hours' is unknown", "minutes"),
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\ngpus = -1', "limits.gpus is -1", "greater than or equal to 0"),
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\ngpus = true', "limits.gpus is True", "a value, not true or false"),
-        ('stages = ["run", "run"]\n[axes]\na = ["1"]', "contradicts itself", "stages, each once"),
         ('command = "check"\n[axes', "cannot be read", "a TOML file"),
         ('command = "check"\naxes = 3', "axes is 3", ""),
     ],

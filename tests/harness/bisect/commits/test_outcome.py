@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from assay.harness.bisect.commits.outcome import changes, operator_change, outcome_of
+from assay.harness.bisect.commits.outcome import changes, outcome_of
 from assay.harness.bisect.commits.state import BisectSpec, CallErrors, Measurement
 
 
@@ -54,7 +54,7 @@ def test_an_accuracy_run_decides_by_its_verdict() -> None:
 
 def test_against_the_good_revision() -> None:
     good = [measured((0.02, 0.0001), (0.0, 0.0)), measured((0.03, 0.0001), (0.0, 0.0))]
-    ours = spec(against="good", times=2.0)
+    ours = spec(against="good")
     assert outcome_of(measured((0.06, 0.001), (0.001, 0.0)), ours, good).outcome == "good", (
         "out of bounds, but no worse than good allows"
     )
@@ -73,15 +73,3 @@ def test_changes_by_layer_head_and_condition() -> None:
     assert found["prefix"].new == ("0",)
     assert (found["head"].failing, found["head"].new, found["head"].values) == (("1",), (), ("0", "1"))
     assert {c.axis: c.new for c in changes(at, None, spec(), [])}["head"] == ("1",)
-
-
-def test_the_operators_of_a_commit_and_of_the_one_before_are_compared() -> None:
-    def read(*clauses: str) -> Measurement:
-        return Measurement(status="measured", operator=clauses)
-
-    was = "before this commit, the kernel was wrong too: "
-    assert operator_change(read("A", "B"), read("A")) == f"{was}A. New at the commit: B"
-    assert operator_change(read("B"), read("A")) == f"{was}A. New at the commit: B. Gone at the commit: A"
-    assert operator_change(read("A"), read("A", "B")) == f"{was}A; B. Gone at the commit: B"
-    assert operator_change(read("A"), read("A")) == f"{was}A. What was read at the commit is the same"
-    assert operator_change(read("A"), read()) == operator_change(read(), read("A")) == ""

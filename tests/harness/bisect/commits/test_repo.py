@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from assay.harness.bisect.commits.repo import Repository, _GitFailed
-from assay.harness.bisect.commits.worktrees import Worktrees, worktrees
 from assay.harness.errors import UsageError
 
 
@@ -29,28 +29,12 @@ def made(histories: ModuleType, tmp_path: Path) -> object:
     return histories.make(tmp_path / "repo", [(), (0,), (0,), (1, 2), (3,)], lambda i: f"NUMBER = {i}\n")
 
 
-@contextmanager
-def tree_at(repository: Repository, tree: Path, commit: str) -> Iterator[Path]:
-    repository.add_worktree(tree, commit)
-    yield tree
-    repository.remove_worktrees(tree)
-    assert not repository.linked_worktrees()
-
-
-@contextmanager
-def tree_of(repository: Repository) -> Iterator[Path]:
-    with worktrees(repository) as folder, Worktrees(repository, folder).lend(repository.resolve("HEAD")) as tree:
-        yield tree.path
-
-
 def test_the_range_holds_commits_of_bad_that_good_lacks(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     listed = repository.between(commits[1], commits[4], first_parent=False)
     assert [one.commit for one in listed] == [commits[2], commits[3], commits[4]]
-    assert [one.parents for one in listed] == [(), (0,), (1,)]
     first = repository.between(commits[1], commits[4], first_parent=True)
     assert [one.commit for one in first] == [commits[3], commits[4]]
-    assert [one.parents for one in first] == [(), (0,)]
     assert listed[0].subject == "Change 2"
 
 
@@ -89,22 +73,22 @@ def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> Non
     hook.chmod(0o755)
     before = contents(path)
     repository = Repository(path)
-    with tree_of(repository) as tree:
+    with repository.worktree() as tree:
         for commit, number in ((commits[1], 1), (commits[4], 4), (commits[0], 0)):
             repository.checkout(tree, commit, keep_ignored=False)
             assert (tree / "attn.py").read_text() == f"NUMBER = {number}\n"
         assert not tree.is_relative_to(path)
     assert contents(path) == before
-    assert not tree.parent.parent.exists()
+    assert not tree.parent.exists()
     assert histories.git(path, "worktree", "list").count("\n") == 1
 
 
 def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: object) -> None:
     path, commits = made.path, made.commits  # type: ignore[attr-defined]
     repository = Repository(path)
-    with tree_of(repository) as tree:
+    with repository.worktree() as tree:
         repository.checkout(tree, commits[1], keep_ignored=False)
-        exclude = repository.common / "info" / "exclude"
+        exclude = path / ".git" / "info" / "exclude"
         exclude.write_text("*.o\n")
         for name in ("built.o", "untracked.py"):
             (tree / name).write_text("")
@@ -118,31 +102,13 @@ def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: obj
             repository.checkout(tree, "0" * 40, keep_ignored=False)
 
 
-def test_a_copy_holds_the_range_and_nothing_before_it(histories: ModuleType, tmp_path: Path) -> None:
-    # 0 - 1 - 2 - 4 - 5 with 1 - 3 - 4: the range from 2 on has 3, whose parent 1 lies before it.
-    shape = [(), (0,), (1,), (1,), (2, 3), (4,)]
-    made = histories.make(tmp_path / "repo", shape, lambda i: f"NUMBER = {i}\n")
-    repository = Repository(made.path)
-    repository.write_copy(made.commits[2], made.commits[5], tmp_path / "copy")
-    copy = Repository.from_copy(tmp_path / "copy", tmp_path / "elsewhere")
-    made.path.rename(tmp_path / "gone")
-    with tree_at(copy, tmp_path / "tree", made.commits[5]) as tree:
-        for number in (2, 3, 4, 5):
-            copy.checkout(tree, made.commits[number], keep_ignored=False)
-            assert (tree / "attn.py").read_text() == f"NUMBER = {number}\n"
-        with pytest.raises(_GitFailed, match="checkout failed"):
-            copy.checkout(tree, made.commits[0], keep_ignored=False)
-    assert histories.git(copy.path, "log", "--format=%s", made.commits[5]).split("\n")[0] == "Change 5", "a build may ask for it"
-    assert copy.describe(made.commits[4]).parents == (made.commits[2], made.commits[3])
-
-
 def test_variables_of_a_hook_are_ignored(made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, commits = made.path, made.commits  # type: ignore[attr-defined]
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(path / ".git" / "index"))
     before = contents(path)
     repository = Repository(path)
-    with tree_of(repository) as tree:
+    with repository.worktree() as tree:
         repository.checkout(tree, commits[0], keep_ignored=False)
     assert contents(path) == before
 
@@ -155,7 +121,46 @@ def test_filters_of_the_repository_s_own_configuration_do_not_run(made: object, 
     for key, value in (("smudge", f"touch {ran}; cat"), ("clean", f"touch {ran}; cat"), ("required", "true")):
         subprocess.run(["git", "config", f"filter.mi=ne.{key}", value], cwd=path, check=True)
     repository = Repository(path)
-    with tree_of(repository) as tree:
+    with repository.worktree() as tree:
         repository.checkout(tree, commits[1], keep_ignored=False)
         assert list(tree.glob("*.py"))
     assert not ran.exists()
+
+
+def test_halving_begins_with_the_commit_that_divides_most_evenly(made: object) -> None:
+    repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
+    order = repository.halving(commits[4], [commits[0]], first_parent=False)
+    assert order[0] in (commits[1], commits[2], commits[3])
+    assert set(order) == set(commits[1:])
+    assert repository.halving(commits[4], [commits[0], commits[2]], first_parent=False)[-1] == commits[4]
+    assert commits[2] not in repository.halving(commits[4], [commits[2]], first_parent=False)
+
+
+def test_worktrees_of_killed_processes_are_removed_and_those_of_live_ones_are_not(made: object, histories: ModuleType) -> None:
+    path = made.path  # type: ignore[attr-defined]
+    script = (
+        "import time; from pathlib import Path; from assay.harness.bisect.commits.repo import Repository\n"
+        f"with Repository(Path({str(path)!r})).worktree() as tree:\n    print(tree, flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        with Repository(path).worktree() as ours:
+            assert theirs.exists(), "its process is alive"
+            assert ours != theirs
+        os.kill(other.pid, signal.SIGKILL)
+    assert theirs.exists()
+    with Repository(path).worktree():
+        assert not theirs.parent.exists()
+    assert histories.git(path, "worktree", "list").count("\n") == 1
+
+
+def test_worktrees_that_only_look_like_ours_are_not_removed(histories: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "assay-worktree-of-the-user"
+    made = histories.make(folder / "repo", [(), (0,)], lambda i: f"NUMBER = {i}\n")
+    histories.git(made.path, "worktree", "add", "--quiet", "--detach", str(tmp_path / "assay-worktree-2" / "mine"))
+    (folder / ".lock").write_text("")
+    with Repository(made.path).worktree():
+        pass
+    assert (made.path / "attn.py").exists(), "the repository itself"
+    assert (tmp_path / "assay-worktree-2" / "mine" / "attn.py").exists(), "a worktree without our lock"

@@ -8,7 +8,7 @@ from assay.harness.ingest.results.pairing import ItemPair
 from assay.harness.ingest.results.result_set import ResultItem
 from assay.harness.stats.paired_margin import p_not_above, p_not_below
 
-RULE = Rule(margin=0.02, alpha=0.05, regression_alpha=0.05)
+RULE = Rule(margin=0.02, alpha=0.05, regression_alpha=0.05, loss_suffices=True)
 
 
 def pairs(same: int, lost: int = 0, gained: int = 0, wrong: int = 0, parsed: str | None = "A") -> list[ItemPair]:
@@ -42,7 +42,7 @@ def test_a_gain_is_no_regression() -> None:
 
 
 def test_a_significant_loss_within_the_margin_passes_nothing_but_the_margin() -> None:
-    wide = Rule(0.1, 0.05, 0.05)
+    wide = Rule(0.1, 0.05, 0.05, loss_suffices=True)
     found = decide_pairs(pairs(same=980, lost=20), wide)
     assert found.p_mcnemar < 1e-4
     assert found.verdict == "pass"
@@ -52,7 +52,7 @@ def test_a_significant_loss_within_the_margin_passes_nothing_but_the_margin() ->
 def test_where_nothing_can_be_lost_nothing_passes() -> None:
     found = decide_pairs(pairs(same=60, wrong=140), RULE)
     assert found.verdict == "inconclusive"
-    assert "beat guessing (0.250)" in found.why
+    assert "beat guessing (25 %)" in found.why
 
 
 @pytest.mark.parametrize("share", [0.04, 0.06])

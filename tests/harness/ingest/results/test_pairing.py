@@ -55,7 +55,7 @@ def test_a_prompt_that_was_not_recorded_is_not_taken_for_another() -> None:
 
 
 def results(**more: Any) -> ResultSet:
-    return ResultSet(**{"source": "f", "tool": "lm-eval", "task": "t", "metric": "acc", "shots": 0, **more})
+    return ResultSet(**{"tool": "lm-eval", "task": "t", "metric": "acc", "shots": 0, **more})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Damaged copies of a log: no crash, no line lost, no wrong count. `benchmarks/ingest_logs.py` does this with more copies."""
+"""Damaged copies of a log: no crash, no line lost, no wrong count."""
 
 from __future__ import annotations
 

@@ -1,0 +1,190 @@
+"""``assay compare A B``: its one record, whatever A and B are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ConfigDict, Field, FiniteFloat
+
+from assay.harness.compare.answer_lengths import LENGTH_BOUND, AnswerLengths
+from assay.harness.ingest.result import Excerpt, FileRead, Timeline
+from assay.harness.judge.report import ErrorGrid, OwnError
+from assay.harness.schema import RULE, Part
+from assay.harness.verdict import Check, Decided, Requirement, Verdict
+
+ComparedKind = Literal["answers", "runs", "tensors", "trace"]
+LISTED = 200
+"""Most differing tensors and unpaired names in a result; they are counted beyond that."""
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """The limits of a pass: the largest loss and change of length, and the level of each test."""
+
+    margin: float = 0.02
+    alpha: float = 0.05
+    length_bound: float = LENGTH_BOUND
+
+
+class Unpaired(Part):
+    """Items of one task that were not compared, for one reason."""
+
+    id: str = Field(
+        description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored, beyond-stop"
+    )
+    title: str
+    count: int
+    examples: tuple[str, ...] = Field(description="keys of the first of them")
+
+
+class AnswerFlip(Part):
+    """A document that one side got right, or more right, and the other did not. Texts come from outside: never trust them."""
+
+    task: str
+    key: str
+    direction: Literal["lost", "gained"]
+    question: str = ""
+    target: str
+    a: str
+    b: str
+
+
+class ComparedTask(Part):
+    """One task, or all tasks together (`task` is then empty)."""
+
+    task: str
+    metric: str = ""
+    shots: int | None = None
+    verdict: Verdict
+    why: str
+    test: Literal["exact", "betting"] = Field(
+        "exact", description="exact: one look; betting: valid whenever one stopped"
+    )
+    pairs: int = 0
+    again: int = Field(0, description="documents that both hold more than once; each counts once")
+    a: float = Field(0.0, description="mean score")
+    b: float = 0.0
+    lost: int = 0
+    gained: int = 0
+    loss: float = 0.0
+    low: float = -1.0
+    high: float = 1.0
+    p_mcnemar: float = Field(1.0, description="two-sided, exact; it decides nothing")
+    p_inferior: float = 1.0
+    p_regression: float = 1.0
+    refused: tuple[str, ...] = Field((), description="why it cannot be compared at all")
+    unpaired: tuple[Unpaired, ...] = ()
+
+
+class ComparedAnswers(Part):
+    """The answers of two results to the same documents."""
+
+    margin: float = Field(description="largest loss that passes, as a share of 1")
+    alpha: float
+    overall: ComparedTask = Field(description="all tasks together")
+    tasks: tuple[ComparedTask, ...] = ()
+    flips: tuple[AnswerFlip, ...] = Field((), description="the first of them")
+    lengths: AnswerLengths | None = Field(None, description="A is the reference; null where no lengths are recorded")
+
+
+class CellAt(Part):
+    """One cell of a tensor that differs: one token of one head."""
+
+    tensor: str = Field(description="its key")
+    layer: int | None = Field(description="null: outside of the layers")
+    boundary: str = Field(description='such as "attention", "o_proj", "mlp"; "other" if the name does not tell')
+    step: int = Field(description="number of the forward pass")
+    batch: int | None
+    token: int | None
+    head: int | None
+    error: OwnError = Field(
+        description='the larger of sum |b - a| / sum |a| and max |b - a| / max |a|; "not finite" if a side is NaN or infinite'
+    )
+    bound: FiniteFloat | None = Field(description="null: every bit must be equal")
+
+
+class TensorRow(Part):
+    """One tensor that differs."""
+
+    cells: int = Field(description="tokens x heads")
+    out_of_bounds: int
+    not_finite: int = Field(description="cells in which one side is not finite and the other differs")
+    max_abs: OwnError = Field(description="largest absolute difference in the worst cell")
+    first: CellAt | None = Field(description="null: all within bounds")
+    worst: CellAt
+
+
+class ComparedTensors(Part):
+    """Two files or folders of tensors, paired by name."""
+
+    exact: bool
+    pairs: int = Field(description="pairs of tensors with an element")
+    identical: int = Field(description="pairs in which no bit differs")
+    within: int = Field(description="pairs that differ within bounds")
+    differing: int = Field(description="pairs out of bounds")
+    empty: int = Field(0, description="pairs without an element, which show nothing")
+    bytes: int = Field(description="compared, both sides")
+    seconds: FiniteFloat
+    first: CellAt | None = Field(description="the first cell out of bounds in depth order")
+    worst: CellAt | None = Field(description="the cell with the largest error")
+    tensors: tuple[TensorRow, ...] = Field(
+        description=f"pairs that differ in some bit, in depth order: at most {LISTED}"
+    )
+    not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
+    not_compared_count: int
+    grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
+
+
+class TraceDifference(Part):
+    """Differences of two traces that read the same, in one place or in many."""
+
+    where: str = Field(description='track and kind of segment, such as "request 2, decode"')
+    a: str = Field(description="what A does, in words")
+    b: str
+    count: int
+    first: str = Field(description="the places of the first of them, in both files")
+
+
+class ComparedTraces(Part):
+    """Two traces, step by step."""
+
+    cites: tuple[Excerpt, ...] = Field((), description="the first difference in both files")
+    differences: int = 0
+    kinds: tuple[TraceDifference, ...] = ()
+    kinds_left_out: int = 0
+    timelines: tuple[Timeline, ...] = ()
+
+
+class Comparison(Decided):
+    __doc__ = f"Two results, two files of tensors or two traces: is B as good as A, or equal to it? {RULE}"
+
+    schema_id: Literal["assay.compare/2"] = Field("assay.compare/2", alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    created: str = Field(description="ISO 8601, UTC")
+    kind: ComparedKind
+    headline: str
+    reasons: tuple[str, ...]
+    covers: str = Field("", description="what the verdict covers, and what it does not")
+    a: FileRead
+    b: FileRead
+    notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    answers: ComparedAnswers | None = None
+    tensors: ComparedTensors | None = None
+    trace: ComparedTraces | None = None
+    reproduce: str = ""
+
+
+def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Check:
+    """Make a requirement of a pass: missing where something is wrong.
+
+    Args:
+        id: of the check.
+        title: what is required.
+        wrong: what is wrong, without its full stop; empty if nothing is.
+        right: what was found otherwise.
+        settles: what to do about it.
+    """
+    return Requirement(id, title).met(not wrong, f"{wrong}." if wrong else right, settles)

@@ -1,0 +1,54 @@
+"""Sums of errors over the numbers of each query: a table of errors (`assay.harness.evidence.error_table`) from tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from assay.harness.evidence.error_table import SUMS, ratio
+
+_AT_ONCE = 2**24
+"""Most elements that are reduced at once: 128 MiB of float64."""
+_DIFFERENCE, _SIZE, _, _NONFINITE, _, _ALONG, _SQUARE = range(len(SUMS))
+
+
+def query_sums(outputs: Tensor, expected: Tensor) -> Tensor:
+    """Sum the errors of outputs over the last dimension, in float64.
+
+    NaN in `expected` means undefined and is not compared. Infinity in it matches anything that is not finite.
+
+    Args:
+        outputs: [..., rows, heads, head_dim].
+        expected: [rows, heads, head_dim].
+
+    Returns:
+        float64 [..., rows, heads, 7], the columns of `SUMS`.
+    """
+    b = expected.double()
+    each = max(1, _AT_ONCE // max(1, b.numel()))
+    if outputs.dim() > b.dim() and len(outputs) > each:
+        return torch.cat([query_sums(some, expected) for some in torch.split(outputs, each)])
+    a = outputs.detach().double()
+    both = a.isfinite() & b.isfinite()
+    undefined, nonfinite = b.isnan().expand_as(a), (a.isfinite() != b.isfinite()) & ~b.isnan()
+    off = torch.where(both, a - b, 0.0)
+    right = torch.where(both, b, 0.0)
+    lost, missing = nonfinite.sum(-1).double(), undefined.sum(-1).double()
+    columns = [off.abs().sum(-1), right.abs().sum(-1), a.shape[-1] - lost - missing, lost, missing]
+    return torch.stack([*columns, (off * right).sum(-1), right.square().sum(-1)], -1)
+
+
+def distance(sums: Tensor) -> Tensor:
+    """Return the sum of |output - expected|, [..., 7] -> [...]: infinite where only one of both is finite."""
+    return sums[..., _DIFFERENCE].masked_fill(sums[..., _NONFINITE] > 0, float("inf"))
+
+
+def relative_l1(sums: Tensor) -> Tensor:
+    """Compute the relative L1, [..., 7] -> [...]: infinite where only one of both is finite, 0 where nothing was compared."""
+    return ratio(distance(sums), sums[..., _SIZE])
+
+
+def slope(sums: Tensor) -> Tensor:
+    """Compute the slope on what is expected, [..., 7] -> [...]; NaN where an output is not finite, or zero is expected."""
+    slopes = 1 + sums[..., _ALONG] / sums[..., _SQUARE]
+    return slopes.masked_fill(sums[..., _NONFINITE] > 0, float("nan"))

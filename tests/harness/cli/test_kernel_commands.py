@@ -1,0 +1,182 @@
+"""Commands that run a kernel, in real processes: only a command that came to its end decides about the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.server.pack_writer import PackWriter
+
+KERNELS = """
+import ctypes, os, sys
+from assay import declares
+from assay.harness.bugs.faults import rounded_oracle
+
+def exits(call):
+    os._exit(0)
+
+def crashes(call):
+    ctypes.string_at(0)
+
+def crashes_later(call):
+    crashes_later.calls = getattr(crashes_later, "calls", 0) + 1
+    return rounded_oracle(call) * 2 if crashes_later.calls < 5 else crashes(call)
+
+class Leaves:
+    assay = property(lambda self: sys.exit(0))
+
+    def __call__(self, call):
+        return rounded_oracle(call)
+
+leaves = Leaves()
+
+def is_read():
+    frame = sys._getframe()
+    while frame and not frame.f_globals["__name__"].startswith("assay.harness.readout."):
+        frame = frame.f_back
+    return frame is not None
+
+def hangs_when_it_is_read(call):
+    if is_read():
+        print("hanging", flush=True)
+        ctypes.CDLL(None).sleep(600)
+    return rounded_oracle(call) * 2
+
+def exits_when_it_is_read(call):
+    if is_read():
+        os._exit(0)
+    return rounded_oracle(call) * 2
+
+@declares(phases=("decode",), dtypes=("float32",), head_dims=(64,))
+def exits_in_decode(call):
+    os._exit(0)
+"""
+SOME = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-")
+NO_VERDICT = "The process that ran the kernel {} before its work was done; there is no verdict."
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def assay(python: Run) -> Run:
+    """A function that runs a command of assay in a folder with these kernels, in a process of its own."""
+
+    def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (folder / "ending_kernels.py").write_text(KERNELS)
+        return python("-m", "assay", *arguments, cwd=folder, timeout=120)
+
+    return run
+
+
+def pack(folder: Path) -> Path:
+    """A replay pack of one call."""
+    writer = PackWriter(folder, Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**7)
+    call = call_of([(4, 20)], (2, 1), 64, torch.float32, "cpu")
+    metadata = CallMetadata(0, "extend", (4,), (20,), ("a",))
+    assert writer.wants(metadata)
+    writer.add(metadata, call, rounded_oracle(call), candidate=rounded_oracle(call))
+    writer.flush()
+    return folder
+
+
+def test_a_kernel_that_exits_with_0_does_not_pass(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:exits", *SOME)
+    assert done.returncode == 3
+    assert "The process that ran the kernel exited with status 0 before its work was done" in done.stderr
+    assert "the process of the kernel exited with status 0 in layer 0 decode, new+prefix 1+" in done.stdout
+    assert "What to do" in done.stderr
+
+
+def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:crashes", *SOME)
+    assert done.returncode == 3
+    assert "the process of the kernel was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in done.stdout
+    assert "0 of " in done.stdout
+    assert 'ending_kernels.py", line 10 in crashes' in done.stderr
+
+
+def test_a_crash_in_the_matrix_leaves_what_was_computed_before(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:crashes_later", *SOME, "--json")
+    assert done.returncode == 1, "a call that was computed before is wrong"
+    (found,) = json.loads(done.stdout)["findings"]
+    assert found["where"] == "4 of 4 calls"
+    assert "was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in found["evidence"][1]
+
+
+def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "replay", str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
+    assert done.returncode == 3, done.stderr
+    assert NO_VERDICT.format("exited with status 0") in done.stderr
+
+
+def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(assay: Run, tmp_path: Path) -> None:
+    recorded = str(pack(tmp_path / "pack"))
+    done = assay(tmp_path, "replay", recorded, "--candidate", "ending_kernels:exits_when_it_is_read")
+    assert done.returncode == 1, done.stderr
+    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
+
+
+def test_sys_exit_where_no_guard_expects_it_does_not_pass(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:leaves", *SOME)
+    assert done.returncode == 3
+    assert NO_VERDICT.format("raised SystemExit: 0") in done.stderr
+
+
+def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", *SOME)
+    assert done.returncode == 1, "the matrix was done, and its verdict stands"
+    assert NO_VERDICT.format("exited with status 0").replace("there is no verdict", "what it had found is below") in done.stderr
+    assert "ending_kernels:exits_when_it_is_read scales its output; wrong on" in done.stdout
+    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
+    assert "A test that reproduces it" in done.stdout
+
+
+def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "ending_kernels.py").write_text(KERNELS)
+    command = [sys.executable, "-m", "assay", "check", "ending_kernels:hangs_when_it_is_read", *SOME]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stderr is not None
+        while "hanging" not in process.stderr.readline():
+            assert process.poll() is None
+        begun = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "interrupted; there is no verdict" in said
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("arguments", [["check", "torch_sdpa"], ["runs"], ["init"]], ids=" ".join)
+def test_a_working_folder_that_was_deleted_is_wrong_use(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-m", "assay", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=tmp_path / "gone", capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("assay: The working folder is not there any more.")
+
+
+def test_a_folder_to_write_that_is_a_link_to_itself_is_wrong_use(assay: Run, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for out in ("loop", "loop/run"):
+        done = assay(tmp_path, "run", "--candidate", "torch_native", "--out", out)
+        assert done.returncode == 2
+        assert "loop is a link that leads nowhere." in done.stderr

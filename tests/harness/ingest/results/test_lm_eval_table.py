@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.harness.ingest.recognise import ingest
+from assay.harness.ingest.result import FileDocument
+
+RUN = "{} (pretrained=org/model), gen_kwargs: (None), limit: 250.0, num_fewshot: 5, batch_size: auto\n"
+HEAD = """|Tasks|Version|     Filter     |n-shot|  Metric   |   |Value|   |Stderr|
+|-----|------:|----------------|-----:|-----------|---|----:|---|-----:|
+"""
+ROWS = """|gsm8k|      3|flexible-extract|     5|exact_match|↑  |{}|±  |0.0259|
+|     |       |strict-match    |     5|exact_match|↑  |{}|±  |   N/A|
+"""
+
+
+def read(tmp_path: Path, text: str) -> FileDocument:
+    (tmp_path / "out.txt").write_text(text)
+    return ingest([tmp_path / "out.txt"]).documents[0]
+
+
+def test_each_run_of_a_file_is_a_table_of_its_own_and_no_two_rows_are_merged(tmp_path: Path) -> None:
+    text = (
+        RUN.format("hf") + HEAD + ROWS.format("0.212", "0.208") + "\n" + RUN.format("vllm") + HEAD + ROWS.format("0.824", "0.816")
+    )
+    document = read(tmp_path, text)
+    assert (document.file.format, document.file.read, document.file.unread) == ("lm-eval-table", 11, 0)
+    one, two = document.tables
+    assert [row[0:3] + row[5:] for row in one.rows] == [
+        ("gsm8k", "3", "flexible-extract", "0.212", "0.0259"),
+        ("gsm8k", "3", "strict-match", "0.208", "N/A"),
+    ]
+    assert [row[5] for row in two.rows] == ["0.824", "0.816"]
+    assert one.title.startswith("hf (")
+    assert two.title.startswith("vllm (")
+
+
+def test_other_lines_are_counted_as_unread(tmp_path: Path) -> None:
+    document = read(tmp_path, "Saving results\n" + HEAD + ROWS.format("0.2", "0.2") + "| a | b |\n")
+    assert (document.file.read, document.file.unread) == (4, 2)
+
+
+@pytest.mark.parametrize(("task", "found"), [("mmlu", ["score-below-guessing"]), (" - law", []), ("gsm8k", [])])
+def test_a_score_below_guessing_is_found_but_not_of_a_task_in_a_group(tmp_path: Path, task: str, found: list[str]) -> None:
+    row = f"|{task}|2|none|0|acc|↑|0.2312|±|0.0036|\n"
+    assert [one.id for one in read(tmp_path, HEAD + row).findings] == found
+
+
+def test_a_log_of_sglang_with_a_table_is_a_log(tmp_path: Path, seed_log: Path) -> None:
+    assert read(tmp_path, HEAD + ROWS.format("0.2", "0.2") + seed_log.read_text()).file.format == "sglang-log"
+
+
+def test_the_output_of_sglangs_gsm8k_names_unparsed_answers_beside_the_accuracy(tmp_path: Path) -> None:
+    document = read(tmp_path, "Accuracy: 0.015\nInvalid: 0.720\nLatency: 115.612 s\nOutput throughput: 886.120 token/s\n")
+    assert document.file.unread == 0
+    (metrics,) = [table for table in document.tables if table.id == "metrics"]
+    assert [row[:2] for row in metrics.rows] == [
+        ("Accuracy", "0.015"), ("Invalid", "0.72"), ("Latency", "115.612"), ("Output throughput", "886.12"),
+    ]  # fmt: skip
