@@ -71,7 +71,12 @@ def _patching_once(interpreter: Any, patch: Callable[[Any], Any]) -> Callable[[A
         scope = patch(fn)
         patched.update(added)
         restore = scope.restore
-        scope.restore = lambda: (restore(), patched.difference_update(added))
+
+        def restored() -> None:
+            restore()
+            patched.difference_update(added)
+
+        scope.restore = restored
         return scope
 
     return patch_once
