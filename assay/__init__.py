@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     from assay.harness.errors import EvidenceError as EvidenceError
     from assay.harness.errors import ExitCode as ExitCode
     from assay.harness.errors import UsageError as UsageError
-    from assay.harness.evidence.cause import ReplayResult as ReplayResult
+    from assay.harness.evidence.kernel_result import KernelResult as KernelResult
     from assay.harness.extras import Extra
     from assay.harness.judge.report import Report as Report
-    from assay.harness.offline.check_result import CheckResult as CheckResult
+    from assay.harness.offline.check import assert_correct as assert_correct
+    from assay.harness.offline.jobs import check as check
+    from assay.harness.offline.jobs import replay as replay
     from assay.harness.offline.kernel_matrix import MatrixOptions as MatrixOptions
-    from assay.harness.offline.supervised import assert_correct as assert_correct
-    from assay.harness.offline.supervised import check as check
-    from assay.harness.offline.supervised import replay as replay
     from assay.harness.policy import Policy as Policy
     from assay.harness.run import run as run
     from assay.harness.sides import Side as Side
@@ -66,15 +65,14 @@ _HOME = {
     "NoiseFamily": "assay.harness.attention.noise",
     "Quantised": "assay.harness.attention.noise",
     "oracle": "assay.harness.attention.oracle",
-    "check": "assay.harness.offline.supervised",
+    "check": "assay.harness.offline.jobs",
     "MatrixOptions": "assay.harness.offline.kernel_matrix",
-    "CheckResult": "assay.harness.offline.check_result",
-    "assert_correct": "assay.harness.offline.supervised",
+    "KernelResult": "assay.harness.evidence.kernel_result",
+    "assert_correct": "assay.harness.offline.check",
     "cases": "assay.harness.attention.matrix",
     "Case": "assay.harness.attention.matrix",
     "call_of": "assay.harness.attention.sample_calls",
-    "replay": "assay.harness.offline.supervised",
-    "ReplayResult": "assay.harness.evidence.cause",
+    "replay": "assay.harness.offline.jobs",
     "run": "assay.harness.run",
     "RunSpec": "assay.harness.config",
     "Side": "assay.harness.sides",

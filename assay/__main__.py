@@ -1,5 +1,5 @@
 """``python -m assay`` is the command ``assay``."""
 
-from assay.harness.cli.supervised import main
+from assay.harness.cli.app import entry
 
-main()
+entry()

@@ -159,8 +159,8 @@ def row(family: str, reference: str, candidate: str, device: str, folder: Path, 
 
 def wrong_layers(out: Path, report: dict[str, Any]) -> list[int]:
     """List the layers of a run whose own error, or that of a recorded call, is out of bounds."""
-    from assay.harness.evidence.cause import CAUSE
     from assay.harness.evidence.folder import RunFolder
+    from assay.harness.evidence.kernel_result import CAUSE
     from assay.harness.evidence.shadow_errors import read_shadow_errors
     from assay.harness.judge.truth_bounds import LAYER, compare_with_noise
 

@@ -55,6 +55,7 @@ from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.bugs.seeded import SeededFault
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import named
+from assay.harness.offline.observed import Reader
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober
@@ -194,7 +195,9 @@ def outcome(case: Case) -> Outcome:
         spent, text = time.process_time() - begun, said(found)
         how = "wrongly" if text else "silent"
         return Outcome(*case_of(case), how, text, "", found.all.wrong, 0, 0, 0, found.calls, spent, found.exact)
-    return judged(case, check(make(), seed=case.seed).read_out or ReadOut())
+    reader = Reader()
+    check(make(), seed=case.seed, read_out=reader)
+    return judged(case, reader.last or ReadOut())
 
 
 def judged(case: Case, found: ReadOut) -> Outcome:

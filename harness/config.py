@@ -156,9 +156,11 @@ FIELDS: dict[str, FieldInfo] = {
     **{name: RunSpec.model_fields[name] for name in ("servers", "startup_timeout", "request_timeout")},
 }
 """The settings of a run, by the name of the flag that sets them."""
-FLAGS = tuple(name for name in FIELDS if name != "bounds")
-"""Settings that are flags."""
-GATE_FLAGS = ("baselines", "fingerprint", "growth", "invariance", "reference_from")
+# Lines that a team agrees on once, not from run to run.
+_FILE_ONLY = ("bounds", "budget_mb", "greedy_margin", "growth", "logits_limit", "require")
+FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
+"""Settings that are flags, too; the others are set in ``assay.toml`` alone."""
+GATE_FLAGS = ("baselines", "fingerprint", "invariance", "reference_from")
 """Flags that only a run compared with the accepted baselines has."""
 RUN_FLAGS = tuple(name for name in FLAGS if name not in GATE_FLAGS)
 SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
@@ -233,7 +235,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         raise UsageError(
             f"{path} cannot be read: {error}.", "a TOML file", "correct it at the position named"
         ) from None
-    sections = {"run": set(FLAGS) - set(POLICY), "policy": set(POLICY)}
+    sections = {"run": set(FIELDS) - set(POLICY), "policy": set(POLICY)}
     _refuse_unknown(document, set(sections), f"{path}, section")
     merged: dict[str, Any] = {}
     for section, keys in sections.items():

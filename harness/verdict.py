@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, model_validator
 
 from assay.harness.errors import ExitCode
 from assay.harness.picture import Picture
-from assay.harness.schema import Part, Record
+from assay.harness.schema import Part
 from assay.harness.text import one_line
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
@@ -71,52 +70,16 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
     return cause.model_copy(update={"does": f"{words}, only where {cause.only}" if cause.only else words})
 
 
-def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compared: Iterable[Verdict] = ()) -> Verdict:
+def kernel_verdict(findings: Iterable[Finding], missing: Collection[str]) -> Verdict:
     """Decide the verdict on a kernel that was run without a server.
 
     Args:
         findings: what is wrong with it.
         missing: requirements of a pass that were not tested.
-        compared: verdicts of comparisons that a pass also needs, such as of its times.
     """
-    verdicts = set(compared)
-    if serious(findings) or "regression" in verdicts:
+    if serious(findings):
         return "regression"
-    return "inconclusive" if missing or verdicts - {"pass"} else "pass"
-
-
-class KernelResult:
-    """Base of the results of a kernel on calls, without a server: what is wrong with it, and what was not tested, decide."""
-
-    if TYPE_CHECKING:  # fields or properties of the results
-
-        @property
-        def findings(self) -> tuple[Finding, ...]: ...
-        @property
-        def missing(self) -> tuple[str, ...]: ...
-        def summary(self) -> str: ...
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.verdict}: {self.summary()}>"
-
-    def _repr_html_(self) -> str:
-        """Format the verdict as a notebook shows it: the summary, and what is wrong."""
-        wrong = [
-            f"<li>{escape(' '.join(filter(None, [finding.sentence, finding.observed])))}</li>"
-            for finding in serious(self.findings)
-        ]
-        listed = f"<ul>{''.join(wrong)}</ul>" if wrong else ""
-        return f"<p><strong>{self.verdict}</strong>: {escape(self.summary())}</p>{listed}"
-
-    @property
-    def verdict(self) -> Verdict:
-        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
-        return kernel_verdict(self.findings, self.missing)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code of the command: it follows from the verdict."""
-        return exit_code_of(self.verdict)
+    return "inconclusive" if missing else "pass"
 
 
 class Decided(Part):
@@ -141,7 +104,7 @@ class Check(Part):
     """One requirement of a pass, and whether it was met. `missing` and `failed` forbid a pass; `not checked` does not."""
 
     id: str = Field(description='stable, such as "kernel-ran-extend"')
-    title: str
+    title: str = Field(description="what is the case, by the status")
     status: CheckStatus
     found: str
     settles: str = Field("", description="what would resolve it, where it is not ok")
@@ -153,27 +116,42 @@ class Requirement:
 
     Attributes:
         id: of its check.
-        title: what is required, in words.
+        title: what is required, as a clause.
+        failed: what is the case where it is shown not to be met, as a clause.
+        unchecked: what is the case where it was not checked; by default only that.
     """
 
     id: str
     title: str
+    failed: str = ""
+    unchecked: str = ""
 
     def of(self, part: str) -> Requirement:
         """Return the same requirement of a part, such as a phase."""
-        return Requirement(f"{self.id}-{part}", f"{self.title}: {part}")
+        failed = self.failed and f"{self.failed}: {part}"
+        return Requirement(f"{self.id}-{part}", f"{self.title}: {part}", failed)
 
     def check(self, status: CheckStatus, found: str, settles: str = "") -> Check:
-        """Make its check.
+        """Make its check, whose title says how it came out.
 
         Args:
             status: whether it was met.
             found: what was found.
             settles: what would resolve it; left out where it is met.
+
+        Raises:
+            ValueError: it has failed, and has no words for that.
         """
-        return Check(
-            id=self.id, title=self.title, status=status, found=found, settles="" if status == "ok" else settles
-        )
+        if status == "failed" and not self.failed:
+            raise ValueError(f"the requirement {self.id} cannot fail")
+        titles: dict[CheckStatus, str] = {
+            "ok": self.title,
+            "failed": self.failed,
+            "missing": f"it is not shown that {self.title}",
+            "not checked": self.unchecked or f"whether {self.title}",
+        }
+        settles = "" if status == "ok" else settles
+        return Check(id=self.id, title=titles[status], status=status, found=found, settles=settles)
 
     def met(self, met: bool, found: str, settles: str) -> Check:
         """Make its check, which is missing if it was not met."""
@@ -225,14 +203,3 @@ class Finding(Part):
     def observed(self) -> str:
         """The operator that the kernel was observed to compute, unless the diagnosis states it; empty if nothing is to be added."""
         return "" if self.operator in self.diagnosis else self.operator
-
-
-class KernelOnCalls(Record):
-    """The record of a kernel that was run on calls, whether they were made for it or recorded."""
-
-    kernel: str
-    calls: int = Field(0, description="calls that it computed or broke")
-    findings: tuple[Finding, ...] = Field((), description="what is wrong, named where a hypothesis fits")
-    smallest: str = Field("", description="the smallest failing call that was found, in words; empty if none fails")
-    test: str = Field("", description="source of a pytest file that shows the smallest failing call; may be empty")
-    seconds: float = 0.0

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from assay.harness.bugs.family import BY_ID
 from assay.harness.errors import ExitCode
-from assay.harness.localize.axes import Axis
-from assay.harness.offline.check_result import CheckResult
-from assay.harness.offline.coverage import DECLARED
+from assay.harness.evidence.kernel_result import Axis, Beyond, Coverage, Gap, KernelResult, Reach
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (
@@ -57,29 +54,71 @@ def _indifferent(axes: Sequence[Axis]) -> str:
     return f"fails for every value of {', '.join(names)}" if names else ""
 
 
-def _not_covered(result: CheckResult) -> list[str]:
+def _not_covered(result: KernelResult) -> list[str]:
     """The gaps: what its declaration leaves out, and what it refused for which reason."""
     gaps = result.coverage.gaps
-    declared = [gap.sentence for gap in gaps if gap.why == DECLARED]
-    lines = [gap.sentence for gap in gaps if gap.why != DECLARED]
+    declared = [_gap(gap) for gap in gaps if not gap.why]
+    lines = [_gap(gap) for gap in gaps if gap.why]
     more = len(lines) - MAX_REFUSALS
     return declared + lines[:MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
 
 
-def message(result: CheckResult) -> str:
+def _gap(gap: Gap) -> str:
+    extent = f" ({counted(gap.calls, 'call')})" if gap.calls else ""
+    if not gap.why:
+        return f"{gap.what}, by declaration{extent}"
+    return f"{gap.what or f'some, as {gap.example}'}{extent}: {one_line(gap.why)}"
+
+
+def _covered(coverage: Coverage) -> str:
+    """The coverage in one line; empty if nothing was covered."""
+    if not coverage.most:
+        return ""
+    parts = []
+    if coverage.least:
+        dims, heads = ", ".join(map(str, coverage.head_dims)), ", ".join(f"{q}/{kv}" for q, kv in coverage.heads)
+        # Four conditions at a time are tried in some combinations only, so the line must not read as a product of its limits.
+        limits = "; ".join(_reach(phase, reach) for phase, reach in coverage.least.items())
+        parts.append(
+            f"each of {', '.join(coverage.dtypes)} with head_dim {dims} and {heads} q/kv heads, at sampled lengths: {limits}; each "
+            "limit by itself, not their combinations"
+        )
+    beyond = [
+        *map(_beyond, coverage.beyond),
+        *(_reach(phase, reach) for phase, reach in coverage.most.items() if coverage.least.get(phase) != reach),
+        *([f"asked for: {', '.join(coverage.features)}"] if coverage.features else []),
+        *([f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []),
+    ]
+    if beyond:
+        parts.append(f"{'Beyond that, single' if parts else 'Single'} calls: {'; '.join(beyond)}")
+    return ". ".join([*parts, f"{coverage.runs:,} runs on {coverage.device}"])
+
+
+def _reach(phase: str, reach: Reach) -> str:
+    new = f"{reach.new:,} new tokens, {reach.behind:,} behind a cached prefix, " if phase == "extend" else ""
+    return f"{phase} to {new}{reach.keys:,} keys of a sequence and {counted(reach.sequences, 'sequence')}"
+
+
+def _beyond(beyond: Beyond) -> str:
+    listed = ", ".join(beyond.values)
+    words = {"heads": f"{listed} q/kv heads", "layout": f"inputs {listed}", "layer": f"layers {listed}"}
+    return f"{words.get(beyond.axis, f'{beyond.axis} {listed}')} (to {beyond.keys:,} keys)"
+
+
+def message(result: KernelResult) -> str:
     """The complete result as plain text: the message of a failed assertion, whose first line pytest's summary shows."""
     # Not the terminal's rendering of `check_document`: its lines are not wrapped to a width, and its first line, which pytest's
     # summary and CI systems cut off at its end, has the cause first. It also keeps what a page folds away, in the order of a log.
     lines = [_cause_first(result), ""]
     for finding in result.findings:
         lines += finding_lines(finding)
-    if result.failing and result.right:
+    if result.axes:
         lines += ["", f"fails exactly where: {result.where}"] if result.where else [""]
         table = [("axis", "fails (of calls)", "correct"), *_rows(result.axes)]
         widths = [max(len(row[column]) for row in table) for column in (0, 1)]
         lines += [f"  {name:<{widths[0]}}  {wrong:<{widths[1]}}  {right}" for name, wrong, right in table]
         lines += [f"  {_indifferent(result.axes)}"]
-    lines += [f"covered: {result.coverage.sentence}"] if result.coverage.sentence else []
+    lines += [f"covered: {covered}"] if (covered := _covered(result.coverage)) else []
     lines += [f"missing: {requirement}" for requirement in result.missing]
     lines += [f"not covered: {gap}" for gap in _not_covered(result)]
     if result.smallest:
@@ -90,7 +129,7 @@ def message(result: CheckResult) -> str:
     return "\n".join(lines)
 
 
-def _cause(results: Sequence[CheckResult]) -> str:
+def _cause(results: Sequence[KernelResult]) -> str:
     """Return what is wrong, by kernel: "last partial block of 64 lost; 74 of 107 calls"; empty if no finding is serious.
 
     Where a kernel has several results, such as one for each case, its cause is the bug that explains most failing calls.
@@ -109,30 +148,34 @@ def _cause(results: Sequence[CheckResult]) -> str:
         titles = {finding.id: finding.title for result in mine for finding in result.findings}
         failing, calls = (sum(counted) for counted in zip(*map(_failing, mine), strict=True))
         extent = f"; {failing} of {calls} calls" if failing else ""
-        named.append((kernel, f"{titles[id_] if id_ in titles else BY_ID[id_].title}{extent}"))
+        if id_ not in titles:
+            from assay.harness.bugs.family import BY_ID  # torch, which few of those who show a result need
+
+            titles[id_] = BY_ID[id_].title
+        named.append((kernel, f"{titles[id_]}{extent}"))
     if len(named) < 2:
         return "".join(words for _, words in named)
     more = f"; and {len(named) - _MAX_CAUSES} more kernels" if len(named) > _MAX_CAUSES else ""
     return "; ".join(f"{kernel}: {words}" for kernel, words in named[:_MAX_CAUSES]) + more
 
 
-def _cause_first(result: CheckResult) -> str:
+def _cause_first(result: KernelResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
     why = _cause([result])
     return f"{why}: {result.extent()}" if why else result.summary()
 
 
-def _failing(result: CheckResult) -> tuple[int, int]:
+def _failing(result: KernelResult) -> tuple[int, int]:
     """Calls that fail, and calls that were tried."""
-    return len(result.failing), len(result.computed) + len(result.broken)
+    return len(result.failing), result.calls
 
 
-def sentence(results: Sequence[CheckResult]) -> str:
+def sentence(results: Sequence[KernelResult]) -> str:
     """One line for several kernels, the cause first: "no mask; 61 of 74 calls; 2 kernels, 148 calls, worst 9.1 of its bound"."""
     kernels = len({result.kernel for result in results})
-    calls = sum(len(result.computed) + len(result.broken) for result in results)
-    worst = max((result.worst.ratio for result in results if result.worst), default=None)
-    refused = sum(len(result.refused) + len(result.excluded) + len(result.left_out) for result in results)
+    calls = sum(result.calls for result in results)
+    worst = max((result.worst for result in results if result.worst_bound is not None), default=None)
+    refused = sum(len(result.refused) + len(result.excluded) + result.left_out for result in results)
     parts = [f"{kernels} kernel{'s' * (kernels != 1)}", f"{calls} call{'s' * (calls != 1)}"]
     parts += [f"worst {two_digits(worst)} of its bound"] if worst is not None else []
     parts += [f"{refused} not covered"] if refused else []
@@ -140,7 +183,7 @@ def sentence(results: Sequence[CheckResult]) -> str:
     return f"{why}; {', '.join(parts)}" if why else ", ".join(parts)
 
 
-def check_document(result: CheckResult, verbose: bool = False) -> Document:
+def check_document(result: KernelResult, verbose: bool = False) -> Document:
     """The findings, the calls that fail, what was covered and what was not, and how to see it again.
 
     Args:
@@ -148,7 +191,7 @@ def check_document(result: CheckResult, verbose: bool = False) -> Document:
         verbose: whether a terminal gets the traceback of a kernel that raises.
     """
     summary, gaps, shown = result.summary(), _not_covered(result), result.traceback if verbose else ""
-    covered = [f"Covered: {result.coverage.sentence}."] if result.coverage.sentence else []
+    covered = [f"Covered: {words}."] if (words := _covered(result.coverage)) else []
     missing = [f"Missing for a pass: {requirement}" for requirement in result.missing]
     left: list[Block] = [
         Line(f"Missing: {requirement}") for requirement in result.missing if result.exit_code == ExitCode.NO_VERDICT
@@ -170,18 +213,18 @@ def check_document(result: CheckResult, verbose: bool = False) -> Document:
         headline=f"{summary}.",
         crumbs=[
             Cell(one_line(result.kernel, 80), code=True),
-            f"{len(result.computed):,} calls computed, {len(result.refused):,} refused",
+            f"{result.computed:,} calls computed, {len(result.refused):,} refused",
             f"{result.seconds:.1f} s",
         ],
         body=[*body, *_again(result)],
         suites=[_suite(result)],
-        result=result.document(summary),
+        result=result,
         name="assay check",
     )
 
 
-def _where(result: CheckResult) -> list[Block]:
-    if not (result.failing and result.right):
+def _where(result: KernelResult) -> list[Block]:
+    if not result.axes:
         return []
     blocks: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
     blocks.append(Table(("Axis", "Fails (of calls)", "Correct"), _rows(result.axes), style="side-by-side"))
@@ -189,7 +232,7 @@ def _where(result: CheckResult) -> list[Block]:
     return [Section("where", "Where it is wrong", blocks)]
 
 
-def _again(result: CheckResult) -> list[Block]:
+def _again(result: KernelResult) -> list[Block]:
     blocks: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
     blocks += reproducing(result.test)
     blocks += [Only("page", [Code(result.again, "Repeat this check")])] if result.again else []
@@ -209,16 +252,16 @@ def reproducing(test: str) -> list[Block]:
     return [Only("page", [Code(test, _TEST)]), Only("terminal", shown)]
 
 
-def _suite(result: CheckResult) -> Suite:
+def _suite(result: KernelResult) -> Suite:
     """One case, so that one cause counts once in a CI system; its message starts with the cause."""
-    worst = "" if result.worst is None else f"{result.worst.ratio:.3g}"
+    worst = "" if result.worst_bound is None else f"{result.worst:.3g}"
     properties = {
         "verdict": result.verdict,
         "exit_code": str(int(result.exit_code)),
         "kernel": result.kernel,
-        "calls": str(len(result.computed) + len(result.broken)),
+        "calls": str(result.calls),
         "failing": str(len(result.failing)),
-        "not covered": str(len(result.refused) + len(result.excluded) + len(result.left_out)),
+        "not covered": str(len(result.refused) + len(result.excluded) + result.left_out),
         "worst own error as a multiple of its bound": worst,
         "findings": " ".join(finding.id for finding in result.findings),
         "reproduce": result.again,

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.text import one_line, two_digits
 from assay.harness.verdict import cause_of
@@ -14,7 +14,7 @@ from assay.reports.check import reproducing
 from assay.reports.document import Block, Document, Findings, Line, Table
 
 
-def replay_document(replay: ReplayResult) -> Document:
+def replay_document(replay: KernelResult) -> Document:
     """Build the document of a replay: what is wrong, on how many of the calls, and why there is no verdict if there is none."""
     cause = cause_of(replay.findings)
     does = one_line(f"{replay.kernel} {cause.does}.", 300) if cause and cause.does else ""

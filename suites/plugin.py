@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Unpack
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from assay.harness.attention.call import Kernel
-    from assay.harness.attention.matrix import Case
-    from assay.harness.offline.check_result import CheckResult
+    from assay.harness.evidence.kernel_result import KernelResult
     from assay.harness.offline.kernel_matrix import MatrixOptions
 
 MARKER = "assay_kernel"
@@ -42,12 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "case of the matrix; the test uses the fixture assay_case",
     )
     config.stash[_RESULTS] = []
-    config.stash[_READER] = None
+    config.stash[_BY_CASE] = {}
 
 
-_RESULTS = pytest.StashKey["list[CheckResult]"]()
-_READER = pytest.StashKey[object]()
-"""What reads each wrong kernel once, however many of its cases fail."""
+_RESULTS = pytest.StashKey["list[KernelResult]"]()
+# The results of each kernel and options on its cases: one process checks all that are collected.
+_BY_CASE = pytest.StashKey["dict[str, dict[str, KernelResult]]"]()
 
 
 class Assay:
@@ -61,10 +58,10 @@ class Assay:
         kernel: str | Kernel,
         *,
         noise: str | None = None,
-        cases: Iterable[Case] | None = None,
+        case: str | None = None,
         read_out: float = 60.0,
         **options: Unpack[MatrixOptions],
-    ) -> CheckResult:
+    ) -> KernelResult:
         """Run a kernel on the op-level matrix and fail unless it is correct.
 
         A kernel is correct if every call that it computes is within its bound, it does not write to its inputs, keeps no state,
@@ -74,7 +71,7 @@ class Assay:
         Args:
             kernel: A published name, ``module:function``, or the kernel itself.
             noise: Noise family whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-            cases: Cases to run instead of the matrix.
+            case: Run only cases whose name contains this.
             read_out: Most seconds that reading a wrong kernel takes, for the message; 0 not to read it.
             options: `phases`, `dtypes`, `head_dims`, `like`, `seed`, and `size` and `device`, which are otherwise those of
                 ``--assay-size`` and ``--assay-device``; see `assay.harness.offline.kernel_matrix.MatrixOptions`.
@@ -88,12 +85,12 @@ class Assay:
         """
         __tracebackhide__ = True
         _prepare(self._config)
-        from assay.harness.offline.supervised import check
+        from assay.harness.offline.jobs import check
         from assay.reports.check import message
 
         options["size"] = options.get("size") or self._config.getoption("assay_matrix_size") or "small"
         options["device"] = options.get("device") or self._config.getoption("assay_matrix_device")
-        result = check(kernel, noise=noise, cases=None if cases is None else list(cases), read_out=read_out, **options)
+        result = check(kernel, noise=noise, case=case, read_out=read_out, **options)
         self._config.stash[_RESULTS].append(result)
         if result.exit_code:
             raise AssertionError(message(result))
@@ -105,14 +102,14 @@ class AssayCase:
 
     Attributes:
         kernel: The kernel, as the marker names it.
-        case: The case.
+        case: The name of the case.
     """
 
-    def __init__(self, config: pytest.Config, kernel: str | Kernel, case: Case) -> None:
-        self._config = config
-        self.kernel, self.case = kernel, case
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self.kernel, self.case, self._options = request.param
+        self._request = request
 
-    def check(self) -> CheckResult:
+    def check(self) -> KernelResult:
         """Run the kernel on the case and fail unless it is correct.
 
         The test is skipped if the kernel's declaration excludes the case, or if the kernel refuses what it does not claim, such as
@@ -123,36 +120,34 @@ class AssayCase:
             AssertionError: The kernel is wrong, and the message is the diagnosis; or it refuses the case.
         """
         __tracebackhide__ = True
-        from assay.harness.attention.kernels import declaration
         from assay.harness.errors import ExitCode
-        from assay.harness.localize.threads import few_threads
-        from assay.harness.offline.kernel_matrix import named
-        from assay.harness.offline.observed import Reader
-        from assay.harness.offline.supervised import check_and_read
         from assay.reports.check import message
 
-        kernel = named(self.kernel)[1]
-        with few_threads(()):
-            call = self.case.make()
-        if why := declaration(kernel).excludes(call):
-            pytest.skip(f"not covered by declaration: {why}")
-        again = f"assay check {self.kernel} --case {self.case.name}" if isinstance(self.kernel, str) else ""
-        reader = self._config.stash[_READER]
-        if not isinstance(reader, Reader):
-            reader = self._config.stash[_READER] = Reader()
-        result, self._config.stash[_READER] = check_and_read(self.kernel, self.case, again, reader)
-        self._config.stash[_RESULTS].append(result)
-        if result.refused and self.case.beyond:
-            pytest.skip(f"not covered: {result.refused[0][1]}")
+        result = self._result()
+        if result.excluded:
+            pytest.skip(f"not covered: {result.excluded[0].why}")
+        self._request.config.stash[_RESULTS].append(result)
         if result.refused:
             raise AssertionError(
-                f"not covered: the kernel refused {self.case.name}: {result.refused[0][1]}\n"
+                f"not covered: the kernel refused {self.case}: {result.refused[0].why}\n"
                 "Expected: an output of every case that its declaration does not exclude\n"
                 "What to do: declare what it supports, for example @declares(head_dims=(64, 128))"
             )
         if result.exit_code == ExitCode.REGRESSION or not result.computed:
             raise AssertionError(message(result))
         return result
+
+    def _result(self) -> KernelResult:
+        """Return the result of this case; the first one checks all cases of the kernel that are collected, in one process."""
+        from assay.harness.offline.jobs import check_each
+
+        known = self._request.config.stash[_BY_CASE].setdefault(repr((self.kernel, self._options)), {})
+        if self.case not in known:
+            params = [getattr(item, "callspec", None) for item in self._request.session.items]
+            cases = [spec.params["assay_case"] for spec in params if spec and "assay_case" in spec.params]
+            names = [name for kernel, name, options in cases if (kernel, options) == (self.kernel, self._options)]
+            known.update(check_each(self.kernel, list(dict.fromkeys([self.case, *names])), **self._options))
+        return known[self.case]
 
 
 @pytest.fixture
@@ -164,8 +159,7 @@ def assay(request: pytest.FixtureRequest) -> Assay:
 @pytest.fixture
 def assay_case(request: pytest.FixtureRequest) -> AssayCase:
     """Return one case of the matrix, in a test marked ``@pytest.mark.assay_kernel("mypkg.attn:forward")``."""
-    kernel, case = request.param
-    return AssayCase(request.config, kernel, case)
+    return AssayCase(request)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -204,7 +198,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"What to do: correct @declares, or what {metafunc.definition.nodeid} asks for"
         )
     metafunc.parametrize(
-        "assay_case", [(marker.args[0], case) for case in made], ids=[case.name for case in made], indirect=True
+        "assay_case",
+        [(marker.args[0], case.name, given) for case in made],
+        ids=[case.name for case in made],
+        indirect=True,
     )
 
 

@@ -28,7 +28,7 @@ BREACHES = [
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.baselines"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.bench.bench_plan"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.compare.answers"),
-    ("reports-decide-nothing", "reports/markdown.py", "assay.harness.stats.binomial"),
+    ("reports-decide-nothing", "reports/markdown.py", "assay.harness.stats.share"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.collect.collect"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.bench.drive"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.engines.client"),

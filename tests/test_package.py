@@ -367,7 +367,7 @@ except UsageError as error:
 IMPORTABLE = {
     ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run"),
     (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "cli.replay"),
-    ("reports",): ("judge.build", "offline.timing", "bisect.commits.bisect_session", "cli.gate", "cli.bench", "cli.bisect_commits"),
+    ("reports",): ("judge.build", "bisect.commits.bisect_session", "cli.gate", "cli.bench", "cli.bisect_commits"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 

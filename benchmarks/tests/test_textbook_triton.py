@@ -10,8 +10,8 @@ import pytest
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import Case
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.offline.check import check
-from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.kernel_matrix import matrix_of
 
 SENTENCES = {
@@ -35,7 +35,7 @@ def some(every: int, dtype: str = "float16") -> list[Case]:
     return [case for case in matrix_of(Declaration(), dtypes=[dtype]) if not case.beyond][::every]
 
 
-def said(result: CheckResult) -> str:
+def said(result: KernelResult) -> str:
     return " ".join(f"{one.diagnosis} {one.operator} {' '.join(one.evidence)}" for one in result.findings)
 
 

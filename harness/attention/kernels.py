@@ -184,7 +184,7 @@ def load(name: str) -> Kernel:
     what = f"kernel {name!r}" if path == name or native else f"kernel {name!r} ({path})"
     interpret_without_gpu()
     try:
-        with working_folder_searched(module), _exits_raised():
+        with working_folder_searched(module), exits_raised():
             kernel: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 kernel = getattr(kernel, part)
@@ -256,7 +256,7 @@ def _signature_fault(kernel: Callable[..., Any]) -> str:
 
 
 @contextmanager
-def _exits_raised() -> Iterator[None]:
+def exits_raised() -> Iterator[None]:
     """Turn ``os._exit`` of this process into `SystemExit`, so that a module cannot end a run before it has a report."""
     kept, process = os._exit, os.getpid()
 

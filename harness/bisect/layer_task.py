@@ -16,8 +16,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
 from assay.harness.schema import Record
 from assay.harness.sides import Device
-from assay.harness.stats.binomial import mcnemar_of_loss
-from assay.harness.stats.share import p_not_above
+from assay.harness.stats.share import mcnemar_of_loss, p_not_above
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, handover
+from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, report_error
 from assay.harness.cli.output import Html, Json, Junit, deliver
 from assay.harness.errors import UsageError
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.extras import require
-
-if TYPE_CHECKING:
-    from assay.harness.offline.check_result import CheckResult
+from assay.worker import Event
 
 
 @app.command()
@@ -62,49 +59,29 @@ def check(
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     if junit:
         require("reports", "assay check --junit")
-    interpret_without_gpu()
-
-    from assay.harness.attention.kernels import declaration
-    from assay.harness.offline.check import check as run
-    from assay.harness.offline.kernel_matrix import matrix_of, named
+    from assay.harness.offline.jobs import check as run
+    from assay.harness.offline.jobs import ended_early
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check import check_document
     from assay.reports.terminal import say as print_text
 
-    name, loaded = named(kernel)
-    declared = declaration(loaded)
-    phases = phase or declared.phases
     dims = _whole_numbers("--head-dim", head_dim) if head_dim else None
-    cases = matrix_of(
-        declared, phases=phases, dtypes=_words(dtype), size=size, device=device, head_dims=dims, like=_words(like), seed=seed,  # type: ignore[arg-type]
-    )  # fmt: skip
-    chosen = [known for known in cases if case is None or case in known.name]
-    if not chosen:
-        raise UsageError(
-            f"No case's name contains {case!r}.", f"part of a name, for example of {cases[0].name}", "try another"
-        )
+    with ProgressDisplay(errors) as display:
 
-    def announce(draft: CheckResult) -> None:
-        text = f"{draft.summary()}. Reading what it computes, for at most {read_out:g} s."
-        if not console.quiet:
-            print_text(errors, text)
+        def show(event: Event) -> None:
+            if event["event"] == "stands" and event["reading"] and not console.quiet:
+                draft = KernelResult.model_validate(event["result"])
+                print_text(errors, f"{draft.summary()}. Reading what it computes, for at most {read_out:g} s.")
+            # Outside of a terminal, a check of a second needs no line.
+            elif event["event"] == "runs" and (errors.is_terminal or event["done"] < event["total"]):
+                display.count("runs of the kernel", event["done"], event["total"])
 
-    def count(display: ProgressDisplay, done: int, total: int) -> None:
-        if errors.is_terminal or done < total:  # outside of a terminal, a check of a second needs no line
-            display.count("runs of the kernel", done, total)
-
-    if left := handover.known():
-        from assay.harness.offline.interrupted import interrupted
-
-        result = interrupted(replace(left, asked=(name, chosen, as_given())))
-    else:
-        with ProgressDisplay(errors) as display:
-            result = run(
-                name, phases=phases, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size,  # type: ignore[arg-type]
-                device=device, like=_words(like), seed=seed, cases=chosen if case else None, again=as_given(),
-                calls=calls, read_out=read_out, before_reading=announce,
-                progress=lambda done, total: count(display, done, total), watcher=handover.put,
-            )  # fmt: skip
+        result = run(
+            kernel, phases=phase, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size,  # type: ignore[arg-type]
+            device=device, like=_words(like), seed=seed, case=case, again=as_given(), calls=calls, read_out=read_out, on_event=show,
+        )  # fmt: skip
+    if result.not_run:
+        report_error(ended_early(result.not_run, "what it had found is below"))
     raise typer.Exit(deliver(check_document(result, detail.verbose), json, html, junit))
 
 

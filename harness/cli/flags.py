@@ -23,7 +23,7 @@ from assay.harness.sides import Device
 _PANELS = {
     "Latency": ("latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound"),
     "Advanced": (
-        "alpha", "greedy_margin", "concurrency", "max_tokens", "require", "growth", "budget_mb", "servers", "startup_timeout",
+        "alpha", "concurrency", "max_tokens", "servers", "startup_timeout",
         "request_timeout",
     ),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,7 +11,6 @@ from assay.harness.cli.app import app
 from assay.harness.cli.flags import STARTED, Config, instrumented_spec, spec_flags
 from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.config import INVARIANCE_FLAGS
-from assay.harness.errors import UsageError
 from assay.harness.extras import require
 from assay.harness.files import write_whole
 
@@ -26,13 +25,13 @@ def invariance(
     features: Annotated[
         str, typer.Option(help="Features to switch, by id, separated by commas; by default all that can be here.")
     ] = "",
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="Have every two features on together in some arm: the default.")
-    ] = False,
-    singles: Annotated[bool, typer.Option("--singles", help="Have each feature on alone.")] = False,
-    exactly: Annotated[
-        bool, typer.Option("--exactly", help="Have all of --features on together, and each alone if that differs.")
-    ] = False,
+    arms: Annotated[
+        Literal["pairs", "singles", "exactly"],
+        typer.Option(
+            help="Which features are on together: every two in some arm (pairs), each alone (singles), or all of --features, and "
+            "each alone if that differs (exactly)."
+        ),
+    ] = "pairs",
     minutes: Annotated[
         float,
         typer.Option(
@@ -47,20 +46,13 @@ def invariance(
     require("serve", "assay invariance")
 
     from assay.harness.collect.run_folder import default_folder
-    from assay.harness.invariance.invariance_plan import Mode
     from assay.harness.run import compare_features
 
-    given: dict[Mode, bool] = {"pairs": pairs, "singles": singles, "exactly": exactly}
-    modes = [mode for mode, asked in given.items() if asked]
-    if len(modes) > 1:
-        raise UsageError(f"--{modes[0]} and --{modes[1]} were both given.", "one of them", "leave one out")
     spec = instrumented_spec({"candidate": "torch_native", **flags}, config)
     folder = out or Path(f"{default_folder(spec.reference.backend)}-invariance")
     named = tuple(dict.fromkeys(name.strip() for name in features.split(",") if name.strip()))
     with progress() as display:
-        result = compare_features(
-            spec, folder, features=named, mode=modes[0] if modes else "pairs", minutes=minutes, display=display
-        )
+        result = compare_features(spec, folder, features=named, mode=arms, minutes=minutes, display=display)
     raise typer.Exit(show_features(result, folder, json))
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import ReadOut, app, errors, handover, say
+from assay.harness.cli.app import ReadOut, app, errors, report_error, say
 from assay.harness.cli.output import Json, deliver, progress
-
-if TYPE_CHECKING:
-    from assay.harness.verdict import Finding
+from assay.worker import Event
 
 
 @app.command()
@@ -24,26 +20,19 @@ def replay(
     json: Json = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
-    from assay.harness.evidence.cause import ReplayResult
-    from assay.harness.offline import replay as replaying
-    from assay.harness.offline.interrupted import interrupted_replay
+    from assay.harness.offline.jobs import ended_early
+    from assay.harness.offline.jobs import replay as run
     from assay.reports.recorded_calls import replay_document
 
-    interpret_without_gpu()
+    with progress(errors) as display:
 
-    def show_first(findings: Sequence[Finding]) -> None:
-        say(f"First: {findings[0].sentence}")
+        def show(event: Event) -> None:
+            if event["event"] == "first":
+                say(f"First: {event['says']}")
+            elif event["event"] == "runs":
+                display.count(f"{candidate}: runs on recorded calls", event["done"], event["total"])
 
-    if (left := handover.known()) and isinstance(left.result, ReplayResult):
-        result = interrupted_replay(left.result, left)
-    else:
-        with progress(errors) as display:
-            result = replaying.replay(
-                pack,
-                candidate,
-                on_first=show_first,
-                read_out=read_out,
-                progress=lambda done, total: display.count(f"{candidate}: runs on recorded calls", done, total),
-                watcher=handover.put,
-            )
+        result = run(pack, candidate, read_out=read_out, on_event=show)
+    if result.not_run:
+        report_error(ended_early(result.not_run, "what it had found is below"))
     raise typer.Exit(deliver(replay_document(result), json))

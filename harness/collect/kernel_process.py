@@ -10,34 +10,27 @@ A kernel that ends its process, crashes it or hangs leaves a run without this re
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+from assay import worker
 from assay.harness.collect.plan import Plan
 from assay.harness.engines.model import ModelShape, model_shape
-from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.sglang.launch import kernel_settings
-from assay.harness.errors import EngineError, EvidenceError
-from assay.harness.evidence import cause, op_matrix
-from assay.harness.evidence.cause import ReplayResult
+from assay.harness.errors import AssayError, EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.kernel_jobs import CAUSE, COMPUTES, DRAFT, FIRST, MATRIX, CauseJob, Jobs, MatrixJob
+from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import pack_of
-from assay.harness.evidence.op_matrix import MatrixRecord
 from assay.harness.evidence.pack import replay_command
-from assay.harness.offline.containment import TOO_MANY
-from assay.harness.offline.own_process import how_ended
 from assay.harness.progress import ProgressDisplay
 from assay.harness.text import one_line
-from assay.harness.verdict import serious
+from assay.harness.verdict import with_evidence
 
+# The output of the process, in the run's folder.
 LOG = "kernel.log"
-"""The output of the process, in the run's folder."""
-_POLL_INTERVAL_S = 0.1
-_BLOCK = 2**20
+_NO_HEADS = "the model's configuration does not state how many heads it has"
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -57,13 +50,14 @@ def examine_kernel(
     """
     stop = stop or threading.Event()
     while not stop.is_set():
-        jobs = Jobs(candidate=plan.candidate.name, cause=_cause_job(plan, folder), matrix=_matrix_job(plan, folder))
-        if jobs.cause and not plan.candidate.is_kernel:
-            _keep_cause(folder, _examine_here(jobs.cause, plan), display)
-        elif jobs.matrix and (why := _impossible(jobs.matrix)):
-            _keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
-        elif jobs.cause or jobs.matrix:
-            _attempt(jobs, plan, folder, display, stop)
+        pack = pack_of(folder) if folder.read(CAUSE) is None else None
+        due = plan.candidate.is_kernel and plan.has_layer_diff and folder.read(MATRIX) is None
+        if pack and not plan.candidate.is_kernel:
+            _keep_cause(folder, _examine_here(pack, plan, folder), display)
+        elif due and not (known := _shape(plan, folder)).complete:
+            _keep_matrix(folder, known.failed(plan, _NO_HEADS), display)
+        elif pack or due:
+            _attempt(pack, due, plan, folder, display, stop)
         else:
             return
 
@@ -75,101 +69,99 @@ def try_kernel(plan: Plan, folder: RunFolder) -> None:
         EngineError: it raises on all of a phase, ends its process, crashes it or hangs.
         EvidenceError: the folder cannot be written.
     """
-    if not plan.candidate.is_kernel or _impossible(job := _job_of(plan, folder)):
+    if not plan.candidate.is_kernel or not (shape := _shape(plan, folder)).complete:
         return
-    said: list[str] = []
-
-    def take(lines: Sequence[str]) -> bool:
-        said.extend(line.removeprefix(FIRST) for line in lines if line.startswith(FIRST))
-        return bool(said)
-
-    why = _watched(Jobs(candidate=plan.candidate.name, first=job), plan, folder, take, threading.Event())
-    if why or any(said):
+    given = {"candidate": plan.candidate.name, "matrix": shape.given}
+    why, said = _done("try_first", given, plan, folder, lambda event: None, threading.Event())
+    if why or said:
         raise EngineError(
-            f"No server was started: {why or f'the kernel {said[0]}'}.",
+            f"No server was started: {why or f'the kernel {said}'}.",
             "an output of at least one of the smallest calls of each phase",
             f"fix the kernel; assay check {plan.candidate.name} calls it without a server (its output is in {LOG})",
         )
 
 
-def _cause_job(plan: Plan, folder: RunFolder) -> CauseJob | None:
-    """Return the recorded calls that are still to be examined; None if that is done, or if nothing was recorded.
-
-    Raises:
-        EvidenceError: the pack is damaged.
-    """
-    pack = pack_of(folder)
-    if pack is None or folder.read(cause.CAUSE) is not None:
-        return None
-    served = pack.is_relative_to(folder.server_folder("candidate"))
-    # The kernel's process has a working directory of its own.
-    return CauseJob(pack=pack.resolve(), served=served, reproduce=replay_command(pack, plan.candidate.name))
-
-
-def _examine_here(job: CauseJob, plan: Plan, not_run: str = "") -> ReplayResult:
+def _examine_here(pack: Path, plan: Plan, folder: RunFolder, not_run: str = "") -> KernelResult:
     """Diagnose outputs without a call of the kernel: one of the engine's own backends, or one that is not to be run, and why."""
     from assay.harness.offline.replay import replay_recorded  # torch, which only a layer diff needs
 
-    return replay_recorded(job.pack, plan.candidate, job.reproduce, job.served, not_run)
+    given = _recorded(pack, plan, folder)
+    return replay_recorded(Path(given["pack"]), plan.candidate, given["reproduce"], given["served"], not_run)
 
 
-def _keep_cause(folder: RunFolder, result: ReplayResult, display: ProgressDisplay) -> None:
+def _recorded(pack: Path, plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """Name a run's recorded calls, and say whether the candidate served them itself."""
+    served = pack.is_relative_to(folder.server_folder("candidate"))
+    return {"pack": str(pack.resolve()), "served": served, "reproduce": replay_command(pack, plan.candidate.name)}
+
+
+def _keep_cause(folder: RunFolder, result: KernelResult, display: ProgressDisplay) -> None:
     """Write the result, and show it.
 
     Raises:
         EvidenceError: the folder cannot be written.
     """
-    folder.write(cause.CAUSE, result)
+    folder.write(CAUSE, result)
     named = "; ".join(finding.title for finding in result.findings) or "nothing"
     display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
     if result.not_run:
         display.say(f"The kernel was not tested on them: {result.not_run}.")
 
 
-def _matrix_job(plan: Plan, folder: RunFolder) -> MatrixJob | None:
-    """Return the matrix that is still to be run; None if that is done, or if the candidate is no kernel of the contract."""
-    if not plan.candidate.is_kernel or not plan.has_layer_diff or folder.read(op_matrix.MATRIX) is not None:
-        return None
-    return _job_of(plan, folder)
-
-
-def _job_of(plan: Plan, folder: RunFolder) -> MatrixJob:
-    """Make the job of a run's candidate: the matrix of the shape of the run's model, up to the policy's envelope."""
-    model = model_shape(plan.model)
-    dtype = _dtype(folder, plan.spec.device, model)
-    tokens = min(plan.spec.policy.envelope_tokens, model.context)
-    heads = f"{model.q_heads} q heads on {model.kv_heads} kv heads"
-    return MatrixJob(
-        record=MatrixRecord(
-            kernel=plan.candidate.name, shapes=f"{dtype}, head_dim {model.head_dim}, {heads}, to {tokens:,} tokens"
-        ),
-        device=plan.spec.device,
-        dtype=dtype,
-        q_heads=model.q_heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        tokens=tokens,
-    )
-
-
-def _impossible(job: MatrixJob) -> str:
-    """Explain why a matrix cannot be made; empty if it can."""
-    known = job.q_heads and job.kv_heads and job.head_dim
-    return "" if known else "the model's configuration does not state how many heads it has"
-
-
-def _keep_matrix(folder: RunFolder, record: MatrixRecord, display: ProgressDisplay) -> None:
+def _keep_matrix(folder: RunFolder, result: KernelResult, display: ProgressDisplay) -> None:
     """Write the result, and show it.
 
     Raises:
         EvidenceError: the folder cannot be written.
     """
-    folder.write(op_matrix.MATRIX, record)
-    if record.error:
-        display.say(f"Op-level matrix: not tested: {record.error}.")
+    folder.write(MATRIX, result)
+    if result.not_run:
+        display.say(f"Op-level matrix: not tested: {result.not_run}.")
         return
-    named = "; ".join(finding.title for finding in record.findings) or "nothing"
-    display.say(f"Op-level matrix: {record.computed} calls in {record.seconds:.1f} s: found {named}.")
+    named = "; ".join(finding.title for finding in result.findings) or "nothing"
+    display.say(f"Op-level matrix: {result.computed} calls in {result.seconds:.1f} s: found {named}.")
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The shape of a run's model, up to the policy's envelope: what the calls of its matrix have in common."""
+
+    device: str
+    dtype: str
+    heads: tuple[int, int]
+    head_dim: int
+    tokens: int
+
+    @property
+    def complete(self) -> bool:
+        """True if the model's configuration states all of it."""
+        return bool(all(self.heads) and self.head_dim)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of the job."""
+        return asdict(self)
+
+    @property
+    def words(self) -> str:
+        """The shape as a report shows it."""
+        heads = "{} q heads on {} kv heads".format(*self.heads)
+        return f"{self.dtype}, head_dim {self.head_dim}, {heads}, to {self.tokens:,} tokens"
+
+    def failed(self, plan: Plan, why: str) -> KernelResult:
+        """Return the result of a matrix that could not be run."""
+        return KernelResult(kernel=plan.candidate.name, shapes=self.words, not_run=why)
+
+
+def _shape(plan: Plan, folder: RunFolder) -> _Shape:
+    model = model_shape(plan.model)
+    return _Shape(
+        device=plan.spec.device,
+        dtype=_dtype(folder, plan.spec.device, model),
+        heads=(model.q_heads, model.kv_heads),
+        head_dim=model.head_dim,
+        tokens=min(plan.spec.policy.envelope_tokens, model.context),
+    )
 
 
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
@@ -180,140 +172,80 @@ def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
     return next((name for name in served if name in _DTYPES), usual)
 
 
-def _attempt(jobs: Jobs, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event) -> None:
-    """Have a process do the jobs, and keep each result; if it fails, the first job without a result fails.
+def _attempt(
+    pack: Path | None, matrix: bool, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event
+) -> None:
+    """Have a process do both jobs, and keep each result; if it fails, the first job without a result fails.
 
-    A result that was there before the kernel was read is kept as it was, with the reason why it states no more.
+    A result that stood before the kernel was read is kept, with the reason why it states no more.
     """
-    drafts: dict[str, str] = {}
+    keep = {"cause": _keep_cause, "matrix": _keep_matrix}
+    due = [*["cause"] * bool(pack), *["matrix"] * matrix]
+    stands: KernelResult | None = None
+    shape = _shape(plan, folder)
 
-    def take(lines: Sequence[str]) -> bool:
-        nonlocal jobs
-        drafts.update(_draft(line) for line in lines if line.startswith(DRAFT))
-        jobs = _kept(jobs, lines, folder, display)
-        return not (jobs.cause or jobs.matrix)
+    def take(event: worker.Event) -> None:
+        nonlocal stands
+        if (name := event["event"]) in keep:
+            due.remove(name)
+            stands = None
+            keep[name](folder, KernelResult.model_validate(event["result"]), display)
+        elif name == "stands":
+            stands = KernelResult.model_validate(event["result"]) if event["reading"] else None
 
-    why = _watched(jobs, plan, folder, take, stop)
-    if not why:
+    given = {
+        "candidate": plan.candidate.name,
+        "cause": _recorded(pack, plan, folder) if pack else None,
+        "matrix": shape.given if matrix else None,
+        "shapes": shape.words,
+    }
+    why, _ = _done("examine", given, plan, folder, take, stop)
+    if not why or stop.is_set() or not due:
         return
-    if late := [drafts[kind] for kind, job in ((CAUSE, jobs.cause), (MATRIX, jobs.matrix)) if job and kind in drafts]:
-        _kept(jobs, [_unread(line, why) for line in late[:1]], folder, display)
+    if stands is not None:
+        findings = tuple(with_evidence(stands.findings, f"the kernel could not be read: {why}"))
+        shapes = shape.words if due[0] == "matrix" else ""
+        keep[due[0]](folder, stands.model_copy(update={"findings": findings, "shapes": shapes}), display)
         return
     why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
-    if jobs.cause:
-        _keep_cause(folder, _examine_here(jobs.cause, plan, why), display)
-    elif jobs.matrix:
-        _keep_matrix(folder, jobs.matrix.record.model_copy(update={"error": why}), display)
+    if due[0] == "cause" and pack:
+        _keep_cause(folder, _examine_here(pack, plan, folder, why), display)
+    else:
+        _keep_matrix(folder, shape.failed(plan, why), display)
 
 
-def _watched(
-    jobs: Jobs, plan: Plan, folder: RunFolder, take: Callable[[Sequence[str]], bool], stop: threading.Event
-) -> str:
-    """Have a process do the jobs until `take`, which receives its notes, returns that they are done. Returns why they were not, in
-    words; empty if they were, or if `stop` was set.
+def _done(
+    job: str, given: dict[str, Any], plan: Plan, folder: RunFolder, take: worker.OnEvent, stop: threading.Event
+) -> tuple[str, Any]:
+    """Have a process do a job of `assay.harness.offline.kernel_jobs`.
+
+    What assay computes between two calls has no limit of time.
+
+    Returns:
+        Why it did not come to its end, in words, empty if it did; and what it returned.
     """
-    with _Notes() as notes:
-        command = [sys.executable, "-m", "assay.harness.offline.kernel_jobs", notes.path, jobs.model_dump_json()]
-        try:
-            environment = {**os.environ, **kernel_settings(os.environ)}
-            process = ServerProcess(command, environment, folder.path, folder.path / LOG)
-        except OSError as error:
-            raise EvidenceError(
-                f"The kernel's process cannot be launched: {error}.",
-                "a folder that can be written",
-                "give another --out",
-            ) from error
-        try:
-            while True:
-                ended = process.exit_status is not None  # asked first: what it notes until then is read
-                if take(notes.read()):
-                    return ""
-                if why := _ended(process, notes) if ended else _hangs(plan, notes):
-                    return why
-                if stop.wait(_POLL_INTERVAL_S):
-                    return ""
-        finally:
-            process.stop()
-
-
-def _kept(jobs: Jobs, lines: Sequence[str], folder: RunFolder, display: ProgressDisplay) -> Jobs:
-    """Keep the results among some notes. Returns the jobs that are left."""
-    for line in lines:
-        if line.startswith(CAUSE):
-            _keep_cause(folder, ReplayResult.model_validate_json(line.removeprefix(CAUSE)), display)
-            jobs = jobs.model_copy(update={"cause": None})
-        elif line.startswith(MATRIX):
-            _keep_matrix(folder, MatrixRecord.model_validate_json(line.removeprefix(MATRIX)), display)
-            jobs = jobs.model_copy(update={"matrix": None})
-    return jobs
-
-
-def _draft(line: str) -> tuple[str, str]:
-    """Return the kind of a result that was noted before the kernel was read, and the line that keeps it."""
-    line = line.removeprefix(DRAFT)
-    return next(kind for kind in (CAUSE, MATRIX) if line.startswith(kind)), line
-
-
-def _unread(line: str, why: str) -> str:
-    """Make a line that keeps a result whose first serious finding states why the kernel could not be read."""
-    kind, text = _draft(line)
-    result = (ReplayResult if kind == CAUSE else MatrixRecord).model_validate_json(text.removeprefix(kind))
-    [first, *_] = serious(result.findings)
-    said = first.model_copy(update={"evidence": (*first.evidence, f"the kernel could not be read: {why}")})
-    findings = tuple(said if finding is first else finding for finding in result.findings)
-    return kind + result.model_copy(update={"findings": findings}).model_dump_json()
-
-
-def _ended(process: ServerProcess, notes: _Notes) -> str:
-    """Describe how a process that left jobs unfinished ended."""
-    place = f"in a call ({notes.call})" if notes.call else "outside of a call"
-    if process.exit_status == TOO_MANY:
-        return f"the kernel's process {how_ended(TOO_MANY)} {place}"
-    if notes.call:
-        return f"the kernel ended its process, which {process.how_it_ended}, {place}"
-    return f"the kernel's process {process.how_it_ended} {place}"
-
-
-def _hangs(plan: Plan, notes: _Notes) -> str:
-    """Describe what takes too long; empty if nothing does. What assay computes between two calls has no limit."""
-    limit_s, load_limit_s = plan.spec.request_timeout, plan.spec.startup_timeout
-    if notes.call and notes.silent_s > limit_s:
-        return f"the kernel did not return from a call within {limit_s:g} s ({notes.call})"
-    if notes.empty and notes.silent_s > load_limit_s:
-        return f"the kernel was not loaded within {load_limit_s:g} s"
-    return ""
-
-
-class _Notes(AbstractContextManager["_Notes"]):
-    """Notes of the kernel's process, in memory: nothing is left on disk, and they can be read after the process has ended.
-
-    Attributes:
-        path: a file to which the process appends.
-        call: the call that the kernel computes, in words; empty if it computes none.
-        empty: whether nothing has been noted.
-    """
-
-    def __init__(self) -> None:
-        self._memory = os.memfd_create("assay-notes")
-        self.path, self.call, self.empty = f"/proc/{os.getpid()}/fd/{self._memory}", "", True
-        self._at, self._since, self._begun = 0, time.monotonic(), b""
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._memory)
-
-    def read(self) -> list[str]:
-        """Read the lines since the last time."""
-        new = b""
-        while more := os.pread(self._memory, _BLOCK, self._at):
-            new, self._at = new + more, self._at + len(more)
-        *lines, self._begun = (self._begun + new).split(b"\n")
-        if lines:
-            last = lines[-1].decode(errors="replace")
-            self.call = one_line(last.removeprefix(COMPUTES), 120) if last.startswith(COMPUTES) else ""
-            self.empty, self._since = False, time.monotonic()
-        return [line.decode(errors="replace") for line in lines]
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the last note was read."""
-        return time.monotonic() - self._since
+    call_s, load_s = plan.spec.request_timeout, plan.spec.startup_timeout
+    try:
+        with (folder.path / LOG).open("ab") as log:
+            outcome = worker.run(
+                worker.Job(f"assay.harness.offline.kernel_jobs:{job}", given), on_event=take, output=log, stop=stop,
+                limits=worker.Limits(start_s=load_s, step_s=call_s), environment={**os.environ, **kernel_settings(os.environ)},
+            )  # fmt: skip
+    except OSError as error:
+        raise EvidenceError(
+            f"The kernel's process cannot be launched: {error}.",
+            "a folder that can be written",
+            "give another --out",
+        ) from error
+    except AssayError:
+        raise
+    except Exception as error:  # of the kernel's module, for example
+        return f"the kernel's process raised {type(error).__name__}: {one_line(str(error), 300)}", None
+    if isinstance(outcome, worker.Done):
+        return "", outcome.result
+    call = one_line(outcome.during, 120)
+    if isinstance(outcome, worker.TimedOut):
+        late = f"return from a call within {call_s:g} s ({call})" if call else f"load within {load_s:g} s"
+        return f"the kernel did not {late}", None
+    place = f"in a call ({call})" if call else "outside of a call"
+    return f"the kernel's process {outcome.how} {place}", None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from assay.harness.compare.answer_lengths import SURE
-from assay.harness.stats.binomial import mcnemar
+from assay.harness.stats.share import mcnemar
 
 LIMIT = "length"
 """The reason of an answer that ran to the token limit, of which `assay.harness.compare.answer_lengths` decides."""

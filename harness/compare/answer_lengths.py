@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from assay.harness.schema import Part
-from assay.harness.stats.binomial import mcnemar
 from assay.harness.stats.bootstrap import Floats, bootstrap_t
+from assay.harness.stats.share import mcnemar
 
 LENGTH_BOUND = 0.05
 """Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too."""

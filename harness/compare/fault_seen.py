@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from assay.evals.questions import parse_answer
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.stats.betting import log_wealth, p_value
+from assay.harness.stats.share import p_not_above
 
 _LOST, _GAINED = 1.0, -1.0
 
@@ -50,7 +51,5 @@ def p_within(divergences: Sequence[float], limit: float) -> float:
         divergences: mean KL of each prompt, in nats.
         limit: of the suite, in nats.
     """
-    from scipy.stats import binomtest  # slow to import, and few runs get here
-
     above = sum(not divergence <= limit for divergence in divergences)
-    return float(binomtest(above, len(divergences), 0.5, alternative="greater").pvalue) if divergences else 1.0
+    return p_not_above(above, len(divergences), 0.5)

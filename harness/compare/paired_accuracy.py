@@ -39,8 +39,7 @@ from assay.harness.compare.answers import Pair
 from assay.harness.evidence.records import Item
 from assay.harness.stats import paired_margin
 from assay.harness.stats.betting import Array, betting_interval, log_wealth, log_wealth_below, p_value
-from assay.harness.stats.binomial import mcnemar
-from assay.harness.stats.share import Interval, clopper_pearson
+from assay.harness.stats.share import Interval, clopper_pearson, mcnemar
 from assay.harness.verdict import Verdict
 
 CHANCE = 0.25

@@ -1,11 +1,11 @@
 """A process between assay and a server that makes sure no process of the server outlives assay. Linux, standard library only.
 
-    python -I -S guardian.py GRACE_S SCRATCH COMMAND...
+    python -I -S guardian.py GRACE_S SCRATCH [--most=N] COMMAND...
 
 Runs COMMAND in its own session. Ends it, and whatever it started, at the end of standard input (only assay holds the other end
-of that pipe, so the kernel closes it however assay ends, SIGKILL included), on SIGTERM, or when COMMAND exits. Then removes
-the folder SCRATCH, and the shared memory that these processes left in /dev/shm, and ends as COMMAND did, with the same exit
-status or signal.
+of that pipe, so the kernel closes it however assay ends, SIGKILL included), on SIGTERM, when COMMAND exits, or when there are more
+than N processes of it at a time. Then removes the folder SCRATCH, and the shared memory that these processes left in /dev/shm, and
+ends as COMMAND did, with the same exit status or signal; by the signal `TOO_MANY` if there were too many processes.
 
 It is single-threaded: the kernel sends a parent-death signal when the *thread* that forked ends, not its process.
 """
@@ -29,6 +29,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # otherwise be left behind.
 HELPER_GRACE_S = 1.0
 UNKILLABLE_TIMEOUT_S = 30.0
+# The signal, SIGRTMAX, by which the guardian ends where COMMAND started too many processes: it can exit with any status.
+TOO_MANY = 64
+# Seconds between two counts of the processes. The system's own limit, RLIMIT_NPROC, counts all processes of a user, and not root's.
+COUNT_INTERVAL_S = 0.25
 LOOK_INTERVAL_S, LOOK_AGAIN_S = 2.0, 0.1
 """Seconds between two looks at the files in /dev/shm that the processes have mapped, where the kernel does not tell when one is
 created; and from such news to a second look. What a process had mapped cannot be found once it was killed."""
@@ -87,11 +91,21 @@ class _Family:
             return
         deadline = time.monotonic() + UNKILLABLE_TIMEOUT_S
         while time.monotonic() < deadline:
-            for pid in descendants(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            _tell(descendants(os.getpid()), signal.SIGKILL)
             if self._gone_within(0.1):
                 return
+
+    def kill_too_many(self, most: int) -> bool:
+        """Kill all processes if there are more than ``most``. Returns whether there were."""
+        if len(_running()) <= most:
+            return False
+        stopped: set[int] = set()
+        deadline = time.monotonic() + UNKILLABLE_TIMEOUT_S
+        while (more := [pid for pid in _running() if pid not in stopped]) and time.monotonic() < deadline:
+            _tell(more, signal.SIGSTOP)  # what is stopped starts no process while the others are killed
+            stopped.update(more)
+        _tell(_running(), signal.SIGKILL)
+        return True
 
     def _gone_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -115,6 +129,21 @@ def descendants(ancestor: int) -> list[int]:
     for pid in family:
         family += [child for child, parent in parents.items() if parent == pid]
     return family[1:]
+
+
+def _running() -> list[int]:
+    """List the descendants of this process that have not ended."""
+    running = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            running += [pid] if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "XZ" else []
+    return running
+
+
+def _tell(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _shared_files(pid: int) -> set[str]:
@@ -158,6 +187,7 @@ def _become(command: list[str]) -> None:
 
 def main() -> None:
     grace_s, scratch, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    most = int(command.pop(0).removeprefix("--most=")) if command[0].startswith("--most=") else None
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -170,8 +200,11 @@ def main() -> None:
     events = _watch_shared_memory()
     unasked = None if events >= 0 else LOOK_INTERVAL_S
     wait_s = unasked
-    while family.status is None and not told_to_stop:
-        ready, _, _ = select.select([0, woken, *([events] if events >= 0 else [])], [], [], wait_s)
+    too_many = False
+    while family.status is None and not told_to_stop and not too_many:
+        timeout = wait_s if most is None else min(wait_s or COUNT_INTERVAL_S, COUNT_INTERVAL_S)
+        ready, _, _ = select.select([0, woken, *([events] if events >= 0 else [])], [], [], timeout)
+        too_many = most is not None and family.kill_too_many(most)
         if events in ready or not ready:
             family.look()
             wait_s = LOOK_AGAIN_S if ready else unasked  # a file is created before it is mapped
@@ -182,7 +215,7 @@ def main() -> None:
         family.reap()
         if 0 in ready and not os.read(0, 4096):
             break
-    status = family.status
+    status = TOO_MANY if too_many else family.status
     family.end(grace_s)
     family.remove_shared()
     shutil.rmtree(scratch, ignore_errors=True)

@@ -11,7 +11,7 @@ from assay.harness.compare.answer_lengths import LENGTH_BOUND, AnswerLengths
 from assay.harness.ingest.result import Excerpt, FileRead, Timeline
 from assay.harness.judge.report import ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
-from assay.harness.verdict import Check, Decided, Verdict
+from assay.harness.verdict import Check, Decided, Requirement, Verdict
 
 ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 LISTED = 200
@@ -107,9 +107,6 @@ class CellAt(Part):
 class TensorRow(Part):
     """One tensor that differs."""
 
-    tensor: str
-    layer: int | None
-    boundary: str
     cells: int = Field(description="tokens x heads")
     out_of_bounds: int
     not_finite: int = Field(description="cells in which one side is not finite and the other differs")
@@ -190,6 +187,4 @@ def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Ch
         right: what was found otherwise.
         settles: what to do about it.
     """
-    if wrong:
-        return Check(id=id, title=title, status="missing", found=f"{wrong}.", settles=settles)
-    return Check(id=id, title=title, status="ok", found=right)
+    return Requirement(id, title).met(not wrong, f"{wrong}." if wrong else right, settles)

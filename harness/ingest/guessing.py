@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from assay.harness.ingest.result import CitedFinding, Excerpt
-from assay.harness.stats.binomial import at_most
 from assay.harness.verdict import Severity
 
 GUESSING = {"mmlu": 0.25, "gpqa": 0.25, "hellaswag": 0.25, "mmlu_pro": 0.1}
@@ -56,3 +56,13 @@ def below_guessing(
         id="score-below-guessing", title="Score below guessing", severity=severity, where=where, diagnosis=says,
         evidence=(*test, *evidence), reproduce="", cites=cites,
     )  # fmt: skip
+
+
+def at_most(k: int, n: int, p: float) -> float:
+    """Compute the probability of at most `k` of `n` independent events of probability `p` each, strictly between 0 and 1."""
+    # Not scipy's: logs are read in the base install.
+    logs = (
+        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * math.log(p) + (n - i) * math.log1p(-p)
+        for i in range(min(k, n) + 1)
+    )
+    return min(1.0, math.fsum(map(math.exp, logs)))

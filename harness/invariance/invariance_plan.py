@@ -62,7 +62,7 @@ class InvariancePlan:
         """The command that repeats it."""
         words = ["assay", "invariance", *self.run.spec.given_flags(INVARIANCE_FLAGS)]
         words += [f"--features={','.join(self.asked)}"] if self.asked else []
-        words += [f"--{self.mode}"] if self.mode != "pairs" else []
+        words += [f"--arms={self.mode}"] if self.mode != "pairs" else []
         words += [f"--minutes={self.minutes:g}"] if self.minutes else []
         return shlex.join(words)
 
@@ -153,7 +153,7 @@ def _arms(known: Mapping[str, Feature], asked: Sequence[str], mode: Mode) -> lis
     together = frozenset(known)
     if not together or not possible(together, known):
         raise UsageError(
-            f"--exactly: {', '.join(asked) or 'nothing'} cannot be on together.",
+            f"--arms=exactly: {', '.join(asked) or 'nothing'} cannot be on together.",
             "features that exclude none of each other",
             "name them with --features",
         )

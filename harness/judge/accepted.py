@@ -19,8 +19,16 @@ from assay.harness.sides import Role, Side
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import Check, Requirement, Verdict
 
-_OF_CANDIDATE = Requirement("candidate-baseline", "an accepted baseline of the candidate matches")
-_OF_REFERENCE = Requirement("reference-baseline", "an accepted baseline of the reference matches")
+_OF_CANDIDATE = Requirement(
+    "candidate-baseline",
+    "an accepted baseline of the candidate matches",
+    unchecked="no accepted baseline of the candidate matches",
+)
+_OF_REFERENCE = Requirement(
+    "reference-baseline",
+    "an accepted baseline of the reference matches",
+    unchecked="no accepted baseline of the reference matches",
+)
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 

@@ -33,7 +33,7 @@ from assay.harness.verdict import Check, Finding, Requirement
 from assay.harness.workload import Workload
 
 _ANSWERED = Requirement("all-answered", "both servers answered every question")
-_TESTED = Requirement("accuracy-tested", "accuracy was tested")
+_TESTED = Requirement("accuracy-tested", "accuracy was tested", unchecked="accuracy was not tested")
 _PLANNED = Requirement(
     "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
 )

@@ -14,7 +14,7 @@ from assay.harness.verdict import Check, Finding, Requirement
 
 LENGTH_RATIO = "answer-length-ratio"
 """Id of the metric."""
-_TITLE = "without a forced length, the candidate's answers are as long as the reference's"
+_SIDES = ("the reference", "the candidate")
 
 
 def lengths_of(pairs: Sequence[Pair], policy: Policy) -> AnswerLengths:
@@ -45,9 +45,11 @@ def ratio_metric(lengths: AnswerLengths, policy: Policy) -> Metric:
     )
 
 
-def check_lengths(lengths: AnswerLengths, title: str = _TITLE) -> Check:
+def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
-    requirement = Requirement("answer-lengths", title)
+    requirement = Requirement(
+        "answer-lengths", f"{sides[1]}'s answers are as long as {sides[0]}'s, where no length is forced"
+    )
     if not lengths.informative:
         observed = f"{lengths.uninformative}, so their lengths prove nothing"
         return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
@@ -62,17 +64,19 @@ def check_lengths(lengths: AnswerLengths, title: str = _TITLE) -> Check:
     return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
 
 
-def check_ends(
-    pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], title: str = "the candidate's answers end as the reference's do"
-) -> Check:
+def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no role's answers end more often for a reason, such as an abort or another stop token; the limit is not counted.
 
     Args:
         pairs: reference's and candidate's end of the answer to each prompt.
-        title: of the check.
+        sides: names of both.
     """
-    requirement, counts = Requirement("finish-reasons", title), compare_ends(pairs)
-    if not any(ours.reason and theirs.reason for ours, theirs in pairs):
+    ours, theirs = sides
+    requirement = Requirement(
+        "finish-reasons", f"{theirs}'s answers end as {ours}'s do", f"{theirs}'s answers do not end as {ours}'s do"
+    )
+    counts = compare_ends(pairs)
+    if not any(all(end.reason for end in pair) for pair in pairs):
         return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
     text = "; ".join(count.text for count in [*(c for c in counts if c.differs), *(c for c in counts if not c.differs)])
     if any(count.differs for count in counts):

@@ -15,8 +15,16 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Requirement
 
-_PARSED = Requirement("answers-parsed", "the letters of the answers are those of their texts")
-_RECONCILED = Requirement("calls-reconciled", "the counted calls are those of the answered requests")
+_PARSED = Requirement(
+    "answers-parsed",
+    "the letters of the answers are those of their texts",
+    "letters were recorded that are not those of the texts",
+)
+_RECONCILED = Requirement(
+    "calls-reconciled",
+    "the counted calls are those of the answered requests",
+    "the counted calls are not those of the answered requests",
+)
 _MOST_WORDS = 3
 
 

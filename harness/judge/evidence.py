@@ -18,9 +18,9 @@ from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace
 from assay.harness.evidence.faults import SENSITIVITY_RECORD, SensitivityRecord
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, Manifest, QuestionPlan, ServerManifest
-from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.report import SuiteResult
@@ -104,7 +104,7 @@ class RunEvidence:
     errors: ShadowErrors | None
     envelope: EnvelopeCounts | None
     served: EnvelopeCounts | None
-    matrix: MatrixRecord | None
+    matrix: KernelResult | None
     seeded: Mapping[Role, SensitivityRecord]
     baselines: Status | None
     measured: tuple[Role, ...]

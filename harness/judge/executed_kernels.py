@@ -25,9 +25,17 @@ from assay.harness.sides import ENGINES, ROLES, Role, profile_of
 from assay.harness.text import percent
 from assay.harness.verdict import Check, Requirement
 
-_RAN = Requirement("kernel-ran", "the candidate's own kernel ran in every phase that it claims")
+_RAN = Requirement(
+    "kernel-ran",
+    "the candidate's own kernel ran in every phase that it claims",
+    "something else computed calls that the candidate claims",
+)
 _COMPILED = Requirement("decode-compiled", "decode ran compiled, as --enable-torch-compile asks")
-_EXECUTED = Requirement("kernel-executed", "the candidate's own kernels ran in a traced pass")
+_EXECUTED = Requirement(
+    "kernel-executed",
+    "the candidate's own kernels ran in a traced pass",
+    "a traced pass does not show that the candidate's own kernels ran",
+)
 _MIN_COMPILED_SHARE = 0.5
 """More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 MAX_NAME = 160

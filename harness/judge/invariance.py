@@ -409,11 +409,9 @@ def _beyond(manifest: InvarianceManifest) -> list[str]:
 
 def _command(manifest: InvarianceManifest, arm: Arm) -> str:
     words = [
-        word
-        for word in shlex.split(manifest.command)
-        if not word.startswith(("--features=", "--minutes=")) and word not in ("--singles", "--exactly")
+        word for word in shlex.split(manifest.command) if not word.startswith(("--features=", "--minutes=", "--arms="))
     ]
-    return shlex.join([*words, f"--features={','.join(sorted(arm))}", "--exactly"])
+    return shlex.join([*words, f"--features={','.join(sorted(arm))}", "--arms=exactly"])
 
 
 def _rows(

@@ -11,7 +11,11 @@ from assay.harness.fingerprint.differences import FingerprintDiff, compare_finge
 from assay.harness.text import counted
 from assay.harness.verdict import Check, Requirement
 
-_SAME = Requirement("same-servers", "the arms' servers differed in their features and in nothing else")
+_SAME = Requirement(
+    "same-servers",
+    "the arms' servers differed in their features and in nothing else",
+    "the arms' servers did not differ in their features alone",
+)
 _SIZES = "arguments.cuda_graph_config"
 """The sizes of CUDA graphs follow chunks and drafts; whether there were any is shown by the passes that they served."""
 

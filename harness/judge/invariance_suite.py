@@ -12,7 +12,11 @@ from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Check, Requirement
 
-_SWITCHED = Requirement("features-switched", "the candidate's features that must change nothing were switched")
+_SWITCHED = Requirement(
+    "features-switched",
+    "the candidate's features that must change nothing were switched",
+    unchecked="the candidate's features that must change nothing were not switched",
+)
 _LARGEST = "largest-divergence"
 
 

@@ -38,7 +38,11 @@ from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
 
-_ON_DEVICE = Requirement("device-kernels", "kernels ran on the device, not interpreted")
+_ON_DEVICE = Requirement(
+    "device-kernels",
+    "kernels ran on the device, not interpreted",
+    "kernels were interpreted and did not run on a device",
+)
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.evidence.cause import ReplayResult
 from assay.harness.evidence.error_table import CONDITIONS, DIMENSIONS, QUERY, RoleErrors
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, MeasuredCells
@@ -43,7 +43,7 @@ class LayerEvidence:
 
     errors: ShadowErrors
     against: AgainstNoise
-    replay: ReplayResult | None
+    replay: KernelResult | None
     foreign: str = ""
 
 
@@ -121,7 +121,7 @@ def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
     return None
 
 
-def _judge_replay(replay: ReplayResult) -> _Ruling | None:
+def _judge_replay(replay: KernelResult) -> _Ruling | None:
     """Return regression if a recorded call is out of bounds, whatever the findings state, or if there is a serious finding."""
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
@@ -180,7 +180,7 @@ def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
     """Return the tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
     replay = evidence.replay
     named = (
-        {(bound.layer, bound.phase) for bound in replay.bounds if bound.worst > 1}
+        {(bound.layer, bound.phase) for bound in replay.bounds if bound.outside}
         if replay and not evidence.foreign
         else set()
     )
@@ -325,7 +325,7 @@ def _metric(id_: str, title: str, measured: MeasuredCells, explain: str) -> Metr
     return Metric(id=id_, title=title, value=value, text=text, bound=1.0, bound_is="most", explain=explain)
 
 
-def _replayed_metric(replay: ReplayResult) -> Metric:
+def _replayed_metric(replay: KernelResult) -> Metric:
     return Metric(
         id=_WORST_CALL,
         title="worst own error, recorded calls",

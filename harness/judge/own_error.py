@@ -9,9 +9,9 @@ from assay.harness.backend import Backend
 from assay.harness.compare.traces import free_running_errors
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.cause import CAUSE, foreign_cause
 from assay.harness.evidence.error_table import DIMENSIONS, elements, relative_l1
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, foreign_cause
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
@@ -26,7 +26,9 @@ from assay.harness.sides import ROLES
 from assay.harness.text import one_line, percent, ranges
 from assay.harness.verdict import Check, Requirement
 
-_COMPARED = Requirement("layers-compared", "every layer's output was compared with the truth")
+_COMPARED = Requirement(
+    "layers-compared", "every layer's output was compared with the truth", "the candidate did not compute every call"
+)
 _PREFIX = Requirement("cached-prefix", "the cached-prefix condition was exercised")
 
 

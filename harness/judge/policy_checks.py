@@ -10,7 +10,11 @@ from assay.harness.judge.history import RunLine, check_repeated
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Requirement
 
-_POLICY = Requirement("policy", "no limit of the policy is wider than its default")
+_POLICY = Requirement(
+    "policy",
+    "no limit of the policy is wider than its default",
+    unchecked="a limit of the policy is wider than its default",
+)
 
 
 def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:

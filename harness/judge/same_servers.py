@@ -13,7 +13,11 @@ from assay.harness.sides import HIDDEN, ROLES, Role, Side, treatment
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Check, Requirement
 
-_SAME = Requirement("same-servers", "the servers differed in the treatment and in nothing else")
+_SAME = Requirement(
+    "same-servers",
+    "the servers differed in the treatment and in nothing else",
+    "the servers did not differ in the treatment alone",
+)
 
 
 def claim(run: RunEvidence) -> Judged:

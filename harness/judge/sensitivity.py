@@ -28,9 +28,7 @@ from assay.harness.verdict import Check, Requirement
 
 _SUITES = ("accuracy", "logits", "layers")
 """Suites that have to see the fault."""
-_SENSITIVE = Requirement(
-    "workload-sensitive", "the workload is sensitive: a fault that was seeded in the running servers was seen"
-)
+_SENSITIVE = Requirement("workload-sensitive", "every suite saw a fault that was seeded in the running servers")
 _ATTENTIVE = (
     "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
     "prefix cache on"

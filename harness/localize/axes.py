@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+
+from assay.harness.evidence.kernel_result import Axis
 
 Conditions = Mapping[str, str]
 """Axis -> value of one call, as `assay.harness.attention.matrix.Case.condition`."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Results by one axis.
-
-    Attributes:
-        name: the axis.
-        failing: value -> (failing calls, calls), of the values with a failing call.
-        right: values without a failing call.
-        unknown: values of calls that were not made, and of no other: nothing is said of all values of this axis.
-    """
-
-    name: str
-    failing: dict[str, tuple[int, int]]
-    right: tuple[str, ...]
-    unknown: tuple[str, ...] = ()
 
 
 def by_axis(
@@ -46,7 +30,7 @@ def by_axis(
         unknown = tuple(
             value for value in dict.fromkeys(conditions[name] for conditions in left_out) if value not in values
         )
-        axes.append(Axis(name, bad, tuple(value for value in values if value not in bad), unknown))
+        axes.append(Axis(name=name, failing=bad, right=tuple(v for v in values if v not in bad), unknown=unknown))
     return axes
 
 
@@ -104,3 +88,12 @@ def words(axes: Collection[Axis]) -> str:
         else f"{axis.name} is {' or '.join(axis.failing)}"
         for axis in axes
     )
+
+
+def located(
+    failing: Sequence[Conditions], right: Sequence[Conditions], left_out: Sequence[Conditions] = ()
+) -> tuple[tuple[Axis, ...], str]:
+    """Group cases by axis, and describe where those that fail lie; nothing where all of them do, or none."""
+    if not (failing and right):
+        return (), ""
+    return tuple(by_axis(failing, right, left_out)), words(confining(failing, right, left_out))

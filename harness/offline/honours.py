@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay import worker
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask, default_device, refusal_behind
 from assay.harness.attention.forms import lacking
 from assay.harness.attention.interpreter import interpret_without_gpu
@@ -31,11 +32,7 @@ from assay.harness.engines.sglang.native_kernel import (
     sglang_version,
 )
 from assay.harness.engines.vllm import native_kernel as vllm
-from assay.harness.errors import AssayError
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
-from assay.harness.offline.interrupted import Known
-from assay.harness.offline.own_process import Callbacks, ended_early, in_own_process
-from assay.harness.offline.watcher import Watcher
 from assay.harness.text import one_line
 
 PHASES: dict[str, list[tuple[int, int]]] = {
@@ -195,74 +192,64 @@ def measure(
 
 def _contained(backend: str, attributes: Collection[str] | None) -> BackendResult:
     """Measure one backend in a process of its own, and in another one from where it ends that: FlashAttention calls `exit`."""
-    begun: list[tuple[str, str]] = []
     known: dict[tuple[str, str], Measured] = {}
-    callbacks: Callbacks = {
-        "begin": lambda *cell: begun.append(cell),
-        "end": lambda cell: known.update({(cell.attribute, cell.phase): cell}),
-    }
+    asked = None if attributes is None else sorted(attributes)
+
+    def keep(event: worker.Event) -> None:
+        if event["event"] == "measured":
+            cell = Measured.model_validate(event["cell"])
+            known[cell.attribute, cell.phase] = cell
+
     while True:
-        before = len(begun)
-        try:
-            result = in_own_process(partial(_work, backend, attributes, frozenset(known)), _ended, callbacks=callbacks)
-        except AssayError as error:
-            if len(begun) == before:
-                return BackendResult(backend=backend, problem=one_line(error.found, 200))
-            attribute, phase = begun[-1]
-            known[begun[-1]] = Measured(
-                attribute=attribute, phase=phase, state="crashes", says=one_line(error.found, 160)
-            )
-            continue
-        return result.model_copy(update={"measured": tuple(known.values())})
+        given = {"backend": backend, "attributes": asked, "known": sorted(known)}
+        outcome = worker.run(worker.Job(_JOB, given), on_event=keep)
+        if isinstance(outcome, worker.Done):
+            return BackendResult(backend=backend, problem=outcome.result, measured=tuple(known.values()))
+        says = f"The process that ran the kernel {outcome.how} before its work was done"
+        attribute, _, phase = outcome.during.partition(_IN)
+        if not phase:
+            return BackendResult(backend=backend, problem=one_line(says, 200))
+        known[attribute, phase] = Measured(attribute=attribute, phase=phase, state="crashes", says=one_line(says, 160))
 
 
-def _work(
-    backend: str,
-    attributes: Collection[str] | None,
-    known: Collection[tuple[str, str]],
-    _watcher: Watcher,
-    callbacks: Callbacks,
-) -> BackendResult:
-    return _of_backend(backend, attributes, known, callbacks["begin"], callbacks["end"])
+_JOB, _IN = f"{__name__}:measure_backend", " in "
 
 
-def _ended(known: Known) -> BackendResult:
-    raise ended_early(known.how, "the rest is measured in another one")
-
-
-def _of_backend(
+def measure_backend(
+    journal: worker.Journal,
     backend: str,
     attributes: Collection[str] | None = None,
-    known: Collection[tuple[str, str]] = (),
-    begin: Callable[[str, str], None] = lambda attribute, phase: None,
-    end: Callable[[Measured], None] = lambda measured: None,
-) -> BackendResult:
+    known: Collection[Sequence[str]] = (),
+) -> str:
     """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape.
 
     Args:
+        journal: gets each result as the event "measured".
         backend: name, as SGLang registers it.
         attributes: names of `ATTRIBUTES`; None for all.
         known: attributes and phases that are left out.
-        begin: is called with an attribute and a phase before the backend computes it.
-        end: is called with the result.
+
+    Returns:
+        Why it cannot be measured; empty if it can.
     """
+    interpret_without_gpu()
     of_latents = backend.partition("@")[0] in (*LATENT_PAGES, f"{_VLLM}CPU_MLA")
     possible = [attribute for attribute in ATTRIBUTES if attribute.name == "mla" or not of_latents]
     asked = [attribute for attribute in possible if attributes is None or attribute.name in attributes]
     compiled = torch.compiler.set_stance("force_eager") if default_device() == "cpu" else nullcontext()
-    measured = []
     with compiled:
         try:
             _made(backend)
         except (KernelRefused, ImportError) as error:
-            return BackendResult(backend=backend, problem=one_line(str(error), 200))
+            return one_line(str(error), 200)
         for attribute in asked:
             for phase in attribute.phases:
-                if (attribute.name, phase) not in known:
-                    begin(attribute.name, phase)
-                    measured.append(_measured(backend, attribute, phase))
-                    end(measured[-1])
-    return BackendResult(backend=backend, measured=tuple(measured))
+                if (attribute.name, phase) not in {(name, its) for name, its in known}:
+                    journal.begin(f"{attribute.name}{_IN}{phase}")
+                    measured = _measured(backend, attribute, phase)
+                    journal.end()
+                    journal.write("measured", cell=measured)
+    return ""
 
 
 def _measured(backend: str, attribute: _Attribute, phase: str) -> Measured:

@@ -131,7 +131,7 @@ def declined(declared: Declaration, options: MatrixOptions) -> tuple[str, ...]:
     return (*lost, *left, *["a cached prefix"] * (not declared.prefix))
 
 
-def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int | None) -> str:
+def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int | None, case: str | None = None) -> str:
     """Write the command that repeats a check of a kernel that can be imported."""
     words = ["assay", "check", path]
     words += [word for phase in options.get("phases") or () for word in ("--phase", phase)]
@@ -144,6 +144,7 @@ def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int 
         ("device", options.get("device"), None),
         ("seed", options.get("seed", 0), 0),
         ("calls", calls, None),
+        ("case", case, None),
     ):
         words += [f"--{flag}", str(value)] * (value != usual)
     return shlex.join(words)

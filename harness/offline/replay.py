@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,20 +15,21 @@ from assay.harness.backend import Backend
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.errors import AssayError, UsageError
-from assay.harness.evidence.cause import LayerBound, ReplayResult
+from assay.harness.evidence.kernel_result import KernelResult, LayerBound
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded
 from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.smallest import smallest_call
 from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check_findings import breach
 from assay.harness.offline.observed import READ_OUT_S, Reader
-from assay.harness.offline.watcher import Watcher, count_runs, watched
+from assay.harness.offline.watcher import count_runs, watched
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
+from assay.worker import Journal
 
 _RUNS_OF_A_CALL = 3
 """See `diagnose_kernel`: once, and then twice more in a row."""
@@ -40,11 +41,9 @@ def replay(
     pack: Path,
     candidate: str,
     reproduce: str = "",
-    on_first: Callable[[Sequence[Finding]], None] = lambda findings: None,
     read_out: float = READ_OUT_S,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    watcher: Watcher | None = None,
-) -> ReplayResult:
+    journal: Journal | None = None,
+) -> KernelResult:
     """Run a kernel on recorded calls and name what is wrong with it.
 
     A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
@@ -54,17 +53,17 @@ def replay(
         pack: folder of a replay pack.
         candidate: a published kernel, or ``module:function``.
         reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
-        on_first: receives the first findings at once, if there are any; they may still change.
-        read_out: most seconds that reading a wrong kernel takes, 60 by default; 0 not to read it.
-        progress: receives how many times the kernel has run, of how many times in all, after each.
-        watcher: receives the result before a wrong kernel is read, and the calls that it then gets.
+        read_out: most seconds that reading a wrong kernel takes, 30 by default; 0 not to read it.
+        journal: gets each call, and what is known so far, as the events of `assay.harness.offline.jobs`.
 
     Raises:
         UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
             of a phase that the kernel computes.
     """
     reproduce = reproduce or replay_command(pack, candidate)
-    kernel = kernels.find("", candidate)
+    kernel, journal = kernels.find("", candidate), journal or Journal()
+    if journal.kept:
+        kernel = watched(kernel, journal)
     phases = kernels.declaration(kernel).phases
     recorded = [record for record in read_pack(pack) if record.call.phase in phases]
     if not recorded:
@@ -73,16 +72,18 @@ def replay(
     calls = [_on_device(record.call) for record in chosen]
     within = GuardedKernel(kernel)
     guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
-    counted = count_runs(guard, _RUNS_OF_A_CALL * len(calls), progress)
+    counted = count_runs(guard, _RUNS_OF_A_CALL * len(calls), journal)
     start = time.monotonic()
     with few_threads(calls):
         try:
-            run, findings, first_finding_s = diagnose_kernel(counted, calls, reproduce, on_first=on_first)
+            run, findings, first_finding_s = diagnose_kernel(
+                counted, calls, reproduce, on_first=lambda early: journal.write("first", says=early[0].sentence)
+            )
         except (AssayError, KernelRefused):
             if not guard.breaches:
                 raise
             broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
-            return _result(Backend.parse(candidate), KernelRun(()), examined, broken, seconds, seconds, ())
+            return _result(candidate, KernelRun(()), examined, broken, seconds, seconds, reproduce)
         seconds = time.monotonic() - start
         broken = _breaches(guard, [call for call, why in run.refused if why in guard.breaches], reproduce)
         named = [
@@ -97,16 +98,13 @@ def replay(
 
         envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
 
-        def result_of(findings: Sequence[Finding]) -> ReplayResult:
-            made = _result(Backend.parse(candidate), run, examined, findings, seconds, first_finding_s, ())
-            test = smallest.test(findings)
-            return made.model_copy(update={"smallest": smallest.words, "test": test, "envelope": envelope})
+        def result_of(findings: Sequence[Finding]) -> KernelResult:
+            made = _result(candidate, run, examined, findings, seconds, first_finding_s, reproduce, envelope)
+            return made.model_copy(update={"smallest": smallest.words, "test": smallest.test(findings)})
 
-        asked = kernel
-        if watcher is not None:
-            watcher("stands", result_of((*named, *broken)))
-            asked = watched(kernel, watcher)
-        observed = Reader(read_out).observe((*named, *broken), asked, guard.assay, run.results, recorded=True)
+        reader, known = Reader(read_out), (*named, *broken)
+        journal.write("stands", result=result_of(known), reading=reader.wants(known, run.results))
+        observed = reader.observe(known, kernel, guard.assay, run.results, recorded=True)
     return result_of(observed.findings)
 
 
@@ -126,8 +124,8 @@ def replay_recorded(
     not_run: str = "",
     kernel: Kernel | None = None,
     reader: Reader | None = None,
-    before_reading: Callable[[ReplayResult], None] = lambda result: None,
-) -> ReplayResult:
+    journal: Journal | None = None,
+) -> KernelResult:
     """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
 
     A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
@@ -142,7 +140,7 @@ def replay_recorded(
         not_run: why a kernel is not run here; empty to run it.
         kernel: the kernel that is run here, where it was loaded before; None to load it.
         reader: reads a wrong kernel; None not to ask it.
-        before_reading: receives the result before a wrong kernel is read, which a kernel that hangs does not survive.
+        journal: gets the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
     Raises:
         UsageError: `pack` is not a pack, or holds no output of the candidate.
@@ -172,13 +170,14 @@ def replay_recorded(
     seconds = time.monotonic() - start
     left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
     said = (not_tested, left_out) if examined.left_out else (not_tested,)
-    result = _result(candidate, run, examined, findings, seconds, first_finding_s, said)
-    result = result.model_copy(update={"not_run": not_run})
+    result = _result(
+        candidate.name, run, examined, findings, seconds, first_finding_s, reproduce, not_tested=said, not_run=not_run
+    )
     if kernel is None or not_run:
         return _read_passively(result, reader or Reader(), examined, run, served)
     if reader is None or not reader.wants(findings, run.results):
         return result
-    before_reading(result)
+    (journal or Journal()).write("stands", result=result, reading=True)
     observed = reader.observe(findings, kernel, kernels.declaration(kernel), run.results, recorded=True)
     result = result.model_copy(update={"findings": observed.findings})
     if observed.read is None or observed.read.all.wrong:
@@ -187,8 +186,8 @@ def replay_recorded(
 
 
 def _read_passively(
-    result: ReplayResult, reader: Reader, examined: _Examined, run: KernelRun, served: bool
-) -> ReplayResult:
+    result: KernelResult, reader: Reader, examined: _Examined, run: KernelRun, served: bool
+) -> KernelResult:
     """Add to the result what can be read from the recorded outputs alone: further small calls are looked at too."""
     if not serious(result.findings):
         return result
@@ -271,28 +270,41 @@ def _may_be_read_as_given(call: AttentionCall) -> bool:
 
 
 def _result(
-    candidate: Backend,
+    candidate: str,
     run: KernelRun,
     examined: _Examined,
     findings: Sequence[Finding],
     seconds: float,
     first_finding_s: float | None,
-    not_tested: Sequence[str],
-) -> ReplayResult:
-    return ReplayResult(
-        kernel=candidate.name,
+    again: str,
+    envelope: Mapping[str, str] | None = None,
+    not_tested: Sequence[str] = (),
+    not_run: str = "",
+) -> KernelResult:
+    worst = worst_of(run.results)
+    own, bound = worst.worst_cell if worst else (None, None)
+    with_prefix, envelope = sum(has_cached_prefix(record.served_prefixes) for record in examined.chosen), envelope or {}
+    missing = [f"the pack has no {phase} call, which the kernel claims" for phase, text in envelope.items() if not text]
+    if not with_prefix:
+        missing.insert(0, "no call had a cached prefix: record a pack with the prefix cache on")
+    return KernelResult(
+        kernel=candidate,
+        calls=len(run.results),
+        worst_own=own,
+        worst_bound=bound,
+        findings=tuple(findings),
+        missing=(*missing, *filter(None, [not_run])),
+        not_run=not_run,
+        again=again,
+        seconds=seconds,
         pack=hash_pack(examined.pack),
         examined=tuple(record.entry.sha256 for record in examined.chosen),
-        noise=candidate.noise,
-        calls=len(run.results),
         recorded=len(examined.recorded),
-        with_prefix=sum(has_cached_prefix(record.served_prefixes) for record in examined.chosen),
-        worst=max((result.worst for result in run.results), default=0.0),
+        with_prefix=with_prefix,
+        envelope=dict(envelope),
         bounds=tuple(_bounds_of(run.results)),
-        findings=tuple(findings),
         not_tested=tuple(not_tested),
         first_finding_s=first_finding_s,
-        seconds=seconds,
     )
 
 

@@ -14,10 +14,10 @@ layer, head and condition; only sums are kept of it, so its freedom is estimated
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from assay.harness.stats.binomial import normal_quantile
 
 FALSE_FLAGS = 1e-3
 """Largest share of comparisons (a matrix, a session of a shadow) of an honest kernel in which any cell may be flagged."""
@@ -87,7 +87,7 @@ def _squares(errors: ArrayLike) -> Floats:
 def chi2_quantile_below(rate: float, degrees: ArrayLike) -> Floats:
     """Compute the quantile of chi^2 / degrees below which it falls at a rate, as Wilson and Hilferty do (PNAS 17, 684, 1931)."""
     spread = 2 / (9 * np.asarray(degrees, dtype=float))
-    return np.maximum(0.0, 1 - spread + normal_quantile(rate) * np.sqrt(spread)) ** 3
+    return np.maximum(0.0, 1 - spread + NormalDist().inv_cdf(rate) * np.sqrt(spread)) ** 3
 
 
 def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> Floats:
@@ -102,7 +102,7 @@ def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> Floats:
         bottom: degrees of freedom of the denominator.
     """
     a, b = 2 / (9 * np.asarray(top, dtype=float)), 2 / (9 * np.asarray(bottom, dtype=float))
-    z = -normal_quantile(rate)
+    z = -NormalDist().inv_cdf(rate)
     # (1 - b) x - (1 - a) = z sqrt(b x^2 + a), for x = F^(1/3).
     square = (1 - b) ** 2 - z**2 * b
     half = (1 - a) * (1 - b)

@@ -26,11 +26,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.harness.stats.binomial import normal_quantile
 from assay.harness.stats.multiple import holm
 from assay.harness.stats.share import Interval
 from assay.harness.verdict import Verdict
@@ -142,7 +142,7 @@ def _beyond(n: int, tail: float) -> int:
     """
     if n > _EXACT_MAX_N:
         mean, spread = _moments(n)
-        return math.floor(mean + normal_quantile(tail) * spread - 0.5)
+        return math.floor(mean + NormalDist().inv_cdf(tail) * spread - 0.5)
     counts = np.ones(1)
     for rank in range(1, n + 1):
         with_rank = np.zeros(len(counts) + rank)

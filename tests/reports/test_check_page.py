@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,14 +12,14 @@ import torch
 from assay.harness.attention.matrix import cases
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.files import write_whole
 from assay.harness.offline.check import check
-from assay.harness.offline.check_result import CheckResult
 from assay.reports import page as pages
 from assay.reports.check import check_document
 
 
-def to_html(result: CheckResult) -> str:
+def to_html(result: KernelResult) -> str:
     return pages.to_html(check_document(result))
 
 
@@ -28,19 +27,20 @@ TEST = "def test_mine():\n    assert_correct(forward, call)"
 
 
 @pytest.fixture(scope="module")
-def wrong(examples: ModuleType) -> CheckResult:
+def wrong(examples: ModuleType) -> KernelResult:
     """A wrong kernel, whose finding has an operator and a picture."""
     found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32], head_dims=[64])[::12], read_out=0)
     drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
     first, *others = found.findings
-    return replace(found, findings=(first.model_copy(update=drawn), *others), again="assay check mine:forward", test=TEST)
+    changed = {"findings": (first.model_copy(update=drawn), *others), "again": "assay check mine:forward", "test": TEST}
+    return found.model_copy(update=changed)
 
 
 def text_of(page: str) -> str:
     return " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL).split())
 
 
-def test_verdict_findings_conditions_and_reproduction_are_there(wrong: CheckResult) -> None:
+def test_verdict_findings_conditions_and_reproduction_are_there(wrong: KernelResult) -> None:
     page = to_html(wrong)
     assert '<header class="verdict regression">' in page
     shown = text_of(page)
@@ -52,7 +52,7 @@ def test_verdict_findings_conditions_and_reproduction_are_there(wrong: CheckResu
         assert part in shown, part
 
 
-def test_a_finding_begins_with_its_sentence_and_its_picture(wrong: CheckResult) -> None:
+def test_a_finding_begins_with_its_sentence_and_its_picture(wrong: KernelResult) -> None:
     article = to_html(wrong).partition("<article")[2]
     order = [article.index(part) for part in ('class="diagnosis"', "Observed:", "<svg", "<li>")]
     assert order == sorted(order)
@@ -66,25 +66,26 @@ def test_a_right_kernel_has_a_short_page() -> None:
     assert "Where it is wrong" not in page
 
 
-def test_a_finding_without_a_command_has_no_empty_box_for_one(wrong: CheckResult) -> None:
+def test_a_finding_without_a_command_has_no_empty_box_for_one(wrong: KernelResult) -> None:
     first, *_ = wrong.findings
     assert first.reproduce == ""
     assert "Reproduce it" not in to_html(wrong)
     again = first.model_copy(update={"reproduce": "assay check mine:forward"})
-    assert "Reproduce it" in to_html(replace(wrong, findings=(again,)))
+    assert "Reproduce it" in to_html(wrong.model_copy(update={"findings": (again,)}))
 
 
-def test_hostile_text_stays_text(wrong: CheckResult, examples: ModuleType) -> None:
+def test_hostile_text_stays_text(wrong: KernelResult, examples: ModuleType) -> None:
     hostile = examples.HOSTILE.replace("\ud800", "")
     drawn = examples.picture(examples.TOP_LEFT, call=hostile)
     found = wrong.findings[0].model_copy(update={"operator": hostile, "where": hostile, "picture": drawn})
-    page = to_html(replace(wrong, kernel=hostile, findings=(found,), missing=(hostile,), again=hostile, test=hostile))
+    changed = {"kernel": hostile, "findings": (found,), "missing": (hostile,), "again": hostile, "test": hostile}
+    page = to_html(wrong.model_copy(update=changed))
     assert "<script>window" not in page
     assert "<img" not in page
     assert "\u202e" not in page
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_says_so(wrong: CheckResult, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_that_says_so(wrong: KernelResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvidenceError, match="cannot be written"):
         write_whole(tmp_path / "file" / "check.html", pages.to_html(check_document(wrong)))
@@ -120,7 +121,7 @@ return found;
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_page_in_the_browser_shows_whole_pictures(
-    wrong: CheckResult, examples: ModuleType, screenshot: Any, chrome: Any, prefers: Callable[[str], None], tmp_path: Path,
+    wrong: KernelResult, examples: ModuleType, screenshot: Any, chrome: Any, prefers: Callable[[str], None], tmp_path: Path,
     width: int, scheme: str,
 ) -> None:  # fmt: skip
     batch = {
@@ -138,7 +139,7 @@ def test_a_page_in_the_browser_shows_whole_pictures(
     ]
     found = tuple(wrong.findings[0].model_copy(update={"picture": picture}) for picture in pictures)
     page = tmp_path / "check.html"
-    write_whole(page, pages.to_html(check_document(replace(wrong, findings=found))))
+    write_whole(page, pages.to_html(check_document(wrong.model_copy(update={"findings": found}))))
     prefers(scheme)
     screenshot.resize(chrome, width, 900)
     screenshot.open_page(chrome, page)

@@ -14,11 +14,11 @@ from assay.harness.attention.matrix import cases
 from assay.harness.bugs.family import BY_ID
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.axes import Axis
 from assay.harness.offline import kernel_matrix
 from assay.harness.offline.check import check as check_and_read
-from assay.harness.offline.check_result import CheckResult
-from assay.reports.check import MAX_REFUSALS, _cause, _indifferent, _not_covered, check_document, message, sentence
+from assay.reports.check import MAX_REFUSALS, _cause, _covered, _indifferent, _not_covered, check_document, message, sentence
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
@@ -34,7 +34,7 @@ def decode_calls() -> int:
 
 
 @cache
-def decoded(kernel: Kernel) -> CheckResult:
+def decoded(kernel: Kernel) -> KernelResult:
     """The result of a kernel on the decode calls of the matrix: a wrong one is not run on all of them."""
     return check(kernel, phases=["decode"], calls=0)
 
@@ -53,7 +53,7 @@ def not_a_number(call: AttentionCall) -> Tensor:
     return torch.full_like(rounded_oracle(call), float("nan"))
 
 
-def printed(result: CheckResult) -> str:
+def printed(result: KernelResult) -> str:
     out = io.StringIO()
     render(check_document(result), Console(file=out, width=100))
     return out.getvalue()
@@ -63,8 +63,8 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     result = decoded(wrong_at_128)
     for text in (message(result), printed(result)):
         for part in (
-            f"wrong on {len(result.failing)} of the first {len(result.computed)} of {decode_calls()} calls",
-            f"ot covered: the rest of the matrix ({len(result.left_out)} calls)",
+            f"wrong on {len(result.failing)} of the first {result.computed} of {decode_calls()} calls",
+            f"ot covered: the rest of the matrix ({result.left_out} calls)",
             f'Computes "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
             "fails for every value of", "1+1, 1 q head on 1 kv head, head_dim 128",
             "as a test:" if text == message(result) else "A test",
@@ -85,7 +85,7 @@ def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     assert "times its bound" in result.summary()
     said = " ".join(printed(result).split())
     assert said.startswith(result.summary())
-    assert said.endswith(f"Covered: {result.coverage.sentence}.")
+    assert said.endswith(f"Covered: {_covered(result.coverage)}.")
     assert result.exit_code == ExitCode.PASS
 
 
@@ -102,7 +102,7 @@ def test_one_line_for_several_kernels() -> None:
     right, wrong = decoded(rounded_oracle), decoded(wrong_at_128)
     assert sentence([right]).startswith(f"1 kernel, {decode_calls()} calls, worst 0.")
     both, failing = sentence([right, wrong, right]), len(wrong.failing)
-    done = len(wrong.computed)
+    done = wrong.computed
     assert both.startswith(f"causal mask top-left; {failing} of {done} calls; 2 kernels, {2 * decode_calls() + done} calls, worst ")
     assert both.endswith(f", {decode_calls() - done} not covered")
     refuses_all = check(picky, cases=cases(("decode",), dtypes=[torch.float32])[::5], phases=["decode"])
@@ -134,9 +134,9 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
     lost.__qualname__ = "lost"
     extend = check(lost, cases=cases(("extend",), dtypes=[torch.float32])[::60])
     decode = check(lost, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::18])
-    failing, calls = len(extend.failing) + len(decode.failing), len(extend.computed) + len(decode.computed)
+    failing, calls = len(extend.failing) + len(decode.failing), extend.computed + decode.computed
     assert _cause([extend, decode]) == f"last partial block of 64 lost; {failing} of {calls} calls"
-    assert message(extend).startswith(f"last partial block of 64 lost; {len(extend.failing)} of {len(extend.computed)} calls: ")
+    assert message(extend).startswith(f"last partial block of 64 lost; {len(extend.failing)} of {extend.computed} calls: ")
     assert _cause([decoded(rounded_oracle)]) == ""
     other = check(not_a_number, cases=cases(("decode",), dtypes=[torch.bfloat16])[:5])
     named = _cause([decode, other]).split("; ")
@@ -145,7 +145,10 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
 
 
 def test_the_prefix_of_one_sequence_is_not_blamed_where_the_cached_prefixes_of_a_call_decide() -> None:
-    data, drawn = Axis("data", {"normal": (1, 2)}, ()), Axis("prefix", {"0": (1, 2), "1": (2, 2)}, ())
-    by_call = Axis("cached prefix", {"all": (2, 2), "some": (1, 1)}, ("none",))
+    data, drawn = [
+        Axis(name=name, failing=failing, right=())
+        for name, failing in (("data", {"normal": (1, 2)}), ("prefix", {"0": (1, 2), "1": (2, 2)}))
+    ]
+    by_call = Axis(name="cached prefix", failing={"all": (2, 2), "some": (1, 1)}, right=("none",))
     assert _indifferent([data, drawn, by_call]) == "fails for every value of data"
     assert _indifferent([data, drawn]) == "fails for every value of data, prefix"

@@ -67,7 +67,7 @@ def test_the_terminal_shows_flips_notes_checks_and_the_other_reasons() -> None:
     assert "expected 'C'" in flips[0]
     assert "… and 1,002 more flips: see --json or --html" in lines
     assert "  a note" in lines
-    assert any(line.startswith("– not checked: the kernel under test computed the answers") for line in lines)
+    assert any(line.startswith("– not checked: whether the kernel under test computed the answers") for line in lines)
     assert "  the second reason" in lines
     assert "verdict refused" in terminal(more)
     assert "1 sample read" in to_html(more)

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import PackManifest, Source
 from assay.harness.verdict import Finding, Severity
 from assay.reports.recorded_calls import pack_document, replay_document
@@ -30,9 +30,9 @@ def finding(severity: Severity) -> Finding:
 )
 def test_a_replay_without_a_cached_prefix_is_no_pass(with_prefix: int, findings: tuple[Finding, ...], code: ExitCode) -> None:
     out = StringIO()
-    replay = ReplayResult(
-        kernel="mine", noise="", calls=8, recorded=8, with_prefix=with_prefix, worst=0.5, bounds=(), findings=findings,
-        seconds=1.0,
+    replay = KernelResult(
+        kernel="mine", calls=8, recorded=8, with_prefix=with_prefix, worst_own=0.5, worst_bound=1.0, findings=findings, seconds=1.0,
+        missing=() if with_prefix else ("record a pack with the prefix cache on",),
     )  # fmt: skip
     assert replay.exit_code == code
     render(replay_document(replay), Console(file=out))
@@ -51,8 +51,8 @@ def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
 
 def test_an_output_that_is_not_finite_is_said_in_words() -> None:
     out = StringIO()
-    replay = ReplayResult(
-        kernel="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=float("inf"), bounds=(),
+    replay = KernelResult(
+        kernel="mine", calls=8, recorded=8, with_prefix=4, worst_own=float("inf"), worst_bound=1.0,
         findings=(finding("serious"),), seconds=1.0,
     )  # fmt: skip
     render(replay_document(replay), Console(file=out, width=200))
@@ -62,8 +62,8 @@ def test_an_output_that_is_not_finite_is_said_in_words() -> None:
 def test_what_the_kernel_does_is_the_first_line_and_the_last_below_the_test() -> None:
     out = StringIO()
     wrong = finding("serious").model_copy(update={"does": "applies no causal mask"})
-    replay = ReplayResult(
-        kernel="mine", noise="", calls=8, recorded=8, with_prefix=4, worst=7.0, bounds=(), findings=(wrong,), seconds=1.0,
+    replay = KernelResult(
+        kernel="mine", calls=8, recorded=8, with_prefix=4, worst_own=7.0, worst_bound=1.0, findings=(wrong,), seconds=1.0,
         test="def test_it() -> None: ...",
     )  # fmt: skip
     render(replay_document(replay), Console(file=out, width=200))

@@ -30,12 +30,11 @@ from assay.harness.config import make_spec
 from assay.harness.errors import EngineError
 from assay.harness.evidence.baseline import write_baseline
 from assay.harness.evidence.bench_folder import bench_folder
-from assay.harness.evidence.cause import CAUSE
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, MATRIX, CaseWhy, KernelResult
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER as PACK
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.evidence.op_matrix import MATRIX, CaseWhy, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW
@@ -252,7 +251,7 @@ def layers(
     write_shadow_errors(place / SHADOW / "1.safetensors", replace(errors.cells, candidate=exact), header)
     if examined and (pack := pack_of(folder)):
         folder.write(CAUSE, replay_recorded(pack, Backend.parse(EXACT), "again"))
-    record = MatrixRecord(kernel=EXACT, shapes="float32", calls=2, worst_own=0.5, worst_bound=1.0)
+    record = KernelResult(kernel=EXACT, shapes="float32", calls=2, worst_own=0.5, worst_bound=1.0)
     folder.write(MATRIX, record.model_copy(update=matrix or {}))
     return folder
 
@@ -347,8 +346,8 @@ RUNS: dict[str, Callable[[Path], object]] = {
     "layers/gain": partial(layers, gain=0.01),
     "layers/not-examined": partial(layers, examined=False),
     "layers/matrix-fails": partial(layers, matrix={"failing": ("extend-1",), "worst_own": 9.0}),
-    "layers/matrix-refused": partial(layers, matrix={"calls": 0, "worst_own": None, "refused": _REFUSED}),
-    "layers/matrix-ended": partial(layers, matrix={"error": "the kernel ended its process"}),
+    "layers/matrix-refused": partial(layers, matrix={"calls": 0, "worst_own": None, "worst_bound": None, "refused": _REFUSED}),
+    "layers/matrix-ended": partial(layers, matrix={"not_run": "the kernel ended its process"}),
     "layers/gpu-exact": partial(layers, device="cuda"),
     "layers/gpu-named": partial(
         layers, device="cuda", error=layer_1(0.5), kernel=fault("kv-heads-interleaved", layers=[1])

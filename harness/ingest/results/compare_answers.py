@@ -27,7 +27,7 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.answer_length_check import beyond_words, check_ends, check_lengths
 from assay.harness.judge.report import Report
 from assay.harness.text import one_line
-from assay.harness.verdict import WORST_FIRST, Check, Verdict, cause_of
+from assay.harness.verdict import WORST_FIRST, Check, Requirement, Verdict, cause_of
 
 _COVERS = {
     "answers": (
@@ -130,9 +130,9 @@ def _compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> tuple[C
         flips += _flips(name, pairing.pairs)
     overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
     checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs, limits)
-    checks.append(check_lengths(lengths, "B's answers are as long as A's") if lengths else _NO_LENGTHS)
+    checks.append(check_lengths(lengths, ("A", "B")) if lengths else _NO_LENGTHS)
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
-    checks.append(check_ends(ends, "B's answers end as A's do"))
+    checks.append(check_ends(ends, ("A", "B")))
     answers = ComparedAnswers(
         margin=limits.margin, alpha=limits.alpha, overall=overall, tasks=tuple(tasks), flips=tuple(flips[:FLIPS_SHOWN]),
         lengths=lengths,
@@ -215,7 +215,7 @@ def _checks(
             f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
         )
         title = "both were asked with the same prompts"
-        checks.append(Check(id="same-prompts", title=title, status="not checked", found=unknown))
+        checks.append(Requirement("same-prompts", title).check("not checked", unknown))
     return checks if left.reader.id == "assay-run" else [*checks, _EXECUTION]
 
 
@@ -245,21 +245,15 @@ def _other_scores(*sides: dict[str, ResultSet]) -> str:
     return "; ".join(disagreements)
 
 
-_EXECUTION = Check(
-    id="execution",
-    title="the kernel under test computed the answers",
-    status="not checked",
-    found="these files do not record which kernels ran",
-    settles="assay run --reference … --candidate …",
+_EXECUTION = Requirement("execution", "the kernel under test computed the answers").check(
+    "not checked", "these files do not record which kernels ran", "assay run --reference … --candidate …"
 )
 
 
-_NO_LENGTHS = Check(
-    id="answer-lengths",
-    title="B's answers are as long as A's",
-    status="not checked",
-    found="these files do not record the tokens of each answer",
-    settles="a tool that does: inspect_ai or assay run",
+_NO_LENGTHS = Requirement("answer-lengths", "B's answers are as long as A's").check(
+    "not checked",
+    "these files do not record the tokens of each answer",
+    "a tool that does: inspect_ai or assay run",
 )
 
 
@@ -269,7 +263,7 @@ def _no_copy(left: Loaded, right: Loaded) -> Check:
     settles = (
         "name the candidate's result; where two results may be equal, the folders of their tools, which have the date"
     )
-    return requirement("two-results", "B is no copy of A", same, "they differ", settles)
+    return requirement("two-results", "B is another result than A", same, "they differ", settles)
 
 
 def compare_runs(left: Loaded, right: Loaded, limits: PassLimits) -> Comparison:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from assay.harness.attention.published import published
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest import guessing
-from assay.harness.ingest.guessing import GUESSING, LEVEL
+from assay.harness.ingest.guessing import GUESSING, LEVEL, at_most
 from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
 from assay.harness.ingest.sglang_log.facts import Log, LogMetric, Server
 from assay.harness.ingest.sglang_log.numbers import asserted
-from assay.harness.stats.binomial import at_most
 from assay.harness.text import counted, listed, one_line, percent
 from assay.harness.tracebacks import HEADER, Traceback
 from assay.harness.verdict import Severity

@@ -16,7 +16,7 @@ from assay.harness.bisect.layer_task import (
     right_prompts,
 )
 from assay.harness.evidence.records import Item
-from assay.harness.stats.binomial import mcnemar_of_loss
+from assay.harness.stats.share import mcnemar_of_loss
 
 ITEMS = [Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4]) for n in range(16)]
 RIGHT = [f"Answer: {item.expected}" for item in ITEMS]

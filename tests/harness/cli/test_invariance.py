@@ -15,10 +15,10 @@ from assay.harness.judge.invariance_result import InvarianceResult
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--singles", "--exactly"), "--singles and --exactly were both given."),
+        (("--arms", "some"), "--arms"),
         (("--features", "prefix-cach"), "did you mean 'prefix-cache'?"),
         (("--features", "hicache"), "hicache cannot be switched here: not on cpu: it copies with CUDA."),
-        (("--exactly",), "--exactly: nothing cannot be on together."),
+        (("--arms=exactly",), "--arms=exactly: nothing cannot be on together."),
         (("--reference", "http://127.0.0.1:1"), "is the URL"),
         (("--minutes", "-1"), "--minutes"),
     ],

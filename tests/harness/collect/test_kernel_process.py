@@ -25,10 +25,9 @@ from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.errors import EngineError
-from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
-from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.judge.build import build
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
@@ -134,7 +133,7 @@ def quiet() -> ProgressDisplay:
     return ProgressDisplay(Console(file=StringIO()))
 
 
-def results(folder: RunFolder) -> tuple[ReplayResult, MatrixRecord]:
+def results(folder: RunFolder) -> tuple[KernelResult, KernelResult]:
     cause, matrix = folder.read(CAUSE), folder.read(MATRIX)
     assert cause is not None
     assert matrix is not None
@@ -163,7 +162,7 @@ def test_a_kernel_is_examined_in_a_process_of_its_own(opened: Callable[..., Open
     cause, matrix = results(folder)
     assert (cause.kernel, cause.calls, cause.findings, cause.not_run) == ("isolated_kernels:right", 4, (), "")
     assert cause.not_tested == ("only 2 calls were tested for nondeterminism, state and overwritten inputs",)
-    assert (matrix.kernel, matrix.failing, matrix.error) == ("isolated_kernels:right", (), "")
+    assert (matrix.kernel, matrix.failing, matrix.not_run) == ("isolated_kernels:right", (), "")
     assert matrix.computed > 30
     assert "\x1b[31m" in (folder.path / LOG).read_text(), "what it prints goes to a log"
     assert_nothing_left(folder)
@@ -180,12 +179,10 @@ class ServersStartError(Exception):
     ("kernel", "says"),
     [
         ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)"),
-        pytest.param(
-            "exits", "the kernel ended its process, which exited with status 0, in a call (layer 0 extend, ", marks=pytest.mark.slow
-        ),
+        pytest.param("exits", "the kernel's process exited with status 0 in a call (layer 0 extend, ", marks=pytest.mark.slow),
         pytest.param(
             "starts_processes",
-            "the kernel's process was ended, since the kernel had started more than 256 processes at a time, in a call (layer 0",
+            "the kernel's process was ended, since it had started more than 256 processes at a time, in a call (layer 0",
             marks=pytest.mark.slow,
         ),
         pytest.param("one_call_raises", "", marks=pytest.mark.slow),
@@ -228,11 +225,9 @@ def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..
     plan, folder = opened("exits")
     examine_kernel(plan, folder, quiet())
     cause, matrix = results(folder)
-    assert cause.not_run.startswith(
-        "the kernel ended its process, which exited with status 0, in a call (layer 7 extend, new+prefix "
-    )
+    assert cause.not_run.startswith("the kernel's process exited with status 0 in a call (layer 7 extend, new+prefix ")
     assert "expected an output or an exception" in cause.not_run
-    assert "run assay check isolated_kernels:exits" in matrix.error
+    assert "run assay check isolated_kernels:exits" in matrix.not_run
     assert cause.calls == 2, "the recorded outputs were examined all the same"
     assert_nothing_left(folder)
     report = build(folder)
@@ -240,7 +235,7 @@ def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..
     (suite,) = [suite for suite in report.suites if suite.id == "matrix"]
     (check,) = [check for check in report.checks if check.id == "matrix-ran"]
     assert (suite.verdict, check.status) == ("inconclusive", "missing")
-    assert "the kernel ended its process, which exited with status 0" in suite.why
+    assert "the kernel's process exited with status 0" in suite.why
 
 
 @pytest.mark.slow
@@ -249,7 +244,7 @@ def test_a_kernel_that_crashes_on_the_matrix_keeps_what_was_found_before(opened:
     examine_kernel(plan, folder, quiet())
     cause, matrix = results(folder)
     assert (cause.calls, cause.not_run) == (4, "")
-    assert "the kernel ended its process, which was killed by SIGSEGV, in a call (layer " in matrix.error
+    assert "the kernel's process was killed by SIGSEGV in a call (layer " in matrix.not_run
     assert_nothing_left(folder)
 
 
@@ -287,14 +282,14 @@ def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Open
     ("kernel", "why"),
     [
         ("hangs_when_it_is_read", "the kernel did not return from a call within 2 s (layer "),
-        ("exits_when_it_is_read", "the kernel ended its process, which exited with status 0, in a call (layer "),
+        ("exits_when_it_is_read", "the kernel's process exited with status 0 in a call (layer "),
     ],
 )
 def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(opened: Callable[..., Opened], kernel: str, why: str) -> None:
     plan, folder = opened(kernel, request_timeout=2)
     examine_kernel(plan, folder, quiet())
     cause, matrix = results(folder)
-    assert (cause.not_run, matrix.error) == ("", "")
+    assert (cause.not_run, matrix.not_run) == ("", "")
     for finding in (cause.findings[0], matrix.findings[0]):
         assert (finding.id, finding.operator) == (OUTPUT_NOT_WRITTEN, "")
         assert finding.evidence[-1].startswith(f"the kernel could not be read: {why}")
@@ -357,7 +352,7 @@ examine_kernel(prepare(recorded_spec(folder.manifest().spec)), folder, ProgressD
         left = psutil.wait_procs(below, timeout=BUSY_S)[1]
         process.kill()  # whatever came of it, this test does not wait for it
         assert left == []
-        assert len(below) == 3, "a guardian, the keeper of the kernel's process, and that process"
+        assert len(below) == 2, "a guardian and the kernel's process"
     deadline = time.monotonic() + BUSY_S
     while list(Path(tempfile.gettempdir()).iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -11,9 +11,9 @@ import torch
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder
-from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.error_table import joined
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, KernelResult
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, pack_of, shadow_errors_of
 from assay.harness.evidence.logit_files import CACHE_STATES, Logits, LogitsHeader, Positions, read_logits, write_logits
 from assay.harness.evidence.pack import Source
@@ -25,7 +25,7 @@ OURS, THEIRS = "ours", "theirs"
 
 
 def cause(path: Path, nonce: str) -> Callable[[], object]:
-    result = ReplayResult(kernel="c", noise="", calls=1, recorded=1, with_prefix=1, worst=0.0, bounds=(), findings=(), seconds=1.0)
+    result = KernelResult(kernel="c", calls=1)
     RunFolder(path, nonce).write(CAUSE, result)
     return lambda: RunFolder(path, OURS).read(CAUSE)
 

@@ -18,7 +18,7 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.op_matrix import MATRIX, MatrixRecord
+from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.judge.build import build
 
 Tamper = Callable[[RunFolder], None]
@@ -34,7 +34,7 @@ def plan() -> Plan:
 def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory, runs: ModuleType) -> RunFolder:
     """A finished run, which can be judged."""
     folder: RunFolder = runs.complete_run(plan, tmp_path_factory.mktemp("finished") / "run")
-    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", shapes="float32", calls=1, worst_own=0.5, worst_bound=1.0))
+    folder.write(MATRIX, KernelResult(kernel="sage_attn", shapes="float32", calls=1, worst_own=0.5, worst_bound=1.0))
     folder.baseline_status.parent.mkdir()
     folder.baseline_status.write_text("{}")
     folder.seal()
@@ -182,7 +182,7 @@ def test_a_run_that_was_changed_is_not_resumed(sealed: RunFolder, plan: Plan) ->
 def test_a_resumed_run_is_open_again(sealed: RunFolder, plan: Plan) -> None:
     folder = open_folder(plan, sealed.path)
     assert folder.progress().sealed == {}
-    folder.write(MATRIX, MatrixRecord(kernel="sage_attn", shapes="float32"))
+    folder.write(MATRIX, KernelResult(kernel="sage_attn", shapes="float32"))
     build(folder)
 
 

@@ -74,7 +74,7 @@ def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[st
     assert result.verdict == "regression"
     (finding,) = result.findings
     assert finding.title == f"{' + '.join(sorted(carriers))} changes the output"
-    assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --exactly")
+    assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --arms=exactly")
     if len(carriers) == 2:
         assert finding.diagnosis.count(": 0") == 2, "each alone changes nothing"
     assert "; layer 1, attention, head " in finding.where

@@ -68,7 +68,7 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     assert finding.where == "first at probe 0+8, generated token 1; in 3 of 3 probes"
     assert "probes that differ: 0+8, 1+8, 2+8" in finding.evidence
     assert "page-size: 0; prefix-cache: 0" in finding.diagnosis
-    assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --exactly"
+    assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --arms=exactly"
     assert "also in order + page-size + prefix-cache" in finding.evidence
     pairs = {(pair.first, pair.other): pair.verdict for pair in result.pairs}
     assert pairs["prefix-cache", "page-size"] == "regression"
@@ -161,7 +161,7 @@ def test_an_arm_whose_server_served_something_else_is_no_pass(
     result = judged(**in_two_servers(arm_records, served))
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
     why = f"of what its server served (A its base's, B its own), {says}"
-    assert result.headline == f"the arms' servers differed in their features and in nothing else: {why}; 1 arm in all."
+    assert result.headline.startswith("it is not shown that the arms' servers differed in their features")
     assert (result.arms[-1].verdict, result.arms[-1].why) == ("inconclusive", why)
     both = judged(**in_two_servers(arm_records, served, decode=0.8))
     assert both.verdict == "regression"
@@ -213,7 +213,7 @@ def test_a_base_that_differs_from_itself_says_nothing_about_features(judged: Jud
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, arm_records.arm(number=1, why="base again", decode=0.5))
     assert (result.verdict, result.exit_code, result.findings) == ("inconclusive", ExitCode.NO_VERDICT, ())
-    assert result.headline.startswith("the base agrees with itself in other batches: ")
+    assert result.headline.startswith("it is not shown that the base agrees with itself in other batches: ")
     assert [arm.verdict for arm in result.arms] == ["pass", "inconclusive", "pass", "pass"]
     wrong = judged(
         [arms[0], arm_records.arm("page-size", number=3, decode=0.8)], arm_records.arm(number=1, why="base again", decode=0.5)

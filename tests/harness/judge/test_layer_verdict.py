@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from assay.harness.config import make_spec
-from assay.harness.evidence.cause import LayerBound, ReplayResult
 from assay.harness.evidence.error_table import SUMS, ErrorTable, RoleErrors, joined
+from assay.harness.evidence.kernel_result import KernelResult, LayerBound
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.report import SuiteResult
@@ -25,15 +25,15 @@ SEEN = ("0", ">= 16")
 FAILED = (FailedCalls(layer=0, phase="extend", calls=2, text="it raised"),)
 
 
-def replay(*severities: Severity, **changes: Any) -> ReplayResult:
+def replay(*severities: Severity, **changes: Any) -> KernelResult:
     made = tuple(
         Finding(id="k", title="K", severity=s, where="extend", diagnosis="d", evidence=(), reproduce="") for s in severities
     )
     fields: dict[str, Any] = {
-        "kernel": "c", "noise": "int8_qk", "calls": 8, "recorded": 9, "with_prefix": 4, "worst": 0.5, "bounds": (),
+        "kernel": "c", "calls": 8, "recorded": 9, "with_prefix": 4, "worst_own": 0.5, "worst_bound": 1.0,
         "findings": made, "seconds": 1.0,
     }  # fmt: skip
-    return ReplayResult(**fields | changes)
+    return KernelResult(**fields | changes)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def shadowed(layer_diffs: ModuleType) -> Any:
     return make
 
 
-def judge(errors: ShadowErrors, made: ReplayResult | None = None, foreign: str = "", **policy: Any) -> SuiteResult:
+def judge(errors: ShadowErrors, made: KernelResult | None = None, foreign: str = "", **policy: Any) -> SuiteResult:
     made = replay() if made is None else made
     return judge_layers(make_spec(policy).policy, LayerEvidence(errors, compare_with_noise(errors), made, foreign), synthetic=True)
 
@@ -72,7 +72,7 @@ def test_noise_passes(shadowed: Any) -> None:
 
 def test_a_layer_of_zeros_is_a_regression_though_every_recorded_call_is_right(shadowed: Any) -> None:
     errors = shadowed(lambda layer, *_: 1.0 if layer == 2 else None)
-    judged = judge(errors, replay(worst=0.2))
+    judged = judge(errors, replay(worst_own=0.2))
     assert (judged.verdict, judged.decided_by, judged.p_regression) == ("regression", "worst-own-error", FALSE_FLAGS)
     assert judged.why.startswith("extend, layer 2 of 4, all 4 heads")
     assert "out of bounds" in " ".join(ids(errors)).replace("-", " ")
@@ -120,7 +120,7 @@ def test_a_uniform_gain_of_a_thousandth_is_a_regression_that_no_bound_on_an_erro
 
 def test_cells_of_layers_that_the_replay_speaks_of_are_no_further_finding(shadowed: Any) -> None:
     errors = shadowed(lambda layer, *_: 1.0 if layer in (1, 2) else None)
-    named = replay("serious", worst=9.0, bounds=(LayerBound(layer=1, phase="extend", bound=0.04, worst=9.0),))
+    named = replay("serious", worst_own=9.0, bounds=(LayerBound(layer=1, phase="extend", bound=0.04, worst=9.0),))
     (found,) = findings(LayerEvidence(errors, compare_with_noise(errors), named), "again")
     assert (found.id, found.where) == ("own-error-out-of-bounds", "extend, layer 2 of 4, all 4 heads, cached prefix 0, >= 16")
 
@@ -149,7 +149,7 @@ def test_a_candidate_that_is_off_by_ten_times_more_than_a_wrong_reference_is_a_r
 ) -> None:
     """As K's scale for V beside fa3 with an FP8 cache: 1,600 times its bound, where the reference is off by 2.3 times its own."""
     errors = shadowed(lambda layer, *_: own if layer == 2 else None, reference=reference)
-    judged = judge(errors, replay(worst=worst))
+    judged = judge(errors, replay(worst_own=worst))
     assert (judged.verdict, judged.decided_by) == (verdict, decided_by)
     assert ids(errors)[0] == "reference-wrong"
 
@@ -176,25 +176,25 @@ def test_queries_that_were_not_sampled_are_held_against_the_reference(shadowed: 
         (replay("info"), False, "pass"),
         (replay("serious"), False, "regression"),
         (replay("warning"), False, "regression"),
-        (replay(worst=37.0), False, "regression"),
-        (replay(worst=float("nan")), False, "regression"),
+        (replay(worst_own=37.0), False, "regression"),
+        (replay(worst_own=float("nan")), False, "regression"),
         (replay(), True, "inconclusive"),
     ],
 )
-def test_recorded_calls_add_to_the_verdict(shadowed: Any, made: ReplayResult, failed: bool, verdict: str) -> None:
+def test_recorded_calls_add_to_the_verdict(shadowed: Any, made: KernelResult, failed: bool, verdict: str) -> None:
     assert judge(shadowed(errors=FAILED if failed else ()), made).verdict == verdict
 
 
 @pytest.mark.parametrize(("worst", "decided_by"), [(0.3, ""), (26.0, "worst-recorded-call")])
 def test_a_finding_within_bounds_is_decided_by_no_metric(shadowed: Any, worst: float, decided_by: str) -> None:
-    assert judge(shadowed(), replay("serious", worst=worst)).decided_by == decided_by
+    assert judge(shadowed(), replay("serious", worst_own=worst)).decided_by == decided_by
 
 
 def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any) -> None:
     errors = shadowed()
     against = compare_with_noise(errors)
     assert judge_layers(Policy(), LayerEvidence(errors, against, None), synthetic=True).verdict == "inconclusive"
-    judged = judge(errors, replay("serious", worst=37.0), foreign="it examined another")
+    judged = judge(errors, replay("serious", worst_own=37.0), foreign="it examined another")
     assert judged.verdict == "inconclusive"
     assert judged.why.endswith("does not belong to this run: it examined another.")
 

@@ -11,22 +11,23 @@ import pytest
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.evidence.op_matrix import MATRIX, CaseWhy, MatrixRecord
+from assay.harness.evidence.kernel_result import MATRIX, CaseWhy, KernelResult
 from assay.harness.judge.build import build
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.op_matrix import claim
 from assay.harness.verdict import Check, Finding
 
 SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn", suites=("layers",))
+NOTHING: dict[str, Any] = {"calls": 0, "worst_own": None, "worst_bound": None}
 FINDING = Finding(id="mask-top-left", title="t", severity="serious", where="extend", diagnosis="d", evidence=(), reproduce="r")
 
 
-def record(**changed: Any) -> MatrixRecord:
-    made = MatrixRecord(kernel="sage_attn", shapes="float32", calls=2, worst_own=0.5, worst_bound=1.0)
+def record(**changed: Any) -> KernelResult:
+    made = KernelResult(kernel="sage_attn", shapes="float32", calls=2, worst_own=0.5, worst_bound=1.0)
     return made.model_copy(update=changed)
 
 
-def judged(made: MatrixRecord | None, spec: RunSpec = SPEC, *, kernel: bool = True) -> Judged:
+def judged(made: KernelResult | None, spec: RunSpec = SPEC, *, kernel: bool = True) -> Judged:
     code = {"candidate": {"a.py": "hash"}} if kernel else {}
     run = SimpleNamespace(spec=spec, matrix=made, manifest=SimpleNamespace(code=code))
     return claim(cast(RunEvidence, run))
@@ -41,12 +42,9 @@ def judged(made: MatrixRecord | None, spec: RunSpec = SPEC, *, kernel: bool = Tr
         ({"failing": ("extend-1",)}, "regression"),
         ({"worst_own": 1.5}, "regression"),
         ({"worst_own": float("nan")}, "regression"),
-        ({"calls": 0, "worst_own": None}, "inconclusive"),
-        (
-            {"calls": 0, "worst_own": None, "refused": (CaseWhy(case="extend-1", why="no"), CaseWhy(case="decode-1", why="no"))},
-            "inconclusive",
-        ),
-        ({"error": "no GPU"}, "inconclusive"),
+        (NOTHING, "inconclusive"),
+        (NOTHING | {"refused": (CaseWhy(case="extend-1", why="no"), CaseWhy(case="decode-1", why="no"))}, "inconclusive"),
+        ({"not_run": "no GPU"}, "inconclusive"),
         ({"missing": ("no decode call was computed",)}, "inconclusive"),
     ],
 )
@@ -62,10 +60,10 @@ def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[s
         (record(), "ok", "2 calls were computed"),
         (None, "missing", "no result of it"),
         (record(kernel="another"), "missing", "a result of another, not of sage_attn"),
-        (record(calls=0, worst_own=None, error="the kernel hangs"), "missing", "the kernel hangs"),
+        (record(calls=0, worst_own=None, worst_bound=None, not_run="the kernel hangs"), "missing", "the kernel hangs"),
     ],
 )
-def test_the_matrix_of_the_candidate_must_have_run(made: MatrixRecord | None, status: str, found: str) -> None:
+def test_the_matrix_of_the_candidate_must_have_run(made: KernelResult | None, status: str, found: str) -> None:
     [check] = judged(made).checks
     assert (check.status, check.found) == (status, found)
 

@@ -11,8 +11,8 @@ import pytest
 from assay.harness.collect.plan import prepare
 from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
-from assay.harness.evidence.cause import CAUSE, ReplayResult
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, KernelResult
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.own_error import claim
 from assay.harness.judge.report import LayersResult, SuiteResult
@@ -35,7 +35,7 @@ def judged(folder: RunFolder, changes: dict[str, Any]) -> tuple[SuiteResult, lis
     kept = path.read_bytes()
     made = folder.read(CAUSE)
     assert made is not None
-    folder.write(CAUSE, ReplayResult.model_validate(made.model_dump() | changes))
+    folder.write(CAUSE, KernelResult.model_validate(made.model_dump() | changes))
     try:
         part = claim(RunEvidence.of(folder))
     finally:
@@ -64,13 +64,13 @@ def test_an_examination_of_these_calls_is_believed(evidence: RunFolder) -> None:
     ],
 )
 def test_an_examination_of_other_calls_is_not(evidence: RunFolder, changes: dict[str, Any], why: str) -> None:
-    suite, _, _ = judged(evidence, changes | {"worst": 37.0})
+    suite, _, _ = judged(evidence, changes | {"worst_own": 37.0, "worst_bound": 1.0})
     assert suite.verdict == "inconclusive"
     assert why in suite.why
 
 
 def test_a_recorded_call_out_of_bounds_is_a_regression_without_a_finding(evidence: RunFolder) -> None:
-    assert judged(evidence, {"worst": 37.0})[0].verdict == "regression"
+    assert judged(evidence, {"worst_own": 37.0, "worst_bound": 1.0})[0].verdict == "regression"
 
 
 def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evidence: RunFolder) -> None:

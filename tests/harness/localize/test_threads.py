@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
@@ -14,6 +15,7 @@ from assay.harness.localize import kernel_runs
 from assay.harness.localize.threads import few_threads
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import matrix_of
+from assay.harness.offline.observed import Reader
 
 SMALL = [call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")]
 
@@ -45,12 +47,24 @@ def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
 
     measured = kernel_runs.oracle
     monkeypatch.setattr(kernel_runs, "oracle", lambda *given: of_assay.add(torch.get_num_threads()) or measured(*given))
-    result = check(kernel, cases=matrix_of(Declaration(), phases=["extend"], dtypes=["float32"], head_dims=[64])[:2], read_out=0.2)
+    made, reader = matrix_of(Declaration(), phases=["extend"], dtypes=["float32"], head_dims=[64])[:2], Reader(0.2)
+    result = check(kernel, cases=made, read_out=reader)
     assert result.findings[0].id == "mask-top-left"
-    assert result.read_out is not None
+    assert reader.last is not None
     assert of_kernels == {of_kernel}
     assert of_assay == {1}
     assert torch.get_num_threads() == 2
+
+
+def test_blas_has_one_thread_while_calls_are_small() -> None:
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpool_limits(2, "blas"):
+        before = threads()
+        with few_threads(SMALL):
+            assert threads() == {1}
+        assert threads() == before != {1}
 
 
 @pytest.mark.usefixtures("two_threads")

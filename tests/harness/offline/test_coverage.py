@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,8 +13,9 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
 from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.evidence.kernel_result import Beyond, Coverage, KernelResult, Reach
 from assay.harness.offline.check import check as check_and_read
-from assay.harness.offline.coverage import Core, Reach, coverage_of
+from assay.harness.offline.coverage import coverage_of
 from assay.reports.check import _not_covered, check_document, message
 from assay.reports.page import to_html
 
@@ -23,54 +23,39 @@ check = partial(check_and_read, read_out=0)
 pytestmark = pytest.mark.usefixtures("thin_matrix")
 
 
-@pytest.mark.parametrize("run", [pytest.param(True, id="all calls run", marks=pytest.mark.slow), pytest.param(False, id="some")])
-def test_a_pass_says_what_it_covers_in_one_line_in_json_and_on_the_page(run: bool) -> None:
-    made = cases(("extend",), dtypes=[torch.float16])
-    result = check(rounded_oracle, cases=made if run else made[:4], phases=["extend"], calls=300 if run else 0)
-    if not run:
-        covered = coverage_of([case.make() for case in made], made, [], [], [], [], 300)
-        result = replace(result, missing=(), computed=tuple(made), coverage=covered)
-    assert result.verdict == "pass"
-    assert result.coverage.sentence == (
-        "each of float16 with head_dim 64, 128 and 4/1, 4/2, 4/4, 8/2, 16/2 q/kv heads, at sampled lengths: "
-        "extend to 129 new tokens, 129 behind a cached prefix, 578 keys of a sequence and 9 sequences; each limit by "
-        "itself, not their combinations. "
-        "Beyond that, single calls: head_dim 80, 96, 192, 256 (to 533 keys); "
-        "3/3, 6/2, 10/2, 10/10, 12/2, 12/3, 12/6, 14/2, 16/4, 24/2, 25/5, 32/2 q/kv heads (to 533 keys); inputs "
-        "each its own, heads first, sliced (to 533 keys); layers 1, 2, 16, 31 (to 578 keys); extend to 513 new tokens, 512 "
-        "behind a cached prefix, 4,002 keys of a sequence and 40 sequences. 300 runs on cpu"
-    )
-    found = result.document("").coverage
-    assert (found.dtypes, found.head_dims, found.kv_heads) == (
-        ("float16",), (64, 80, 96, 128, 192, 256), (1, 2, 3, 4, 5, 6, 10),
-    )  # fmt: skip
-    assert found.lengths is not None
-    [(phase, lengths)] = found.lengths.items()
-    assert (phase, lengths.new, lengths.cached, lengths.sequences) == ("extend", (0, 513), (0, 4000), 40)
-    assert lengths.calls == len(result.computed)
-    [reach] = found.core.reach.values()
-    assert (reach.new, reach.behind, reach.keys, reach.sequences) == (129, 129, 578, 9)
-    assert result.coverage.sentence in to_html(check_document(result))
-    assert f"covered: {result.coverage.sentence}" in message(result)
+def covered(dtypes: list[torch.dtype], phase: str, without: Callable[[AttentionCall], bool] = lambda call: False) -> Coverage:
+    made = [(case, case.make()) for case in cases((phase,), dtypes=dtypes)]
+    left = [(case, call) for case, call in made if not without(call)]
+    return coverage_of([call for _, call in left], [case for case, _ in left], [], [], [], [], 300)
 
 
-def test_the_core_holds_for_every_combination() -> None:
+def test_coverage_is_a_product_its_reach_and_what_lies_beyond_it() -> None:
+    found = covered([torch.float16], "extend")
+    assert (found.dtypes, found.head_dims) == (("float16",), (64, 128))
+    assert found.heads == ((4, 1), (4, 2), (4, 4), (8, 2), (16, 2))
+    assert found.least == {"extend": Reach(new=129, behind=129, keys=578, sequences=9)}
+    assert found.most == {"extend": Reach(new=513, behind=512, keys=4002, sequences=40)}
+    beyond = {one.axis: one for one in found.beyond}
+    assert beyond["head_dim"] == Beyond(axis="head_dim", values=("80", "96", "192", "256"), keys=533)
+    assert beyond["layer"].values == ("1", "2", "16", "31")
+    assert (found.runs, found.device) == (300, "cpu")
+    result = KernelResult(kernel="k", calls=9, coverage=found)
+    assert "each of float16 with head_dim 64, 128 and 4/1, 4/2, 4/4, 8/2, 16/2 q/kv heads" in message(result)
+    assert "head_dim 80, 96, 192, 256 (to 533 keys)" in to_html(check_document(result))
+
+
+def test_the_product_holds_for_every_combination() -> None:
     """The line said float16 and head_dim 128 and 4,000 cached, each by itself: it was read as a product."""
-    made = [(case, case.make()) for case in cases(("decode",), dtypes=[torch.float16, torch.bfloat16])]
-
-    def core(without: Callable[[AttentionCall], bool]) -> Core:
-        left = [(case, call) for case, call in made if not without(call)]
-        return coverage_of([call for _, call in left], [case for case, _ in left], [], [], [], [], 0).core
-
-    whole = core(lambda call: False)
+    both = [torch.float16, torch.bfloat16]
+    whole = covered(both, "decode")
     assert (whole.dtypes, whole.head_dims, len(whole.heads)) == (("bfloat16", "float16"), (64, 128), 5)
-    assert whole.reach["decode"] == Reach(new=1, behind=1, cached=601, keys=602, sequences=9)
+    assert whole.least["decode"] == Reach(new=1, behind=1, keys=602, sequences=9)
 
     def one_kind(call: AttentionCall) -> bool:
         return (call.q.dtype, call.q.shape[1:], call.k.shape[1]) == (torch.bfloat16, (4, 128), 1)
 
-    assert core(lambda call: one_kind(call) and max(call.lens_k) > 512).reach["decode"].keys < 512
-    assert (4, 1) not in core(one_kind).heads
+    assert covered(both, "decode", lambda call: one_kind(call) and max(call.lens_k) > 512).least["decode"].keys < 512
+    assert (4, 1) not in covered(both, "decode", one_kind).heads
 
 
 def test_what_an_undeclared_kernel_raises_on_is_a_gap_with_advice() -> None:
@@ -95,8 +80,7 @@ def test_a_kernel_for_complete_prompts_says_so() -> None:
     result = check(prefill, dtypes=["float16"], calls=0)
     assert (result.verdict, result.missing, result.refused) == ("pass", (), ())
     assert "a cached prefix, by declaration" in _not_covered(result)
-    assert result.coverage.lengths is not None
-    assert {phase: one.cached for phase, one in result.coverage.lengths.items()} == {"extend": (0, 0)}
+    assert result.coverage.most["extend"].behind == 0
     with pytest.raises(ValueError, match="expected extend alone"):
         declares(phases=("extend", "decode"), prefix=False)
 
@@ -123,7 +107,7 @@ def test_a_head_dim_of_v_is_covered_where_it_is_declared() -> None:
         return rounded_oracle(call)
 
     result = check(deepseek, phases=["extend"], dtypes=["bfloat16"], calls=0)
-    assert (result.verdict, result.coverage.head_dims, result.coverage.head_dims_v) == ("pass", (192,), (128,))
+    assert (result.verdict, [(one.axis, one.values) for one in result.coverage.beyond][1]) == ("pass", ("head_dim_v", ("128",)))
     assert "head_dim 64, by declaration" in _not_covered(result)
 
     @declares(head_dims=(64,), head_dims_v=(32,))
@@ -133,11 +117,3 @@ def test_a_head_dim_of_v_is_covered_where_it_is_declared() -> None:
         return rounded_oracle(call)
 
     assert check(refuses, dtypes=[torch.float32], phases=["decode"]).verdict == "inconclusive"
-
-
-def test_what_nobody_claims_does_not_narrow_the_product() -> None:
-    """Of one dtype the line had one head dim with eleven numbers of heads, and not both with the five that each has."""
-    made = [(case, case.make()) for case in cases(("decode",), dtypes=[torch.bfloat16])]
-    core = coverage_of([call for _, call in made], [case for case, _ in made], [], [], [], [], 0).core
-    assert (core.head_dims, len(core.heads)) == ((64, 128), 5)
-    assert core.reach["decode"].keys > 512

@@ -18,14 +18,15 @@ from assay.harness.attention.kernels import Declaration, declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.vllm import native_kernel as vllm
-from assay.harness.evidence.honours import BackendResult, Honours
+from assay.harness.evidence.honours import BackendResult, Honours, Measured
 from assay.harness.offline import honours
 from assay.harness.offline.check import assert_correct
-from assay.harness.offline.honours import ATTRIBUTES, _of_backend
+from assay.harness.offline.honours import ATTRIBUTES, measure_backend
 from assay.reports.honours import honours_document
 from assay.reports.markdown import to_markdown
+from assay.worker import Event, Journal
 
-ENDED = "The process that ran the kernel exited with status 1 before its work was done; there is no verdict."
+ENDED = "The process that ran the kernel exited with status 1 before its work was done"
 ORDER = ("softcap", "window", "sinks", "temperature")
 
 
@@ -60,9 +61,21 @@ def narrower(call: AttentionCall) -> Tensor:
     return rounded_oracle(call.with_spec(mask=Mask(window=window - 1)) if is_narrower else call)
 
 
+def measured(backend: str) -> BackendResult:
+    """A backend that is measured in this process."""
+    cells: list[Measured] = []
+
+    def keep(event: Event) -> None:
+        if event["event"] == "measured":
+            cells.append(event["cell"])
+
+    problem = measure_backend(Journal(keep), backend)
+    return BackendResult(backend=backend, problem=problem, measured=tuple(cells))
+
+
 def states(what: Callable[[AttentionCall], Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(honours, "kernel", lambda name: Computes(what))
-    result = _of_backend("mine")
+    result = measured("mine")
     return {attribute.name: result.state(attribute.name) for attribute in ATTRIBUTES} | {"": result}
 
 
@@ -152,8 +165,17 @@ def exits_on_sinks(call: AttentionCall) -> Tensor:
     return rounded_oracle(call)
 
 
+def ends_on_sinks(journal: Journal, backend: str, **given: Any) -> str:
+    honours.kernel = lambda name: Computes(exits_on_sinks)  # type: ignore[assignment,return-value]
+    return measure_backend(journal, backend, **given)
+
+
+def ends_at_once(journal: Journal, **given: Any) -> None:
+    os._exit(1)
+
+
 def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(honours, "kernel", lambda name: Computes(exits_on_sinks))
+    monkeypatch.setattr(honours, "_JOB", f"{__name__}:ends_on_sinks")
     monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
     (result,) = honours.measure(("mine",)).backends
     assert {cell.attribute: cell.state for cell in result.measured if cell.state != "honours"} == {"sinks": "crashes"}
@@ -164,7 +186,7 @@ def test_a_backend_that_ends_its_process_loses_one_cell(monkeypatch: pytest.Monk
 
 
 def test_a_backend_that_ends_its_process_at_once_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(honours, "kernel", lambda name: os._exit(1))
+    monkeypatch.setattr(honours, "_JOB", f"{__name__}:ends_at_once")
     monkeypatch.setattr(honours, "sglang_version", lambda: "0.5.23")
     (result,) = honours.measure(("mine",)).backends
     assert result.problem.startswith("The process that ran the kernel exited with status 1")
@@ -220,6 +242,6 @@ def test_what_a_backend_of_vllm_does_not_have_is_refused_and_not_left_out(
 @pytest.mark.parametrize(("backend", "only"), [("flashmla", True), ("vllm:CPU_MLA", True), ("triton", False)])
 def test_a_backend_of_latents_alone_is_asked_for_nothing_else(backend: str, only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honours, "_made", lambda name: Computes(rounded_oracle))
-    asked = {cell.attribute for cell in _of_backend(backend).measured}
+    asked = {cell.attribute for cell in measured(backend).measured}
     assert (asked == {"mla"}) == only
-    assert _of_backend(backend).state("mla") == "honours"
+    assert measured(backend).state("mla") == "honours"

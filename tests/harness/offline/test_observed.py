@@ -24,13 +24,12 @@ from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.offline import observed
 from assay.harness.offline.check import assert_correct, check
-from assay.harness.offline.check_result import CheckResult
 from assay.harness.offline.observed import Reader, _held, _picture_on, _tried
 from assay.harness.offline.replay import replay, replay_recorded
 from assay.harness.picture import Picture
@@ -41,6 +40,7 @@ from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.readout.samples import Agreement
 from assay.harness.server.pack_writer import PackWriter
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding
+from assay.worker import Event, Journal
 
 Lens = list[tuple[int, int]]
 NO_MASK, SCALE_TWICE = fault("mask-missing"), fault("scale-twice")
@@ -81,11 +81,28 @@ def _given(call: AttentionCall) -> AttentionCall:
 CASES = [case([(7, 16)]), case([(1, 20)], name="decode"), case([(9, 0), (5, 3)], name="batch")]
 
 
-def checked(kernel: Kernel, cases: list[Case] = CASES, read_out: float = 60.0) -> CheckResult:
+def checked(kernel: Kernel, cases: list[Case] = CASES, read_out: float = 60.0) -> KernelResult:
     return check(kernel, cases=cases, read_out=read_out)
 
 
-def first(result: CheckResult) -> Finding:
+def read(kernel: Kernel, cases: list[Case] = CASES, seconds: float = 60.0) -> tuple[KernelResult, ReadOut | None]:
+    """The result of a check, and what was read."""
+    reader = Reader(seconds)
+    return check(kernel, cases=cases, read_out=reader), reader.last
+
+
+def standing() -> tuple[Journal, list[KernelResult]]:
+    """A journal, and the results that stand before a kernel is read."""
+    before: list[KernelResult] = []
+
+    def keep(event: Event) -> None:
+        if event["event"] == "stands" and event["reading"]:
+            before.append(event["result"])
+
+    return Journal(keep), before
+
+
+def first(result: KernelResult) -> Finding:
     return result.findings[0]
 
 
@@ -110,18 +127,19 @@ def read_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
-    before: list[CheckResult] = []
-    result = check(NO_MASK, cases=CASES, before_reading=before.append)
+    journal, before = standing()
+    reader = Reader()
+    result = check(NO_MASK, cases=CASES, journal=journal, read_out=reader)
     finding = first(result)
     assert (finding.id, finding.operator) == ("mask-missing", says())
     assert "sees" in says()
     assert finding.picture is not None
-    assert result.read_out is not None
-    assert (result.read_out.sentence, result.read_out.exact, result.read_out.samples) == (says(), True, ())
-    assert 20 < result.read_out.calls < 3000
-    took = f"read off the kernel in {result.read_out.calls} calls and {result.read_out.seconds:.1f} s: "
+    assert reader.last is not None
+    assert (reader.last.sentence, reader.last.exact, reader.last.samples) == (says(), True, ())
+    assert 20 < reader.last.calls < 3000
+    took = f"read off the kernel in {reader.last.calls} calls and {reader.last.seconds:.1f} s: "
     assert any(line.startswith(took) for line in finding.evidence)
-    assert result.seconds > result.read_out.seconds
+    assert result.seconds > reader.last.seconds
     [draft] = before
     assert first(draft).operator == ""
     assert draft.failing == result.failing
@@ -129,15 +147,15 @@ def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
 
 @pytest.mark.usefixtures("never")
 def test_a_kernel_that_is_right_is_not_read() -> None:
-    before: list[CheckResult] = []
-    result = check(rounded_oracle, cases=CASES, before_reading=before.append)
-    assert (result.verdict, result.findings, result.read_out, before) == ("pass", (), None, [])
+    journal, before = standing()
+    result = check(rounded_oracle, cases=CASES, journal=journal)
+    assert (result.verdict, result.findings, before) == ("pass", (), [])
 
 
 @pytest.mark.usefixtures("never")
 def test_a_wrong_kernel_is_not_read_where_it_should_not_be() -> None:
     result = checked(NO_MASK, read_out=0)
-    assert (result.verdict, first(result).operator, result.read_out) == ("regression", "", None)
+    assert (result.verdict, first(result).operator) == ("regression", "")
 
 
 @pytest.mark.usefixtures("never")
@@ -184,16 +202,16 @@ def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(observed, "read_out", fails)
     result = checked(NO_MASK)
-    assert (result.verdict, first(result).id, result.read_out) == ("regression", "mask-missing", None)
+    assert (result.verdict, first(result).id) == ("regression", "mask-missing")
     assert "the kernel could not be read: ArithmeticError: singular matrix" in first(result).evidence
     assert first(result).picture is not None, "the failing call was"
 
 
 def test_a_budget_ends_a_read_out() -> None:
-    result = checked(NO_MASK, read_out=0.05)
-    assert result.read_out is not None
-    assert not result.read_out.complete
-    assert result.read_out.seconds < 2
+    result, found = read(NO_MASK, seconds=0.05)
+    assert found is not None
+    assert not found.complete
+    assert found.seconds < 2
     assert any(", which was all of its budget" in line for line in first(result).evidence)
 
 
@@ -271,9 +289,9 @@ def test_what_an_assertion_says_is_read_off_its_own_kernel(monkeypatch: pytest.M
 def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> None:
     far = [replace(one, make=partial(_given, one.make().with_spec(layer=21))) for one in CASES]
     assert "only in layer 21" in first(checked(two_bugs, [*CASES, *far])).operator
-    result = checked(no_rule_in_21, [*CASES, *far], read_out=1)
-    assert result.read_out is not None
-    assert not result.read_out.exact
+    result, found = read(no_rule_in_21, [*CASES, *far], 1)
+    assert found is not None
+    assert not found.exact
     assert not first(result).operator or "of the wrong outputs that were seen" in first(result).operator
 
 
@@ -359,9 +377,9 @@ def test_a_replay_does_not_say_what_holds_only_on_other_calls(tmp_path: Path, im
 @pytest.mark.slow
 def test_a_recorded_call_is_read_after_the_result_is_known(tmp_path: Path, importable: Callable[[str, Kernel], str]) -> None:
     recorded = a_pack(tmp_path / "pack", NO_MASK)
-    before: list[ReplayResult] = []
+    journal, before = standing()
     backend = Backend.parse(importable("recorded", NO_MASK))
-    result = replay_recorded(recorded, backend, "again", reader=Reader(), before_reading=before.append)
+    result = replay_recorded(recorded, backend, "again", reader=Reader(), journal=journal)
     assert [one.findings[0].operator for one in before] == [""]
     assert result.findings[0].operator == says()
     assert not replay_recorded(recorded, backend, "again").findings[0].operator
@@ -431,10 +449,10 @@ def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
         asked.add((call.q.shape[2], call.v.shape[2]))
         return NO_MASK(call)
 
-    result = checked(textbook)
+    result, found = read(textbook)
     assert first(result).diagnosis
-    assert result.read_out is not None
-    assert result.read_out.sentence == says()
+    assert found is not None
+    assert found.sentence == says()
     assert asked == {(64, 64)}, "with others, a kernel that was written for one head_dim writes beyond its output"
 
 
@@ -466,12 +484,12 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 from assay.harness.attention.matrix import cases
-from assay.harness.offline import (observed, replay, supervised)
+from assay.harness.offline import (jobs, observed, replay)
 from assay.harness.offline.check import assert_correct, check
 from mine import (zeros)
 
 result = check(zeros, phases=["decode"], cases=cases(("decode",))[::40])
-assert result.findings and result.read_out is None, result
+assert result.findings and not result.findings[0].operator, result
 assert result.findings[0].title == "output not written"
 print("checked")
 """

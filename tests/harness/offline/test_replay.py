@@ -15,7 +15,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.bugs.faults import fault
 from assay.harness.errors import ExitCode, UsageError
-from assay.harness.evidence.cause import ReplayResult
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import CallMetadata, Source, read_pack
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.offline.observed import Reader
@@ -69,8 +69,8 @@ def test_the_document_of_a_replay_says_its_verdict(tmp_path: Path, kernel: Kerne
     result = replay_recorded(pack(tmp_path / "pack", kernel), Backend.parse("triton"), "again")
     document = json.loads(result.model_dump_json())
     assert (document["verdict"], document["exit_code"]) == (verdict, code), "a cell of a sweep has its verdict from there"
-    assert ReplayResult.model_validate(document) == result
-    assert ReplayResult.model_validate(document | {"verdict": "pass", "exit_code": 0}).verdict == verdict
+    assert KernelResult.model_validate(document) == result
+    assert KernelResult.model_validate(document | {"verdict": "pass", "exit_code": 0}).verdict == verdict
 
 
 def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Path) -> None:
@@ -90,12 +90,6 @@ def test_a_verdict_needs_a_cached_prefix_of_16_tokens(tmp_path: Path, prefix: in
     recorded = pack(tmp_path / "pack", sdpa, lens_of=[[(3, 0)], [(9, prefix)]])
     result = replay_recorded(recorded, Backend.parse("triton"), "again")
     assert (result.calls, result.with_prefix, result.exit_code) == (4, calls, code)
-
-
-@pytest.mark.parametrize(("candidate", "noise"), [("triton", ""), ("sage_attn", "int8_qk")])
-def test_the_noise_that_a_candidate_declares_is_recorded(tmp_path: Path, candidate: str, noise: str) -> None:
-    recorded = pack(tmp_path / "pack", sdpa, layers=1, lens_of=[[(3, 0)], [(9, 16)]])
-    assert replay_recorded(recorded, Backend.parse(candidate), "again").noise == noise
 
 
 def test_recorded_calls_of_the_engines_own_backends_have_the_noise_of_their_phase(

@@ -24,8 +24,8 @@ from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.conditions import PHASES
 from assay.harness.engines.sglang.kv_pool import _scales_of, spec_of
 from assay.harness.errors import UsageError
-from assay.harness.evidence.cause import foreign_cause
 from assay.harness.evidence.error_table import relative_l1
+from assay.harness.evidence.kernel_result import foreign_cause
 from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.own_error import _known_differences, _recorded_phases

@@ -17,7 +17,7 @@ from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, PreparedKernel, tensor_of
+from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
 from assay.harness.attention.forms import feature_of, unknown
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.matrix_features import _padded, _stored
@@ -126,24 +126,20 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_replay_and_bench_take_a_function_by_its_signature(
+def test_replay_takes_a_function_by_its_signature(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack, right, wrong = (packed_calls(tmp_path / "pack"), "flash_attn@signatures:flash_attn_2", "signatures:flash_attn_top_left")
     assert command(monkeypatch, "replay", pack, "--candidate", right) == ExitCode.PASS
     assert command(monkeypatch, "replay", pack, "--candidate", wrong, "--read-out", "0") == ExitCode.REGRESSION
     assert "causal mask top-left" in capsys.readouterr().out
-    timed = ("bench", "kernel", pack, "--latency-seconds", "0.3", "--latency-bound", "50", "--reference", SDPA)
-    assert command(monkeypatch, *timed, "--candidate", right) == ExitCode.PASS
-    assert f"{right} / {SDPA} on cpu" in capsys.readouterr().out
-    assert command(monkeypatch, *timed, "--candidate", wrong) == ExitCode.REGRESSION
 
 
 def test_a_signature_that_does_not_exist_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack = packed_calls(tmp_path / "pack")
-    for asked in (("replay", pack), ("bench", "kernel", pack), ("bench",)):
+    for asked in (("replay", pack), ("bench",)):
         assert command(monkeypatch, *asked, "--candidate", "flash_atn@signatures:flash_attn_2") == ExitCode.USAGE
         assert "no signature is named 'flash_atn', did you mean 'flash_attn'" in " ".join(capsys.readouterr().err.split())
 
@@ -257,7 +253,7 @@ def some_cases(name: str, feature: str = "") -> list[Case]:
 
 def test_sdpa_passes_a_check_of_some_calls() -> None:
     result = check(SDPA, cases=some_cases(SDPA), calls=0)
-    assert (result.failing, result.findings, result.refused) == ([], (), ())
+    assert (result.failing, result.findings, result.refused) == ((), (), ())
 
 
 @pytest.mark.few(1)
@@ -286,9 +282,10 @@ def test_a_wrong_function_is_named_and_its_test_calls_it(name: str, said: str) -
     ],
 )
 def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(name: str, feature: str) -> None:
-    result = check(name, cases=some_cases(name, feature), read_out=0)
+    some = some_cases(name, feature)
+    result = check(name, cases=some, read_out=0)
     assert result.exit_code == ExitCode.REGRESSION
-    assert all(feature in case.condition["asked for"] for case in result.wrong)
+    assert all(feature in case.condition["asked for"] for case in some if case.name in result.failing)
 
 
 @pytest.mark.interpreter
@@ -385,11 +382,10 @@ def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_p
     kernel = kernels.load(PAGED_DECODE)
     result = check(PAGED_DECODE, cases=of_stored(kernel), calls=0)
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
-    asked = result.coverage.sentence
-    assert "K and V in e4m3 per tensor, K and V in e5m2 per tensor, window" in asked
-    gaps = str([gap.sentence for gap in result.coverage.gaps])
+    assert {"K and V in e4m3 per tensor", "K and V in e5m2 per tensor"} <= {*result.coverage.features}
+    gaps = [gap.what for gap in result.coverage.gaps if not gap.why]
     for form in ("int8 per token", "int8 per head", "e5m2 per head", "e4m3 per token", "e4m3 per block of 16 tokens"):
-        assert f"stored_kv in {form}, by declaration" in gaps
+        assert f"stored_kv in {form}" in gaps
 
 
 def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,9 +393,10 @@ def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(monke
     computed = function._computed
     monkeypatch.setattr(function, "_computed", lambda self, q, kv, return_lse, *scales: computed(self, q, kv, return_lse))
     kernel = kernels.load(PAGED_DECODE)
-    result = check(kernel, cases=of_stored(kernel), calls=0, read_out=0)
+    some = of_stored(kernel)
+    result = check(kernel, cases=some, calls=0, read_out=0)
     assert result.exit_code == ExitCode.REGRESSION
-    assert {"K and V" in case.condition["asked for"] for case in result.failing} == {True}
+    assert {"K and V" in case.condition["asked for"] for case in some if case.name in result.failing} == {True}
 
 
 def test_a_function_may_declare_fewer_forms_than_its_signature_has() -> None:
@@ -410,17 +407,6 @@ def test_a_function_may_declare_fewer_forms_than_its_signature_has() -> None:
     ):
         kernel = kernels.taking_calls("mine", kernels.declares(features=own)(partial(function)))
         assert list(kernels.declaration(kernel).features) == of_both
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_calls_are_laid_out_before_they_are_timed_and_two_at_a_time(name: str) -> None:
-    kernel = kernels.find("--candidate", f"{RIGHT[name][0]}@{name}")
-    assert isinstance(kernel, PreparedKernel)
-    phase = kernels.declaration(kernel).phases[-1]
-    one, other = (call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(phase=phase) for lens in ([(1, 3)], [(1, 40)]))
-    with kernel.prepared(one) as attend_one, kernel.prepared(other) as attend_other:
-        for call, attend in ((one, attend_one), (other, attend_other), (one, attend_one)):
-            torch.testing.assert_close(tensor_of(attend()).double(), oracle(call), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["flash_attn@signatures:flash_attn_2", SDPA])

@@ -10,15 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.cli.supervised import GRACE_S, _runs_kernel, _wait_passively
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.server.pack_writer import PackWriter
 
@@ -119,9 +116,8 @@ def test_a_crash_in_the_matrix_leaves_what_was_computed_before(assay: Run, tmp_p
     assert "was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in found["evidence"][1]
 
 
-@pytest.mark.parametrize("command", [["replay"], ["bench", "kernel"]], ids=" ".join)
-def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path, command: list[str]) -> None:
-    done = assay(tmp_path, *command, str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
+def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "replay", str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
     assert done.returncode == 3, done.stderr
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
@@ -136,7 +132,7 @@ def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(as
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:leaves", *SOME)
     assert done.returncode == 3
-    assert "called sys.exit(0), so there is no verdict" in done.stderr
+    assert NO_VERDICT.format("raised SystemExit: 0") in done.stderr
 
 
 def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(assay: Run, tmp_path: Path) -> None:
@@ -153,173 +149,15 @@ def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None
     command = [sys.executable, "-m", "assay", "check", "ending_kernels:hangs_when_it_is_read", *SOME]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdout is not None
-        assert process.stdout.readline() == "hanging\n"
+        assert process.stderr is not None
+        while "hanging" not in process.stderr.readline():
+            assert process.poll() is None
         begun = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 3
     assert "interrupted; there is no verdict" in said
-    assert time.monotonic() - begun < GRACE_S + 10
-
-
-# The supervisor itself, of commands that import nothing.
-
-
-SHORT_GRACE_S = 1.0
-
-
-def supervised(command: str, **options: Any) -> subprocess.Popen[str]:
-    """A process that supervises a command, the body of a function, and kills it a second after a signal."""
-    body = "\n".join(f"    {line}" for line in command.splitlines())
-    code = f"""
-import itertools, os, signal, sys, time
-from assay.harness.cli import supervised
-supervised.GRACE_S = {SHORT_GRACE_S}
-def command():
-{body}
-code = supervised._supervise(command)
-print("supervisor: ", code, flush=True)
-sys.exit(code)
-"""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", code], text=True, **pipes, **options)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and standard error."""
-    _, said = process.communicate(timeout=60)
-    return process.returncode, said
-
-
-def command_of(process: subprocess.Popen[str]) -> psutil.Process:
-    """The supervised process, once it has said that it is ready: the only child of its keeper."""
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    (keeper,) = psutil.Process(process.pid).children()
-    (child,) = keeper.children()
-    return child
-
-
-@pytest.mark.parametrize("code", [0, 1, 2, 3])
-def test_a_command_that_ends_decides(code: int) -> None:
-    assert ended(supervised(f"sys.exit({code})")) == (code, "")
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("command", "how"),
-    [
-        ("os._exit(0)", "exited with status 0"),
-        ("os._exit(1)", "exited with status 1"),
-        ("os._exit(121)", "exited with status 121"),
-        ("os.kill(os.getpid(), 40)", "was killed by signal 40"),  # it has no name
-        ("os.abort()", "was killed by SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-        ("raise BaseException", "exited with status 1"),
-        ("import atexit\natexit.register(os._exit, 0)\nsys.exit(1)", "exited with status 0"),
-        ("if os.fork() == 0: time.sleep(600)\nos._exit(0)", "exited with status 0"),  # it keeps the pipe open
-    ],
-)
-def test_a_command_that_does_not_end_is_no_verdict(command: str, how: str) -> None:
-    code, said = ended(supervised(command))
-    assert code == 3
-    assert NO_VERDICT.format(how) in said
-
-
-DETACHED = """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        time.sleep(600)
-    os._exit(0)
-os.wait()
-"""
-
-
-def test_no_process_that_a_command_leaves_outlives_it() -> None:
-    process = supervised(f"{DETACHED}time.sleep(0.2)")
-    assert process.stdout is not None
-    left = int(process.stdout.readline())
-    assert ended(process) == (0, "")
-    assert not psutil.pid_exists(left)
-
-
-@pytest.mark.slow
-def test_a_command_that_starts_too_many_processes_is_ended_with_them() -> None:
-    process = supervised("for _ in range(300):\n    if os.fork() == 0: time.sleep(600)\ntime.sleep(600)")
-    code, said = ended(process)
-    assert code == 3
-    assert NO_VERDICT.format("was ended, since the kernel had started more than 256 processes at a time,") in said
-    assert not [one for one in psutil.process_iter(["cmdline"]) if "range(300)" in " ".join(one.info["cmdline"] or ())]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_reaches_the_command(number: signal.Signals) -> None:
-    told = f"signal.signal({int(number)}, lambda *_: sys.exit(1))\nprint('ready', flush=True)\ntime.sleep(600)"
-    with supervised(told) as process:
-        command_of(process)
-        process.send_signal(number)
-        assert ended(process)[0] == 1, "the command ended by itself, with an exit code of its own"
-
-
-def test_a_kernel_that_never_returns_to_python_is_killed() -> None:
-    with supervised("print('ready', flush=True)\nsum(itertools.repeat(0))") as process:
-        child = command_of(process)
-        before = child.cpu_times().user
-        while child.cpu_times().user < before + 0.2:  # until it computes
-            time.sleep(0.02)
-        begun = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert ended(process) == (3, "assay: interrupted; there is no verdict.\n")
-        assert SHORT_GRACE_S <= time.monotonic() - begun < SHORT_GRACE_S + 10
-        assert not child.is_running()
-
-
-def test_a_command_ends_with_its_supervisor() -> None:
-    with supervised("print('ready', flush=True)\nsum(itertools.repeat(0))") as process:
-        child = command_of(process)
-        process.kill()
-        child.wait(10)
-
-
-@pytest.mark.parametrize("whom", [os.kill, os.killpg])
-def test_what_a_command_has_left_ends_with_a_supervisor_that_is_killed(whom: Callable[[int, int], None]) -> None:
-    hanging = f"{DETACHED}time.sleep(600)"
-    with supervised(hanging, start_new_session=True) as process:
-        assert process.stdout is not None
-        left = psutil.Process(int(process.stdout.readline()))
-        whom(process.pid, signal.SIGKILL)
-        left.wait(10)
-
-
-def test_only_commands_that_run_a_kernel_are_supervised() -> None:
-    supervised_ones = (
-        ["check", "k"], ["replay", "pack"], ["bench", "kernel", "pack"],
-    )  # fmt: skip
-    assert all(_runs_kernel(arguments) for arguments in supervised_ones)
-    assert not any(_runs_kernel(arguments) for arguments in ([], ["--help"], ["run"], ["bench"], ["report", "check"]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "given", "policy"),
-    [
-        (["check", "mine:forward"], None, "PASSIVE"),
-        (["replay", "PACK"], None, "PASSIVE"),
-        (["check", "mine:forward"], "ACTIVE", "ACTIVE"),
-        (["bench", "kernel", "PACK"], None, None),  # it times kernels
-    ],
-)
-def test_threads_wait_without_burning_cpu_where_nothing_is_timed(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], given: str | None, policy: str | None
-) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    _wait_passively(arguments)
-    assert os.environ.get("OMP_WAIT_POLICY") == policy
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert time.monotonic() - begun < 15
 
 
 @pytest.mark.few(1)

@@ -1,0 +1,352 @@
+"""Work in a process of its own, which may crash, hang, or start others: its caller goes on, and nothing is left behind.
+
+::
+
+    outcome = run(Job("package.module:function", {"kernel": "mine:forward"}), on_event=show, limits=Limits(step_s=60))
+    match outcome:
+        case Done(result): ...
+        case Crashed() | TimedOut(): outcome.how, outcome.during, outcome.events
+
+The function is called as ``function(journal, **arguments)`` by ``python -m assay.worker JOB``. Only importable names and JSON cross
+the border: JOB is a file with the function's name and its arguments, and the process appends events to a journal of JSON lines,
+which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may not
+return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
+
+The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from assay.harness.engines import guardian
+from assay.harness.errors import AssayError
+from assay.harness.text import how_ended
+
+# PyTorch compiles in up to 32 processes, Triton in one for each kernel.
+PROCESSES = 256
+_GRACE_S = 1.0
+_POLL_S = 0.01
+_BLOCK = 2**20
+_DONE, _RAISED, _BEGINS, _ENDS = "done", "raised", "begins", "ends"
+
+Event = Mapping[str, Any]
+"""A line of the journal: its name as ``event``, and what the function wrote with it."""
+
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is to do.
+
+    Attributes:
+        function: an importable function, as ``package.module:function``. It gets a `Journal`, and returns JSON or a pydantic model.
+        arguments: its arguments by name, as JSON.
+    """
+
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of time, in seconds; None for no limit.
+
+    Attributes:
+        start_s: until the first event.
+        step_s: between `Journal.begin` and `Journal.end`.
+        total_s: until the job is done.
+    """
+
+    start_s: float | None = None
+    step_s: float | None = None
+    total_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job that came to its end.
+
+    Attributes:
+        result: what the function returned, as JSON.
+        events: what it wrote to its journal.
+    """
+
+    result: Any
+    events: Sequence[Event] = ()
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """A process that ended before its job was done.
+
+    Attributes:
+        how: how, in words that follow "it": "was killed by SIGSEGV".
+        during: the step that had begun and not ended; empty if none had.
+        events: what it wrote to its journal before.
+    """
+
+    how: str
+    during: str = ""
+    events: Sequence[Event] = ()
+
+
+@dataclass(frozen=True)
+class TimedOut(Crashed):
+    """A process that was ended, since it exceeded a limit. `how` says which."""
+
+
+Outcome = Done | Crashed
+
+
+class Journal:
+    """The events of a job, on the side of its process.
+
+    Args:
+        append: gets each event; None where a function is called without a process, and nobody reads them.
+    """
+
+    def __init__(self, append: Callable[[Event], object] | None = None) -> None:
+        self._append = append
+
+    @property
+    def kept(self) -> bool:
+        """True if somebody reads the events."""
+        return self._append is not None
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append an event. Pydantic models among its facts are written as JSON."""
+        if self._append is not None:
+            self._append({"event": event, **facts})
+
+    def begin(self, step: str) -> None:
+        """Note that a step begins that may not return, in words."""
+        self.write(_BEGINS, step=step)
+
+    def end(self) -> None:
+        """Note that the step has returned, or raised."""
+        self.write(_ENDS)
+
+
+def run(
+    job: Job,
+    *,
+    on_event: OnEvent = lambda event: None,
+    limits: Limits = Limits(),
+    journal: Path | None = None,
+    output: IO[bytes] | int = 2,
+    environment: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Have a process do a job.
+
+    Args:
+        job: what to do.
+        on_event: called here with each event as it comes.
+        limits: limits of time.
+        journal: a file that keeps the journal; by default it is removed at the end.
+        output: file that gets what the process prints; by default standard error.
+        environment: its environment variables; by default those of this process.
+        stop: ends the process once it is set.
+
+    Raises:
+        Exception: what the function raised, if that is an error of assay or Python's own; else a RuntimeError that quotes it.
+        OSError: the process cannot be started, or the journal not be written.
+    """
+    __tracebackhide__ = True  # pytest shows who asked
+    with _Process(job, journal, output, os.environ if environment is None else environment) as process:
+        events: list[Event] = []
+        started = since = time.monotonic()
+        while True:
+            ended = process.exit_status is not None  # asked first: what it wrote until then is read
+            for event in process.read():
+                since = time.monotonic()
+                if event["event"] == _DONE:
+                    return Done(event["result"], events)
+                if event["event"] == _RAISED:
+                    if (error := _raised(event)) is None:
+                        return Crashed(f"raised {event['said']}", _during(events), events)
+                    raise error
+                events.append(event)
+                on_event(event)
+            if ended:
+                return Crashed(process.how_it_ended, _during(events), events)
+            now, during = time.monotonic(), _during(events)
+            for limit, spent, what in (
+                (limits.total_s, now - started, "was not done within"),
+                (limits.step_s if during else None, now - since, "did not return within"),
+                (None if events else limits.start_s, now - since, "did not start within"),
+            ):
+                if limit is not None and spent > limit:
+                    return TimedOut(f"{what} {limit:g} s", during, events)
+            if stop is None:
+                time.sleep(_POLL_S)
+            elif stop.wait(_POLL_S):
+                return Crashed("was stopped", during, events)
+
+
+def _during(events: Sequence[Event]) -> str:
+    """Return the step that has begun last, unless it has ended."""
+    last = next((event for event in reversed(events) if event["event"] in (_BEGINS, _ENDS)), None)
+    return str(last["step"]) if last and last["event"] == _BEGINS else ""
+
+
+def _raised(event: Event) -> Exception | None:
+    """Make the exception that the function raised; None if that is no `Exception`, such as the outcome of a test."""
+    if not event["error"]:
+        return None
+    module, _, name = event["type"].partition(":")
+    kind = (
+        getattr(importlib.import_module(module), name, None) if module.split(".")[0] in ("assay", "builtins") else None
+    )
+    if event["arguments"] is None or not isinstance(kind, type) or not issubclass(kind, Exception):
+        return RuntimeError(f"{event['said']}\n\nIn its own process:\n{event['traceback']}")
+    made = kind(*event["arguments"])
+    if not issubclass(kind, (AssayError, AssertionError)):
+        made.add_note(f"\nIn its own process:\n{event['traceback']}")
+    return made
+
+
+class _Process:
+    """The process of a job, under a guardian, and the journal that it writes."""
+
+    def __init__(self, job: Job, journal: Path | None, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
+        # The guardian removes this folder; the journal in it stays readable here, since it is open.
+        self._scratch = Path(tempfile.mkdtemp(prefix="assay-worker-"))
+        try:
+            kept = journal or self._scratch / "journal.jsonl"
+            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            path = [folder or os.getcwd() for folder in sys.path]
+            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept.resolve()), "path": path}
+            (self._scratch / "job.json").write_bytes(_line(given))
+            command = [
+                sys.executable,
+                "-P",
+                "-X",
+                "faulthandler",
+                "-m",
+                "assay.worker",
+                str(self._scratch / "job.json"),
+            ]
+            guarded = [
+                sys.executable,
+                "-I",
+                "-S",
+                guardian.__file__,
+                str(_GRACE_S),
+                str(self._scratch),
+                f"--most={PROCESSES}",
+            ]
+            self._guardian = subprocess.Popen(
+                [*guarded, *command], stdin=subprocess.PIPE, stdout=output, stderr=output,
+                env={**environment, "PYTHONPATH": os.pathsep.join(path)},
+                start_new_session=True,  # out of reach of the terminal's Ctrl-C
+            )  # fmt: skip
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        self._at, self._begun = 0, b""
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process and all that it has started."""
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait()
+        os.close(self._descriptor)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status, -n for a signal n; None while it runs."""
+        return self._guardian.poll()
+
+    @property
+    def how_it_ended(self) -> str:
+        """The end of the process in words: "exited with status 2"."""
+        status = self.exit_status or 0
+        if status == -guardian.TOO_MANY:
+            return f"was ended, since it had started more than {PROCESSES} processes at a time,"
+        return how_ended(status)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Read the events since the last time; a line that something else wrote is left out."""
+        new = b""
+        while more := os.pread(self._descriptor, _BLOCK, self._at):
+            new, self._at = new + more, self._at + len(more)
+        *lines, self._begun = (self._begun + new).split(b"\n")
+        events = []
+        for line in lines:
+            with suppress(ValueError):
+                event = json.loads(line)
+                events += [event] if isinstance(event, dict) and "event" in event else []
+        return events
+
+
+def _line(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, default=_as_json).encode("utf-8", "replace") + b"\n"
+
+
+def _as_json(what: Any) -> Any:
+    """Return a pydantic model as JSON, with numbers that are not finite."""
+    if not hasattr(what, "model_dump"):
+        raise TypeError(f"a job takes and returns JSON; {type(what).__name__} is not")
+    return what.model_dump()
+
+
+def main() -> None:
+    """Do the job that the command line names, in this process."""
+    job = json.loads(Path(sys.argv[1]).read_bytes())
+    sys.path[:] = job["path"]
+    process, descriptor = os.getpid(), os.open(job["journal"], os.O_WRONLY | os.O_APPEND)
+
+    def append(event: Event) -> None:
+        with suppress(OSError):  # on a full disk the job goes on
+            os.write(descriptor, _line(event))
+
+    try:
+        module, _, name = job["function"].partition(":")
+        result = getattr(importlib.import_module(module), name)(Journal(append), **job["arguments"])
+        last = _line({"event": _DONE, "result": result})
+    except BaseException as error:
+        last = _line({"event": _RAISED, **_described(error)})
+    # Threads that a kernel started, and what it left for the end, must not keep the process; nor may a copy that it forked go on.
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if os.getpid() == process:
+        os.write(descriptor, last)
+    os._exit(0)
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """Describe an exception so that `_raised` can make it again."""
+    arguments = [error.found, error.expected, error.do] if isinstance(error, AssayError) else list(error.args)
+    return {
+        "type": f"{type(error).__module__}:{type(error).__qualname__}",
+        "error": isinstance(error, Exception),
+        "arguments": arguments if all(isinstance(argument, str) for argument in arguments) else None,
+        "said": f"{type(error).__name__}: {error}",
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""The result of a kernel on calls without a server: of a check, a replay, and the ``matrix.json`` and ``cause.json`` of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
+
+from assay.harness.errors import ExitCode
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.pack import PackEntry, hash_pack, read_manifest
+from assay.harness.evidence.run_file import RunFile
+from assay.harness.schema import RULE, Part
+from assay.harness.text import percent, two_digits
+from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict, serious
+
+SCHEMA: Literal["assay.kernel/1"] = "assay.kernel/1"
+
+
+class Axis(Part):
+    """Results by one axis of the matrix."""
+
+    name: str
+    failing: dict[str, tuple[int, int]] = Field(
+        description="value -> (failing calls, calls), of the values with a failing call"
+    )
+    right: tuple[str, ...] = Field(description="values without a failing call")
+    unknown: tuple[str, ...] = Field((), description="values of calls that were not made, and of no other")
+
+
+class CaseWhy(Part):
+    """A case that was not computed, or broke the contract, and why."""
+
+    case: str
+    why: str
+
+
+class Reach(Part):
+    """The reach of calls, each quantity by itself."""
+
+    new: int = Field(description="most new tokens of a sequence")
+    behind: int = Field(description="most new tokens of a sequence with a cached prefix")
+    keys: int = Field(description="most keys of a sequence, cached or new")
+    sequences: int = Field(description="most sequences of a call")
+
+
+class Beyond(Part):
+    """Values of an axis that single calls have beyond the product."""
+
+    axis: str
+    values: tuple[str, ...]
+    keys: int = Field(description="keys of a sequence to which calls with each of these values reach")
+
+
+class Gap(Part):
+    """Calls that were not computed."""
+
+    what: str = Field(description="the values of axes that set them apart; empty if none do")
+    why: str = Field("", description="what the kernel or its environment said; empty for what its declaration excludes")
+    calls: int = Field(0, description="0 if the matrix has none")
+    example: str = ""
+
+
+class Coverage(Part):
+    """The coverage of a check: a product of which every combination was computed in each phase, and what lies beyond it."""
+
+    dtypes: tuple[str, ...] = ()
+    head_dims: tuple[int, ...] = ()
+    heads: tuple[tuple[int, int], ...] = Field((), description="q heads and kv heads")
+    least: dict[str, Reach] = Field({}, description="by phase, the reach of every combination of the product")
+    most: dict[str, Reach] = Field({}, description="by phase, the reach of all calls")
+    beyond: tuple[Beyond, ...] = ()
+    features: tuple[str, ...] = Field((), description="values of features that calls asked for")
+    lses: int = Field(0, description="calls of which the log-sum-exps were compared")
+    gaps: tuple[Gap, ...] = ()
+    runs: int = Field(0, description="how many times the kernel ran")
+    device: str = ""
+
+
+class LayerBound(Part):
+    """The largest own error that noise explained in the replayed calls of a layer and phase, and the largest that was found."""
+
+    layer: int
+    phase: str
+    bound: float = Field(description="relative L1")
+    worst: float | None = Field(0.0, description="as a multiple of its own bound; null if it is not finite")
+
+    @field_validator("worst")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        return value if value is None or math.isfinite(value) else None
+
+    @property
+    def outside(self) -> bool:
+        """True if a call is out of its bound."""
+        return self.worst is None or self.worst > 1
+
+
+class KernelResult(Part, RunRecord):
+    __doc__ = f"""A kernel's result on calls: on the op-level matrix, or on recorded ones. {RULE}"""
+
+    schema_id: Literal["assay.kernel/1"] = Field(SCHEMA, alias="schema")
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
+
+    kernel: str
+    calls: int = Field(0, description="calls that it computed or broke")
+    worst_own: float | None = Field(
+        None,
+        description="relative L1 of the cell and head that is worst relative to its bound; null if it is not finite, or, like "
+        "`worst_bound`, if no call was computed",
+    )
+    worst_bound: float | None = None
+    findings: tuple[Finding, ...] = Field((), description="what is wrong, named where a hypothesis fits")
+    missing: tuple[str, ...] = Field((), description="requirements of a pass that were not tested")
+    not_run: str = Field("", description="why the kernel was not run, as when it ended its process; empty otherwise")
+    smallest: str = Field("", description="the smallest failing call that was found, in words; empty if none fails")
+    test: str = Field("", description="source of a pytest file that shows the smallest failing call; may be empty")
+    again: str = Field("", description="a command that repeats this; empty for a kernel that no command can name")
+    seconds: float = 0.0
+    traceback: str = Field("", description="of the first exception that the kernel raised")
+    # On the matrix.
+    shapes: str = Field("", description="in a run, what the calls had in common")
+    failing: tuple[str, ...] = Field((), description="names of the cases that are out of bounds or broken")
+    where: str = Field(
+        "",
+        description="values of at most two axes that cover all failing cases and no correct one; empty if there are none, or if "
+        "what was read off the kernel tells which cases fail",
+    )
+    axes: tuple[Axis, ...] = Field((), description="results by axis, where some cases fail and others do not")
+    broken: tuple[CaseWhy, ...] = ()
+    refused: tuple[CaseWhy, ...] = ()
+    excluded: tuple[CaseWhy, ...] = Field((), description="cases that its declaration excludes")
+    left_out: int = Field(0, description="cases that were not run, as the kernel was clearly wrong before")
+    coverage: Coverage = Coverage()
+    # On recorded calls.
+    pack: str = Field("", description="hash of the pack, as `assay.harness.evidence.pack.hash_pack` computes it")
+    examined: tuple[str, ...] = Field((), description="hashes of the files of the examined calls")
+    recorded: int = Field(0, description="calls in the pack, in the phases that the candidate computes")
+    with_prefix: int = Field(0, description="examined calls with a cached prefix")
+    envelope: dict[str, str] = Field(
+        {},
+        description="by phase that the kernel claims, what the pack's calls have; empty where it has none of the phase",
+    )
+    bounds: tuple[LayerBound, ...] = Field((), description="by layer and phase")
+    not_tested: tuple[str, ...] = ()
+    first_finding_s: float | None = Field(None, description="seconds until the first findings; null if there are none")
+
+    @field_validator("worst_own")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        return value if value is None or math.isfinite(value) else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_verdict(cls, data: Any) -> Any:
+        """Drop what is computed from a document that was read."""
+        computed = ("verdict", "exit_code")
+        return {key: value for key, value in data.items() if key not in computed} if isinstance(data, dict) else data
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> Verdict:
+        """ "regression" if a finding is more severe than "info", else "inconclusive" if something is missing, else "pass"."""
+        return kernel_verdict(self.findings, self.missing)
+
+    @computed_field(description="0 pass, 1 regression, 3 no verdict")  # type: ignore[prop-decorator]
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of the command: it follows from the verdict."""
+        return exit_code_of(self.verdict)
+
+    @property
+    def computed(self) -> int:
+        """Number of calls that it computed."""
+        return self.calls - len(self.broken)
+
+    @property
+    def worst(self) -> float:
+        """The largest own error as a multiple of its bound; 0 if no call was computed."""
+        if self.worst_bound is None:
+            return 0.0
+        return math.inf if self.worst_own is None else self.worst_own / self.worst_bound
+
+    def __repr__(self) -> str:
+        return f"<KernelResult {self.verdict}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """Format the verdict as a notebook shows it: the summary, and what is wrong."""
+        wrong = [
+            f"<li>{escape(' '.join(filter(None, [finding.sentence, finding.observed])))}</li>"
+            for finding in serious(self.findings)
+        ]
+        listed = f"<ul>{''.join(wrong)}</ul>" if wrong else ""
+        return f"<p><strong>{self.verdict}</strong>: {escape(self.summary())}</p>{listed}"
+
+    def summary(self) -> str:
+        """Summarise in a sentence: what the kernel does wrong if known, how many calls are wrong, and the worst own error."""
+        cause = cause_of(self.findings)
+        return self.extent(cause.does if cause else "")
+
+    def extent(self, does: str = "") -> str:
+        """Write `summary` with other words for what the kernel does wrong; empty to leave them out."""
+        if self.recorded:
+            verdict = f"{self.kernel} {does}" if does else f"{self.kernel}, {len(self.findings)} findings"
+            verdict += f"; {self.calls} of {self.recorded} recorded calls"
+        elif self.exit_code == ExitCode.NO_VERDICT:
+            verdict = f"No verdict on {self.kernel}: requirements of a pass were not tested"
+        elif self.exit_code == ExitCode.PASS:
+            verdict = f"{self.kernel} is correct on all {self.calls} calls"
+        elif self.failing:
+            of = f"the first {self.calls} of {self.calls + self.left_out}" if self.left_out else f"{self.calls}"
+            wrong = f"wrong on {len(self.failing)} of {of} calls"
+            verdict = f"{self.kernel} {does}; {wrong}" if does else f"{self.kernel} is {wrong}"
+        else:
+            verdict = f"{self.kernel} is within its bounds on all {self.calls} calls, but has serious findings"
+        if self.worst_bound is None:
+            return verdict
+        if self.worst_own is None:
+            return f"{verdict}; an output is not finite"
+        times = f"{two_digits(self.worst)} times its bound of {percent(self.worst_bound)}"
+        return f"{verdict}; worst own error {percent(self.worst_own)}, {times}"
+
+
+MATRIX = RunFile("matrix.json", KernelResult)
+CAUSE = RunFile("cause.json", KernelResult)
+
+
+def foreign_cause(result: KernelResult, candidate: str, phases: Collection[str], pack: Path | None) -> str:
+    """Explain why a result does not belong to a candidate's recorded calls; empty if it does.
+
+    Args:
+        result: what was read.
+        candidate: name of the run's candidate.
+        phases: phases that it claims.
+        pack: the run's replay pack; None if it recorded none.
+
+    Raises:
+        EvidenceError: the pack's manifest is damaged.
+    """
+    if result.kernel != candidate:
+        return f"it examined {result.kernel}, not {candidate}"
+    if pack is None:
+        return "the run has no recorded calls"
+    if result.pack != hash_pack(pack):
+        return "it examined the calls of another pack"
+    entries = read_manifest(pack).calls
+    examined = set(result.examined)
+    due = {_stratum(entry) for entry in entries if entry.spec.phase in phases}
+    if lacking := due - {_stratum(entry) for entry in entries if entry.sha256 in examined}:
+        layer, phase, _ = min(lacking)
+        return f"it left out recorded calls, for example those of layer {layer}, {phase}"
+    return ""
+
+
+def _stratum(entry: PackEntry) -> tuple[int, str, str]:
+    """Return an entry's stratum: layer, phase, and whether it is a worst call. At least one call of each is examined."""
+    return entry.spec.layer, entry.spec.phase, entry.chosen
