@@ -85,7 +85,7 @@ class _ProbeServer:
         # The cache was filled under the last control: the K and V below a substituted layer depend on it.
         cache_header(self.engine)
         asks = [ChatRequest.of(item, self.max_tokens) for item in self.items]
-        found = answers(self.engine, asks, self.concurrency)
+        said = answers(self.engine, asks, self.concurrency)
         ran = frozenset(substituted_calls(self.evidence))
         if ran != candidate:
             raise EvidenceError(
@@ -93,8 +93,8 @@ class _ProbeServer:
                 "the candidate's output in these layers and no others, in the phases that it computes",
                 "see the server's log; a replayed CUDA graph cannot be substituted: start the server without graphs",
             )
-        texts = tuple(answer.text for answer in found)
-        with_prefix = sum((answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for answer in found)
+        texts = tuple(answer.text for answer in said)
+        with_prefix = sum((answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for answer in said)
         return _AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
 

@@ -181,9 +181,9 @@ class Scorer(Engine, Protocol):
 
 def answers(engine: Engine, asks: Sequence[ChatRequest], concurrency: int) -> list[Answer]:
     """Send requests and return the answers in their order. Raises EngineError on the first failure."""
-    found: dict[int, Answer] = {}
-    engine.ask(asks, concurrency, found.__setitem__)
-    return [found[index] for index in sorted(found)]
+    by_index: dict[int, Answer] = {}
+    engine.ask(asks, concurrency, by_index.__setitem__)
+    return [by_index[index] for index in sorted(by_index)]
 
 
 def cache_header(engine: Engine) -> None:
