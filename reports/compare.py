@@ -176,9 +176,9 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
 
 def _tensor(row: TensorRow) -> tuple[Words, ...]:
     return (
-        "" if row.layer is None else str(row.layer),
-        row.boundary,
-        Cell(one_line(row.tensor, 90), code=True),
+        "" if row.worst.layer is None else str(row.worst.layer),
+        row.worst.boundary,
+        Cell(one_line(row.worst.tensor, 90), code=True),
         f"{row.out_of_bounds:,} of {row.cells:,}",
         Cell(row.worst.error if isinstance(row.worst.error, str) else number(row.worst.error), "beyond"),
         number(row.worst.bound),

@@ -178,8 +178,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Verdicts by row and column, for a page. A cell leads to those of the page's `Records` that have its row and its column as
-    their first two values.
+    """Verdicts by row and column, for a page.
 
     Attributes:
         corner: what the rows and columns are.
@@ -190,25 +189,6 @@ class Matrix:
     rows: Sequence[str]
     columns: Sequence[str]
     cells: Sequence[Sequence[Cell | None]]
-
-
-@dataclass(frozen=True)
-class Records:
-    """Many rows for a page, which can be searched and filtered, and of which it shows a part at a time.
-
-    Attributes:
-        rows: words of each, as many as `columns`.
-        filters: indices of the columns with few values, which become filters.
-        verdict: index of the column of verdicts.
-        links: by row, where its last word leads; empty for nowhere.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    filters: Sequence[int]
-    verdict: int
-    links: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -273,7 +253,6 @@ Block = (
     | HeatMaps
     | Entries
     | Matrix
-    | Records
     | Box
     | Only
     | Fold

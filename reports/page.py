@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,14 +21,13 @@ from assay.harness.judge.report import ErrorGrid, excess, out_of_bounds
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
-from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, Records, Section, blocks_of, plain
+from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, Matrix, Section, blocks_of, plain
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
 """Most characters embedded of a prompt or an answer."""
-_Word = TypeVar("_Word", bound=Hashable)
 
 
 def to_html(document: Document) -> str:
@@ -40,9 +39,8 @@ def to_html(document: Document) -> str:
     word = document.word or (document.verdict or "").capitalize()
     blocks = list(blocks_of(document.body))
     grids = [grid for block in blocks if isinstance(block, HeatMaps) for grid in block.grids]
-    many = any(isinstance(block, Records) for block in blocks)
-    style = _style() + (_read("records.css") if many else "")
-    script = _read("page.js") + (_read("layer_diff.js") if grids else "") + (_read("records.js") if many else "")
+    style = _style() + (_read("matrix.css") if any(isinstance(block, Matrix) for block in blocks) else "")
+    script = _read("page.js") + (_read("layer_diff.js") if grids else "")
     return _ENVIRONMENT.get_template("document.html.jinja").render(
         document=document,
         verdict=document.verdict,
@@ -105,31 +103,6 @@ def _favicon(verdict: Verdict | None) -> str:
     }
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><circle cx="4" cy="4" r="4" fill="{colours[verdict]}"/></svg>'
     return "data:image/svg+xml," + quote(svg)
-
-
-def _records_data(block: Records) -> Markup:
-    """Return the rows as JSON for the page's script: of each column its words, and by row the index of its word.
-
-    A link often holds the row's last word: then only what stands around it is written, once.
-    """
-    columns = [_indexed([visible(row[at]) for row in block.rows]) for at in range(len(block.columns))]
-    around = []
-    for row, link in zip(block.rows, block.links, strict=True):
-        before, last, after = link.partition(quote(row[-1]))
-        around.append((before, after) if last else ("", "") if not link else (link, None))
-    kinds, links = _indexed(around)
-    data = {
-        "filters": list(block.filters), "verdict": block.verdict, "columns": list(block.columns),
-        "words": [words for words, _ in columns], "rows": [at for _, at in columns], "around": kinds, "links": links,
-    }  # fmt: skip
-    return htmlsafe_json_dumps(data, separators=(",", ":"))
-
-
-def _indexed(words: Sequence[_Word]) -> tuple[list[_Word], list[int]]:
-    """Return the different words, and the index of each among them."""
-    known: dict[_Word, int] = {}
-    indices = [known.setdefault(word, len(known)) for word in words]
-    return list(known), indices
 
 
 def _worst_grid(grids: Sequence[ErrorGrid]) -> ErrorGrid | None:
@@ -201,7 +174,6 @@ _ENVIRONMENT.filters |= {
     "grid_data": _grid_data,
     "grid_says": _grid_says,
     "worst_grid": _worst_grid,
-    "records_data": _records_data,
     "id": id,
 }
 _ENVIRONMENT.globals["check_signs"] = CHECK_SIGNS

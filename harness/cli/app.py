@@ -38,20 +38,18 @@ ReadOut = Annotated[
 """An option of the commands that run a kernel."""
 COMMANDS = {
     "run": ("run", "Ask both servers the same questions, and decide if the candidate may be merged."),
-    "report": ("run", "Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."),
+    "report": ("run", "Rebuild a run's report from its evidence, and show it; show a report.json as it is."),
     "runs": (
-        "runs",
+        "run",
         "List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite.",
     ),
-    "show": ("runs", "Show the report that a run has already. Nothing is judged again; `assay report` does that."),
-    "open": ("runs", "Open a run's HTML report in a browser, or print its path where there is none."),
     "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
     "replay": ("replay", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
     "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
     "explain": ("explain", "Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."),
     "bench": (
         "bench",
-        "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
+        "Time both servers side by side and judge the ratio of their times.",
     ),
     "invariance": (
         "invariance",
@@ -76,7 +74,7 @@ COMMANDS = {
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "invariance"), "serve"),
-    **dict.fromkeys(("report", "bench", "bisect"), "reports"),
+    **dict.fromkeys(("bench", "bisect"), "reports"),
 }
 """Commands that need more than the base install, and the extra that provides it. Where bench and bisect start servers, they
 require "serve" themselves.
@@ -214,7 +212,7 @@ def wrong_use(error: Exception) -> UsageError | None:
 
 
 def _command_name(context: Any) -> str:
-    """Return the command of a context as one types it: "assay bench kernel"."""
+    """Return the command of a context as one types it: "assay bisect layers"."""
     words: list[str] = []
     while context.parent is not None:
         words, context = [context.info_name, *words], context.parent

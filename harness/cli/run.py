@@ -1,4 +1,4 @@
-"""Runs and their reports: ``assay run``, ``assay report``, ``assay backends``."""
+"""Runs and their reports: ``assay run``, ``assay report``, ``assay runs``, ``assay backends``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import typer
 from assay.harness.cli.app import app, say
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
 from assay.harness.cli.output import Html, Json, deliver, new_folder, print_json, progress
-from assay.harness.config import RUN_FLAGS, RunSpec, make_spec
+from assay.harness.config import RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import UsageError
+from assay.harness.extras import require
 from assay.harness.interruption import too_late
 from assay.harness.text import did_you_mean
 
@@ -113,21 +114,47 @@ def _show(made: Report, folder: Path, json: bool) -> None:
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")], json: Json = False) -> None:
-    """Rebuild the report of a run, or of assay invariance, from its evidence, and rewrite its files."""
+def report(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help=f"A run's folder, a report.json, or the beginning of a name in {RUNS}; by default the newest run there.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Rebuild a run's report from its evidence, and show it; show a report.json as it is."""
     from assay.harness.cli.invariance import show_features
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.evidence.invariance import InvarianceFolder, compares_features
-    from assay.harness.judge.build import build
-    from assay.harness.judge.history import check_run
+    from assay.harness.judge.history import MANIFEST, PAGE, check_run, find_run, report_of
     from assay.harness.judge.invariance import judge_invariance
+    from assay.reports.run_report import run_document
 
-    if compares_features(folder):
-        raise typer.Exit(show_features(judge_invariance(InvarianceFolder(folder)), folder, json))
-    check_run(folder)
-    made = build(RunFolder(folder))
-    _show(made, folder, json)
-    raise typer.Exit(made.exit_code)
+    path = find_run(Path(run) if run else None, RUNS)
+    if compares_features(path):
+        raise typer.Exit(show_features(judge_invariance(InvarianceFolder(path)), path, json))
+    if (path / MANIFEST).is_file():
+        require("reports", "assay report")
+        from assay.harness.judge.build import build
+
+        made = build(RunFolder(path))
+        _show(made, path, json)
+        raise typer.Exit(made.exit_code)
+    if path.is_file() and path.suffix != ".json":
+        check_run(path)
+    raise typer.Exit(deliver(run_document(report_of(path), (path if path.is_dir() else path.parent) / PAGE), json))
+
+
+@app.command()
+def runs(folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = RUNS, json: Json = False) -> None:
+    """List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite."""
+    from assay.harness.judge.history import list_runs
+    from assay.reports.runs import runs_document
+
+    deliver(runs_document(list_runs(folder)), json)
 
 
 @app.command()

@@ -107,9 +107,6 @@ class CellAt(Part):
 class TensorRow(Part):
     """One tensor that differs."""
 
-    tensor: str
-    layer: int | None
-    boundary: str
     cells: int = Field(description="tokens x heads")
     out_of_bounds: int
     not_finite: int = Field(description="cells in which one side is not finite and the other differs")

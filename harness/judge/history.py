@@ -23,7 +23,7 @@ _REPEATED = Requirement(
     "no run of the treatment came out otherwise before",
     unchecked="a run of the treatment came out otherwise before",
 )
-REPORT, PAGE, _MANIFEST = "report.json", "report.html", "manifest.json"
+REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 _Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
 
@@ -99,13 +99,8 @@ def list_runs(folder: Path) -> RunList:
     )
 
 
-def unended(folder: Path) -> list[RunLine]:
-    """List the runs in a folder that have no report."""
-    return [_line(path) for path in sorted(folder.iterdir()) if is_run(path) and not (path / REPORT).is_file()]
-
-
+# Folders beside a run that are looked into: a report takes some milliseconds to read.
 _EARLIER_READ = 50
-"""Folders beside a run that are looked into: a report takes some milliseconds to read."""
 
 
 def check_repeated(run: Path, line: RunLine) -> list[Check]:
@@ -200,8 +195,8 @@ def check_run(run: Path) -> None:
     """
     if not run.exists():
         raise UsageError(f"There is no {run}.", "the folder of a run", "assay runs lists them")
-    if not (run / _MANIFEST).is_file():
-        why = f"it has no {_MANIFEST}" if run.is_dir() else "it is a file"
+    if not (run / MANIFEST).is_file():
+        why = f"it has no {MANIFEST}" if run.is_dir() else "it is a file"
         raise UsageError(f"{run} is not a run: {why}.", "the folder of a run", "assay runs lists them")
 
 
@@ -241,7 +236,7 @@ def is_run(path: Path) -> bool:
     """Return True if a folder is a run's: with a run's manifest, or a report of a run, not of a bisection."""
     if not path.is_dir():
         return False
-    if (path / _MANIFEST).is_file() and (path / "items.jsonl").is_file():
+    if (path / MANIFEST).is_file() and (path / "items.jsonl").is_file():
         return True
     try:
         document = json.loads(whole_file(path / REPORT))

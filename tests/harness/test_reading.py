@@ -68,7 +68,7 @@ def test_a_fault_of_a_reader_is_one_line_and_v_shows_its_traceback(
 def test_names_and_contents_move_no_terminal(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     name = "a\x1b]0;owned\x07\x1b[2J.json"
     (tmp_path / name).write_text('{"results": "\\u001b[2J"')
-    for arguments in (["ingest", str(tmp_path / name)], ["show", str(tmp_path / name)], ["show", f"{tmp_path}/no\x1b[2J"]):
+    for arguments in (["ingest", str(tmp_path / name)], ["report", str(tmp_path / name)], ["report", f"{tmp_path}/no\x1b[2J"]):
         call(*arguments)
         captured = capsys.readouterr()
         assert "\x1b" not in captured.out + captured.err

@@ -133,11 +133,11 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | str:
 
 
 def _row(compared: _Compared, worst: TensorCell) -> TensorRow:
-    cells, place = compared.cells, compared.a.place
+    cells = compared.cells
+    first = compared.at(cells.first) if cells.first else None
     return TensorRow(
-        tensor=compared.a.key, layer=place.layer, boundary=place.boundary, cells=cells.total, out_of_bounds=cells.differing,
-        not_finite=cells.nonfinite, max_abs=_error(cells.max_abs), first=compared.at(cells.first) if cells.first else None,
-        worst=compared.at(worst),
+        cells=cells.total, out_of_bounds=cells.differing, not_finite=cells.nonfinite, max_abs=_error(cells.max_abs),
+        first=first, worst=compared.at(worst),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""``assay runs``, ``show`` and ``open``: what runs have found already; nothing is judged again."""
+"""``assay runs``, and ``assay report`` of reports without their evidence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.cli import runs as command
 from assay.reports.write import write_reports
 
 
@@ -49,18 +48,18 @@ def test_runs_as_json_is_the_only_thing_on_standard_output(
     assert [one["verdict"] for one in document["runs"]] == ["error", "regression", "pass", None]
 
 
-def test_show_prints_the_report_and_exits_with_its_verdict(
+def test_report_prints_the_report_and_exits_with_its_verdict(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert call("show", folder / "regression") == 1
+    assert call("report", folder / "regression") == 1
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("REGRESSION (exit code 1): ")
     assert last.endswith(f"Report: {folder / 'regression' / 'report.html'}")
-    assert call("show", folder / "passing", "--json", "-q") == 0
+    assert call("report", folder / "passing", "--json", "-q") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["verdict"] == "pass"
     assert shown.err == ""
-    assert call("show", folder / "passing", "-q") == 0
+    assert call("report", folder / "passing", "-q") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -68,42 +67,24 @@ def test_without_a_run_the_newest_is_shown_and_a_unique_beginning_names_one(
     monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    assert call("show") == 3
+    assert call("report") == 3
     assert "runs/error/report.html" in capsys.readouterr().out
-    assert call("show", "regr") == 1
+    assert call("report", "regr") == 1
     assert "runs/regression/report.html" in capsys.readouterr().out
-    assert call("open", "runs/pass") == 0
-    assert str(folder / "passing" / "report.html") in capsys.readouterr().out
+    assert call("report", "runs/pass") == 0
+    assert "runs/passing/report.html" in capsys.readouterr().out
     (folder / "regression").rename(folder / "passed-not")
-    assert call("show", "pass") == 2
+    assert call("report", "pass") == 2
     assert "2 runs in runs begin with pass: passed-not and passing." in " ".join(capsys.readouterr().err.split())
     for name in ("passed-not", "passing", "error"):
         (folder / name / "report.json").unlink()
-    assert call("show") == 2
+    assert call("report") == 2
     assert "No run in runs has a report." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("run", "code"), [("nowhere", 2), ("notes", 2), ("killed", 3)])
-def test_show_of_what_has_no_report(
+def test_report_of_what_has_no_report(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path, run: str, code: int
 ) -> None:
-    assert call("show", folder / run) == code
+    assert call("report", folder / run) == code
     assert "What to do: " in capsys.readouterr().err
-
-
-def test_open_starts_a_browser_or_prints_the_path(
-    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(command.webbrowser, "open", lambda url: opened.append(url) or True)
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    page = folder / "passing" / "report.html"
-    monkeypatch.setattr(command.sys, "platform", "linux")
-    assert call("open", folder / "passing") == 0
-    assert capsys.readouterr().out == f"No browser was found. The report is {page}\n"
-    assert not opened
-    monkeypatch.setenv("DISPLAY", ":0")
-    assert call("open", folder / "passing") == 0
-    assert opened == [page.as_uri()]
-    assert call("open", folder / "killed") == 2

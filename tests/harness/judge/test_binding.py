@@ -92,48 +92,49 @@ def test_items_that_are_not_the_runs_are_refused(sound: RunFolder, tamper: Calla
         build(sound)
 
 
-def test_one_counted_call_in_each_layer_is_not_enough(sound: RunFolder) -> None:
-    (table,) = (sound.server_folder("candidate") / "counters").glob("*.i64")
-    calls = np.fromfile(table, np.int64)
-    np.minimum(calls, 1).tofile(table)
-    check = checked(sound)["calls-reconciled"]
-    assert check.status == "failed"
-    assert "layer 0: 2 calls in 190 passes" in check.found
+def count_once(folder: RunFolder) -> None:
+    (table,) = (folder.server_folder("candidate") / "counters").glob("*.i64")
+    np.minimum(np.fromfile(table, np.int64), 1).tofile(table)
 
 
-def test_a_layer_that_computed_fewer_passes_is_found(sound: RunFolder) -> None:
-    (table,) = (sound.server_folder("candidate") / "counters").glob("*.i64")
+def count_one_less(folder: RunFolder) -> None:
+    (table,) = (folder.server_folder("candidate") / "counters").glob("*.i64")
     calls = np.fromfile(table, np.int64).reshape(-1, 512)
     calls[0, 2] -= 1
     calls.tofile(table)
-    check = checked(sound)["calls-reconciled"]
-    assert check.status == "failed"
-    assert "layer 2: 189 calls in 190 passes" in check.found
 
 
-def test_calls_behind_a_prefix_must_be_counted_behind_one(sound: RunFolder) -> None:
-    (legend,) = (sound.server_folder("candidate") / "counters").glob("*.rows.json")
+def forget_prefixes(folder: RunFolder) -> None:
+    (legend,) = (folder.server_folder("candidate") / "counters").glob("*.rows.json")
     cold, warm = (counted := json.loads(legend.read_text()))["rows"]
     legend.write_text(json.dumps(counted | {"rows": [cold, warm | {"cached_prefix": False, "kernel": "another"}]}))
-    check = checked(sound)["calls-reconciled"]
-    assert check.status == "failed"
-    assert "with a cached prefix: 0 calls in 174 passes" in check.found
 
 
-def test_answered_requests_were_admitted(sound: RunFolder) -> None:
-    admissions = sound.server_folder("candidate") / "admissions.jsonl"
+def admit_others(folder: RunFolder) -> None:
+    admissions = folder.server_folder("candidate") / "admissions.jsonl"
     admissions.write_text(admissions.read_text().replace("candidate-accuracy", "other-accuracy", 3))
-    check = checked(sound)["calls-reconciled"]
-    assert check.status == "failed"
-    assert "3 of 190 answered requests were not admitted" in check.found
 
 
-def test_answers_report_the_prefix_with_which_they_were_admitted(sound: RunFolder) -> None:
-    records = sound.path / "records.jsonl"
+def report_other_prefixes(folder: RunFolder) -> None:
+    records = folder.path / "records.jsonl"
     records.write_text(records.read_text().replace('"cached_tokens":0', '"cached_tokens":54'))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "found"),
+    [
+        (count_once, "layer 0: 2 calls in 190 passes"),
+        (count_one_less, "layer 2: 189 calls in 190 passes"),
+        (forget_prefixes, "with a cached prefix: 0 calls in 174 passes"),
+        (admit_others, "3 of 190 answered requests"),
+        (report_other_prefixes, "16 of 190 answers"),
+    ],
+)
+def test_counts_that_do_not_agree_with_the_answers_fail(sound: RunFolder, tamper: Callable[[RunFolder], None], found: str) -> None:
+    tamper(sound)
     check = checked(sound)["calls-reconciled"]
     assert check.status == "failed"
-    assert "16 of 190 answers report another cached prefix" in check.found
+    assert found in check.found
 
 
 def test_without_admissions_nothing_is_reconciled(sound: RunFolder) -> None:

@@ -127,13 +127,6 @@ def test_a_gap_within_the_envelope_is_no_pass_and_is_named(
     assert result.gaps == (f"{phase}: {gap}",)
 
 
-def test_lengths_with_a_gap_are_said_as_they_are() -> None:
-    _, result = claimed(meeting("total-tokens", [*range(1, 201), *range(577, 585)], "decode"), ["decode"])
-    assert result is not None
-    assert "decode at 1 to 200 and 577 to 584 tokens" in result.sentence
-    assert result.reached["decode"]["total-tokens"] == 200
-
-
 def test_a_claimed_phase_that_was_not_compared_is_no_pass() -> None:
     check = checked(counted(), ["extend", "decode"])
     assert check.status == "missing"
@@ -143,13 +136,6 @@ def test_a_claimed_phase_that_was_not_compared_is_no_pass() -> None:
 def test_without_counts_it_is_missing_and_without_the_suite_not_checked() -> None:
     assert checked(None, ["extend"]).status == "missing"
     assert checked(None, ["extend"], suites="accuracy").status == "not checked"
-
-
-def test_a_larger_policy_wants_more() -> None:
-    check = checked(counted(), ["extend"], envelope_tokens=2048)
-    assert check.status == "missing"
-    assert "extend: cached prefix 513 to 2,048" in check.found
-    assert "envelope_tokens = 2048 (--envelope-tokens)" in check.found
 
 
 def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
@@ -162,30 +148,6 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
     assert result is not None
     assert "extend: chunked prefill: it is switched off" in result.not_covered
     assert "page sizes other than 64" in result.not_covered
-
-
-@pytest.mark.parametrize(
-    ("features", "has", "lacks"),
-    [
-        ((), "", "sliding windows, logit caps, attention sinks, cross attention, latent KV caches"),
-        (
-            ("window", "softcap"), "; layers have sliding windows and logit caps",
-            "attention sinks, cross attention, latent KV caches",
-        ),
-        (
-            ("temperature",), "; layers have an attention temperature",
-            "sliding windows, logit caps, attention sinks, cross attention, latent KV caches",
-        ),
-    ],
-)  # fmt: skip
-def test_what_compared_layers_asked_for_is_covered_and_the_rest_is_not(features: tuple[str, ...], has: str, lacks: str) -> None:
-    _, plain = claimed(counted(), ["extend"])
-    _, result = claimed(counted(), ["extend"], features)
-    assert plain is not None
-    assert result is not None
-    assert result.sentence == plain.sentence + has
-    assert f"attention that this model's calls lack: {lacks}" in result.not_covered
-    assert result.not_covered[-1] == "speculative decoding"
 
 
 def test_mixed_batches_are_wanted_where_the_engine_makes_them() -> None:

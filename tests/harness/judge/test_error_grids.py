@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from assay.harness.evidence.error_table import DISTANCE, ErrorTable, relative_l1
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.error_grids import _own_error, _own_errors, depth_rows, layers_result
+from assay.harness.judge.error_grids import _own_error, depth_rows, layers_result
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds
 from assay.harness.judge.report_file import read_report
 from assay.reports.json_report import to_json
@@ -85,12 +85,6 @@ def test_text_that_looks_like_numbers_is_not_touched(examples: ModuleType) -> No
     text = '[\n  1,\n  "not finite"\n]'
     report = examples.passing().model_copy(update={"headline": text})
     assert json.loads(to_json(report))["headline"] == text
-
-
-def test_an_output_that_is_partly_not_finite_is_not_finite(layer_diffs: ModuleType) -> None:
-    run = layer_diffs.cells(1, 1, _only({(0, 0, "extend", "0", "0", "only"): INFINITE}))
-    [errors] = _own_errors(run).values()
-    assert errors[0, 0, 0, 0] == INFINITE
 
 
 @settings(max_examples=25, deadline=None)

@@ -15,8 +15,8 @@ from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.judge.envelope import claim
-from assay.harness.judge.envelope_texts import compare_envelope, with_envelope
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.greedy_suite import compare_envelope, with_envelope
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.sides import Role

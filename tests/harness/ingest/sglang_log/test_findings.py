@@ -78,22 +78,12 @@ def test_every_finding_cites_lines_that_say_so(seed: FileDocument, seed_log: Pat
         assert any(words[finding.id] in line for line in cited), finding.id
 
 
-def test_the_p_value_is_that_of_the_exact_test(seed: FileDocument) -> None:
+def test_numbers_of_findings_are_those_of_the_log_and_of_the_exact_test(seed: FileDocument) -> None:
     evidence = by_id(seed)["score-below-guessing"].evidence[0]
     p = float(re.search(r"p = ([\d.e-]+)", evidence)[1])  # type: ignore[index]
     assert p == pytest.approx(binom.cdf(8, 64, 0.25), rel=0.02)
-
-
-def test_the_prefix_is_what_the_failing_test_has(seed: FileDocument) -> None:
-    finding = by_id(seed)["prefix-untested"]
-    assert finding.diagnosis.startswith("34 % of the prompt tokens of the failing test")
-    assert "1.1 % of those of the passing tests" in finding.diagnosis  # 5 of 442
-
-
-def test_runaways_are_counted(seed: FileDocument) -> None:
-    finding = by_id(seed)["runaway-generations"]
-    assert "36 answers ran to the limit of 2048 tokens" in finding.diagnosis
-    assert "64 s" in finding.diagnosis
+    assert by_id(seed)["prefix-untested"].diagnosis.startswith("34 % of the prompt tokens of the failing test")
+    assert "36 answers ran to the limit of 2048 tokens" in by_id(seed)["runaway-generations"].diagnosis
 
 
 def test_the_conclusion_is_a_command_with_the_logs_own_names(seed: FileDocument) -> None:
@@ -126,29 +116,11 @@ def test_a_score_without_its_number_of_questions_has_no_p_value(seed_log: Path, 
     assert "score-below-bound" in found
 
 
-def test_nearly_guessing_is_not_serious(tmp_path: Path) -> None:
-    text = "[METRIC] mmlu_score=0.21875\n100%|██████████| 64/64 [01:04<00:00,  1.01s/it]\n"
-    finding = by_id(ingested(tmp_path, text))["score-below-guessing"]
-    assert (finding.severity, "within its noise" in finding.diagnosis) == ("info", True)
-
-
-def test_a_passing_log_has_no_prefix_finding(seed_log: Path, tmp_path: Path) -> None:
-    text = re.sub(r"^FAILED$", "PASSED", seed_log.read_text(), flags=re.MULTILINE)
-    assert "prefix-untested" not in by_id(ingested(tmp_path, text))
-
-
 def test_a_test_that_passed_after_a_retry_is_said_so(seed_log: Path, tmp_path: Path) -> None:
     text = re.sub(r"^FAILED$", "PASSED", seed_log.read_text(), flags=re.MULTILINE)
-    assert "passed, but only after it had failed" in by_id(ingested(tmp_path, text))["retry-hid-failure"].diagnosis
-
-
-def test_interleaved_processes_are_not_told_apart(seed_log: Path, server_log: Path, tmp_path: Path) -> None:
-    rows = [seed_log.read_text().split("\n"), server_log.read_text().split("\n")]
-    mixed = [line for pair in zip(rows[0], rows[1] + [""] * (len(rows[0]) - len(rows[1])), strict=True) for line in pair]
-    document = ingested(tmp_path, "\n".join(mixed))
-    assert not {"prefix-untested", "runaway-generations", "decode-not-shown"} & set(by_id(document))
-    assert "score-below-bound" in by_id(document)
-    assert any("the time goes back" in note for note in document.file.notes)
+    found = by_id(ingested(tmp_path, text))
+    assert "passed, but only after it had failed" in found["retry-hid-failure"].diagnosis
+    assert "prefix-untested" not in found
 
 
 def test_a_servers_own_end_is_no_crash(server_log: Path) -> None:

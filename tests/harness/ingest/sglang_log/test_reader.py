@@ -10,22 +10,19 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.tracebacks import Frame
 
 STAMP = "[2026-01-24 18:15:48] "
+FRAME = '  File "/x/a.py", line 3, in run'
 
 
 def read(*lines: str) -> Log:
     return read_log(enumerate(lines, 1))
 
 
-def test_every_line_of_the_seed_is_read(seed_log: Path) -> None:
-    log = read_log(SourceFile.of(seed_log).lines())
+@pytest.mark.parametrize("name", ["seed.log", "server_0.5.23.log"])
+def test_every_line_of_two_versions_is_read(name: str, seed_log: Path) -> None:
+    path = seed_log.with_name(name)
+    log = read_log(SourceFile.of(path).lines())
     assert (log.read, log.unread) == (log.lines, [])
-    assert log.lines == len(seed_log.read_text().splitlines())
-
-
-def test_every_line_of_a_server_of_another_version_is_read(server_log: Path) -> None:
-    log = read_log(SourceFile.of(server_log).lines())
-    assert (log.read, log.unread) == (log.lines, [])
-    assert [one.backend for one in log.servers] == ["torch_native"]
+    assert log.lines == len(path.read_text().splitlines())
 
 
 def test_tests_have_their_outcomes_times_and_servers(seed_log: Path) -> None:
@@ -193,26 +190,17 @@ def test_a_traceback_survives_lines_of_other_writers() -> None:
     assert [one.first for one in log.unread] == [6]
 
 
-def test_a_traceback_that_the_log_ends_in_is_kept() -> None:
-    log = read("Traceback (most recent call last):", '  File "/x/a.py", line 3, in run', "    return fn()")
-    assert [(trace.first, trace.last, trace.exception) for trace, _ in log.traces] == [(1, 3, "")]
-    assert log.read == 3
-
-
-def test_a_traceback_without_frames_has_no_exception() -> None:
-    log = read("Traceback (most recent call last):", "Note: nothing followed")
-    assert (log.read, log.traces[0][0].exception) == (1, "")
-
-
-def test_the_source_of_a_frame_ends_with_its_marks() -> None:
-    log = read(
-        "Traceback (most recent call last):",
-        '  File "/x/a.py", line 3, in run',
-        "    return fn(1 / 0)",
-        "              ~~^~~",
-        "    what is this",
-    )
-    assert (log.read, [one.first for one in log.unread]) == (4, [5])
+@pytest.mark.parametrize(
+    ("lines", "read_lines", "exception"),
+    [
+        ([FRAME, "    return fn()"], 3, ""),  # the log ends in it
+        (["Note: nothing followed"], 1, ""),  # no frame, so no exception
+        ([FRAME, "    return fn(1 / 0)", "              ~~^~~", "    what is this"], 4, ""),
+    ],
+)
+def test_a_traceback_ends_where_its_form_ends(lines: list[str], read_lines: int, exception: str) -> None:
+    log = read("Traceback (most recent call last):", *lines)
+    assert (log.read, log.traces[0][0].exception) == (read_lines, exception)
 
 
 def test_unittest_output_is_read() -> None:

@@ -59,24 +59,6 @@ def test_an_answer_ends_where_the_engine_writes(tmp_path: Path) -> None:
     assert found.file.unread == 1
 
 
-@pytest.mark.parametrize("encode", [
-    lambda text: text.replace("\n", "\r\n").encode(),
-    lambda text: text.encode("utf-16"),
-    lambda text: b"\xef\xbb\xbf" + text.encode(),
-])  # fmt: skip
-def test_another_encoding_reads_the_same(tmp_path: Path, encode: object) -> None:
-    found = read(tmp_path, encode(TEXT))  # type: ignore[operator]
-    assert found.file.unread == 0
-    assert [tokens(track) for track in found.tracks] == [(1, 3), (1, 3)]
-
-
-def test_mixed_encodings_are_noted(tmp_path: Path) -> None:
-    found = read(tmp_path, TEXT.encode().replace(b"My goal", b"M\xe4 goal"))
-    assert found.file.unread == 0
-    assert found.file.notes == ("1 line is not UTF-8 (the first is line 77)",)
-    assert "Mä goal" in (found.tracks[0].output or "")
-
-
 def agrees(found: StepTrace, text: str) -> None:
     """What must hold of any file, by regular expressions."""
     lines = text.split("\n")
