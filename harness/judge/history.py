@@ -99,11 +99,6 @@ def list_runs(folder: Path) -> RunList:
     )
 
 
-def unended(folder: Path) -> list[RunLine]:
-    """List the runs in a folder that have no report."""
-    return [_line(path) for path in sorted(folder.iterdir()) if is_run(path) and not (path / REPORT).is_file()]
-
-
 _EARLIER_READ = 50
 """Folders beside a run that are looked into: a report takes some milliseconds to read."""
 
