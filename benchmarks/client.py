@@ -8,8 +8,6 @@ First table: CPU time per request, without imports. From a bare client up to ass
 answer and has it on disk before the next one; medians of turns that alternate. Second table: whole processes, from their start to
 their exit. ``assay run`` asks two roles, flushes the cache between its cold questions, imports what it needs, and writes its
 reports; the bare client only sends as many requests to the same server.
-
-Servers are spoken to as those that assay starts; to a URL it speaks with the openai client.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from assay.harness.engines.base import Engine
-    from assay.harness.sides import Role
 
 MODEL, CONCURRENCY, ROLES = "stub", 32, 2
 PATH = "/v1/chat/completions"
@@ -105,8 +102,10 @@ def stub_server() -> Iterator[str]:
     """The URL of a stub server in a process of its own."""
     with subprocess.Popen([sys.executable, __file__, "--as", "stub"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.kill()
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
 
 
 @contextmanager
@@ -178,23 +177,13 @@ def cpu_seconds(run: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
-def as_started(role: Role, url: str) -> Engine:
-    """A server that is spoken to as if assay had started it."""
-    from assay.harness.engines.client import Client
-    from assay.harness.engines.remote import RemoteServer
-
-    class Started(RemoteServer):
-        _speaks = Client
-
-    return Started(role, url, 300.0)
-
-
 def assay_client(url: str, bodies: list[dict[str, Any]]) -> None:
     """assay's client alone: replies are parsed and validated, and dropped."""
     from assay.harness.engines.base import ChatRequest
+    from assay.harness.engines.remote import RemoteServer
 
     asks = [ChatRequest(body["messages"][0]["content"], body["max_tokens"]) for body in bodies]
-    as_started("reference", url).ask(asks, CONCURRENCY, lambda index, reply: None)
+    RemoteServer("reference", url, 300.0).ask(asks, CONCURRENCY, lambda index, answer: None)
 
 
 def interview_seconds(url: str, questions: int) -> float:
@@ -203,12 +192,13 @@ def interview_seconds(url: str, questions: int) -> float:
     from assay.harness.collect.plan import prepare
     from assay.harness.collect.run_folder import open_folder
     from assay.harness.config import RunSpec
+    from assay.harness.engines.remote import RemoteServer
     from assay.harness.progress import ProgressDisplay
 
     plan = prepare(RunSpec.of(reference=url, candidate=url, questions=questions, suites=("accuracy",)))
     with tempfile.TemporaryDirectory() as path, ProgressDisplay(Console(file=io.StringIO())) as display:
         folder = open_folder(plan, Path(path) / "run")
-        engines = [as_started("reference", url), as_started("candidate", url)]
+        engines: list[Engine] = [RemoteServer("reference", url, 300.0), RemoteServer("candidate", url, 300.0)]
         seconds = cpu_seconds(lambda: collect(plan, folder, display, ready=engines))
         found = len(folder.answers())
     if found != ROLES * questions:

@@ -186,7 +186,6 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
     """The steps, by name."""
     cuda, itself, ranks = ["--device", "cuda"], ["--candidate", REFERENCE], "--engine-arg=--tp=2"
     large = [*cuda, "--model", model, DUMMY]
-    pack = str(folder / "layers" / "servers" / "reference" / "pack")
     return {
         "accuracy": (["run", *cuda, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "accuracy-as-shipped": (["run", *cuda, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
@@ -197,7 +196,6 @@ def steps(folder: Path, model: str) -> dict[str, Step]:
         "layers": ([*DIFF, *large, "--candidate", "sage_attn"], 0, "report.json", of_run),
         "layers-as-shipped": ([*DIFF, *large, "--candidate", "sage_attn_as_shipped"], 1, "report.json", of_run),
         "bisect": (["bisect", "layers", *large, "--candidate", "faulty:one_layer"], 1, "bisect.json", of_bisect),
-        "kernel": (["bench", "kernel", pack, "--candidate", "sage_attn"], 1, "", lambda _: "see above"),  # slower on calls so small
         "latency": (["bench", *large, *SAGE, *SHAPES], 1, "bench.json", of_bench),  # time to first token
         "offline-compiled": (["bench", *large, *SAGE, *OFFLINE, *COMPILED], 1, "bench.json", of_bench),
     }  # fmt: skip
@@ -258,9 +256,8 @@ def do(folder: Path, name: str, step: Step, env: dict[str, str]) -> list[str]:
     """Run a step from its beginning; return its row of the table."""
     command, expected, file, show = step
     shutil.rmtree(folder / name, ignore_errors=True)  # left by a step that was interrupted
-    out = [] if name == "kernel" else ["--out", str(folder / name)]
     begun = time.monotonic()
-    code = assay(*command, *out, cwd=HERE, env=env)
+    code = assay(*command, "--out", str(folder / name), cwd=HERE, env=env)
     path = folder / name / file
     shown = show(json.loads(path.read_text()) if path.is_file() else {}) if not file or path.is_file() else "no result"
     return [str(code), str(expected), f"{time.monotonic() - begun:.0f}", shown]

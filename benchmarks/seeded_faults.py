@@ -31,7 +31,6 @@ from assay.harness.attention.kernels import Declaration, declaration, declares, 
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.attention.oracle import oracle
-from assay.harness.attention.sdpa import TORCH_SDPA
 from assay.harness.bugs.catalogue import CATALOGUE
 from assay.harness.bugs.seeded import SeededFault
 from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
@@ -41,6 +40,7 @@ from assay.harness.offline.kernel_matrix import matrix_of
 from assay.harness.verdict import Finding, serious
 
 LAYERS, ROUNDS = 4, 5
+TORCH_SDPA = "assay.harness.attention.sdpa:torch_sdpa"
 LEAST = 1e-6
 """Relative change of an output, L1 in float64, above which a fault shows: float64 rounds far below it."""
 HONEST = "honest-"

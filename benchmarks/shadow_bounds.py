@@ -14,7 +14,7 @@ import torch
 from honest_kernels import KERNELS
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall, Kernel, tensor_of
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.kernels import load
 from assay.harness.attention.sample_calls import call_of
@@ -39,7 +39,7 @@ def session(kernel: Kernel, noise: str, dtype: torch.dtype, seed: int, repeats: 
             new, prefix = [n for n, _ in lens], [p for _, p in lens]
             rows = sampled_rows(new, prefix, np.random.default_rng(at))
             conditions = condition_numbers("extend", new, prefix)
-            sums.add(call, (kernel(call), torch_sdpa(call)), rows, conditions, at)
+            sums.add(call, (tensor_of(kernel(call)), torch_sdpa(call)), rows, conditions, at)
         parts.append(sums.cells(layer, 0))
     header = ShadowHeader(
         reference="torch_sdpa", candidate="c", phases=("extend",), candidate_noise=noise, dtype=sums.dtype,
@@ -53,7 +53,7 @@ def scaled(kernel: Kernel, factor: float) -> Kernel:
 
     def wrong(call: AttentionCall) -> Tensor:
         wide = replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
-        return (kernel(wide).double() * factor).to(call.q.dtype)
+        return (tensor_of(kernel(wide)).double() * factor).to(call.q.dtype)
 
     return wrong
 

@@ -252,15 +252,19 @@ def _first_call(device: Device, candidate: str) -> _RunNeed:
 def _call(backend: Backend, device: str) -> tuple[Tensor, tuple[int, ...]]:
     import torch
 
-    from assay.harness.attention.kernels import run_kernel
+    from assay.harness.attention.kernels import exits_raised, run_kernel
     from assay.harness.attention.sample_calls import call_of
 
     phase = backend.phases[0]
     new = 1 if phase == "decode" else 4
     call = call_of([(new, 20)], (2, 1), 64, torch.float16 if device == "cuda" else torch.float32, device)
     try:
-        out = run_kernel(backend.name, backend.kernel(), call)
-    except Exception as error:  # a kernel may raise anything
+        with exits_raised():
+            out = run_kernel(backend.name, backend.kernel(), call)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a kernel may raise anything, and its exit must not be taken for this command's
         raise UsageError(
             f"its first call ({phase}) raised {type(error).__name__}: {error}",
             "an output of the shape of q",

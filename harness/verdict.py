@@ -70,18 +70,16 @@ def cause_of(findings: Sequence[Finding]) -> Finding | None:
     return cause.model_copy(update={"does": f"{words}, only where {cause.only}" if cause.only else words})
 
 
-def kernel_verdict(findings: Iterable[Finding], missing: Collection[str], compared: Iterable[Verdict] = ()) -> Verdict:
+def kernel_verdict(findings: Iterable[Finding], missing: Collection[str]) -> Verdict:
     """Decide the verdict on a kernel that was run without a server.
 
     Args:
         findings: what is wrong with it.
         missing: requirements of a pass that were not tested.
-        compared: verdicts of comparisons that a pass also needs, such as of its times.
     """
-    verdicts = set(compared)
-    if serious(findings) or "regression" in verdicts:
+    if serious(findings):
         return "regression"
-    return "inconclusive" if missing or verdicts - {"pass"} else "pass"
+    return "inconclusive" if missing else "pass"
 
 
 class Decided(Part):

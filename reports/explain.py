@@ -178,7 +178,7 @@ _FINDINGS = (
         "latency",
         "slower than the bound allows",
         "The ratio of the candidate's time to the reference's is above the bound, and the reference itself differs by less.",
-        "See in which shapes and at which concurrency, and time the kernel alone: assay bench kernel.",
+        "See in which shapes and at which concurrency, and time the kernel alone, for example with triton.testing.do_bench.",
     ),
     Advice(
         "answer-lengths",
@@ -198,18 +198,6 @@ _FINDINGS = (
         "model's attention calls part: before attention, in the KV cache, in attention, or behind it.",
         "Run the finding's command, which compares these features alone and together; then look at what the engine does at that "
         "position and in that place: the borders of pages and chunks, what comes from the cache, and what is computed before it.",
-    ),
-    Advice(
-        "impossible-speed",
-        "faster than the device",
-        "The kernel took less time than the device needs to read its inputs or to multiply, so it did not do all of the work.",
-        "Check the kernel for correctness on these shapes: assay check, assay replay.",
-    ),
-    Advice(
-        "wrong-kernel-timed",
-        "speed of a wrong kernel",
-        "The kernel is wrong on the calls that were timed. Its times are for different work.",
-        "Fix the bug that the finding's evidence names, then time again.",
     ),
 )  # fmt: skip
 _OTHERS = {finding.id: finding for finding in _FINDINGS}

@@ -329,7 +329,7 @@ def test_the_base_install_checks_a_kernel(base_only: dict[str, str], tmp_path: P
 def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, str]) -> None:
     """Its rows are about what they name, and not about a package that assay needs to find out."""
     hidden = "from assay.harness import extras; here = extras._installed\n"
-    hidden += "extras._installed = lambda name: name not in ('aiohttp', 'datasets') and here(name)\n"
+    hidden += "extras._installed = lambda name: name not in ('openai', 'datasets') and here(name)\n"
     words = ["assay", "doctor", "--json", "--candidate", "assay.harness.bugs.faults:rounded_oracle"]
     command = f"import sys; sys.argv = {words}\n"
     done = python("-c", f"{hidden}{command}from assay.harness.cli import main; main()", **base_only)
@@ -338,7 +338,7 @@ def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, s
     assert list(rows)[:2] == ["check", "python"]
     assert rows["check"]["status"] == "ok"
     assert "assay check is ready" in rows["check"]["found"]
-    assert rows["packages"]["found"] == "not installed: aiohttp, datasets"
+    assert rows["packages"]["found"] == "not installed: datasets, openai"
     assert "SGLang is not installed" in rows["sglang"]["found"]
     assert rows["gpu"]["status"] == "not needed"
     assert "GiB free on this machine" in rows["memory"]["found"]
@@ -358,7 +358,7 @@ except UsageError as error:
     print(error)
 """
     # The distributions are installed here; only their modules cannot be imported.
-    hidden = "from assay.harness import extras; extras._installed = lambda name: name not in ('aiohttp', 'scipy', 'jinja2')"
+    hidden = "from assay.harness import extras; extras._installed = lambda name: name not in ('openai', 'scipy', 'jinja2')"
     done = python("-c", hidden + code, **base_only)
     assert done.returncode == 0, done.stderr
     assert 'pip install "assay-harness[serve]"' in done.stdout
@@ -367,7 +367,7 @@ except UsageError as error:
 IMPORTABLE = {
     ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run"),
     (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "cli.replay"),
-    ("reports",): ("judge.build", "offline.timing", "bisect.commits.bisect_session", "cli.gate", "cli.bench", "cli.bisect_commits"),
+    ("reports",): ("judge.build", "bisect.commits.bisect_session", "cli.gate", "cli.bench", "cli.bisect_commits"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:  # the command line reads what kernels declare and must not wait for torch
     import numpy as np
@@ -362,14 +362,6 @@ Kernel = Callable[[AttentionCall], "Tensor | Outputs"]
 def tensor_of(result: Tensor | Outputs) -> Tensor:
     """Return the output in what a kernel returned, in whichever form; anything else passes through, for `output_fault`."""
     return result.out if isinstance(result, Outputs) else result
-
-
-@runtime_checkable
-class PreparedKernel(Protocol):
-    """A kernel with work that an engine does once for all layers of a forward pass, such as laying K and V out in a pool."""
-
-    def prepared(self, call: AttentionCall) -> AbstractContextManager[Callable[[], Tensor | Outputs]]:
-        """Return a context inside which that work is done. It gives a function that does the rest: what is timed."""
 
 
 class KernelRefused(RuntimeError):

@@ -1,8 +1,7 @@
-"""PyTorch's scaled_dot_product_attention as a kernel: the one that others are timed against."""
+"""PyTorch's scaled_dot_product_attention as a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -12,9 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declares
 
-TORCH_SDPA = f"{__name__}:torch_sdpa"
-"""The kernel that others are compared with unless one is named."""
-
 
 @declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")
 def torch_sdpa(call: AttentionCall) -> Tensor:
@@ -22,14 +18,10 @@ def torch_sdpa(call: AttentionCall) -> Tensor:
 
     It is slower than a packed kernel for batches of many short sequences.
     """
-    return _sdpa(call, call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist())
-
-
-def _sdpa(call: AttentionCall, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
     from torch.nn.attention.bias import causal_lower_right  # brings PyTorch's compiler along, which takes seconds
 
-    outs = []
-    for (q0, q1), (k0, k1) in zip(pairwise(queries), pairwise(keys), strict=True):
+    outs, queries, keys = [], pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist())
+    for (q0, q1), (k0, k1) in zip(queries, keys, strict=True):
         q, k, v = (t.transpose(0, 1)[None] for t in (call.q[q0:q1], call.k[k0:k1], call.v[k0:k1]))
         masked = call.causal and q1 - q0 > 1
         uncached = q1 - q0 == k1 - k0
@@ -45,9 +37,3 @@ def _sdpa(call: AttentionCall, queries: Sequence[int], keys: Sequence[int]) -> T
         )
         outs.append(out[0].transpose(0, 1))
     return torch.cat(outs)
-
-
-def prepared(call: AttentionCall) -> Callable[[], Tensor]:
-    """Prepare `torch_sdpa` for a call with its lengths on the host: reading them from a GPU would synchronise with it."""
-    edges = call.cu_seqlens_q.tolist(), call.cu_seqlens_k.tolist()
-    return lambda: _sdpa(call, *edges)

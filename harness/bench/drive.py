@@ -11,8 +11,8 @@ from assay.harness.collect.machine import origin_of
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.servers import core_of, make_engine, manifest_of, record_fingerprint, running
 from assay.harness.compare.blocks import blocks_of, first_warm, side_by_side
-from assay.harness.engines.base import ChatRequest, Engine, Reply
-from assay.harness.engines.stream import Streamer, StreamReply
+from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.engines.client import Client, Stream
 from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.nonce import RUN
 from assay.harness.progress import ProgressDisplay
@@ -76,15 +76,12 @@ def measure_servers(
 
 def _lengths(engine: Engine, run: Plan) -> list[AnswerLength]:
     """Measure how long answers are when their length is not forced: a candidate with longer answers shows only here."""
-    items, workload, replies = run.of("greedy"), run.spec.workload, dict[int, Reply]()
+    workload = run.spec.workload
     engine.flush_cache()
-    requests = [ChatRequest(item.prompt, workload.token_limit) for item in items]
-    engine.ask(requests, max(workload.latency_concurrency), replies.__setitem__)
+    requests = [ChatRequest.of(item, workload.token_limit) for item in run.of("greedy")]
     return [
-        AnswerLength(
-            role=engine.role, item=item.id, tokens=replies[i].completion_tokens, finish_reason=replies[i].finish_reason
-        )
-        for i, item in enumerate(items)
+        AnswerLength(role=a.role, item=a.item, tokens=a.completion_tokens, finish_reason=a.finish_reason)
+        for a in answers(engine, requests, max(workload.latency_concurrency))
     ]
 
 
@@ -108,7 +105,8 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
         EvidenceError: the folder cannot be written, or answers are not streamed token by token.
     """
     seconds = plan.run.spec.workload.latency_seconds
-    streamers = {role: Streamer(engine) for role, engine in engines.items()}
+    clients = {role: engine.client() for role, engine in engines.items()}
+    models = {role: client.models()[0] for role, client in clients.items()}
     timings: list[Timing] = []
     started, played, rounds, missing = time.monotonic(), 0, 0, MIN_RATIOS
     for together in turns(plan):
@@ -121,24 +119,24 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
         if missing <= 0 and time.monotonic() - started >= seconds:
             break
         for turn in together:
-            block = _play(turn, engines[turn.role], streamers[turn.role], plan.vocabulary, played)
+            block = _play(turn, engines[turn.role], clients[turn.role], models[turn.role], plan.vocabulary, played)
             folder.append(block)
             timings += block
             played += 1
 
 
-def _play(turn: Turn, engine: Engine, streamer: Streamer, vocabulary: int, number: int) -> list[Timing]:
+def _play(turn: Turn, engine: Engine, client: Client, model: str, vocabulary: int, number: int) -> list[Timing]:
     """Play one block on an emptied cache, after caching the shared part, if any."""
     engine.flush_cache()
     shape = turn.shape
     if shape.shared:
-        streamer.stream([prefix(shape, vocabulary, turn.seed)], 1, 1)
+        client.stream(model, [prefix(shape, vocabulary, turn.seed)], 1, 1)
     asked = prompts(shape, turn.requests, vocabulary, turn.seed)
-    replies = streamer.stream(asked, shape.output, turn.concurrency)
-    return [_timing(turn, number, index, reply) for index, reply in enumerate(replies)]
+    streams = client.stream(model, asked, shape.output, turn.concurrency)
+    return [_timing(turn, number, index, stream) for index, stream in enumerate(streams)]
 
 
-def _timing(turn: Turn, number: int, index: int, reply: StreamReply) -> Timing:
+def _timing(turn: Turn, number: int, index: int, stream: Stream) -> Timing:
     return Timing(
         role=turn.role,
         again=turn.again,
@@ -147,11 +145,11 @@ def _timing(turn: Turn, number: int, index: int, reply: StreamReply) -> Timing:
         shape=turn.shape.name,
         concurrency=turn.concurrency,
         index=index,
-        sent_s=round(reply.sent_s, 6),
-        latency_s=round(reply.latency_s, 6),
-        chunk_s=tuple(round(s, 6) for s in reply.chunk_s),
-        chunk_tokens=reply.chunk_tokens,
-        prompt_tokens=reply.prompt_tokens,
-        completion_tokens=reply.completion_tokens,
-        cached_tokens=reply.cached_tokens,
+        sent_s=round(stream.sent_s, 6),
+        latency_s=round(stream.latency_s, 6),
+        chunk_s=tuple(round(s, 6) for s in stream.chunk_s),
+        chunk_tokens=stream.chunk_tokens,
+        prompt_tokens=stream.prompt_tokens,
+        completion_tokens=stream.completion_tokens,
+        cached_tokens=stream.cached_tokens,
     )

@@ -29,7 +29,7 @@ from assay.harness.collect.preflight import check_environment
 from assay.harness.collect.servers import core_of, make_engine, running
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
-from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
+from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.records import Item
@@ -84,9 +84,8 @@ class _ProbeServer:
         set_control(self.evidence, Control(substitute=tuple(candidate)))
         # The cache was filled under the last control: the K and V below a substituted layer depend on it.
         cache_header(self.engine)
-        replies: dict[int, Reply] = {}
-        asks = [ChatRequest(item.prompt, self.max_tokens) for item in self.items]
-        self.engine.ask(asks, self.concurrency, replies.__setitem__)
+        asks = [ChatRequest.of(item, self.max_tokens) for item in self.items]
+        said = answers(self.engine, asks, self.concurrency)
         ran = frozenset(substituted_calls(self.evidence))
         if ran != candidate:
             raise EvidenceError(
@@ -94,8 +93,8 @@ class _ProbeServer:
                 "the candidate's output in these layers and no others, in the phases that it computes",
                 "see the server's log; a replayed CUDA graph cannot be substituted: start the server without graphs",
             )
-        texts = tuple(replies[index].text for index in range(len(asks)))
-        with_prefix = sum((reply.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for reply in replies.values())
+        texts = tuple(answer.text for answer in said)
+        with_prefix = sum((answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS for answer in said)
         return _AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
 

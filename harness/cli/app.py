@@ -49,7 +49,7 @@ COMMANDS = {
     "explain": ("explain", "Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."),
     "bench": (
         "bench",
-        "Time both servers side by side and judge the ratio of their times; `assay bench kernel` does so for two kernels.",
+        "Time both servers side by side and judge the ratio of their times.",
     ),
     "invariance": (
         "invariance",
@@ -212,7 +212,7 @@ def wrong_use(error: Exception) -> UsageError | None:
 
 
 def _command_name(context: Any) -> str:
-    """Return the command of a context as one types it: "assay bench kernel"."""
+    """Return the command of a context as one types it: "assay bisect layers"."""
     words: list[str] = []
     while context.parent is not None:
         words, context = [context.info_name, *words], context.parent

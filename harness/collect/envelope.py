@@ -11,21 +11,21 @@ from pathlib import Path
 
 from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, envelope_load, longest
 from assay.evals.questions import prompt_hash
-from assay.harness.collect.interview import TOP_LOGPROBS, answer_of
+from assay.harness.collect.interview import TOP_LOGPROBS
 from assay.harness.collect.plan import Plan
-from assay.harness.engines.base import Engine, Reply, Scorer
+from assay.harness.engines.base import Engine, Scorer
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.engines.sglang.score import generate_all
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.records import Item
+from assay.harness.evidence.records import Answer, Item
 
 _ROUNDS = 3
 """Most times that a wave is sent for one condition."""
 
-Keep = Callable[[LoadRequest, Reply], None]
-"""Takes note of the answer to a request."""
+Keep = Callable[[Answer], None]
+"""Takes note of an answer."""
 
 
 def chunk_argument(plan: Plan) -> tuple[str, ...]:
@@ -70,26 +70,23 @@ def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
         EvidenceError: the folder cannot be written.
     """
     if engine.scorer is not None and (load := _load(engine, plan, "0")) is not None:
-        send(engine, engine.scorer, load.waves, keeper(engine, folder, plan))
+        send(engine, engine.scorer, load.waves, keeper(folder, plan))
 
 
-def keeper(engine: Engine, folder: RunFolder, plan: Plan) -> Keep:
+def keeper(folder: RunFolder, plan: Plan) -> Keep:
     """Make a callback that keeps a server's answers in a run's folder where its texts are compared, each once."""
     if "greedy" not in plan.spec.workload.suites:
         return drop
     known = {answer.key for answer in folder.answers()}
 
-    def keep(request: LoadRequest, reply: Reply) -> None:
-        prompt = " ".join(map(str, request.ids))
-        item = Item(suite="envelope", id=request.title, prompt=prompt, prompt_hash=prompt_hash(prompt))
-        answer = answer_of(engine.role, item, reply)
+    def keep(answer: Answer) -> None:
         if answer.key not in known:
             folder.append(answer)
 
     return keep
 
 
-def drop(request: LoadRequest, reply: Reply) -> None:
+def drop(answer: Answer) -> None:
     """Keep no answer."""
 
 
@@ -101,11 +98,14 @@ def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> N
     """
     engine.flush_cache()
     for wave in waves:
-        replies = generate_all(
-            server, [request.ids for request in wave], [request.output for request in wave], TOP_LOGPROBS
-        )
-        for request, reply in zip(wave, replies, strict=True):
-            keep(request, reply)
+        outputs = [request.output for request in wave]
+        for answer in generate_all(server, list(map(_item, wave)), [r.ids for r in wave], outputs, TOP_LOGPROBS):
+            keep(answer)
+
+
+def _item(request: LoadRequest) -> Item:
+    prompt = " ".join(map(str, request.ids))
+    return Item(suite="envelope", id=request.title, prompt=prompt, prompt_hash=prompt_hash(prompt))
 
 
 def _waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:

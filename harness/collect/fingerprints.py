@@ -14,11 +14,11 @@ from typing import Any
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.collect.asked import ignored_of
-from assay.harness.engines.base import ChatRequest
+from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.model import resolve_model
 from assay.harness.engines.process import ServerProcess
-from assay.harness.engines.remote import EndpointClient, RemoteServer
+from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.served_fingerprint import chats_of
@@ -185,7 +185,7 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
     """
     server = RemoteServer("candidate", url, timeout_s, model)
     server.start()
-    client = server.client(EndpointClient)
+    client = server.client()
     seconds: dict[str, float] = {}
     update: dict[str, Any] = {}
     missing: dict[str, str] = {}
@@ -249,8 +249,5 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
     if not told["texts"]:
         prompts |= {name: TEXTS[name] for name in names}
     asks = [ChatRequest(prompt, 1) for prompt in prompts.values()]
-    counts: dict[str, int] = {}
-    server.ask(asks, _AT_ONCE, lambda index, reply: counts.__setitem__(list(prompts)[index], reply.prompt_tokens))
-    return Tokens(
-        **told, counts={name: counts[name] for name in prompts if name in counts}
-    )  # not in the order of replies
+    counts = [answer.prompt_tokens for answer in answers(server, asks, _AT_ONCE)]
+    return Tokens(**told, counts=dict(zip(prompts, counts, strict=True)))

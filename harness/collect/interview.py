@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
-from assay.evals.questions import parse_answer
 from assay.harness.collect.plan import Plan
 from assay.harness.collect.question_stop import QuestionStop
-from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header, never
+from assay.harness.engines.base import ChatRequest, Engine, cache_header, never
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item
 from assay.harness.progress import ProgressDisplay
@@ -90,15 +89,14 @@ def interview(
     def ask(stage: _Stage, part: slice, in_flight: int, enough: Callable[[], bool] = never) -> None:
         items, done = stage.items[part], part.start or 0
 
-        def keep(index: int, reply: Reply) -> None:
+        def keep(index: int, answer: Answer) -> None:
             nonlocal done
-            answer = answer_of(role, items[index], reply, stage.repeat)
             folder.append(answer)
             stop.keep(answer)
             done += 1
             display.count(f"{role}: {stage.title}", done, len(stage.items), may_stop=enough is not never)
 
-        requests = [ChatRequest(item.prompt, stage.max_tokens, stage.top_logprobs) for item in items]
+        requests = [ChatRequest.of(item, stage.max_tokens, stage.top_logprobs, stage.repeat) for item in items]
         engine.ask(requests, in_flight, keep, enough)
 
     cold, cached = _questions(plan, role, stop)
@@ -119,16 +117,3 @@ def interview(
         stop.leave(role)
     for stage in _after_questions(plan, role, answered, stop):
         ask(stage, slice(None), concurrency)
-
-
-def answer_of(role: Role, item: Item, reply: Reply, repeat: int = 0) -> Answer:
-    """Make the record of a reply."""
-    return Answer(
-        suite=item.suite,
-        role=role,
-        item=item.id,
-        repeat=repeat,
-        prompt_hash=item.prompt_hash,
-        parsed=parse_answer(reply.text, item.expected) if item.suite == "accuracy" else None,
-        **vars(reply),
-    )

@@ -18,7 +18,7 @@ from assay.evals.questions import PROMPT_HEADER
 from assay.harness.collect.envelope import Keep, drive_envelope, drop, keeper, serve_envelope
 from assay.harness.collect.machine import hash_model
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
-from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
+from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
 from assay.harness.errors import UsageError
 from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
 from assay.harness.evidence.folder import RunFolder
@@ -89,7 +89,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         for finding in findings:
             display.say(f"After {first_finding_s:.1f} s: {finding.sentence}")
 
-    shadow(engine, place, plan, diagnose, keeper(engine, folder, plan))
+    shadow(engine, place, plan, diagnose, keeper(folder, plan))
     labels = _trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
     _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))
@@ -190,7 +190,4 @@ def _trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], contr
 
 def _send(engine: Engine, prompts: Sequence[str], max_tokens: int, concurrency: int) -> None:
     """Ask, and drop the answers: the layer diff measures the attention calls behind them."""
-
-    def drop(index: int, reply: Reply) -> None: ...
-
-    engine.ask([ChatRequest(prompt, max_tokens) for prompt in prompts], concurrency, drop)
+    answers(engine, [ChatRequest(prompt, max_tokens) for prompt in prompts], concurrency)

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.collect.interview import answer_of
 from assay.harness.collect.logit_scoring import score_again
 from assay.harness.collect.plan import COLD_QUESTIONS, Plan
 from assay.harness.collect.run_folder import asked_roles, shadowed_role
 from assay.harness.compare.fault_seen import losses, p_no_loss
 from assay.harness.conditions import PHASES
-from assay.harness.engines.base import ChatRequest, Engine, Reply, cache_header
+from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
 from assay.harness.evidence.faults import (
     SENSITIVITY,
     SENSITIVITY_RECORD,
@@ -210,16 +209,10 @@ def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
 
 def _ask(engine: Engine, items: Sequence[Item], workload: Workload, nonce: str) -> list[Answer]:
     """Ask some questions at the same time, and return the answers in their order."""
-    replies: dict[int, Reply] = {}
-
-    def keep(index: int, reply: Reply) -> None:
-        replies[index] = reply
-
-    engine.ask([ChatRequest(item.prompt, workload.token_limit) for item in items], workload.concurrency, keep)
-    answers = [answer_of(engine.role, item, replies[number]) for number, item in enumerate(items)]
-    return [answer.model_copy(update={"run": nonce}) for answer in answers]
+    asks = [ChatRequest.of(item, workload.token_limit) for item in items]
+    return [a.model_copy(update={"run": nonce}) for a in answers(engine, asks, workload.concurrency)]
 
 
 def _send(engine: Engine, prompts: Sequence[str]) -> None:
     """Ask for one token each, and drop the answers."""
-    engine.ask([ChatRequest(prompt, 1) for prompt in prompts], len(prompts), lambda index, reply: None)
+    answers(engine, [ChatRequest(prompt, 1) for prompt in prompts], len(prompts))

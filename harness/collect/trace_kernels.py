@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from assay.harness.engines.base import ChatRequest, Engine
+from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.evidence.executed import FOLDER
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Item
@@ -51,7 +51,7 @@ def trace_kernels(engine: Engine, folder: RunFolder, items: Sequence[Item]) -> N
     try:
         engine.flush_cache()
         for text in (prompt, prompt + _CONTINUATION):
-            engine.ask([ChatRequest(text, _ANSWER_TOKENS)], 1, lambda index, reply: None)
+            answers(engine, [ChatRequest(text, _ANSWER_TOKENS)], 1)
     finally:
         set_control(place, Control())
     write_whole(place / FOLDER / _COMPLETE, folder.nonce, durable=False)

@@ -9,16 +9,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from assay.evals.questions import PROMPT_HEADER
+from assay.evals.questions import PROMPT_HEADER, parse_answer
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
-from assay.harness.evidence.records import Token
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.sides import Role
 
 if TYPE_CHECKING:
-    from assay.harness.engines.client import AnyClient
+    from assay.harness.engines.client import Client
 
 _STOP_INTERVAL_S = 0.2
+
+
+_UNKEPT = Item(suite="envelope", id="", prompt="", prompt_hash="")
 
 
 @dataclass(frozen=True)
@@ -29,38 +32,34 @@ class ChatRequest:
         prompt: the text of the message.
         max_tokens: token limit of the answer.
         top_logprobs: alternatives to return with the log-probability of each token of the answer; 0 for no log-probabilities.
+        item: the item that is asked, whose answer is kept; by default the answer belongs to none.
+        repeat: `Answer.repeat`.
     """
 
     prompt: str
     max_tokens: int
     top_logprobs: int = 0
+    item: Item = _UNKEPT
+    repeat: int = 0
 
+    @classmethod
+    def of(cls, item: Item, max_tokens: int, top_logprobs: int = 0, repeat: int = 0) -> ChatRequest:
+        """Ask an item of a run."""
+        return cls(item.prompt, max_tokens, top_logprobs, item, repeat)
 
-@dataclass(frozen=True)
-class Reply:
-    """A server's answer to a `ChatRequest`.
-
-    Attributes:
-        request_id: the server's id of the request.
-        text: the answer; may be empty.
-        finish_reason: "stop", or "length" if the answer reached the token limit; others where it was ended, as "abort".
-        prompt_tokens: tokens of the prompt, chat template included.
-        completion_tokens: tokens of the answer.
-        cached_tokens: prompt tokens that came from the prefix cache; None if the server does not report it.
-        latency_s: seconds from sending the request to the end of its answer, as seen by the client.
-        tokens: the answer's tokens with log-probabilities; empty unless requested.
-        stopped_at: id of the token, or the string, at which it stopped; empty if the server does not tell.
-    """
-
-    request_id: str
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
-    latency_s: float
-    tokens: tuple[Token, ...] = ()
-    stopped_at: str = ""
+    def answered(self, role: Role, text: str, **told: Any) -> Answer:
+        """Make the answer that a role gave, of which the letter, number or text of a question is parsed here."""
+        item = self.item
+        return Answer(
+            suite=item.suite,
+            role=role,
+            item=item.id,
+            repeat=self.repeat,
+            prompt_hash=item.prompt_hash,
+            text=text,
+            parsed=parse_answer(text, item.expected) if item.suite == "accuracy" and text else None,
+            **told,
+        )
 
 
 def never() -> bool:
@@ -138,23 +137,23 @@ class Engine(Protocol):
         self,
         asks: Sequence[ChatRequest],
         concurrency: int,
-        on_reply: Callable[[int, Reply], None],
+        on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
     ) -> None:
-        """Send all of ``asks``, unless ``enough`` says stop, and pass on each reply as it arrives.
+        """Send all of ``asks``, unless ``enough`` says stop, and pass on each answer as it arrives.
 
         Args:
             asks: the requests, started in this order.
             concurrency: largest number of requests in flight.
-            on_reply: called with the index into ``asks`` and the reply, in the calling thread, one at a time.
+            on_answer: called with the index into ``asks`` and the answer, in the calling thread, one at a time.
             enough: asked before each request; once it is true, no further request is sent, and those in flight are awaited.
 
         Raises:
-            EngineError: on the first failure; replies that arrived before it were passed on.
+            EngineError: on the first failure; answers that arrived before it were passed on.
         """
 
-    def client(self, kind: type[AnyClient]) -> AnyClient:
-        """Return a client of this kind that talks to the running server."""
+    def client(self) -> Client:
+        """Return a client that talks to the running server."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -180,6 +179,13 @@ class Scorer(Engine, Protocol):
         """POST a JSON body and return the JSON response. Raises EngineError if there is none."""
 
 
+def answers(engine: Engine, asks: Sequence[ChatRequest], concurrency: int) -> list[Answer]:
+    """Send requests and return the answers in their order. Raises EngineError on the first failure."""
+    by_index: dict[int, Answer] = {}
+    engine.ask(asks, concurrency, by_index.__setitem__)
+    return [by_index[index] for index in sorted(by_index)]
+
+
 def cache_header(engine: Engine) -> None:
     """Empty an engine's prefix cache, and leave the header in it that all questions share.
 
@@ -187,7 +193,7 @@ def cache_header(engine: Engine) -> None:
         EngineError: the server failed.
     """
     engine.flush_cache()
-    engine.ask([ChatRequest(PROMPT_HEADER, 1)], 1, lambda index, reply: None)
+    answers(engine, [ChatRequest(PROMPT_HEADER, 1)], 1)
 
 
 def start_together(engines: Sequence[Engine], at_once: bool = True) -> None:

@@ -1,66 +1,88 @@
-"""The client side of the OpenAI-compatible interface, for servers that assay starts: requests out, replies in.
+"""The client of OpenAI-compatible servers: requests out, stored answers in, and streams with the time at which each token came.
 
-`assay.harness.engines.remote` has the client for other servers. This one uses
-aiohttp because a request must cost assay's own process little CPU time: the goal is 1 ms with the answer on disk. Measured
-with a server that answers at once and 32 requests in flight, per request: openai 2.8: 3.8 ms; httpx 0.28: 3.4 ms (1.0 ms with a
-client for each worker; httpcore walks through all connections of a pool whenever a request begins or ends); aiohttp 3.14: 0.15 ms.
-``python benchmarks/client.py`` repeats it.
+The openai client sends the requests, over aiohttp. Keys, organisations, proxies, certificates, retries and their pauses are its
+business, so assay can compare any URL that it works with: a gateway, or Azure's ``https://NAME.openai.azure.com/openai/v1``. Its
+responses are taken raw and parsed once, here (``python benchmarks/client.py`` measures what a request costs).
+
+Times of a stream follow SGLang's ``sglang.benchmark.serving``: the clock starts when the request is sent; the time to first token
+ends with the first chunk that carries one; the gap between two chunks is divided among the tokens of the later one; the latency
+ends with the last line. Lines are parsed only once their answer is complete, so that parsing delays no other stream's clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import aiohttp
+from pydantic import ValidationError
 
-from assay.harness.engines.base import ChatRequest, Reply, never
+from assay.harness.engines.base import ChatRequest, never
 from assay.harness.engines.guardian import HELPER_GRACE_S
 from assay.harness.engines.process import GRACE_S
-from assay.harness.engines.wire import BadReply, read_reply
 from assay.harness.errors import EngineError
+from assay.harness.evidence.records import Answer, Token
+from assay.harness.sides import Role
 
+if TYPE_CHECKING:  # the openai client takes a third of a second to import
+    import ssl
+
+    import httpx
+    from openai import AsyncOpenAI
+
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _WATCH_INTERVAL_S = 0.25
-_FIND_OUT = "find out why in the server's log, and repeat the command, which resumes"
+# A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
+# waits this long to be explained by it.
 DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
-"""A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
-waits this long to be explained by it.
-"""
-RETRY_PAUSES_S = (0.5, 1.0)
-"""Pauses before a request is sent again, as in the openai client with its two retries."""
-_RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
-"""Statuses of temporary failures, as in the openai client."""
-_MAX_RETRY_AFTER_S = 60.0
-"""The longest ``Retry-After`` that is followed, as in the openai client."""
-_EXCERPT = 300
-LARGEST_ANSWER = 1 << 26
-"""Bytes of one answer, unpacked: what is larger has no end, or is a few packed zeros. With twenty alternatives a token, 30,000
-tokens are half of it."""
 INFO_TIMEOUT_S = 60.0
 """Seconds that a server may take to describe itself."""
-BROKEN = (aiohttp.ClientError, OSError)
-"""Raised if a server does not answer; a time-out is an OSError."""
-
+_RETRIES = 2
+_EXCERPT = 300
+# A token has one event, unless its text looks like the start of another; then come usage and the end.
+_EVENTS_OF_A_TOKEN, _FURTHER_EVENTS = 4, 64
+_DATA, _DONE = "data:", "[DONE]"
 
 Done = TypeVar("Done")
+Asked = TypeVar("Asked")
+
+
+class BadReply(ValueError):
+    """A body that is not a valid completion; the message states what is wrong with it."""
 
 
 @dataclass(frozen=True)
-class Response:
-    """An HTTP response, read completely."""
+class Stream:
+    """When the tokens of a streamed answer arrived.
 
-    status: int
-    text: str
-    retry_after: str = ""
+    Attributes:
+        sent_s: when the request was sent, by ``time.perf_counter``.
+        latency_s: seconds from sending to the last line.
+        chunk_s: seconds from sending to each chunk that carried a token.
+        chunk_tokens: tokens of the answer up to and including each chunk.
+        cached_tokens: prompt tokens that came from the prefix cache; None if the server does not report it.
+    """
 
-    @property
-    def is_success(self) -> bool:
-        """True if the status is 2xx."""
-        return 200 <= self.status < 300
+    sent_s: float
+    latency_s: float
+    chunk_s: tuple[float, ...]
+    chunk_tokens: tuple[int, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class _Session(NamedTuple):
+    """The openai client, and the connections that it uses."""
+
+    api: AsyncOpenAI
+    connections: httpx.AsyncClient
 
 
 class Client:
@@ -69,18 +91,20 @@ class Client:
     Args:
         url: where the server listens, without ``/v1``.
         who: what error messages call the server, for example "the candidate server (sage_attn)".
+        role: which side of the comparison it is.
         api_key: sent with each request.
-        timeout_s: seconds that a request may take, retries included.
+        timeout_s: seconds that a request may take, retries included; of a stream, seconds without a token.
         proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
         check: raises EngineError if the server's process is gone, which explains any other failure; None if assay did not start it.
         log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
-        unreported_cache: what a reply without a count of cached tokens means; None for unknown.
+        unreported_cache: what an answer without a count of cached tokens means; None for unknown.
     """
 
     def __init__(
         self,
         url: str,
         who: str,
+        role: Role,
         api_key: str,
         timeout_s: float,
         proxies: bool,
@@ -88,23 +112,23 @@ class Client:
         log_tail: Callable[[], str],
         unreported_cache: int | None = None,
     ) -> None:
-        self.url, self.who, self.timeout_s = url, who, timeout_s
-        self._unreported_cache = unreported_cache
-        self._proxies, self._log_tail = proxies, log_tail
+        self.url, self.who, self.role, self.timeout_s = url, who, role, timeout_s
+        self._api_key, self._proxies, self._log_tail = api_key, proxies, log_tail
         self._can_die, self._check = check is not None, check or (lambda: None)
-        self._api_key = api_key
+        self._unreported_cache = unreported_cache
 
-    def error(self, found: str, expected: str = "", do: str = _FIND_OUT) -> EngineError:
+    def error(self, found: str, expected: str = "", do: str = "") -> EngineError:
         """Make an EngineError about this server, with the last lines of its log."""
+        do = do or "find out why in the server's log, and repeat the command, which resumes"
         return EngineError(f"{self.who} {found}", expected, do, details=self._log_tail())
 
     def get(self, path: str, timeout_s: float) -> Any:
         """Get the JSON document at ``path``. Raises EngineError if there is none."""
-        return self._document(path, self._call("GET", path, timeout_s))
+        return self._document(path, self._run(partial(self._send, "GET", path, timeout_s)).text)
 
     def post(self, path: str, timeout_s: float) -> None:
         """POST to ``path``. Raises EngineError unless the status is a success."""
-        self._call("POST", path, timeout_s)
+        self._run(partial(self._send, "POST", path, timeout_s))
 
     def post_json(self, path: str, body: Mapping[str, Any], *, waits: bool = True) -> Any:
         """POST ``body`` to ``path`` and return the JSON response, within the time-out of a request.
@@ -112,107 +136,118 @@ class Client:
         Args:
             path: below the URL.
             body: what is sent.
-            waits: whether an answer that is an error waits `DEATH_WAIT_S` to be explained by the server's death.
+            waits: whether HTTP 500 waits `DEATH_WAIT_S` to be explained by the server's death.
 
         Raises:
             EngineError: no JSON came back. If the server died, the error states that.
         """
-        try:
-            return self._document(path, self._call("POST", path, self.timeout_s, body))
-        except EngineError:
-            if waits:
-                asyncio.run(self._wait_for_death())
-            raise
+        send = partial(self._send, "POST", path, self.timeout_s, body=body, waits=waits)
+        return self._document(path, self._run(send).text)
 
     def post_events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """POST ``body`` to ``path`` and return the JSON of each event of the response. Errors are those of `post_json`."""
-        response = self._call("POST", path, self.timeout_s, body)
-        data = [line.removeprefix("data:").strip() for line in response.text.splitlines() if line.startswith("data:")]
-        return [self._document(path, Response(response.status, each)) for each in data if each != "[DONE]"]
-
-    def _document(self, path: str, response: Response) -> Any:
-        try:
-            return json.loads(response.text)
-        except (ValueError, RecursionError):  # lists in lists in lists are JSON too
-            raise self.error(f"answered {path} with {excerpt(response.text)}.", "JSON") from None
+        text = self._run(partial(self._send, "POST", path, self.timeout_s, body=body)).text
+        data = [line.removeprefix(_DATA).strip() for line in text.splitlines() if line.startswith(_DATA)]
+        return [self._document(path, each) for each in data if each != _DONE]
 
     def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:
         """Return the HTTP status of ``path``, asked with the key or without; None if there is no response."""
         try:
-            return self._request(method, path, timeout_s, authorized=authorized).status
-        except BROKEN:
+            exchange = partial(self._exchange, method, path, timeout_s, authorized=authorized)
+            return self._run(exchange, watched=False).status_code
+        except OSError:
             return None
 
-    def _call(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Response:
+    def models(self, timeout_s: float = INFO_TIMEOUT_S) -> list[str]:
+        """Return the names of the models that the server lists.
+
+        Raises:
+            EngineError: it lists none in OpenAI's format, or does not answer within `timeout_s` seconds.
+        """
+        listed = self.get("/v1/models", timeout_s)
         try:
-            response = self._request(method, path, timeout_s, body, watched=True)
-        except BROKEN as error:
-            asyncio.run(self._wait_for_death())
-            raise self.error(
-                f"did not answer {self.url}{path}: {reason(error)}.",
-                "an answer",
-                "check that the server runs and that this machine reaches it, and repeat the command",
-            ) from error
-        if not response.is_success:
-            raise self.error(f"answered {path} with HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")
-        return response
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        timeout_s: float,
-        body: Mapping[str, Any] | None = None,
-        *,
-        authorized: bool = True,
-        watched: bool = False,
-    ) -> Response:
-        """Send one request; `watched` ends it with an EngineError as soon as the server's process is gone or stopped."""
-
-        async def request() -> Response:
-            async with self._session(timeout_s, authorized) as session:
-                exchange = asyncio.ensure_future(self._exchange(session, method, path, body))
-                return await (self._while_alive(exchange) if watched else exchange)
-
-        return asyncio.run(request())
+            names = [str(model["id"]) for model in listed["data"]]
+            "".join(names).encode()  # a request with half of a surrogate pair cannot be sent
+            return names
+        except (TypeError, KeyError, UnicodeEncodeError):
+            raise EngineError(
+                f"{self.who} answered /v1/models with {str(listed)[:_EXCERPT]}.",
+                "a list of models in OpenAI's format",
+                "name the URL of an OpenAI-compatible server",
+            ) from None
 
     def ask(
         self,
         model: str,
         asks: Sequence[ChatRequest],
         concurrency: int,
-        on_reply: Callable[[int, Reply], None],
+        on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
     ) -> None:
         """Call `Engine.ask` with the name of the model."""
-        if asks:
-            asyncio.run(self._ask(model, asks, concurrency, on_reply, enough))
+        self._each(partial(self._answer, model), asks, concurrency, on_answer, enough)
 
-    async def _ask(
+    def stream(self, model: str, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[Stream]:
+        """Send prompts of token ids, each once, since a retry would count as latency, and time the tokens of their answers.
+
+        Args:
+            model: the model's name.
+            prompts: token ids; sent in this order.
+            output: tokens of each answer.
+            concurrency: limit of the requests in flight.
+
+        Returns:
+            The streams, in the order of the prompts.
+
+        Raises:
+            EngineError: the server failed, or an answer has another length.
+        """
+        streams: dict[int, Stream] = {}
+        self._each(partial(self._stream, model, output), prompts, concurrency, streams.__setitem__, never)
+        return [streams[index] for index in range(len(prompts))]
+
+    def _each(
         self,
-        model: str,
-        asks: Sequence[ChatRequest],
+        exchange: Callable[[Asked, _Session], Awaitable[Done]],
+        asks: Sequence[Asked],
         concurrency: int,
-        on_reply: Callable[[int, Reply], None],
+        on_done: Callable[[int, Done], None],
         enough: Callable[[], bool],
     ) -> None:
-        async with self._session() as session:
-            waiting = iter(enumerate(asks))
+        """Send requests, each worker one after the other."""
+        waiting = iter(enumerate(asks))
 
-            async def work() -> None:
-                for index, ask in waiting:
-                    if enough():
-                        return
-                    reply = await self._reply(session, model, ask)
-                    if reply.cached_tokens is None and self._unreported_cache is not None:
-                        reply = replace(reply, cached_tokens=self._unreported_cache)
-                    on_reply(index, reply)
+        async def work(session: _Session) -> None:
+            for index, ask in waiting:
+                if enough():
+                    return
+                on_done(index, await exchange(ask, session))
 
-            await self._while_alive(asyncio.gather(*(work() for _ in range(min(concurrency, len(asks))))))
+        async def all_of_them(session: _Session) -> None:
+            await asyncio.gather(*(work(session) for _ in range(min(concurrency, len(asks)))))
+
+        if asks:
+            self._run(all_of_them)
+
+    def _run(self, work: Callable[[_Session], Awaitable[Done]], *, watched: bool = True) -> Done:
+        """Do work in a session; `watched` ends it with an EngineError as soon as the server's process is gone or stopped."""
+
+        async def run() -> Done:
+            from openai import AsyncOpenAI, DefaultAioHttpClient
+
+            # A redirected POST would become a GET.
+            connections = DefaultAioHttpClient(
+                verify=_certificates(), trust_env=self._proxies, follow_redirects=False, timeout=None
+            )
+            api = AsyncOpenAI(api_key=self._api_key, base_url=self.url, timeout=None, http_client=connections)
+            async with api:
+                doing = asyncio.ensure_future(work(_Session(api, connections)))
+                return await (self._while_alive(doing) if watched else doing)
+
+        return asyncio.run(run())
 
     async def _while_alive(self, work: asyncio.Future[Done]) -> Done:
-        """Do work that ends as soon as the server's process is seen to be gone, or stopped, and return its result."""
-        watch = asyncio.create_task(self._watch())
+        watch = asyncio.create_task(self._watch(math.inf))
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
             if watch.done() and not work.done():
@@ -223,105 +258,164 @@ class Client:
             work.cancel()
             await asyncio.gather(watch, work, return_exceptions=True)
 
-    def _session(self, timeout_s: float | None = None, authorized: bool = True) -> aiohttp.ClientSession:
-        """Make a session whose connections are kept and reused, as many as there are requests in flight."""
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Authorization": f"Bearer {self._api_key}"} if authorized else {},
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            trust_env=self._proxies,
-        )
-
-    async def _watch(self) -> None:
-        while True:
-            self._check()
-            await asyncio.sleep(_WATCH_INTERVAL_S)
-
-    async def _wait_for_death(self) -> None:
-        """Raise EngineError if the server's process is seen to be gone within `DEATH_WAIT_S`."""
-        deadline = time.monotonic() + (DEATH_WAIT_S if self._can_die else 0.0)
+    async def _watch(self, seconds: float) -> None:
+        """Raise EngineError if the server's process is seen to be gone within so many seconds."""
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._check()
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
-    async def _reply(self, session: aiohttp.ClientSession, model: str, ask: ChatRequest) -> Reply:
-        started = time.monotonic()
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        session: _Session,
+        *,
+        body: Mapping[str, Any] | None = None,
+        retries: int = 0,
+        authorized: bool = True,
+    ) -> httpx.Response:
+        """Send one request. Raises OSError if no answer comes in time."""
+        import httpx
+        import openai
+
+        headers = {} if authorized else {"Authorization": openai.Omit()}
+        options: Any = {"max_retries": retries, "headers": headers}
+        with _os_errors():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if method == "GET":
+                        return await session.api.get(path, cast_to=httpx.Response, options=options)
+                    return await session.api.post(path, cast_to=httpx.Response, body=body, options=options)
+            except openai.APIStatusError as error:
+                return error.response
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        session: _Session,
+        *,
+        body: Mapping[str, Any] | None = None,
+        retries: int = 0,
+        waits: bool = True,
+    ) -> httpx.Response:
+        """Send one request and return a success. Raises EngineError otherwise; the death of the server explains it best."""
         try:
-            async with asyncio.timeout(self.timeout_s):
-                response = await self._send(session, "/v1/chat/completions", {"model": model, **chat_body(ask)})
-        except TimeoutError:
+            response = await self._exchange(method, path, timeout_s, session, body=body, retries=retries)
+        except OSError as error:
+            raise await self._no_answer(path, timeout_s, error) from error
+        if response.is_success:
+            return response
+        raise await self._refusal(path, response, waits)
+
+    async def _no_answer(self, path: str, timeout_s: float, error: OSError) -> EngineError:
+        if isinstance(error, TimeoutError):
             self._check()
-            raise self.error(
-                f"has not answered a request for {self.timeout_s:g} s.",
+            return self.error(
+                f"has not answered a request to {path} for {timeout_s:g} s.",
                 "an answer within the request time-out",
                 "find out why it hangs, or raise --request-timeout",
-            ) from None
-        except BROKEN as error:
-            await self._wait_for_death()
-            raise self.error(f"broke the connection: {reason(error)}.") from error
-        if not response.is_success:
-            raise await self._refusal(response)
+            )
+        await self._death()
+        return self.error(
+            f"did not answer {self.url}{path}: {error}.",
+            "an answer",
+            "check that the server runs and that this machine reaches it, and repeat the command, which resumes",
+        )
+
+    async def _refusal(self, path: str, response: httpx.Response, waits: bool = True) -> EngineError:
+        if response.status_code >= 500 and waits:
+            await self._death()
+        return self.error(f"answered {path} with HTTP {response.status_code}: {excerpt(response.text)}.", "HTTP 200")
+
+    async def _death(self) -> None:
+        """Raise EngineError if the server's process is gone, or will be in a moment."""
+        await self._watch(DEATH_WAIT_S if self._can_die else 0.0)
+
+    def _document(self, path: str, text: str) -> Any:
         try:
-            return read_reply(response.text, ask, time.monotonic() - started)
+            return json.loads(text)
+        except (ValueError, RecursionError):  # lists in lists in lists are JSON too
+            raise self.error(f"answered {path} with {excerpt(text)}.", "JSON") from None
+
+    async def _answer(self, model: str, ask: ChatRequest, session: _Session) -> Answer:
+        started, body = time.monotonic(), {"model": model, **chat_body(ask)}
+        response = await self._send("POST", _CHAT, self.timeout_s, session, body=body, retries=_RETRIES)
+        try:
+            return read_answer(response.text, ask, self.role, time.monotonic() - started, self._unreported_cache)
         except BadReply as error:
             raise self.error(
                 f"sent something other than a chat completion: {error}. It sent: {excerpt(response.text)}.",
                 "JSON with choices, a message text, a finish reason and usage",
             ) from None
 
-    async def _send(self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any]) -> Response:
-        """POST, and again after a pause if the connection breaks or the server reports that it is busy or failing."""
-        for pause_s in RETRY_PAUSES_S:
-            try:
-                response = await self._exchange(session, "POST", path, body)
-            except BROKEN:
-                await asyncio.sleep(pause_s)
-            else:
-                if response.status not in _RETRIED_STATUSES:
-                    return response
-                await asyncio.sleep(_retry_after_s(response) or pause_s)
-        return await self._exchange(session, "POST", path, body)
+    async def _stream(self, model: str, output: int, prompt: tuple[int, ...], session: _Session) -> Stream:
+        """Read a stream of tokens as raw lines: parsed by the openai client, a token costs seven times the CPU time."""
+        arrivals: list[tuple[float, bytes]] = []
+        told = session.api.default_headers | {"Accept-Encoding": "identity"}
+        headers = {name: value for name, value in told.items() if isinstance(value, str)}
+        body, events, sent_s = _completion_body(model, prompt, output), 0, time.perf_counter()
+        clock = asyncio.get_running_loop().time
+        try:
+            with _os_errors():
+                async with (
+                    asyncio.timeout(self.timeout_s) as silence,
+                    session.connections.stream(
+                        "POST", f"{self.url}{_COMPLETIONS}", json=body, headers=headers
+                    ) as response,
+                ):
+                    if response.status_code != 200:
+                        await response.aread()
+                        raise await self._refusal(_COMPLETIONS, response)
+                    async for data in response.aiter_raw():
+                        arrivals.append((time.perf_counter(), data))
+                        if carried := data.count(
+                            _DATA.encode()
+                        ):  # comments keep a connection alive, and may come for ever
+                            events += carried
+                            silence.reschedule(clock() + self.timeout_s)
+                        if events > _EVENTS_OF_A_TOKEN * output + _FURTHER_EVENTS:
+                            raise self.error(
+                                f"streams without end: {events:,} events so far.",
+                                f"{output:,} tokens",
+                                "time a server that supports max_tokens",
+                            )
+        except OSError as error:
+            raise await self._no_answer(_COMPLETIONS, self.timeout_s, error) from error
+        try:
+            return read_stream(_lines(arrivals), output, sent_s)
+        except BadReply as error:
+            raise self.error(
+                f"did not stream a completion of the requested length: {error}.",
+                "chunks with usage, a finish reason, and [DONE]",
+                "time a server that supports ignore_eos, such as SGLang or vLLM",
+            ) from None
 
-    async def _exchange(
-        self, session: aiohttp.ClientSession, method: str, path: str, body: Mapping[str, Any] | None
-    ) -> Response:
-        # A redirected POST would become a GET.
-        async with session.request(method, f"{self.url}{path}", json=body, allow_redirects=False) as response:
-            return await read_response(response)
 
-    async def _refusal(self, response: Response) -> EngineError:
-        """Make the error for an unsuccessful status.
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read the certificates of this machine, once: a client takes 25 ms for it, and a starting server is asked a hundred times."""
+    import httpx
 
-        Raises:
-            EngineError: the server died, which explains its HTTP 500.
-        """
-        if response.status >= 500:
-            await self._wait_for_death()
-        return self.error(f"answered HTTP {response.status}: {excerpt(response.text)}.", "HTTP 200")
+    return httpx.create_ssl_context()
 
 
-AnyClient = TypeVar("AnyClient", bound=Client)
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Turn what the openai client and httpx raise where no answer comes into a ConnectionError with its first cause."""
+    import httpx
+    import openai
 
-
-async def read_response(response: aiohttp.ClientResponse) -> Response:
-    """Read a response completely. Bytes that are not text are replaced, so that an error message can quote them."""
-    content = await whole(response.content.iter_any())
-    return Response(response.status, content.decode(errors="replace"), response.headers.get("Retry-After", ""))
-
-
-async def whole(parts: AsyncIterable[bytes]) -> bytes:
-    """The parts of an answer as one.
-
-    Raises:
-        ConnectionError: they are more than `LARGEST_ANSWER`.
-    """
-    content = bytearray()
-    async for part in parts:
-        content += part
-        if len(content) > LARGEST_ANSWER:
-            raise ConnectionError(f"the answer has more than {LARGEST_ANSWER:,} bytes")
-    return bytes(content)
+    try:
+        yield
+    except (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ConnectionError(f"{type(cause).__name__}: {cause}".rstrip(": .")) from error
 
 
 def chat_body(ask: ChatRequest) -> dict[str, Any]:
@@ -334,39 +428,135 @@ def chat_body(ask: ChatRequest) -> dict[str, Any]:
     return {**body, "logprobs": True, "top_logprobs": ask.top_logprobs} if ask.top_logprobs else body
 
 
-def _retry_after_s(response: Response) -> float:
-    """Return the seconds to wait, as the server asks; 0 if that is not valid."""
+def _completion_body(model: str, prompt: tuple[int, ...], output: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "temperature": 0,
+        "max_tokens": output,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+
+
+def read_answer(
+    body: str, ask: ChatRequest, role: Role, latency_s: float, unreported_cache: int | None = None
+) -> Answer:
+    """Parse the body of a chat completion, once, into the answer that a run stores.
+
+    A log-probability of null, which is how SGLang writes NaN, becomes NaN: that is a finding about the candidate, not an
+    engine failure.
+
+    Raises:
+        BadReply: the body is not JSON, or lacks a field of a chat completion, or the log-probabilities that ``ask`` requests.
+    """
     try:
-        seconds = float(response.retry_after)
-    except ValueError:
-        return 0.0
-    return seconds if 0 < seconds <= _MAX_RETRY_AFTER_S else 0.0
+        told = json.loads(body)
+        choice, usage = told["choices"][0], told["usage"]
+        stopped = choice.get("matched_stop")
+        positions = (choice.get("logprobs") or {}).get("content")
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if ask.top_logprobs and positions is None:
+            raise BadReply("log-probabilities were requested, and there are none")
+        return ask.answered(
+            role,
+            choice["message"]["content"],
+            request_id=told["id"],
+            finish_reason=choice["finish_reason"],
+            stopped_at="" if stopped is None else str(stopped),
+            prompt_tokens=usage["prompt_tokens"],
+            completion_tokens=usage["completion_tokens"],
+            cached_tokens=unreported_cache if cached is None else cached,
+            latency_s=latency_s,
+            tokens=tuple(map(_token, positions or ())),
+        )
+    except ValidationError as error:
+        raise BadReply(problem(error)) from None
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise BadReply(f"{type(error).__name__}: {error}") from None
+
+
+def _token(position: Mapping[str, Any]) -> Token:
+    top = [(other["token"], number(other["logprob"])) for other in position.get("top_logprobs") or ()]
+    top.sort(key=lambda pair: -math.inf if math.isnan(pair[1]) else pair[1], reverse=True)
+    return Token(text=position["token"], logprob=number(position["logprob"]), top=tuple(top))
+
+
+def read_stream(lines: Sequence[tuple[float, str]], output: int, sent_s: float) -> Stream:
+    """Parse the lines of a streamed completion.
+
+    Args:
+        lines: (arrival by the clock of ``sent_s``, line), in order.
+        output: tokens that were requested.
+        sent_s: when the request was sent.
+
+    Raises:
+        BadReply: a line is not a chunk, the stream ended early, or the answer does not have the requested length.
+    """
+    times: list[float] = []
+    tokens: list[int] = []
+    usage: dict[str, Any] | None = None
+    finished = False
+    for came_s, line in lines:
+        if line.startswith(":") or line.endswith(_DONE):  # a colon begins a comment
+            continue
+        try:
+            chunk = json.loads(line.removeprefix(_DATA))
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"][:1]:
+                before = tokens[-1] if tokens else 0
+                # Without running counts, a chunk is taken for one token, as in sglang.benchmark.serving.
+                after = chunk["usage"]["completion_tokens"] if chunk.get("usage") else before + 1
+                if after > before:
+                    times.append(came_s - sent_s)
+                    tokens.append(after)
+                finished = finished or bool(choice.get("finish_reason"))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise BadReply(f"{type(error).__name__}: {error} in {excerpt(line)}") from None
+    if usage is None or not finished or not lines[-1][1].endswith(_DONE):
+        raise BadReply("the stream ended without a finish reason, usage and [DONE]")
+    counted = usage.get("completion_tokens")
+    if counted != output or tokens[-1:] != [output]:
+        raise BadReply(
+            f"{counted} tokens by its usage and {tokens[-1] if tokens else 0} by its chunks, but "
+            f"{output} were requested with ignore_eos"
+        )
+    return Stream(
+        sent_s=sent_s,
+        latency_s=lines[-1][0] - sent_s,
+        chunk_s=tuple(times),
+        chunk_tokens=tuple(tokens),
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        completion_tokens=output,
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+    )
+
+
+def _lines(arrivals: Iterable[tuple[float, bytes]]) -> list[tuple[float, str]]:
+    """Return the lines with the arrival of their ends, without empty ones."""
+    lines: list[tuple[float, bytes]] = []
+    came_s, rest = 0.0, b""
+    for came_s, data in arrivals:
+        *complete, rest = (rest + data).split(b"\n")
+        lines += [(came_s, line) for line in complete]
+    lines.append((came_s, rest))
+    return [(came_s, line.decode(errors="replace").rstrip("\r")) for came_s, line in lines if line.strip()]
+
+
+def number(value: float | None) -> float:
+    """Return a number of an answer; NaN for null, which SGLang writes for every number that is not finite."""
+    return math.nan if value is None else value
+
+
+def problem(error: ValidationError) -> str:
+    """Describe what is wrong with an answer: the field, and what it should be."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def excerpt(body: str) -> str:
     """Quote the beginning of a response for an error message."""
     return repr(body if len(body) <= _EXCERPT else body[:_EXCERPT] + "...")
-
-
-def reason(error: BaseException) -> str:
-    """Describe an exception for an error message."""
-    return f"{type(error).__name__}: {error}".rstrip(": .")
-
-
-def served_models(client: Client, timeout_s: float = INFO_TIMEOUT_S) -> list[str]:
-    """Return the names of the models that a server lists.
-
-    Raises:
-        EngineError: it lists none in OpenAI's format, or does not answer within `timeout_s` seconds.
-    """
-    listed = client.get("/v1/models", timeout_s)
-    try:
-        names = [str(model["id"]) for model in listed["data"]]
-        "".join(names).encode()  # a request with half of a surrogate pair cannot be sent
-        return names
-    except (TypeError, KeyError, UnicodeEncodeError):
-        raise EngineError(
-            f"{client.who} answered /v1/models with {str(listed)[:300]}.",
-            "a list of models in OpenAI's format",
-            "name the URL of an OpenAI-compatible server",
-        ) from None

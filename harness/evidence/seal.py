@@ -32,7 +32,7 @@ def seal_of(folder: Path) -> dict[str, str]:
         if path.suffix not in _KINDS or path.name.startswith(".") or name in _NOT_SEALED or not path.is_file():
             continue
         try:
-            hashes[name] = file_hash(path)
+            hashes[name] = _file_hash(path)
         except OSError as error:
             raise EvidenceError(
                 f"{path} cannot be read: {error.strerror}.", "evidence that can be read", "make it readable"
@@ -40,7 +40,7 @@ def seal_of(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def file_hash(path: Path) -> str:
+def _file_hash(path: Path) -> str:
     """Hash the content of a file with SHA-256."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.invariance_load import Probe, ProbeLoad
-from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
@@ -127,18 +127,11 @@ def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_onc
     Raises:
         EngineError: the server failed.
     """
-    replies: dict[int, Reply] = {}
     server.flush_cache()
-    requests = [ChatRequest(item.prompt, tokens, _ALTERNATIVES) for item in items]
-    server.ask(requests, len(requests) if at_once else 1, replies.__setitem__)
+    requests = [ChatRequest.of(item, tokens, _ALTERNATIVES) for item in items]
     return tuple(
-        WrittenText(
-            item=item.id,
-            tokens=replies[number].tokens,
-            finish=replies[number].finish_reason,
-            count=replies[number].completion_tokens,
-        )
-        for number, item in enumerate(items)
+        WrittenText(item=a.item, tokens=a.tokens, finish=a.finish_reason, count=a.completion_tokens)
+        for a in answers(server, requests, len(requests) if at_once else 1)
     )
 
 

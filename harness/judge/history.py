@@ -99,8 +99,8 @@ def list_runs(folder: Path) -> RunList:
     )
 
 
+# Folders beside a run that are looked into: a report takes some milliseconds to read.
 _EARLIER_READ = 50
-"""Folders beside a run that are looked into: a report takes some milliseconds to read."""
 
 
 def check_repeated(run: Path, line: RunLine) -> list[Check]:

@@ -1,4 +1,4 @@
-"""The number of threads that PyTorch uses on a CPU."""
+"""The number of threads that PyTorch and NumPy use on a CPU."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from assay.harness.attention.call import AttentionCall
 
+# Attention scores (queries x keys x heads) of a call up to which threads cost more than they gain.
 _SMALL_SCORES = 2**23
-"""Attention scores (queries x keys x heads) of a call up to which threads cost more than they gain."""
+# Threads that a kernel gets inside `few_threads`; None for those that there are.
 _of_kernels: ContextVar[int | None] = ContextVar("_of_kernels", default=None)
-"""Threads that a kernel gets inside `few_threads`; None for those that there are."""
 
 
 @contextmanager
 def few_threads(calls: Sequence[AttentionCall]) -> Iterator[None]:
-    """Run PyTorch on one thread where all calls are small and on a CPU.
+    """Run PyTorch, and NumPy's BLAS, on one thread where all calls are small and on a CPU.
 
     Two threads wait for each other in every operation: on two busy cores, checking a kernel on the small matrix took 15 s of CPU
-    with two, 0.8 s with one. With ``OMP_NUM_THREADS`` set, what runs in `kernel_threads` keeps its threads: a CPU kernel's own
-    threads might race.
+    with two, 0.8 s with one. Those of NumPy's BLAS, in which Triton's interpreter multiplies, spin meanwhile: they took 219 of the
+    306 CPU seconds of a check of SageAttention. With ``OMP_NUM_THREADS`` set, what runs in `kernel_threads` keeps its threads of
+    PyTorch: a CPU kernel's own threads might race.
     """
     before = torch.get_num_threads()
     small = all(
@@ -36,7 +38,8 @@ def few_threads(calls: Sequence[AttentionCall]) -> Iterator[None]:
     token = _of_kernels.set(_of_kernels.get() or (before if "OMP_NUM_THREADS" in os.environ else None))
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1, "blas"):
+            yield
     finally:
         torch.set_num_threads(before)
         _of_kernels.reset(token)

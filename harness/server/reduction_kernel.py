@@ -18,7 +18,7 @@ from assay.harness.evidence.error_table import CONDITION_COUNT, DISTANCE
 TILE = 1024
 """Elements of each output that a program reads at once; half as many where it reduces in float64."""
 WARPS = 1
-"""With `TILE`, the fastest of nine on an H200 over both dtypes and sizes (``benchmarks/layer_diff_speed.py --sweep``)."""
+"""With `TILE`, the fastest of nine on an H200 over both dtypes and sizes."""
 _LAST = 2**31 - 1
 
 

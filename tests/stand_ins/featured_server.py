@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.forcing import PREFIX
 from assay.harness.engines.sglang.server import SGLangServer
@@ -128,8 +128,9 @@ class FeaturedServer(SGLangServer):
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Any, enough: Any = None) -> None:
         for number, request in enumerate(asks):
-            tokens = (Token(text=request.prompt[-3:], logprob=-0.1, top=()),)
-            on_reply(number, Reply(f"{number}", tokens[0].text, "stop", 5, 1, 0, 0.1, tokens))
+            token = Token(text=request.prompt[-3:], logprob=-0.1, top=())
+            told = {"finish_reason": "stop", "prompt_tokens": 5, "completion_tokens": 1, "latency_s": 0.1}
+            on_reply(number, request.answered("reference", token.text, tokens=(token,), **told))
 
     def _admit(self, requests: Sequence[tuple[str, list[int], int, Any]]) -> None:
         chunk = int(self.flags.get("--chunked-prefill-size", 1 << 30))

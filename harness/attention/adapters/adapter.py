@@ -6,7 +6,6 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -208,8 +207,3 @@ class Adapted:
             if any(name in str(error).lower() for name in self._adapter.names(call.features)):
                 raise KernelRefused(str(error)) from error
             raise
-
-    @contextmanager
-    def prepared(self, call: AttentionCall) -> Iterator[Attend]:
-        """Give a function that only calls the function, to be timed: the call is laid out."""
-        yield self._adapter.lay_out(self.function, self._parameters, call)

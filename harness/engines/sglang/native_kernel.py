@@ -15,8 +15,6 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -61,10 +59,6 @@ _LEAST_BATCH, _LEAST_LENGTH = 4, 512
 _KEPT = 32
 """Runners that are kept. The small matrix needs 18 for its heads, head dims and dtypes, and a few more for its long calls."""
 
-Attend = Callable[[bool], Tensor]
-"""Computes a call that is laid out: [total_q, num_q_heads, head_dim]. The argument tells whether the new tokens' K and V are
-written to the pool first, as in a layer of a model."""
-
 
 @dataclass(frozen=True)
 class LayerRequest:
@@ -108,19 +102,8 @@ class NativeKernel:
         Raises:
             KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
         """
-        with self._laid_out(call) as attend:
-            return attend(True)
-
-    @contextmanager
-    def prepared(self, call: AttentionCall) -> Iterator[Callable[[], Tensor]]:
-        """Give a function that only attends, to be timed: K and V are in the pool, and the batch's metadata are made.
-
-        Raises:
-            KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
-        """
-        with self._laid_out(call) as attend:
-            attend(True)
-            yield lambda: attend(False)
+        self._refuse(call)
+        return self.attempt(call, LayerRequest())
 
     def attempt(self, call: AttentionCall, layer: LayerRequest) -> Tensor:
         """Have the backend compute a call for a layer that asks for more than the contract has, whatever it then does.
@@ -128,14 +111,6 @@ class NativeKernel:
         Raises:
             Exception: whatever the backend raises.
         """
-        with self._laid_out(call, layer) as attend:
-            return attend(True)
-
-    @contextmanager
-    def _laid_out(self, call: AttentionCall, layer: LayerRequest | None = None) -> Iterator[Attend]:
-        if layer is None:
-            self._refuse(call)
-            layer = LayerRequest()
         length = _power_of_two(max(call.lens_k), max(_LEAST_LENGTH, self._page))
         heads, kv_heads, head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[2]
         runner = _runner(
@@ -146,8 +121,7 @@ class NativeKernel:
                 latent_scale=call.scale if call.spec.layout == "v in k" else 0.0,
             )
         )  # fmt: skip
-        with runner.laid_out(call, layer) as attend:
-            yield attend
+        return runner.attend(call, layer)
 
     def _refuse(self, call: AttentionCall) -> None:
         wants = {
@@ -404,9 +378,8 @@ class _Runner:
             enable_memory_saver=False, enable_alt_stream=False,
         )  # fmt: skip
 
-    @contextmanager
-    def laid_out(self, call: AttentionCall, asked: LayerRequest) -> Iterator[Attend]:
-        """Lay out the call within the context, with SGLang's global state that of a forward pass."""
+    def attend(self, call: AttentionCall, asked: LayerRequest) -> Tensor:
+        """Lay out the call and compute it, [total_q, num_q_heads, head_dim], with SGLang's global state that of a forward pass."""
         from sglang.srt.layers.radix_attention import AttentionType
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -432,12 +405,6 @@ class _Runner:
         self._pool.start_layer = call.layer  # the pool has one layer
         context = ForwardContext(attn_backend=self._backend)
 
-        def attend(save: bool) -> Tensor:
-            # Set here: while two backends are timed in turns, a call is laid out for each.
-            with forward_context(context):
-                out: Tensor = layer(q, k, v, batch, save_kv_cache=save and k is not None, **more)
-            return out.reshape(*call.q.shape[:2], call.v.shape[2])
-
         # A copy of the arguments, since they cannot be entered again inside.
         with get_parallel().override(**_ONE_RANK), copy.copy(self._arguments), torch.no_grad():
             for buffer in (self._pool.get_key_buffer(call.layer), self._pool.get_value_buffer(call.layer)):
@@ -451,15 +418,16 @@ class _Runner:
                     self._backend.init_forward_metadata(written)
                     layer(prefix.q.flatten(1), prefix.k, prefix.v, written, save_kv_cache=True)
             batch = self._batch_beside(call, rows, slots) if asked.cross else self._batch(call, rows, slots[new])
-            with forward_context(context):
-                self._backend.init_forward_metadata(batch)
             q = call.q.flatten(1)
             k, v = (call.k[new], call.v[new]) if bool(new.any()) else (None, None)
             if apart:
                 latent = self._shape.head_dim_v
                 more |= {"q_rope": call.q[..., latent:].contiguous(), "k_rope": call.k[new][..., latent:].contiguous()}
                 q, k = call.q[..., :latent].contiguous(), call.k[new][..., :latent].contiguous()
-            yield attend
+            with forward_context(context):
+                self._backend.init_forward_metadata(batch)
+                out: Tensor = layer(q, k, v, batch, save_kv_cache=k is not None, **more)
+            return out.reshape(*call.q.shape[:2], call.v.shape[2])
 
     def _placed(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """Write the block table. Returns the row of each sequence, int64 [batch], and the slot of each token, int64 [total_k].

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from assay.harness.engines.client import number, problem
 from assay.harness.engines.sglang.server import SGLangServer
-from assay.harness.engines.wire import number, problem
 from assay.harness.errors import EngineError
 from assay.harness.evidence.invariance import ProbeReply, Scores
 

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
 
-from assay.harness.engines.base import ChatRequest, Reply, Scorer
-from assay.harness.engines.client import chat_body
+from assay.harness.engines.base import ChatRequest, Scorer
+from assay.harness.engines.client import chat_body, number, problem
 from assay.harness.engines.sglang.catalog import MIN_SGLANG
-from assay.harness.engines.wire import ChatChoice, Completion, Position, number, problem
 from assay.harness.errors import EngineError
-from assay.harness.evidence.records import Token
+from assay.harness.evidence.records import Answer, Item, Token
+from assay.harness.sides import Role
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -64,10 +64,18 @@ class Score:
     at: Floats
 
 
-class _TokenIds(ChatChoice):
+class _Text(BaseModel):
+    token: str
+
+
+class _TokenIds(BaseModel):
     prompt_token_ids: list[int] = Field(min_length=1)
     response_token_ids: list[int] = Field(validation_alias=AliasChoices("response_token_ids", "token_ids"))  # 0.5.17
-    logprobs: list[Position] = Field(validation_alias=AliasPath("logprobs", "content"))
+    logprobs: list[_Text] = Field(validation_alias=AliasPath("logprobs", "content"))
+
+
+class _Completion(BaseModel):
+    choices: list[_TokenIds] = Field(min_length=1)
 
 
 class _Meta(BaseModel):
@@ -86,19 +94,21 @@ class _Written(BaseModel):
     output_token_logprobs: list[_Entry]
     output_top_logprobs: list[list[_Entry] | None]
 
-    def reply(self, seconds: float) -> Reply:
-        """Return what was generated in this time as a reply."""
+    def answer(self, item: Item, role: Role, seconds: float) -> Answer:
+        """Return what was generated in this time as the answer to an item, whose text is token ids."""
+        written = zip(self.output_token_logprobs, self.output_top_logprobs, strict=True)
         tokens = tuple(
             Token(
                 text=str(id_),
                 logprob=number(logprob),
                 top=tuple((str(other), number(p)) for p, other, _ in top or ()),
             )
-            for (logprob, id_, _), top in zip(self.output_token_logprobs, self.output_top_logprobs, strict=True)
+            for (logprob, id_, _), top in written
         )
-        return Reply(
+        return ChatRequest.of(item, self.completion_tokens).answered(
+            role,
+            " ".join(token.text for token in tokens),
             request_id=self.id,
-            text=" ".join(token.text for token in tokens),
             finish_reason="length",
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
@@ -125,10 +135,10 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
     body = {**chat_body(ChatRequest(prompt, max_tokens)), "logprobs": True, "return_token_ids": True}
     reply = server.send(path, body)
     try:
-        choice = Completion[_TokenIds].model_validate(reply).choices[0]
+        choice = _Completion.model_validate(reply).choices[0]
     except ValidationError as error:
         raise _bad(server, path, problem(error), "a chat completion with token ids") from None
-    texts = tuple(entry["token"] for entry in choice.logprobs)
+    texts = tuple(entry.token for entry in choice.logprobs)
     if len(texts) != len(choice.response_token_ids):
         received = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
         raise _bad(server, path, received, "one text for each token id")
@@ -136,18 +146,23 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
 
 
 def generate_all(
-    server: Scorer, prompts: Sequence[Sequence[int]], tokens: Sequence[int], top_logprobs: int
-) -> list[Reply]:
+    server: Scorer,
+    items: Sequence[Item],
+    prompts: Sequence[Sequence[int]],
+    tokens: Sequence[int],
+    top_logprobs: int,
+) -> list[Answer]:
     """Generate one greedy answer of a given length to each of several prompts, sent at once.
 
     Args:
         server: a running SGLang server.
-        prompts: token ids.
+        items: what is asked.
+        prompts: the token ids of their prompts.
         tokens: tokens of each answer; an end-of-text token does not end it.
         top_logprobs: alternatives to return with the log-probability of each token.
 
     Returns:
-        The replies, in order, with the seconds until all had come. Their texts are token ids.
+        The answers, in order, with the seconds until all had come. Their texts are token ids.
 
     Raises:
         EngineError: the server failed, or did not answer each of them.
@@ -164,13 +179,13 @@ def generate_all(
     replies = server.send(path, body)
     seconds = time.monotonic() - begun
     try:
-        answers = [_Answer[_Written].model_validate(reply).meta_info for reply in replies]
+        written = [_Answer[_Written].model_validate(reply).meta_info for reply in replies]
     except (TypeError, ValidationError) as error:
         words = problem(error) if isinstance(error, ValidationError) else str(replies)[:300]
         raise _bad(server, path, words, "generated tokens with log-probabilities") from None
-    if [answer.prompt_tokens for answer in answers] != [len(ids) for ids in prompts]:
-        raise _bad(server, path, f"{len(answers)} answers", f"one to each of {len(prompts)} prompts")
-    return [answer.reply(seconds) for answer in answers]
+    if [answer.prompt_tokens for answer in written] != [len(ids) for ids in prompts]:
+        raise _bad(server, path, f"{len(written)} answers", f"one to each of {len(prompts)} prompts")
+    return [answer.answer(item, server.role, seconds) for item, answer in zip(items, written, strict=True)]
 
 
 def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from assay.evals.probe_texts import CHATS, TEXTS
-from assay.harness.engines.base import ChatRequest, Engine
+from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.fingerprint.in_interpreter import written_ids
@@ -42,7 +42,7 @@ def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fin
     server.flush_cache()
     set_control(folder, Control(fingerprint=label))
     try:
-        server.ask([ChatRequest(TEXTS["leading space"], 1)], 1, lambda index, reply: None)
+        answers(server, [ChatRequest(TEXTS["leading space"], 1)], 1)
     finally:
         set_control(folder, Control())
     written = _written(server, folder, label, ranks)

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay.harness.engines.base import ChatRequest, Engine, Reply, Scorer, never
-from assay.harness.engines.client import INFO_TIMEOUT_S, AnyClient, Client, served_models
+from assay.harness.engines.base import ChatRequest, Engine, Scorer, never
+from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.process import ServerProcess, Trouble
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.common import agree
@@ -24,6 +24,7 @@ from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings, engine_label
+from assay.harness.evidence.records import Answer
 from assay.harness.server.control import API_KEY
 from assay.harness.text import one_line
 
@@ -92,7 +93,7 @@ class SGLangServer(Engine):
         argv = launch.command(self.launch, port, self._name)
         ours = launch.settings(self.launch, os.environ)
         self.url, self.launch_command = f"http://127.0.0.1:{port}", launch.shell_line(ours, argv)
-        self._client = self.client(Client)
+        self._client = self.client()
         self.startup_s, started = None, time.monotonic()
         with self._lock:
             try:
@@ -126,7 +127,7 @@ class SGLangServer(Engine):
                     "raise --startup-timeout, or read its log for what it waits for",
                 )
             time.sleep(POLL_INTERVAL_S)
-        names = served_models(client)
+        names = client.models()
         if self._name not in names:  # adapters of the model are listed beside it
             raise _PortTaken(f"{self.url} belongs to another server, which serves {names}")
         if client.status("/v1/models", PROBE_TIMEOUT_S, authorized=False) != 401:
@@ -136,10 +137,11 @@ class SGLangServer(Engine):
                 "install assay where the server's Python finds it: its plugin sets the key",
             )
 
-    def client(self, kind: type[AnyClient]) -> AnyClient:
-        return kind(
+    def client(self) -> Client:
+        return Client(
             self.url,
             self.who,
+            self.role,
             api_key=self._key,
             timeout_s=self.launch.request_timeout,
             proxies=False,
@@ -215,11 +217,11 @@ class SGLangServer(Engine):
         self,
         asks: Sequence[ChatRequest],
         concurrency: int,
-        on_reply: Callable[[int, Reply], None],
+        on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
     ) -> None:
         model = f"{self._name}:{self.adapter}" if self.adapter else self._name
-        self._ready_client().ask(model, asks, concurrency, on_reply, enough)
+        self._ready_client().ask(model, asks, concurrency, on_answer, enough)
 
     def send(self, path: str, body: Mapping[str, Any], *, waits: bool = True) -> Any:
         """POST ``body`` as JSON and return the server's answer: for SGLang's own interface, for example ``/generate``.

@@ -8,8 +8,7 @@ belong to the call is stale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -47,11 +46,6 @@ class NativeKernel:
             KernelRefused: the backend is not made for such a call. Also whatever vLLM raises.
         """
         return self._laid_out(call)()
-
-    @contextmanager
-    def prepared(self, call: AttentionCall) -> Iterator[Callable[[], Tensor]]:
-        """Give a function that only attends, to be timed: K and V are in the cache, and the schedule is made."""
-        yield self._laid_out(call)
 
     def _laid_out(self, call: AttentionCall) -> Callable[[], Tensor]:
         if call.q.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Blocks of several lines: tracebacks, warnings of Python, sections of pytest, tables of benchmarks.
+"""Blocks of several lines: tracebacks, warnings of Python, sections of pytest, tables of benchmarks, calls of kernels.
 
 A line of a block is known by its form; only what has no form of its own (source lines) needs the block around it. So a block
 survives lines of other writers in between.
@@ -13,8 +13,11 @@ from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_log.facts import KEPT, Log
 from assay.harness.tracebacks import CHAINED, FRAME, HEADER, Frame, Traceback, Tracebacks
 
+# /x/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated.
 _WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
+# =========================== short test summary info ============================
 _TITLE = re.compile(r"={3,} (?P<title>\S.*?) ={3,}")
+# 1 failed, 3 passed, 1 warning in 319.15s (0:05:19)
 _COUNTS = re.compile(
     r"(?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s(?: \([\d:]+\))?"
     r"|no tests ran in [\d.]+s"
@@ -26,17 +29,24 @@ _SECTIONS = {
 _FAILURE = re.compile(
     r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*"
 )
+# __________________________________ test_mmlu ___________________________________
 _FAILED = re.compile(r"_{3,} (?P<name>[^_ ].*?) _{3,}")
+# E       assert 0.125 >= 0.6
 _RAISED = re.compile(r"E {3,}(?P<what>\S.*)")
+# test_eval.py:3: AssertionError
 _AT = re.compile(r"(?P<file>[\w./<>-]+):(?P<line>\d+): (?P<kind>[A-Za-z_]\w*)")
+# FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6
 _SUMMARY = re.compile(
     r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)(?: - (?P<why>.*)|:? .*)?"
 )
+# 99.12s call     test/test_x.py::TestX::test_mmlu
 _DURATION = re.compile(
     r"(?P<seconds>[\d.]+)s (?P<phase>call|setup|teardown) +(?P<id>\S+)|\(\d+ durations < [\d.]+s hidden\..*\)"
 )
 _PLACE = re.compile(r"\S+\.py:\d+|\S+::\S+|\S+\.py: \d+ warnings?|  \S.*|    .*|  ")
+# Output token throughput (tok/s):         96.49
 _ROW = re.compile(r"(?P<name>[A-Z][\w (),/.%#-]*): +(?P<value>\S+)")
+# ====== Offline Throughput Benchmark Result =======
 _TABLE = re.compile(r"=+ *(?P<title>(?:\w[\w ]{0,80})?Result) *=+")
 _RULED = re.compile(r"-{4}[\w ()-]*-{4}")
 _PATIENCE = 200
@@ -192,3 +202,62 @@ class LogBlocks:
     def end(self) -> None:
         """End the traceback that is open."""
         self._tracebacks.end()
+
+
+# The text of SGLANG_KERNEL_API_LOGLEVEL (1 names, 3 shapes, 5 statistics), read in SGLang 0.5.23, kernels/kernel_api_logging.py:
+#   [2026-11-22 23:28:20] SGLang Kernel API Call: norm.rmsnorm
+#   Positional input arguments:
+#     arg[0]=Tensor(
+#         shape=(2, 3, 4)
+_KERNEL = "kernel-call"
+_CALL = "SGLang Kernel API Call: "
+_EXCEPTION = "SGLang Kernel API Exception: "
+_VALUES_OF = {"Positional input arguments:": "input", "Keyword input arguments:": "input", "Output:": "output"}
+_COUNT = re.compile(r" +nan_count=(\d+)")
+_VALUE = re.compile(
+    r"  [\w\[\]]+=.*"
+    r"|    +(?:(?:shape|dtype|device|requires_grad|is_contiguous|min|max|mean|nan_count|inf_count|statistics|repr)=.*"
+    r"|[)\]}]|\[\d+\] .*|'\w+': .*|\.\.\. \(\d+ more items\))"
+)
+_DUMPED = re.compile(r"Dumped (?:in|out)puts to: .*|Tensor dump skipped: .*")
+
+
+class KernelCalls:
+    """Follows the calls of one log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._name, self._section, self._finite = "", "", True
+
+    def record(self, number: int, message: str) -> str:
+        """Read a message that begins a call, or reports that it failed. Returns its kind; empty for any other."""
+        if message.startswith(_CALL):
+            self._name, self._section, self._finite = message.removeprefix(_CALL), "", True
+            if self._name in self._log.calls or len(self._log.calls) < KEPT:
+                self._log.calls[self._name] += 1
+            return _KERNEL
+        if message.startswith(_EXCEPTION):
+            self._log.notices.setdefault(("crash", message[:200]), CitedLines()).see(number, message)
+            return _KERNEL
+        return ""
+
+    def bare(self, number: int, text: str) -> str:
+        """Read a line of the call's arguments or of its result. Returns its kind; empty for any other line."""
+        if not self._name:
+            return ""
+        if text in _VALUES_OF:
+            self._section = _VALUES_OF[text]
+            return _KERNEL
+        if self._section and _VALUE.fullmatch(text):
+            count = _COUNT.fullmatch(text)
+            if count and int(count[1]):
+                self._not_finite(number, text)
+            return _KERNEL
+        return _KERNEL if _DUMPED.fullmatch(text) else ""
+
+    def _not_finite(self, number: int, text: str) -> None:
+        """Note NaN in a result of a call whose inputs had none. Inputs may be buffers that were never written to."""
+        if self._section == "input":
+            self._finite = False
+        elif self._finite and (self._name in self._log.nan_from or len(self._log.nan_from) < KEPT):
+            self._log.nan_from.setdefault(self._name, CitedLines()).see(number, text)

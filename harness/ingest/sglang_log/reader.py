@@ -9,9 +9,8 @@ from datetime import datetime
 from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_log import server_args
 from assay.harness.ingest.sglang_log.facts import KEPT, Log, Server, Test
-from assay.harness.ingest.sglang_log.kernel_calls import KernelCalls
 from assay.harness.ingest.sglang_log.kinds import BARE, RECORDS
-from assay.harness.ingest.sglang_log.log_blocks import LogBlocks
+from assay.harness.ingest.sglang_log.log_blocks import KernelCalls, LogBlocks
 from assay.harness.ingest.sglang_log.numbers import read_number, read_start_up
 from assay.harness.ingest.sglang_log.pieces import plain, split
 

@@ -18,7 +18,6 @@ from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.kernel_runs import compute, run_once
 from assay.harness.localize.staged import diagnose_kernel
 from assay.harness.offline.check import assert_correct, check
-from assay.harness.offline.timing import time_kernels
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
@@ -95,8 +94,6 @@ def test_an_output_that_breaks_the_contract_is_refused_everywhere(returned: Call
         assert_correct(breaks, CALL)
     with pytest.raises(AssayError, match=says):
         run_once(breaks, [CALL])
-    with pytest.raises(AssayError, match=says):
-        time_kernels(breaks, rounded_oracle, [CALL], 1.1, 0.05, 0.1, "again", ("mine", "theirs"))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +129,6 @@ def test_a_missing_package_is_neither_a_breach_nor_a_regression() -> None:
         lambda: check(lazy, phases=["decode"], dtypes=["float32"]),
         lambda: assert_correct(lazy, CALL),
         lambda: diagnose_kernel(lazy, [CALL]),
-        lambda: time_kernels(lazy, rounded_oracle, [CALL], 1.1, 0.05, 0.1, "again", ("mine", "theirs")),
     ]
     for run in runs:
         with pytest.raises(UsageError, match="No module named 'a_package_of_its_own'") as error:

@@ -19,10 +19,10 @@ from assay.harness.bisect.layer_task import LayerBisection
 from assay.harness.cli.app import load_command
 from assay.harness.collect.plan import Plan
 from assay.harness.config import RunSpec
-from assay.harness.engines.base import ChatRequest, Engine, Reply, never
+from assay.harness.engines.base import ChatRequest, Engine, never
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.counters import CounterFile, CounterRow
-from assay.harness.evidence.records import Item
+from assay.harness.evidence.records import Answer, Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.attachment import ControlReader
 from assay.harness.server.control import substituted_calls, substitution_folder
@@ -69,7 +69,7 @@ class Server(Engine):
         self,
         asks: Sequence[ChatRequest],
         concurrency: int,
-        on_reply: Callable[[int, Reply], None],
+        on_reply: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
     ) -> None:
         substitute = frozenset(ControlReader(self.evidence).latest().control.substitute)
@@ -86,7 +86,14 @@ class Server(Engine):
         for index, one in enumerate(asks):
             text = self.says(substitute, self.by_prompt[one.prompt], before)
             cached = self.cached_tokens if self.primed else 1
-            on_reply(index, Reply(str(index), text, "stop", 100, 5, cached, 0.1))
+            told = {
+                "finish_reason": "stop",
+                "prompt_tokens": 100,
+                "completion_tokens": 5,
+                "cached_tokens": cached,
+                "latency_s": 0.1,
+            }
+            on_reply(index, one.answered("reference", text, **told))
 
 
 def count(folder: Path, layers: frozenset[int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import typer
 
 from assay.harness import run
 from assay.harness.bench.bench_plan import plan_bench, timed_spec
-from assay.harness.cli.app import as_given
 from assay.harness.collect.plan import prepare
 from assay.harness.config import BENCH_FLAGS, RunSpec, make_spec
 from assay.harness.judge.latency_result import LatencyResult
@@ -46,10 +44,3 @@ def test_the_command_that_a_bench_cites_repeats_it(
     ((spec, how),) = asked
     assert spec == plan.run.spec
     assert (how["seed"], how["cuda_graphs"]) == (7, False)
-
-
-def test_the_command_that_repeats_a_timing_of_kernels_names_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["assay", "bench", "kernel", "PACK", "--out", "a b", "--candidate", "x:y", "--out=c", "--seconds", "5"]
-    )
-    assert as_given() == "assay bench kernel PACK --candidate x:y --seconds 5"

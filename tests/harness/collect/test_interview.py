@@ -19,11 +19,12 @@ from assay.harness.collect.plan import Plan, prepare
 from assay.harness.collect.question_stop import FLOOR_QUESTIONS, QuestionStop
 from assay.harness.collect.run_folder import default_folder, open_folder
 from assay.harness.config import RunSpec
-from assay.harness.engines.base import ChatRequest, Engine, Reply, never
+from assay.harness.engines.base import ChatRequest, Engine, never
 from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import logits_path
 from assay.harness.evidence.manifest import QUESTION_PLAN
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Role
@@ -61,7 +62,7 @@ class FakeEngine(Engine):
         self,
         asks: Sequence[ChatRequest],
         concurrency: int,
-        on_reply: Callable[[int, Reply], None],
+        on_reply: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
     ) -> None:
         for index, ask in enumerate(asks):
@@ -75,7 +76,8 @@ class FakeEngine(Engine):
             )
             self.prompts.append(ask.prompt)
             letter = self.letter or EXPECTED.get(ask.prompt, "A")
-            on_reply(index, Reply("id", f"Answer: {letter}", "stop", 100, 3, 0, 0.1))
+            told = {"finish_reason": "stop", "prompt_tokens": 100, "completion_tokens": 3, "cached_tokens": 0, "latency_s": 0.1}
+            on_reply(index, ask.answered(self.role, f"Answer: {letter}", request_id="id", **told))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from assay.evals.questions import prompt_hash
 from assay.evals.synthetic import BUILTIN_SEED, questions
 from assay.harness.collect.logit_scoring import TOP_K, score_role
 from assay.harness.compare.logits import LogitsComparison
-from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.score import score
@@ -76,7 +76,7 @@ def serve(folder: Path, role: Role, backend: str) -> SGLangServer:
 
 def recorded(server: SGLangServer) -> list[Answer]:
     """The reference's greedy answers, asked as a run asks."""
-    replies: dict[int, Reply] = {}
+    replies: dict[int, Answer] = {}
     server.ask([ChatRequest(item.prompt, 12, top_logprobs=5) for item in items()], 4, replies.__setitem__)
     return [
         Answer(

@@ -16,10 +16,11 @@ from assay.harness.collect.run_folder import open_folder
 from assay.harness.collect.sensitivity import AT_ONCE, QUESTIONS, is_open, measure_sensitivity, serve_fault, switched_on
 from assay.harness.collect.sensitivity import fault_load as load_of
 from assay.harness.config import make_spec
-from assay.harness.engines.base import ChatRequest, Engine, Reply
+from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.errors import EngineError
 from assay.harness.evidence.faults import SENSITIVITY_RECORD
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Answer
 from assay.harness.progress import ProgressDisplay
 from assay.harness.server.control import Control, read_setting
 
@@ -41,12 +42,13 @@ class Server:
     def flush_cache(self) -> None:
         self.flushed.append(self.fault)
 
-    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Reply], None]) -> None:
+    def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Callable[[int, Answer], None]) -> None:
         for number, ask in enumerate(asks):
             if ask.prompt != PROMPT_HEADER:
                 self.seen.append((ask.prompt, self.fault))
             text = "" if self.fault and self.sensitive else self.right.get(ask.prompt, "")
-            on_reply(number, Reply(f"r{number}", text, "stop", 60, 1, 40, 0.1))
+            told = {"finish_reason": "stop", "prompt_tokens": 60, "completion_tokens": 1, "cached_tokens": 40, "latency_s": 0.1}
+            on_reply(number, ask.answered(self.role, text, request_id=f"r{number}", **told))
 
 
 @pytest.fixture

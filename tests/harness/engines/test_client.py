@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 
 from assay.harness.engines import client as client_module
-from assay.harness.engines.base import ChatRequest, Reply
-from assay.harness.engines.client import Client
-from assay.harness.engines.remote import EndpointClient, RemoteServer
-from assay.harness.engines.wire import BadReply, read_reply
+from assay.harness.engines.base import ChatRequest
+from assay.harness.engines.client import BadReply, Client, read_answer
+from assay.harness.engines.remote import RemoteServer
 from assay.harness.errors import EngineError
+from assay.harness.evidence.records import Answer, Item
 
 GOOD: dict[str, Any] = {
     "id": "request-1",
@@ -136,27 +135,30 @@ def mock() -> Iterator[MockServer]:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For servers that cannot die, where how long to wait is not the point."""
     monkeypatch.setattr(client_module, "DEATH_WAIT_S", 0.1)
-    monkeypatch.setattr(client_module, "RETRY_PAUSES_S", (0.01, 0.01))
 
 
 def never_dead() -> None:
     pass
 
 
-KIND: type[Client] = Client
-
-
-@pytest.fixture(params=[Client, EndpointClient], autouse=True)
-def _every_client_meets_the_same_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "KIND", request.param)
+LOG = "Its log ends: oops"
 
 
 def make_client(mock: MockServer, timeout_s: float = 10.0, check: Callable[[], None] = never_dead) -> Client:
-    return KIND(mock.url, "the mock server", "EMPTY", timeout_s, proxies=False, check=check, log_tail=lambda: "Its log ends: oops")
+    return Client(
+        mock.url,
+        "the mock server",
+        "candidate",
+        "EMPTY",
+        timeout_s,
+        proxies=False,
+        check=check,
+        log_tail=lambda: "Its log ends: oops",
+    )
 
 
-def ask(client: Client, count: int = 1, concurrency: int = 1, top_logprobs: int = 0) -> dict[int, Reply]:
-    replies: dict[int, Reply] = {}
+def ask(client: Client, count: int = 1, concurrency: int = 1, top_logprobs: int = 0) -> dict[int, Answer]:
+    replies: dict[int, Answer] = {}
     asks = [ChatRequest(f"question {number}", 8, top_logprobs) for number in range(count)]
     client.ask("mock-model", asks, concurrency, replies.__setitem__)
     return replies
@@ -169,6 +171,15 @@ def test_a_good_reply_is_read_completely(mock: MockServer) -> None:
     assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (20, 4, 16)
     assert 0 < reply.latency_s < 10
     assert reply.tokens == ()
+
+
+def test_an_answer_is_the_stored_record_of_its_item(mock: MockServer) -> None:
+    item = Item(suite="accuracy", id="q7", prompt="Which?", prompt_hash="h", expected="B")
+    answers: dict[int, Answer] = {}
+    make_client(mock).ask("mock-model", [ChatRequest.of(item, 8, repeat=1)], 1, answers.__setitem__)
+    assert answers[0].key == ("accuracy", "candidate", "q7", 1)
+    assert (answers[0].parsed, answers[0].prompt_hash) == ("A", "h")
+    assert json.loads(mock.bodies[0])["messages"][0]["content"] == "Which?"
 
 
 def test_the_request_body(mock: MockServer) -> None:
@@ -187,7 +198,7 @@ def test_the_request_body(mock: MockServer) -> None:
 
 
 def test_no_request_is_sent_once_there_are_enough_answers(mock: MockServer) -> None:
-    replies: dict[int, Reply] = {}
+    replies: dict[int, Answer] = {}
     asks = [ChatRequest(f"question {number}", 8, 0) for number in range(50)]
     make_client(mock).ask("mock-model", asks, 4, replies.__setitem__, lambda: len(replies) >= 10)
     assert 10 <= len(replies) <= 13, "those in flight are awaited and kept"
@@ -231,14 +242,12 @@ def test_without_requests_no_server_is_contacted(mock: MockServer) -> None:
         ("", "''"),
         ('{"id": "request-1", "choi', "choi"),
         ("null", "'null'"),
-        (changed(choices=[]), "choices"),
         (json.dumps({k: v for k, v in GOOD.items() if k != "choices"}), "choices"),
-        (changed(choices=[{"message": {"content": None}, "finish_reason": "stop"}]), r"message\.content"),
+        (changed(choices=[{"message": {"content": None}, "finish_reason": "stop"}]), "text"),
         (changed(choices=[{"message": {"content": "x"}, "finish_reason": None}]), "finish_reason"),
         (changed(usage=None), "usage"),
-        (changed(usage={"completion_tokens": 4}), r"usage\.prompt_tokens"),
-        (changed(usage={"prompt_tokens": 10**40, "completion_tokens": 4}), r"usage\.prompt_tokens"),
-        (changed(usage={"prompt_tokens": 20, "completion_tokens": -4}), r"usage\.completion_tokens"),
+        (changed(usage={"completion_tokens": 4}), "prompt_tokens"),
+        (changed(usage={"prompt_tokens": 20, "completion_tokens": -4}), "completion_tokens"),
     ],
 )
 def test_garbage_is_an_engine_error_that_quotes_it(mock: MockServer, text: str, said: str) -> None:
@@ -278,14 +287,6 @@ def test_a_retry_waits_as_long_as_the_server_says(mock: MockServer) -> None:
     assert time.monotonic() - started >= 1.5
 
 
-@pytest.mark.parametrize("seconds", ["soon", "-1", "3600", "nan"])
-def test_a_retry_after_that_makes_no_sense_is_ignored(mock: MockServer, seconds: str) -> None:
-    mock.behaviours = [busy(seconds), good]
-    started = time.monotonic()
-    assert ask(make_client(mock))[0].text == "Answer: A"
-    assert 0.3 <= time.monotonic() - started < 10
-
-
 @pytest.mark.usefixtures("short_waits")
 def test_an_answer_that_never_ends_takes_no_longer_than_the_time_out(mock: MockServer) -> None:
     def drip(handler: MockHandler) -> None:
@@ -296,7 +297,7 @@ def test_an_answer_that_never_ends_takes_no_longer_than_the_time_out(mock: MockS
 
     mock.behaviours = [drip]
     started = time.monotonic()
-    with pytest.raises(EngineError, match="did not answer"):
+    with pytest.raises(EngineError, match="has not answered"):
         make_client(mock, timeout_s=1.0).post_json("/v1/chat/completions", {})
     assert time.monotonic() - started < 5
 
@@ -308,28 +309,25 @@ def test_an_http_400_is_not_retried(mock: MockServer) -> None:
     assert len(mock.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "cause"),
-    [(close, "(ServerDisconnectedError|.*: Server disconnected)"), (stop_midway, "(ClientPayloadError|.*: peer closed)")],
-)
+@pytest.mark.parametrize(("behaviour", "cause"), [(close, "ServerDisconnectedError"), (stop_midway, "ContentLengthError")])
 @pytest.mark.usefixtures("short_waits")
 def test_a_broken_connection_is_an_engine_error(mock: MockServer, behaviour: Behaviour, cause: str) -> None:
     mock.behaviours = [behaviour]
-    with pytest.raises(EngineError, match=f"broke the connection: {cause}"):
+    with pytest.raises(EngineError, match=f"did not answer .*: {cause}"):
         ask(make_client(mock))
 
 
 def test_a_hang_ends_at_the_request_timeout(mock: MockServer) -> None:
     mock.behaviours = [hang]
     started = time.monotonic()
-    with pytest.raises(EngineError, match=r"has not answered a request for 0\.5 s"):
+    with pytest.raises(EngineError, match=r"has not answered a request to \S+ for 0\.5 s"):
         ask(make_client(mock, timeout_s=0.5), count=3, concurrency=3)
     assert time.monotonic() - started < 5
 
 
 def test_replies_before_the_first_failure_are_passed_on(mock: MockServer) -> None:
     mock.behaviours = [good, good, body("garbage")]
-    replies: dict[int, Reply] = {}
+    replies: dict[int, Answer] = {}
     with pytest.raises(EngineError, match="garbage"):
         make_client(mock).ask("mock-model", [ChatRequest(str(n), 8) for n in range(10)], 1, replies.__setitem__)
     assert sorted(replies) == [0, 1]
@@ -368,7 +366,7 @@ def test_death_is_reported_rather_than_its_first_symptom(mock: MockServer, behav
 
 
 def test_an_error_of_the_callback_is_raised_unchanged(mock: MockServer) -> None:
-    def full_disk(index: int, reply: Reply) -> None:
+    def full_disk(index: int, reply: Answer) -> None:
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
@@ -385,7 +383,7 @@ def test_log_probabilities_are_read_best_first_and_null_is_nan() -> None:
         {**entry("x", None), "top_logprobs": []},
     ]
     text = changed(choices=[{**GOOD["choices"][0], "logprobs": {"content": content}}])
-    first, second = read_reply(text, ChatRequest("p", 8, 2), 0.1).tokens
+    first, second = read_answer(text, ChatRequest("p", 8, 2), "candidate", 0.1).tokens
     assert (first.text, first.logprob) == (" A", -0.1)
     assert [token for token, _ in first.top] == [" A", " B", " C"]
     assert math.isnan(first.top[2][1])
@@ -395,33 +393,36 @@ def test_log_probabilities_are_read_best_first_and_null_is_nan() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ([{"logprob": -0.1}], r"content\.0\.token: Field required"),
-        ([{"token": "A", "logprob": "high"}], r"content\.0\.logprob: .*valid number"),
-        ([{"token": "A", "logprob": -0.1, "top_logprobs": [["A", -0.1]]}], r"top_logprobs\.0: .*object"),
+        ([{"logprob": -0.1}], "token"),
+        ([{"token": "A", "logprob": "high"}], "logprob: .*valid number"),
+        ([{"token": "A", "logprob": -0.1, "top_logprobs": [["A", -0.1]]}], "list indices"),
     ],
 )
 def test_malformed_log_probabilities_are_refused(content: list[dict[str, Any]], said: str) -> None:
     text = changed(choices=[{**GOOD["choices"][0], "logprobs": {"content": content}}])
     with pytest.raises(BadReply, match=said):
-        read_reply(text, ChatRequest("p", 8, 2), 0.1)
+        read_answer(text, ChatRequest("p", 8, 2), "candidate", 0.1)
 
 
 def test_alternatives_may_be_missing() -> None:
     text = changed(choices=[{**GOOD["choices"][0], "logprobs": {"content": [{"token": "A", "logprob": -0.1}]}}])
-    assert read_reply(text, ChatRequest("p", 8, 2), 0.1).tokens[0].top == ()
+    assert read_answer(text, ChatRequest("p", 8, 2), "candidate", 0.1).tokens[0].top == ()
 
 
 def test_cached_tokens_are_none_if_the_server_does_not_report_them() -> None:
     usage = {"prompt_tokens": 20, "completion_tokens": 4}
-    assert read_reply(changed(usage=usage), ChatRequest("p", 8), 0.1).cached_tokens is None
-    assert read_reply(changed(usage={**usage, "prompt_tokens_details": None}), ChatRequest("p", 8), 0.1).cached_tokens is None
+    assert read_answer(changed(usage=usage), ChatRequest("p", 8), "candidate", 0.1).cached_tokens is None
+    assert (
+        read_answer(changed(usage={**usage, "prompt_tokens_details": None}), ChatRequest("p", 8), "candidate", 0.1).cached_tokens
+        is None
+    )
 
 
 def test_an_empty_text_is_an_answer() -> None:
     text = changed(choices=[{"message": {"content": ""}, "finish_reason": "length"}])
-    assert read_reply(text, ChatRequest("p", 8), 0.1).text == ""
+    assert read_answer(text, ChatRequest("p", 8), "candidate", 0.1).text == ""
     with pytest.raises(BadReply):
-        read_reply(text.replace('""', "null"), ChatRequest("p", 8), 0.1)
+        read_answer(text.replace('""', "null"), ChatRequest("p", 8), "candidate", 0.1)
 
 
 def test_get_quotes_an_unsuccessful_response(mock: MockServer) -> None:
@@ -440,7 +441,7 @@ def test_json_is_posted_and_read(mock: MockServer) -> None:
         (body("Oops"), "answered /v1/chat/completions with 'Oops'"),
         (body("no such thing", 400), "HTTP 400: 'no such thing'"),
         (close, "did not answer"),
-        (hang, "TimeoutError"),
+        (hang, "has not answered"),
     ],
 )
 @pytest.mark.usefixtures("short_waits")
@@ -465,7 +466,7 @@ def test_a_death_seen_later_explains_a_failed_post(mock: MockServer) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_refused_post_waits_for_a_death_unless_it_is_told_not_to(mock: MockServer, waits: bool) -> None:
+def test_a_failed_post_waits_for_a_death_unless_it_is_told_not_to(mock: MockServer, waits: bool) -> None:
     looks: list[int] = []
 
     def check() -> None:
@@ -473,21 +474,22 @@ def test_a_refused_post_waits_for_a_death_unless_it_is_told_not_to(mock: MockSer
         if len(looks) > 4:
             raise EngineError("the process is dead")
 
-    with pytest.raises(EngineError, match="the process is dead" if waits else "HTTP 404: 'not here'"):
-        make_client(mock, check=check).post_json("/tokenize", {}, waits=waits)
+    mock.behaviours = [body("oops", 500)]
+    with pytest.raises(EngineError, match="the process is dead" if waits else "HTTP 500: 'oops'"):
+        make_client(mock, check=check).post_json("/v1/chat/completions", {}, waits=waits)
 
 
 def test_nothing_is_waited_for_where_assay_started_no_server(mock: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "DEATH_WAIT_S", 20.0)
     mock.behaviours = [close]
     server, began = RemoteServer("candidate", mock.url, 10.0), time.monotonic()
-    with pytest.raises(EngineError, match="broke the connection"):
+    with pytest.raises(EngineError, match="did not answer"):
         server.ask([ChatRequest("p", 8)], 1, lambda index, reply: None)
     assert time.monotonic() - began < 10
 
 
 def test_a_server_that_is_not_there() -> None:
-    client = KIND("http://127.0.0.1:9", "nobody", "EMPTY", 1.0, proxies=False, check=never_dead, log_tail=str)
+    client = Client("http://127.0.0.1:9", "nobody", "candidate", "EMPTY", 1.0, proxies=False, check=never_dead, log_tail=str)
     assert client.status("/health", 1.0) is None
     with pytest.raises(EngineError, match="nobody did not answer"):
         client.get("/v1/models", 1.0)
@@ -498,28 +500,11 @@ def test_the_proxy_of_the_environment_is_for_other_machines_only(mock: MockServe
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     through, around = (
-        KIND("http://127.0.0.1:9", "the server", "EMPTY", 1.0, proxies=proxies, check=never_dead, log_tail=str)
+        Client("http://127.0.0.1:9", "the server", "candidate", "EMPTY", 1.0, proxies=proxies, check=never_dead, log_tail=str)
         for proxies in (True, False)
     )
     assert through.status("/health", 5.0) == 404, "the answer of the proxy"
     assert around.status("/health", 5.0) is None
-
-
-def endless(handler: MockHandler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    while not handler.server.ended.is_set():
-        handler.wfile.write(b"a" * (1 << 16))
-
-
-@pytest.mark.parametrize("behaviour", [endless, raw(gzip.compress(bytes(1 << 24)), Content_Encoding="gzip")])
-def test_an_answer_without_end_is_given_up(
-    mock: MockServer, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch, short_waits: None
-) -> None:
-    monkeypatch.setattr(client_module, "LARGEST_ANSWER", 1 << 20)
-    mock.behaviours = [behaviour]
-    with pytest.raises(EngineError, match="the answer has more than 1,048,576 bytes"):
-        ask(make_client(mock, timeout_s=5.0))
 
 
 def test_a_packed_answer_is_unpacked(mock: MockServer) -> None:
@@ -541,7 +526,7 @@ def test_bytes_that_are_not_text_are_an_engine_error(mock: MockServer) -> None:
 
 def test_a_remote_server_is_asked_for_its_only_model(mock: MockServer) -> None:
     with RemoteServer("reference", f"{mock.url}/v1/", 10.0) as server:
-        replies: dict[int, Reply] = {}
+        replies: dict[int, Answer] = {}
         server.ask([ChatRequest("p", 8)], 1, replies.__setitem__)
         server.flush_cache()  # it has none, and that is fine
     assert replies[0].text == "Answer: A"
@@ -580,7 +565,7 @@ def test_an_endpoint_gets_what_the_openai_client_sends(mock: MockServer, monkeyp
     ]
     for name, value in (("OPENAI_API_KEY", "the-key"), ("OPENAI_ORG_ID", "our-org"), ("OPENAI_PROJECT_ID", "our-project")):
         monkeypatch.setenv(name, value)
-    replies: dict[int, Reply] = {}
+    replies: dict[int, Answer] = {}
     RemoteServer("reference", mock.url, 10.0, model="mine").ask([ChatRequest("p", 8)], 1, replies.__setitem__)
     assert replies[0].text == "Answer: A"
     assert len(seen) == 2

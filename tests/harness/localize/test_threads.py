@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
@@ -53,6 +54,17 @@ def test_only_the_kernel_keeps_the_threads_that_the_user_sets(
     assert of_kernels == {of_kernel}
     assert of_assay == {1}
     assert torch.get_num_threads() == 2
+
+
+def test_blas_has_one_thread_while_calls_are_small() -> None:
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpool_limits(2, "blas"):
+        before = threads()
+        with few_threads(SMALL):
+            assert threads() == {1}
+        assert threads() == before != {1}
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from assay.evals.synthetic import questions
 from assay.harness.attention.oracle import oracle
 from assay.harness.compare.traces import free_running_errors, trace_sums
-from assay.harness.engines.base import ChatRequest, Reply
+from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_table import elements, relative_l1
 from assay.harness.evidence.pack import RecordedCall, read_manifest, read_pack
+from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.trace import Trace, read_trace
 from assay.harness.server.control import RECORD, SHADOW, TRACE, Control, set_control, substituted_calls
@@ -58,18 +59,18 @@ def serve(folder: Path, extra: dict[str, str], **changes: Any) -> SGLangServer:
     return SGLangServer(Launch(**fields | changes))
 
 
-def ask_all(server: SGLangServer) -> list[Reply]:
+def ask_all(server: SGLangServer) -> list[Answer]:
     """Flush the cache, cache the header, and send one question at a time, so that every server forms the same batches."""
-    replies: dict[int, Reply] = {}
+    replies: dict[int, Answer] = {}
     server.flush_cache()
-    server.ask([ChatRequest(HEADER * 2, 1)], 1, lambda index, reply: None)
+    server.ask([ChatRequest(HEADER * 2, 1)], 1, lambda index, answer: None)
     server.ask(asks(), 1, replies.__setitem__)
     return [replies[index] for index in range(len(replies))]
 
 
 def up_to_date(server: SGLangServer) -> None:
     assert server.evidence is not None
-    write_now(server.evidence, lambda: server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None))
+    write_now(server.evidence, lambda: server.ask([ChatRequest("x", 1)], 1, lambda index, answer: None))
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ class Served:
     """A server with the as-shipped kernel attached, and its answers under successive controls."""
 
     server: SGLangServer
-    off: list[Reply]
+    off: list[Answer]
     files_while_off: set[str]
-    shadowed: list[Reply]
+    shadowed: list[Answer]
     cells: ShadowErrors
     pack: list[RecordedCall]
-    after: list[Reply]
+    after: list[Answer]
 
     @property
     def folder(self) -> Path:
@@ -94,12 +95,12 @@ def question() -> ChatRequest:
     return ChatRequest(HEADER * 2 + "Whom does Koven write to?", 6, top_logprobs=2)
 
 
-def answer(server: SGLangServer, control: Control) -> Reply:
+def answer(server: SGLangServer, control: Control) -> Answer:
     """Ask the question under a control, with the header cached without one, and switch everything off again."""
-    replies: list[Reply] = []
+    replies: list[Answer] = []
     set_control(evidence(server), Control())
     server.flush_cache()
-    server.ask([ChatRequest(HEADER * 2, 1)], 1, lambda index, reply: None)
+    server.ask([ChatRequest(HEADER * 2, 1)], 1, lambda index, answer: None)
     set_control(evidence(server), control)
     server.ask([question()], 1, lambda index, reply: replies.append(reply))
     return replies[0]
@@ -256,14 +257,14 @@ def own_errors(served: Served) -> NDArray[np.float64]:
     """Own relative L1 of each layer in the prefill of the question alone, from a separate session."""
     answer(served.server, Control(shadow=True))
     set_control(served.folder, Control())
-    served.server.ask([ChatRequest("x", 1)], 1, lambda index, reply: None)  # a pass that reads the control
+    served.server.ask([ChatRequest("x", 1)], 1, lambda index, answer: None)  # a pass that reads the control
     return relative_l1(read_shadow_errors(served.folder).cells.distance(("layer",)))
 
 
 def test_sglang_backends_agree_in_shadow_and_substitution_with_chunks_mixed_batches_and_decode(tmp_path: Path) -> None:
     chunked = ("--chunked-prefill-size", "16", "--enable-mixed-chunk")
     everywhere, evidence = tuple(range(LAYERS)), tmp_path / "evidence"
-    replies: dict[bool, list[Reply]] = {True: [], False: []}
+    replies: dict[bool, list[Answer]] = {True: [], False: []}
     with serve(tmp_path, {SHADOW: "triton"}, engine_args=chunked) as server:
         questions = [ChatRequest(f"{HEADER}Whom does {name} write to?", 2) for name in ("Koven", "Jungal", "Daltas")]
         for control in (Control(shadow=True), Control(substitute=everywhere)):

@@ -124,8 +124,8 @@ def test_a_kernel_that_hangs_is_killed_with_its_children(tree: Path) -> None:
         "import subprocess, time\n\ndef forward(call):\n"
         f"    open({str(mark)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n    time.sleep(600)\n"
     )
-    measured = run(tree, seconds=3)
-    assert (measured.status, measured.reason) == ("died", "it did not finish within 3 s")
+    measured = run(tree, seconds=15)
+    assert (measured.status, measured.reason) == ("died", "it did not finish within 15 s")
     child = Path(f"/proc/{mark.read_text()}/stat")
     for _ in range(50):
         if not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z":

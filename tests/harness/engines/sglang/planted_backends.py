@@ -17,8 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import kernels
 from assay.harness.attention.kernels import Declaration
-from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.sglang import native_kernel
 from assay.harness.offline.check import check
 from assay.harness.offline.kernel_matrix import matrix_of
 
@@ -90,22 +88,6 @@ def checked(backend: str) -> dict[str, Any]:
     }
 
 
-def in_turns() -> dict[str, bool]:
-    """Whether two backends that are prepared at the same time compute what they compute alone; their outputs differ."""
-    call = call_of([(3, 40), (7, 0)], (4, 2), 64, torch.float32, "cpu")
-    right, wrong = (native_kernel.kernel(name) for name in ("torch_native@16", "WithoutPrefix@16"))
-    alone = right(call), wrong(call)
-    with right.prepared(call) as first, wrong.prepared(call) as second:
-        together = first(), second(), first()
-    with right.prepared(call) as first, right.prepared(call) as second:
-        twice = first(), second()
-    return {
-        "differ": not torch.equal(*alone),
-        "in turns": all(map(torch.equal, together, (*alone, alone[0]))),
-        "twice": all(torch.equal(out, alone[0]) for out in twice),
-    }
-
-
 def globals_of_sglang() -> dict[str, Any]:
     from sglang.srt.model_executor.forward_context import has_forward_context
     from sglang.srt.runtime_context import get_context, get_parallel
@@ -123,5 +105,4 @@ if __name__ == "__main__":
         ATTENTION_BACKENDS[planted.__name__] = planted
     for name in ("torch_native", *(planted.__name__ for planted in PLANTED)):
         print(json.dumps(checked(name)), flush=True)
-    print(json.dumps(in_turns()), flush=True)
     print(json.dumps(globals_of_sglang()), flush=True)

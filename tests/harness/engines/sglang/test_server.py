@@ -21,8 +21,7 @@ import psutil
 import pytest
 
 from assay.harness.engines import process as process_module
-from assay.harness.engines.base import ChatRequest, Reply
-from assay.harness.engines.client import served_models
+from assay.harness.engines.base import ChatRequest
 from assay.harness.engines.guardian import _shared_files
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang import server as sglang
@@ -30,6 +29,7 @@ from assay.harness.engines.sglang.arguments import differences
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
+from assay.harness.evidence.records import Answer
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[4]
@@ -70,8 +70,8 @@ def own_server(tmp_path: Path) -> Iterator[SGLangServer]:
         yield server
 
 
-def ask_all(server: SGLangServer, asks: list[ChatRequest], concurrency: int = 4) -> list[Reply]:
-    replies: dict[int, Reply] = {}
+def ask_all(server: SGLangServer, asks: list[ChatRequest], concurrency: int = 4) -> list[Answer]:
+    replies: dict[int, Answer] = {}
     server.ask(asks, concurrency, replies.__setitem__)
     return [replies[index] for index in range(len(asks))]
 
@@ -85,7 +85,7 @@ def test_a_ready_server_identifies_itself(server_pair: ServerPair) -> None:
     assert f"--attention-backend {candidate.backend}" in candidate.launch_command
     assert candidate.arguments()["attention_backend"] == candidate.backend
     assert candidate._client is not None
-    names = served_models(candidate._client)
+    names = candidate._client.models()
     assert len(names) == 1
     assert re.fullmatch(r"assay-candidate-[0-9a-f]{8}", names[0])
     reference.check()
