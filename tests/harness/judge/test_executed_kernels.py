@@ -72,12 +72,6 @@ def test_pytorchs_attention_in_place_of_the_declared_kernels_fails() -> None:
     assert "ran: aten::scaled_dot_product_attention (8)" in check.found
 
 
-def test_falling_back_only_behind_a_cached_prefix_fails() -> None:
-    (check,) = checked(traced((EXTEND, RAN), (CACHED, ("memory_efficient",))))
-    assert check.status == "failed"
-    assert "in extend with a cached prefix" in check.found
-
-
 def test_quantising_and_then_attending_with_something_else_fails() -> None:
     (check,) = checked(traced((EXTEND, RAN[1:]), (CACHED, RAN[1:])))
     assert check.status == "failed"
@@ -113,11 +107,6 @@ def test_the_candidates_kernels_in_the_reference_fail() -> None:
 
 def test_two_kernels_of_the_same_package_may_launch_the_same() -> None:
     assert status(traced((EXTEND, RAN)), reference(*RAN, backend="yours", claim=SAGE)) == "ok"
-
-
-def test_the_same_backend_in_both_roles_is_ok() -> None:
-    native = traced((EXTEND, TRITON), backend="triton", claim={})
-    assert status(native) == "ok"
 
 
 def test_one_of_the_packages_triton_functions_proves_a_kernel_without_declared_names() -> None:

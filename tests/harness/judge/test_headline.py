@@ -35,13 +35,16 @@ def test_the_headline_carries_the_cause_and_what_it_costs() -> None:
     assert len(judged.reasons) == 4
 
 
-def test_a_cause_without_such_words_is_named() -> None:
-    judged = decide("mine", [suite()], [], cause=found(does="", title="state kept between calls"))
-    assert judged.headline == "Do not merge: mine is worse than the reference: state kept between calls."
-
-
-def test_what_is_only_slower_is_not_called_worse() -> None:
-    assert decide("mine", [suite("latency")], []).headline == "Do not merge: mine is slower than the reference."
+@pytest.mark.parametrize(
+    ("id_", "cause", "end"),
+    [
+        ("accuracy", found(does="", title="state kept between calls"), "worse than the reference: state kept between calls"),
+        ("latency", None, "slower than the reference"),
+        ("baseline", None, "worse than its accepted baseline"),
+    ],
+)
+def test_the_headline_says_what_a_candidate_without_such_words_is_worse_than(id_: str, cause: Finding | None, end: str) -> None:
+    assert decide("mine", [suite(id_)], [], cause=cause).headline == f"Do not merge: mine is {end}."
 
 
 def test_a_bug_without_a_name_is_said_as_it_was_read() -> None:

@@ -89,24 +89,6 @@ def test_an_arm_that_was_asked_again_is_described_by_its_first_failure(
     assert result.verdict == "regression"
 
 
-def test_a_larger_arm_that_passes_at_times_says_nothing_of_its_parts(judged: Judge, arm_records: ModuleType) -> None:
-    both = ("page-size", "prefix-cache")
-    larger = arm_records.arm("batch", *both, decode=0.8)
-    again = arm_records.arm("batch", *both, number=3, why="asked again")
-    result = judged([larger, again, arm_records.arm(*both, number=4, decode=0.8)])
-    assert "each alone: page-size: not run; prefix-cache: not run" in result.findings[0].diagnosis
-
-
-def test_what_differs_is_named_where_no_position_does(judged: Judge, arm_records: ModuleType) -> None:
-    lost = arm_records.arm("streamed")
-    reply = arm_records.reply("2+8", decode=arm_records.scores(arm_records.PROMPT, 4))
-    result = judged([lost.model_copy(update={"replies": (*lost.replies[:2], reply)})])
-    said = "1 answers have another length, the first, to probe 2+8, 4 tokens in place of 6"
-    assert result.headline == f"streamed: {said}, where answers are streamed."
-    (finding,) = result.findings
-    assert not any(said in line for line in finding.evidence), "it is said once"
-
-
 def test_log_probabilities_of_other_requests_are_named(judged: Judge, arm_records: ModuleType) -> None:
     arm = arm_records.arm("streamed")
     prefill = arm.replies[1].prefill
@@ -124,13 +106,6 @@ def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_rec
     result = judged([arm_records.arm("prefix-cache"), unseen])
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
     assert "page-size: resolved to 1" in result.headline
-
-
-@pytest.mark.parametrize(("minutes", "do"), [(1.0, "give it more --minutes"), (0.0, "see why the server switched them off")])
-def test_what_a_spent_budget_left_out_wants_a_larger_one(judged: Judge, arm_records: ModuleType, minutes: float, do: str) -> None:
-    result = judged([arm_records.arm("prefix-cache")], features=("prefix-cache", "batch"), minutes=minutes)
-    check = next(check for check in result.checks if check.id == "features-on")
-    assert (check.found, check.settles) == ("batch: in no arm", f"{do}, or leave them out with --features")
 
 
 def test_what_the_command_of_a_finding_cannot_repeat_is_named(judged: Judge, arm_records: ModuleType) -> None:
