@@ -212,7 +212,7 @@ def request_bodies(model: str, questions: int) -> list[dict[str, Any]]:
     from assay.evals.questions import BUILTIN_DATA
     from assay.harness.config import RunSpec
 
-    limit = RunSpec.of(reference="triton", candidate="triton").token_limit
+    limit = RunSpec.of(reference="triton", candidate="triton").workload.token_limit
     prompts = [question.prompt for question in draw_questions(BUILTIN_DATA, questions).questions] * ROLES
     return [
         {"model": model, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": limit}
