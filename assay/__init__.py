@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from assay.harness.attention.noise import Quantised as Quantised
     from assay.harness.attention.oracle import oracle as oracle
     from assay.harness.attention.sample_calls import call_of as call_of
+    from assay.harness.checks.check import assert_correct as assert_correct
+    from assay.harness.checks.jobs import check as check
+    from assay.harness.checks.jobs import replay as replay
+    from assay.harness.checks.kernel_matrix import MatrixOptions as MatrixOptions
     from assay.harness.conditions import PHASES as PHASES
     from assay.harness.config import RunSpec as RunSpec
     from assay.harness.errors import AssayError as AssayError
@@ -39,12 +43,8 @@ if TYPE_CHECKING:
     from assay.harness.evidence.kernel_result import KernelResult as KernelResult
     from assay.harness.extras import Extra
     from assay.harness.judge.report import Report as Report
-    from assay.harness.offline.check import assert_correct as assert_correct
-    from assay.harness.offline.jobs import check as check
-    from assay.harness.offline.jobs import replay as replay
-    from assay.harness.offline.kernel_matrix import MatrixOptions as MatrixOptions
     from assay.harness.policy import Policy as Policy
-    from assay.harness.run import run as run
+    from assay.harness.run.run import run as run
     from assay.harness.sides import Side as Side
     from assay.harness.verdict import Check as Check
     from assay.harness.verdict import Finding as Finding
@@ -65,15 +65,15 @@ _HOME = {
     "NoiseFamily": "assay.harness.attention.noise",
     "Quantised": "assay.harness.attention.noise",
     "oracle": "assay.harness.attention.oracle",
-    "check": "assay.harness.offline.jobs",
-    "MatrixOptions": "assay.harness.offline.kernel_matrix",
+    "check": "assay.harness.checks.jobs",
+    "MatrixOptions": "assay.harness.checks.kernel_matrix",
     "KernelResult": "assay.harness.evidence.kernel_result",
-    "assert_correct": "assay.harness.offline.check",
+    "assert_correct": "assay.harness.checks.check",
     "cases": "assay.harness.attention.matrix",
     "Case": "assay.harness.attention.matrix",
     "call_of": "assay.harness.attention.sample_calls",
-    "replay": "assay.harness.offline.jobs",
-    "run": "assay.harness.run",
+    "replay": "assay.harness.checks.jobs",
+    "run": "assay.harness.run.run",
     "RunSpec": "assay.harness.config",
     "Side": "assay.harness.sides",
     "Workload": "assay.harness.workload",

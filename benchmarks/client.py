@@ -188,12 +188,12 @@ def assay_client(url: str, bodies: list[dict[str, Any]]) -> None:
 
 def interview_seconds(url: str, questions: int) -> float:
     """CPU time of assay's interview of both roles, with every answer on disk."""
-    from assay.harness.collect.collect import collect
-    from assay.harness.collect.plan import prepare
-    from assay.harness.collect.run_folder import open_folder
     from assay.harness.config import RunSpec
     from assay.harness.engines.remote import RemoteServer
     from assay.harness.progress import ProgressDisplay
+    from assay.harness.run.collect import collect
+    from assay.harness.run.plan import prepare
+    from assay.harness.run.run_folder import open_folder
 
     plan = prepare(RunSpec.of(reference=url, candidate=url, questions=questions, suites=("accuracy",)))
     with tempfile.TemporaryDirectory() as path, ProgressDisplay(Console(file=io.StringIO())) as display:

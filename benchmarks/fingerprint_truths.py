@@ -29,11 +29,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from assay.harness.collect.fingerprints import of_files, of_side
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.run.fingerprints import of_files, of_side
 from assay.harness.sides import BUILTIN_MODEL, Side
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binom
 
-from assay.harness.compare.logits import LogitsComparison, LogitsRow, PromptMeans
-from assay.harness.compare.noise_limits import kl_limit
 from assay.harness.config import RunSpec
 from assay.harness.evidence.logit_files import CACHE_STATES
 from assay.harness.judge.greedy_suite import MIN_PROMPTS as GREEDY_PROMPTS
+from assay.harness.judge.logits import LogitsComparison, LogitsRow, PromptMeans
 from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, judge_logits
+from assay.harness.judge.noise_limits import kl_limit
 from assay.harness.judge.suite_decisions import decide_share
 from assay.harness.stats.bootstrap import bootstrap_t
 

@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from assay.harness.collect.servers import core_of
+from assay.harness.engines.inside.control import EVIDENCE, SHADOW, Control, set_control
 from assay.harness.engines.model import TINY_MODEL
 from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.meter import meter
 from assay.harness.engines.sglang.server import SGLangServer
-from assay.harness.server.control import EVIDENCE, SHADOW, Control, set_control
+from assay.harness.run.servers import core_of
 from assay.harness.sides import Device
 
 CONSOLE = Console(width=140)

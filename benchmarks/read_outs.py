@@ -46,16 +46,16 @@ from held_out_faults_third import THIRD
 from honest_kernels import KERNELS, Blocked
 from torch import Tensor
 
+from assay.harness.attention.bugs.catalogue import CATALOGUE
+from assay.harness.attention.bugs.family import FAMILY
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.catalogue import CATALOGUE
-from assay.harness.bugs.family import FAMILY
-from assay.harness.bugs.faults import fault, rounded_oracle
-from assay.harness.bugs.seeded import SeededFault
-from assay.harness.offline.check import check
-from assay.harness.offline.kernel_matrix import named
-from assay.harness.offline.observed import Reader
+from assay.harness.checks.check import check
+from assay.harness.checks.kernel_matrix import named
+from assay.harness.checks.observed import Reader
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober

@@ -4,7 +4,7 @@
     python benchmarks/seeded_faults.py mask-top-left identity
     python benchmarks/seeded_faults.py --candidate sage_attn --device cuda
 
-Each fault of `harness/bugs/catalogue.py` is seeded in the output of a correct kernel (by default PyTorch's attention) on the
+Each fault of `assay.harness.attention.bugs.catalogue` is seeded in the output of a correct kernel, by default PyTorch's, on the
 op-level matrix, whose calls are spread over four layers. A fault that changes no output of these calls is "not shown". One that
 comes and goes is sought on matrices of up to five seeds. Equivalent faults and an honest kernel of each noise family must not be
 flagged.
@@ -25,18 +25,18 @@ from multiprocessing import get_context
 
 from torch import Tensor
 
+from assay.harness.attention.bugs.catalogue import CATALOGUE
+from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel, default_device, tensor_of
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import Declaration, declaration, declares, find
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.attention.oracle import oracle
-from assay.harness.bugs.catalogue import CATALOGUE
-from assay.harness.bugs.seeded import SeededFault
+from assay.harness.checks.check import check
+from assay.harness.checks.kernel_matrix import matrix_of
 from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
 from assay.harness.localize.threads import few_threads
-from assay.harness.offline.check import check
-from assay.harness.offline.kernel_matrix import matrix_of
 from assay.harness.verdict import Finding, serious
 
 LAYERS, ROUNDS = 4, 5

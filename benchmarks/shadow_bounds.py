@@ -19,10 +19,10 @@ from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.kernels import load
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.engines.inside.truth_sums import TruthSums, sampled_rows
 from assay.harness.evidence.error_table import condition_numbers, joined
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
-from assay.harness.server.truth_sums import TruthSums, sampled_rows
 
 LAYERS, HEADS, HEAD_DIM = 4, (4, 2), 64
 PASSES = ([(60, 0)], [(90, 0)], [(27, 54), (31, 54), (40, 54)], [(29, 54)] * 4, [(200, 0), (3, 1)])

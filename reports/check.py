@@ -149,7 +149,7 @@ def _cause(results: Sequence[KernelResult]) -> str:
         failing, calls = (sum(counted) for counted in zip(*map(_failing, mine), strict=True))
         extent = f"; {failing} of {calls} calls" if failing else ""
         if id_ not in titles:
-            from assay.harness.bugs.family import BY_ID  # torch, which few of those who show a result need
+            from assay.harness.attention.bugs.family import BY_ID  # torch, which few of those who show a result need
 
             titles[id_] = BY_ID[id_].title
         named.append((kernel, f"{titles[id_]}{extent}"))

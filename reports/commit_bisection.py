@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from assay.harness.bisect.commits.state import BisectResult, BisectState, Measurement, ProbeOutcome
+from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, Measurement, ProbeOutcome
 from assay.harness.text import clip, counted, one_line, some
 from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Only, Section, Table
 from assay.reports.page import TEXT_SHOWN

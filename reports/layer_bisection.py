@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.harness.bisect.layer_task import LayerBisection
+from assay.harness.drivers.bisect.layer_task import LayerBisection
 from assay.harness.text import one_line, ranges
 from assay.reports.document import Cell, Code, Document, Findings, Line, Table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from assay.harness.drivers.sweep.result import LOG, SweepResult, SweptCell
 from assay.harness.progress import duration
-from assay.harness.sweep.result import LOG, SweepResult, SweptCell
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import WORST_FIRST
 from assay.reports.document import Block, CaseResult, Cell, Document, Line, Section, Suite, Table, Words

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from assay.harness.engines.base import Engine
     from assay.harness.judge.report import Report
     from assay.harness.progress import ProgressDisplay
-    from assay.harness.run import OpenRun
+    from assay.harness.run.run import OpenRun
     from assay.harness.sides import Role
     from assay.harness.workload import Workload
 
@@ -71,7 +71,7 @@ def workload(spec: RunSpec) -> Workload:
 @pytest.fixture(scope="session")
 def opened_run(spec: RunSpec, request: pytest.FixtureRequest) -> OpenRun:
     """Open the run, checked, with its folder."""
-    from assay.harness.run import OpenRun
+    from assay.harness.run.run import OpenRun
 
     out = request.config.getoption("assay_out")
     return _or_exit(lambda: OpenRun.open(spec, out, kept_running=True, display=_display()))

@@ -12,8 +12,8 @@ import pytest
 
 if TYPE_CHECKING:
     from assay.harness.attention.call import Kernel
+    from assay.harness.checks.kernel_matrix import MatrixOptions
     from assay.harness.evidence.kernel_result import KernelResult
-    from assay.harness.offline.kernel_matrix import MatrixOptions
 
 MARKER = "assay_kernel"
 
@@ -74,7 +74,7 @@ class Assay:
             case: Run only cases whose name contains this.
             read_out: Most seconds that reading a wrong kernel takes, for the message; 0 not to read it.
             options: `phases`, `dtypes`, `head_dims`, `like`, `seed`, and `size` and `device`, which are otherwise those of
-                ``--assay-size`` and ``--assay-device``; see `assay.harness.offline.kernel_matrix.MatrixOptions`.
+                ``--assay-size`` and ``--assay-device``; see `assay.harness.checks.kernel_matrix.MatrixOptions`.
 
         Returns:
             What was computed, refused and found.
@@ -85,7 +85,7 @@ class Assay:
         """
         __tracebackhide__ = True
         _prepare(self._config)
-        from assay.harness.offline.jobs import check
+        from assay.harness.checks.jobs import check
         from assay.reports.check import message
 
         options["size"] = options.get("size") or self._config.getoption("assay_matrix_size") or "small"
@@ -139,7 +139,7 @@ class AssayCase:
 
     def _result(self) -> KernelResult:
         """Return the result of this case; the first one checks all cases of the kernel that are collected, in one process."""
-        from assay.harness.offline.jobs import check_each
+        from assay.harness.checks.jobs import check_each
 
         known = self._request.config.stash[_BY_CASE].setdefault(repr((self.kernel, self._options)), {})
         if self.case not in known:
@@ -175,10 +175,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
     _prepare(metafunc.config)
     from assay.harness.attention.kernels import declaration
+    from assay.harness.checks.check_findings import LEAST_LEFT
+    from assay.harness.checks.kernel_matrix import matrix_of, named
     from assay.harness.errors import UsageError
     from assay.harness.localize.threads import few_threads
-    from assay.harness.offline.check_findings import LEAST_LEFT
-    from assay.harness.offline.kernel_matrix import matrix_of, named
 
     option = metafunc.config.getoption
     given = dict(marker.kwargs)

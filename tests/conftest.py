@@ -27,12 +27,12 @@ from assay.harness.attention.call import CallSpec
 from assay.harness.extras import DISTRIBUTION, require
 
 if TYPE_CHECKING:
-    from assay.harness.collect.plan import Plan
-    from assay.harness.compare.answers import Pair
     from assay.harness.engines.base import Engine
     from assay.harness.evidence.bench_folder import BenchFolder
     from assay.harness.evidence.folder import RunFolder
+    from assay.harness.judge.answers import Pair
     from assay.harness.judge.report import Report
+    from assay.harness.run.plan import Plan
 
 # Triton decides at import whether kernels are interpreted, so this must come before any test imports one. Where there is a GPU,
 # what is tested on it must be compiled.
@@ -154,7 +154,7 @@ def contents(value: Any) -> object:
 def shared_results() -> Iterator[SharedResults]:
     """Many tests check kernels on the same matrix: its calls, their outputs in float64 and noise are made once in a session."""
     from assay.harness.attention import matrix
-    from assay.harness.bugs import faults
+    from assay.harness.attention.bugs import faults
     from assay.harness.localize import bounds, kernel_runs
 
     kept = SharedResults()
@@ -171,7 +171,7 @@ def shared_results() -> Iterator[SharedResults]:
 @pytest.fixture(scope="module")
 def shared_hypotheses(shared_results: SharedResults) -> Iterator[None]:
     """Each hypothesis computes a call once: for modules that compare many kernels with all of them on the same calls."""
-    from assay.harness.bugs.family import FAMILY
+    from assay.harness.attention.bugs.family import FAMILY
 
     computes = [(one, one.compute) for one in FAMILY]
     for one, compute in computes:
@@ -188,14 +188,14 @@ def thin_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     Calls beyond the design stay, since each of them is the only one of its kind.
     """
     from assay.harness.attention.matrix import Case
-    from assay.harness.offline import kernel_matrix
+    from assay.harness.checks import kernel_matrix
 
     whole = kernel_matrix.matrix_of
 
     def thin(*arguments: Any, **options: Any) -> list[Case]:
         return [case for n, case in enumerate(whole(*arguments, **options)) if case.beyond or n % 5 == 0]
 
-    for module in (kernel_matrix, importlib.import_module("assay.harness.offline.check")):
+    for module in (kernel_matrix, importlib.import_module("assay.harness.checks.check")):
         monkeypatch.setattr(module, "matrix_of", thin)
 
 
@@ -407,12 +407,12 @@ class PairRun:
 @pytest.fixture(scope="session")
 def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     """The session's pair of real servers: SGLang's own backend, and a correct kernel of the contract that computes both phases."""
-    from assay.harness.collect.plan import prepare
-    from assay.harness.collect.run_folder import open_folder
-    from assay.harness.collect.servers import make_run_engine, running
     from assay.harness.config import make_spec
+    from assay.harness.run.plan import prepare
+    from assay.harness.run.run_folder import open_folder
+    from assay.harness.run.servers import make_run_engine, running
 
-    candidate = "assay.harness.bugs.faults:rounded_oracle"
+    candidate = "assay.harness.attention.bugs.faults:rounded_oracle"
     few = {"questions": 48, "margin": 0.1, "envelope_tokens": 128}
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")

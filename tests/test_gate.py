@@ -30,7 +30,7 @@ margin = 0.1
 {policy}
 """
 KERNEL = """
-from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.kernels import declares
 
 attend = declares(phases=("extend",))({kernel})

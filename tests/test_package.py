@@ -93,7 +93,7 @@ def test_the_list_of_commands_needs_neither_torch_nor_rich_panels() -> None:
 
 
 def test_the_readme_counts_the_known_bugs() -> None:
-    from assay.harness.bugs.family import FAMILY
+    from assay.harness.attention.bugs.family import FAMILY
 
     assert f"if one of {len(FAMILY)} known ones explains it" in (ROOT / "README.md").read_text()
 
@@ -330,7 +330,7 @@ def test_in_the_base_install_the_doctor_says_what_is_true(base_only: dict[str, s
     """Its rows are about what they name, and not about a package that assay needs to find out."""
     hidden = "from assay.harness import extras; here = extras._installed\n"
     hidden += "extras._installed = lambda name: name not in ('openai', 'datasets') and here(name)\n"
-    words = ["assay", "doctor", "--json", "--candidate", "assay.harness.bugs.faults:rounded_oracle"]
+    words = ["assay", "doctor", "--json", "--candidate", "assay.harness.attention.bugs.faults:rounded_oracle"]
     command = f"import sys; sys.argv = {words}\n"
     done = python("-c", f"{hidden}{command}from assay.harness.cli import main; main()", **base_only)
     assert done.returncode == 3, done.stderr
@@ -365,9 +365,9 @@ except UsageError as error:
 
 
 IMPORTABLE = {
-    ("reports", "serve"): ("collect.collect", "bench.drive", "bisect.layer_probes", "cli.run"),
-    (): ("offline.check", "offline.replay", "cli", "cli.check", "cli.explain", "cli.replay"),
-    ("reports",): ("judge.build", "bisect.commits.bisect_session", "cli.gate", "cli.bench", "cli.bisect_commits"),
+    ("reports", "serve"): ("run.collect", "run.bench_drive", "drivers.bisect.layer_probes", "cli.run"),
+    (): ("checks.check", "checks.replay", "cli", "cli.check", "cli.explain", "cli.replay"),
+    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.bench", "cli.bisect_commits"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 

@@ -25,7 +25,13 @@ from types import TracebackType
 
 import torch
 
-MODULES = ("pytest", "assay.harness.cli.check", "assay.harness.bugs.faults", "assay.harness.readout", "assay.reports.terminal")
+MODULES = (
+    "pytest",
+    "assay.harness.cli.check",
+    "assay.harness.attention.bugs.faults",
+    "assay.harness.readout",
+    "assay.reports.terminal",
+)
 
 
 class WarmPython:

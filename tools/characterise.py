@@ -82,9 +82,9 @@ def recorded_runs() -> Mapping[str, Callable[[Path], object]]:
 
 def wrong_kernels() -> Iterator[tuple[str, Any]]:
     """Every fault of the catalogue and every hypothesis, as kernels."""
-    from assay.harness.bugs.catalogue import CATALOGUE
-    from assay.harness.bugs.family import BY_ID
-    from assay.harness.bugs.faults import fault, rounded_oracle
+    from assay.harness.attention.bugs.catalogue import CATALOGUE
+    from assay.harness.attention.bugs.family import BY_ID
+    from assay.harness.attention.bugs.faults import fault, rounded_oracle
 
     def seeded(one: Any, call: Any) -> Any:
         return one.apply(call, rounded_oracle(call))
@@ -337,8 +337,8 @@ def _pack(folder: Path) -> Path:
 
     from assay.harness.attention.oracle import oracle
     from assay.harness.attention.sample_calls import call_of
+    from assay.harness.engines.inside.pack_writer import PackWriter
     from assay.harness.evidence.pack import CallMetadata, Source
-    from assay.harness.server.pack_writer import PackWriter
 
     writer = PackWriter(folder, Source(engine="SGLang", model="m", model_hash="h", reference="triton"), 1 << 24)
     for sequences in ([(7, 0)], [(4, 20)], [(3, 9), (5, 0)]):

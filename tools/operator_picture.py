@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import fault
 from assay.harness.localize.picturing import picture_of
 from assay.harness.localize.reading import read
 from assay.reports.operator_picture import svg

@@ -10,9 +10,9 @@ import pytest
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import Case
+from assay.harness.checks.check import check
+from assay.harness.checks.kernel_matrix import matrix_of
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.offline.check import check
-from assay.harness.offline.kernel_matrix import matrix_of
 
 SENTENCES = {
     "top_left": "causal mask aligned top-left",

@@ -34,8 +34,8 @@ def bench(
     """Time both servers side by side and judge the ratio of their times."""
     require("serve", "assay bench")
 
-    from assay.harness.collect.run_folder import default_folder
-    from assay.harness.run import bench_servers
+    from assay.harness.run.run import bench_servers
+    from assay.harness.run.run_folder import default_folder
     from assay.reports.bench_report import bench_document
 
     spec = make_spec(flags, config)

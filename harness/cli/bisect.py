@@ -42,9 +42,9 @@ def layers(
     """
     require("serve", "assay bisect layers")
 
-    from assay.harness.bisect.layer_probes import bisect_layers
-    from assay.harness.collect.plan import prepare
-    from assay.harness.collect.run_folder import default_folder
+    from assay.harness.drivers.bisect.layer_probes import bisect_layers
+    from assay.harness.run.plan import prepare
+    from assay.harness.run.run_folder import default_folder
     from assay.reports.layer_bisection import layers_document
 
     spec = instrumented_spec(flags | {"questions": questions, "suites": "accuracy,layers"}, config)

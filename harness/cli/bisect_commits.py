@@ -96,7 +96,7 @@ def commits(
     Exit codes: 0 a commit is named, 2 usage error (also if a stated end turns out otherwise), 3 no commit could be named.
 
     """
-    from assay.harness.bisect.commits.bisection import bisect_commits, bisection_spec
+    from assay.harness.drivers.bisect.commits.bisection import bisect_commits, bisection_spec
     from assay.harness.files import write_whole
     from assay.reports.commit_bisection import bisection_document
 
@@ -151,7 +151,7 @@ def probe(
 
     """
     try:
-        from assay.harness.bisect.commits.bisection import bisection_spec, probe_checkout
+        from assay.harness.drivers.bisect.commits.bisection import bisection_spec, probe_checkout
         from assay.reports.commit_bisection import probe_line
 
         spec = bisection_spec(repo, {**settings, "kernel": kernel}, ends=False)

@@ -59,8 +59,8 @@ def check(
     """Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."""
     if junit:
         require("reports", "assay check --junit")
-    from assay.harness.offline.jobs import check as run
-    from assay.harness.offline.jobs import ended_early
+    from assay.harness.checks.jobs import check as run
+    from assay.harness.checks.jobs import ended_early
     from assay.harness.progress import ProgressDisplay
     from assay.reports.check import check_document
     from assay.reports.terminal import say as print_text

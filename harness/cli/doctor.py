@@ -14,7 +14,7 @@ from assay.harness.cli.output import Json, deliver
 from assay.harness.config import SERVER_FLAGS, make_spec
 
 if TYPE_CHECKING:
-    from assay.harness.doctor import Examination
+    from assay.harness.run.doctor import Examination
     from assay.reports.document import Document
 
 
@@ -28,7 +28,7 @@ def doctor(
     """Examine this environment: what a run needs, what is here, and what to do about the rest."""
     interpret_without_gpu()
 
-    from assay.harness.doctor import Examination, examine
+    from assay.harness.run.doctor import Examination, examine
     from assay.reports.terminal import render
 
     spec = make_spec(flags, config)

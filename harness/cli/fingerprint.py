@@ -106,8 +106,8 @@ def _write(out: Path, made: Fingerprint) -> None:
 
 def _of_url(url: str, model: str) -> Fingerprint:
     from assay.harness.backend import is_server_url
-    from assay.harness.collect.fingerprints import of_url
     from assay.harness.extras import require
+    from assay.harness.run.fingerprints import of_url
 
     if not (url.startswith(("http://", "https://")) and is_server_url(url)):
         raise UsageError(f"{hide('', url)!r} is no URL of a server.", _USAGE, "see assay fingerprint --help")
@@ -126,8 +126,8 @@ def _of_side(
     files: bool,
     timeout_s: float,
 ) -> Fingerprint:
-    from assay.harness.collect.fingerprints import of_files, of_side
     from assay.harness.extras import require
+    from assay.harness.run.fingerprints import of_files, of_side
     from assay.harness.sides import Side, profile_of
 
     if wrong := next((pair for pair in env if "=" not in pair), None):

@@ -16,7 +16,7 @@ from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
 
 if TYPE_CHECKING:
-    from assay.harness.baselines import Proposal
+    from assay.harness.judge.baselines import Proposal
 
 gate_app = typer.Typer(invoke_without_command=True, add_completion=False)
 app.add_typer(gate_app, name="gate")
@@ -67,8 +67,8 @@ def accept(
     config: Config = None,
 ) -> None:
     """Show how a run differs from the accepted baselines, and accept its results."""
-    from assay.harness import baselines as accepted
     from assay.harness.evidence.folder import RunFolder
+    from assay.harness.judge import baselines as accepted
     from assay.harness.judge.build import build
 
     folder = RunFolder(run)

@@ -45,8 +45,8 @@ def invariance(
     """Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time."""
     require("serve", "assay invariance")
 
-    from assay.harness.collect.run_folder import default_folder
-    from assay.harness.run import compare_features
+    from assay.harness.run.run import compare_features
+    from assay.harness.run.run_folder import default_folder
 
     spec = instrumented_spec({"candidate": "torch_native", **flags}, config)
     folder = out or Path(f"{default_folder(spec.reference.backend)}-invariance")

@@ -20,8 +20,8 @@ def replay(
     json: Json = False,
 ) -> None:
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
-    from assay.harness.offline.jobs import ended_early
-    from assay.harness.offline.jobs import replay as run
+    from assay.harness.checks.jobs import ended_early
+    from assay.harness.checks.jobs import replay as run
     from assay.reports.recorded_calls import replay_document
 
     with progress(errors) as display:

@@ -57,8 +57,8 @@ def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) 
     Raises:
         UsageError: a side is a URL, whose calls cannot be recorded.
     """
-    from assay.harness.collect.plan import prepare
-    from assay.harness.collect.record_pack import record_pack
+    from assay.harness.run.plan import prepare
+    from assay.harness.run.record_pack import record_pack
     from assay.reports.recorded_calls import pack_document
 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)
@@ -76,8 +76,8 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
         baselines: whether to compare the run with the accepted baselines.
         json: whether the report is printed as JSON.
     """
-    from assay.harness.collect.run_folder import default_folder
-    from assay.harness.run import run
+    from assay.harness.run.run import run
+    from assay.harness.run.run_folder import default_folder
 
     folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
@@ -219,8 +219,8 @@ def backends(
 
 def _honours(names: list[str] | None, html: Path | None, json: bool) -> int:
     """Measure what the engines' backends honour, and return the exit code."""
+    from assay.harness.checks.honours import measure
     from assay.harness.engines.sglang import catalog
-    from assay.harness.offline.honours import measure
     from assay.reports.honours import honours_document
 
     known = (*catalog.sglang_backends(), *(("vllm:CPU_ATTN", "vllm:CPU_MLA") if find_spec("vllm") else ()))

@@ -18,7 +18,7 @@ from assay.harness.interruption import too_late
 from assay.harness.text import counted
 
 if TYPE_CHECKING:
-    from assay.harness.sweep.cells import Option
+    from assay.harness.drivers.sweep.cells import Option
 
 # Options of commands that a sweep sets itself.
 _OF_THE_SWEEP = ("out", "json", "html", "junit", "quiet", "verbose", "help")
@@ -64,10 +64,10 @@ def sweep(
     cell.
     """
     require("reports", "assay sweep")
-    from assay.harness.sweep.cells import cells_of
-    from assay.harness.sweep.run import ended_in, gpus_here, run_sweep
-    from assay.harness.sweep.spec import DEVICE_AXIS
-    from assay.harness.sweep.spec import make_spec as sweep_spec
+    from assay.harness.drivers.sweep.cells import cells_of
+    from assay.harness.drivers.sweep.run import ended_in, gpus_here, run_sweep
+    from assay.harness.drivers.sweep.spec import DEVICE_AXIS
+    from assay.harness.drivers.sweep.spec import make_spec as sweep_spec
 
     spec = sweep_spec(source, set_ or ())
     if not ray and (spec.runtime_env or spec.limits.accelerator or DEVICE_AXIS in spec.axes):
@@ -100,7 +100,7 @@ def sweep(
 
 def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
     """Return the options and arguments of a command that a sweep can set, by the name of an axis."""
-    from assay.harness.sweep.cells import Option
+    from assay.harness.drivers.sweep.cells import Option
 
     options: dict[str, Option] = {}
     for param in params:

@@ -1,6 +1,6 @@
 """Replay packs: recorded calls with the reference's outputs, for running a kernel without a server and without a model.
 
-A pack is a folder with ``manifest.json`` and one safetensors file per call. `assay.harness.server.pack_writer` writes it.
+A pack is a folder with ``manifest.json`` and one safetensors file per call. `assay.harness.engines.inside.pack_writer` writes it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Source(Record):
     Attributes:
         engine: for example "SGLang 0.5.23 on cpu".
         model: folder or hub id.
-        model_hash: see `assay.harness.collect.machine.hash_model`; empty if the recording server did not receive it.
+        model_hash: see `assay.harness.run.machine.hash_model`; empty if the recording server did not receive it.
         reference: backend whose outputs are recorded.
         candidate: backend whose errors selected the worst calls; empty for none.
         run: nonce of the run that recorded them; empty for none.

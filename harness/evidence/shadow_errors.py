@@ -93,7 +93,7 @@ class ShadowHeader(RunRecord):
         seed: of the draw of queries that are compared with the truth.
         rows: queries of the observed passes.
         sampled_rows: those of them that are compared with the truth.
-        write_request: the latest write request that was served; see `assay.harness.server.write_request`.
+        write_request: the latest write request that was served; see `assay.harness.engines.inside.write_request`.
     """
 
     reference: str

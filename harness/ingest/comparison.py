@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, FiniteFloat
 
-from assay.harness.compare.answer_lengths import LENGTH_BOUND, AnswerLengths
 from assay.harness.ingest.result import Excerpt, FileRead, Timeline
+from assay.harness.judge.answer_lengths import LENGTH_BOUND, AnswerLengths
 from assay.harness.judge.report import ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Decided, Requirement, Verdict

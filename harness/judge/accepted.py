@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from assay.harness.baselines import Status, growth, own_errors_of, since_accepted
-from assay.harness.compare.answers import pair
-from assay.harness.compare.paired_accuracy import Accuracy, accuracy_of, beginning
 from assay.harness.evidence import baseline as stored
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.judge.accuracy_suite import loss_metric
+from assay.harness.judge.answers import pair
+from assay.harness.judge.baselines import Status, growth, own_errors_of, since_accepted
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.paired_accuracy import Accuracy, accuracy_of, beginning
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.suite_decisions import accuracy_sentence
 from assay.harness.policy import Policy

@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from assay.harness.compare.answer_conditions import by_condition, most_telling
-from assay.harness.compare.answer_lengths import AnswerLengths
-from assay.harness.compare.answers import Pair, Tally, flips, tally
-from assay.harness.compare.paired_accuracy import Accuracy
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.manifest import order_hash
 from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.judge.answer_conditions import by_condition, most_telling
 from assay.harness.judge.answer_length_check import (
     LENGTH_RATIO,
     beyond_words,
@@ -24,7 +21,10 @@ from assay.harness.judge.answer_length_check import (
     lengths_of,
     ratio_metric,
 )
+from assay.harness.judge.answer_lengths import AnswerLengths
+from assay.harness.judge.answers import Pair, Tally, flips, tally
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.paired_accuracy import Accuracy
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import accuracy_sentence, bounded_metric
 from assay.harness.policy import Policy

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.compare.answer_ends import LIMIT, AnswerEnd, compare_ends
-from assay.harness.compare.answer_lengths import SURE, AnswerLengths, compare_lengths
-from assay.harness.compare.answers import Pair
 from assay.harness.evidence.records import Answer
+from assay.harness.judge.answer_ends import LIMIT, AnswerEnd, compare_ends
+from assay.harness.judge.answer_lengths import SURE, AnswerLengths, compare_lengths
+from assay.harness.judge.answers import Pair
 from assay.harness.judge.report import Metric
 from assay.harness.policy import Policy
 from assay.harness.verdict import Check, Finding, Requirement

@@ -6,9 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.harness.backend import Backend
-from assay.harness.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
-from assay.harness.compare.answers import Pair, Pairing, pair
-from assay.harness.compare.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.evidence.bench_folder import bench_folder
@@ -23,6 +20,9 @@ from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
+from assay.harness.judge.answers import Pair, Pairing, pair
+from assay.harness.judge.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
+from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.schema import Part

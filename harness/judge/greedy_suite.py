@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from assay.harness.compare.answers import Pair
-from assay.harness.compare.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
-from assay.harness.compare.noise_limits import MAX_SWING, swing_limit
 from assay.harness.evidence.records import Answer
+from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
+from assay.harness.judge.noise_limits import MAX_SWING, swing_limit
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.judge.suite_decisions import Decision, bounded_metric, decide_share
 from assay.harness.policy import Policy

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from assay.harness.compare.parting import least_error
-from assay.harness.compare.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
-from assay.harness.invariance.arms import BASE, Arm, base_of, closed, left_out
-from assay.harness.invariance.outcome import (
+from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out
+from assay.harness.judge.invariance_outcome import (
     ArmOutcome,
     State,
     bounds,
@@ -28,6 +26,8 @@ from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
 from assay.harness.judge.invariance_servers import other_than_features
+from assay.harness.judge.parting import least_error
+from assay.harness.judge.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from assay.harness.compare.parting import Parting, parting
-from assay.harness.compare.probe_scores import MEASURES, Bound, Measure, places
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, TracedPlace
 from assay.harness.evidence.trace import Trace, read_trace
-from assay.harness.invariance.outcome import ArmOutcome
+from assay.harness.judge.invariance_outcome import ArmOutcome
 from assay.harness.judge.invariance_result import PartingRow
+from assay.harness.judge.parting import Parting, parting
+from assay.harness.judge.probe_scores import MEASURES, Bound, Measure, places
 from assay.harness.text import counted, listed
 
 _NAMES = {"q": "q", "k": "K", "v": "V", "output": "the output"}

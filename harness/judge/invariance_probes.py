@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from assay.evals.invariance_load import CHUNK, DEPTH, PAGE
-from assay.harness.compare.probe_scores import MEASURES, Bound, Measure, places
 from assay.harness.evidence.invariance import InvarianceManifest, ProbeReply
+from assay.harness.judge.probe_scores import MEASURES, Bound, Measure, places
 
 _LONG = 1024
 _FEWEST = 2

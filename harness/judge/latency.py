@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from assay.evals.loads import Shape
-from assay.harness.compare.answer_ends import LIMIT, AnswerEnd
-from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
-from assay.harness.compare.blocks import (
+from assay.harness.conditions import MIN_CACHED_SHARE
+from assay.harness.config import RunSpec, recorded_spec
+from assay.harness.engines.sglang.arguments import differences
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest
+from assay.harness.evidence.counters import CallCount
+from assay.harness.judge.answer_ends import LIMIT, AnswerEnd
+from assay.harness.judge.answer_length_check import check_ends, check_lengths, lengths_finding
+from assay.harness.judge.answer_lengths import AnswerLengths, compare_lengths
+from assay.harness.judge.blocks import (
     METRICS,
     Block,
     Load,
@@ -21,13 +28,6 @@ from assay.harness.compare.blocks import (
     side_by_side,
     throughputs,
 )
-from assay.harness.conditions import MIN_CACHED_SHARE
-from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.sglang.arguments import differences
-from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest
-from assay.harness.evidence.counters import CallCount
-from assay.harness.judge.answer_length_check import check_ends, check_lengths, lengths_finding
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran

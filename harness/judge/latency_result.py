@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from assay.harness.compare.answer_lengths import AnswerLengths
-from assay.harness.compare.blocks import TimeMetric
+from assay.harness.judge.answer_lengths import AnswerLengths
+from assay.harness.judge.blocks import TimeMetric
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement
 from assay.harness.schema import RULE, Part

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.harness.compare.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
-from assay.harness.compare.noise_limits import change_limit, kl_limit
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
+from assay.harness.judge.noise_limits import change_limit, kl_limit
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES

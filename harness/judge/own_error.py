@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 
 from assay.harness.backend import Backend
-from assay.harness.compare.traces import free_running_errors
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.error_table import DIMENSIONS, elements, relative_l1
@@ -21,6 +20,7 @@ from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
+from assay.harness.judge.traces import free_running_errors
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES
 from assay.harness.text import one_line, percent, ranges

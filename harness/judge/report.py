@@ -11,16 +11,16 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
-from assay.harness.compare.answer_conditions import ConditionRow
-from assay.harness.compare.answers import Tally
-from assay.harness.compare.greedy_texts import TextDivergence
-from assay.harness.compare.logits import LogitsRow
 from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.evidence.manifest import FailureResult
+from assay.harness.judge.answer_conditions import ConditionRow
+from assay.harness.judge.answers import Tally
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, SuiteVerdict
+from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.latency_result import LatencyResult
+from assay.harness.judge.logits import LogitsRow
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Finding

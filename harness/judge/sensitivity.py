@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from assay.harness.compare.fault_seen import losses, p_no_loss, p_within
-from assay.harness.compare.logits import compare_roles
 from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, SensitivityRecord
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
@@ -19,6 +17,8 @@ from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.fault_seen import losses, p_no_loss, p_within
+from assay.harness.judge.logits import compare_roles
 from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.report import FaultSeen, SensitivityResult
 from assay.harness.judge.truth_bounds import compare_with_noise

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from assay.harness.compare.answers import Pair, pair
-from assay.harness.compare.greedy_texts import first_divergence
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.judge.answers import Pair, pair
+from assay.harness.judge.greedy_texts import first_divergence
 
 _ANY_LAYER = 0
 """A request passes through all layers, so one stands for them."""

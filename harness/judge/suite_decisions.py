@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.harness.compare.paired_accuracy import HEADROOM, MOST_UNPARSED, Accuracy
+from assay.harness.judge.paired_accuracy import HEADROOM, MOST_UNPARSED, Accuracy
 from assay.harness.judge.report import Metric
 from assay.harness.policy import Policy
 from assay.harness.stats.share import Interval, clopper_pearson, p_not_above

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.bug import LEAK, Bug
+from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
-from assay.harness.bugs.bug import LEAK, Bug
-from assay.harness.bugs.family import FAMILY
 from assay.harness.evidence.error_table import SUMS
 from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
 from assay.harness.localize.kernel_runs import CallResult, KernelRun

@@ -7,8 +7,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.attention.call import AttentionCall
-from assay.harness.bugs.bug import LEAK, Bug
 from assay.harness.conditions import POSITION
 from assay.harness.localize import wording
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
@@ -34,7 +34,7 @@ TITLES = {
     QUANTISATION_NOT_RUN: "declared quantisation not run",
     LSE_WRONG: "log-sum-exp wrong",
 }
-"""Findings besides the hypotheses of `assay.harness.bugs.family.FAMILY`: id -> title."""
+"""Findings besides the hypotheses of `assay.harness.attention.bugs.family.FAMILY`: id -> title."""
 _MAX_PREFIXES = 12
 """Most cached prefixes that a finding lists."""
 

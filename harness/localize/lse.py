@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.bug import Bug
+from assay.harness.attention.bugs.lse import BUGS
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.noise import NoiseFamily
 from assay.harness.attention.oracle import log_sum_exp
-from assay.harness.bugs.bug import Bug
-from assay.harness.bugs.lse import BUGS
 from assay.harness.localize.bounds import bounds_of_queries
 
 LSE_WRONG = "lse-wrong"

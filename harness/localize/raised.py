@@ -13,7 +13,7 @@ from types import FrameType
 
 RAISED = "raised "
 """How the words of a breach begin where the kernel raised."""
-_CALLERS = ("assay.harness.localize.", "assay.harness.offline.", "assay.harness.readout.")
+_CALLERS = ("assay.harness.localize.", "assay.harness.checks.", "assay.harness.readout.")
 """Rooms whose functions call kernels; none of them is in a kernel."""
 _LIBRARIES = frozenset(("torch", "triton", "numpy", "contextlib", "functools"))
 """What decorates kernels, and what they call."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from assay.harness.bugs.bug import Bug
+from assay.harness.attention.bugs.bug import Bug
 from assay.harness.evidence.error_table import SUMS
 from assay.harness.localize.cells import deviation, row_deviation
 from assay.harness.localize.kernel_runs import CallResult

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
-from assay.harness.bugs.family import BY_ID
 from assay.harness.errors import AssayError
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.cells import deviation

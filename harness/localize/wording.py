@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.bugs.bug import Bug
+from assay.harness.attention.bugs.bug import Bug
 
 _ONCE = {
     "cached prefix > 0": "once a prefix is cached",

@@ -10,10 +10,10 @@ from itertools import product
 import numpy as np
 import torch
 
+from assay.harness.attention.bugs.bug import Bug, Change, Compute, changing
+from assay.harness.attention.bugs.family import BY_ID, FAMILY
+from assay.harness.attention.bugs.precision import denominator_rounded, inputs_rounded, scores_rounded, weights_rounded
 from assay.harness.attention.oracle import sequences
-from assay.harness.bugs.bug import Bug, Change, Compute, changing
-from assay.harness.bugs.family import BY_ID, FAMILY
-from assay.harness.bugs.precision import denominator_rounded, inputs_rounded, scores_rounded, weights_rounded
 from assay.harness.localize.reading import Flags, Numbers, softmax
 from assay.harness.readout.features import Ints
 from assay.harness.readout.formulas import DESCALES, TIMES, Formula, constant_formula

@@ -62,7 +62,7 @@ def test_a_bug_is_not_a_regression(monkeypatch: pytest.MonkeyPatch, call: Callab
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("assay.harness.run.prepare", broken)
+    monkeypatch.setattr("assay.harness.run.run.prepare", broken)
     assert call("run") == 3
 
 

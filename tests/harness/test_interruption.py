@@ -14,7 +14,7 @@ import pytest
 from assay.harness.cli import run as cli_run
 from assay.harness.config import RunSpec
 from assay.harness.interruption import like_ctrl_c
-from assay.harness.run import OpenRun, run
+from assay.harness.run.run import OpenRun, run
 from assay.reports import write as write_module
 
 CODE = """

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.compare.answer_conditions import ConditionRow
-from assay.harness.compare.answers import Tally
+from assay.harness.judge.answer_conditions import ConditionRow
+from assay.harness.judge.answers import Tally
 from assay.harness.judge.report import Metric
 from assay.reports import charts
 from assay.reports.svg import PALETTE

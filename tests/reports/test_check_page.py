@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.matrix import cases
-from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.checks.check import check
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.files import write_whole
-from assay.harness.offline.check import check
 from assay.reports import page as pages
 from assay.reports.check import check_document
 

@@ -8,16 +8,16 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import BY_ID
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
-from assay.harness.bugs.family import BY_ID
-from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.checks import kernel_matrix
+from assay.harness.checks.check import check as check_and_read
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.axes import Axis
-from assay.harness.offline import kernel_matrix
-from assay.harness.offline.check import check as check_and_read
 from assay.reports.check import MAX_REFUSALS, _cause, _covered, _indifferent, _not_covered, check_document, message, sentence
 from assay.reports.terminal import render
 
@@ -80,7 +80,7 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
 def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
     result = decoded(rounded_oracle)
     assert result.summary().startswith(
-        f"assay.harness.bugs.faults:rounded_oracle is correct on all {decode_calls()} calls; worst own error"
+        f"assay.harness.attention.bugs.faults:rounded_oracle is correct on all {decode_calls()} calls; worst own error"
     )
     assert "times its bound" in result.summary()
     said = " ".join(printed(result).split())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from assay.harness.bisect.commits.state import (
+from assay.harness.drivers.bisect.commits.state import (
     BisectResult,
     BisectSpec,
     BisectState,

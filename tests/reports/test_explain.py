@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from assay.harness.bugs.family import FAMILY
+from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.judge import layer_verdict
 from assay.harness.verdict import OPERATOR
 from assay.reports import junit, markdown, page, terminal

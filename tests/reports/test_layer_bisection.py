@@ -6,8 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from assay.harness.bisect.layer_search import RestoredLayer
-from assay.harness.bisect.layer_task import LayerBisection, ProbeRecord
+from assay.harness.drivers.bisect.layer_search import RestoredLayer
+from assay.harness.drivers.bisect.layer_task import LayerBisection, ProbeRecord
 from assay.harness.verdict import Finding
 from assay.reports.document import Document
 from assay.reports.layer_bisection import layers_document

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.loads import shapes_of
-from assay.harness.bench.bench_plan import timed_spec
 from assay.harness.config import make_spec
 from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.run.bench_plan import timed_spec
 from assay.harness.sides import ROLES, Role
 
 SHAPES = ("short", "shared", "chunked")

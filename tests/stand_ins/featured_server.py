@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from assay.harness.engines.base import ChatRequest
+from assay.harness.engines.inside.control import Control, read_setting
 from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
 from assay.harness.engines.sglang.forcing import PREFIX
 from assay.harness.engines.sglang.server import SGLangServer
@@ -25,7 +26,6 @@ from assay.harness.evidence.fingerprint import Fingerprint, Resolved
 from assay.harness.evidence.nonce import RUN
 from assay.harness.evidence.records import Token
 from assay.harness.evidence.trace import TraceHeader, write_pass
-from assay.harness.server.control import Control, read_setting
 from assay.harness.sides import flag_values
 
 VOCABULARY = 97

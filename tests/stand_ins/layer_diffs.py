@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.harness.compare.logits import LogitsRow
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_table import DISTANCE, SUMS, ErrorTable, Floats, RoleErrors
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader, WorstCase
 from assay.harness.judge.error_grids import depth_rows, layers_result
+from assay.harness.judge.logits import LogitsRow
 from assay.harness.judge.report import LayersResult
 
 Sum = Callable[[int, int, str, str, str, str], float | None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.harness.compare.answers import Pair
 from assay.harness.evidence.records import Answer, Item
+from assay.harness.judge.answers import Pair
 from assay.harness.sides import Role
 
 

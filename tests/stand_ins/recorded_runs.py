@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
-from assay.harness.baselines import _make, attach_baselines
-from assay.harness.bugs.faults import fault, rounded_oracle
-from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.run_folder import open_folder
+from assay.harness.checks.replay import replay_recorded
 from assay.harness.config import make_spec
+from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import EngineError
 from assay.harness.evidence.baseline import write_baseline
 from assay.harness.evidence.bench_folder import bench_folder
@@ -39,8 +38,9 @@ from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW
 from assay.harness.evidence.shadow_errors import write_shadow_errors
-from assay.harness.offline.replay import replay_recorded
-from assay.harness.server.pack_writer import PackWriter
+from assay.harness.judge.baselines import _make, attach_baselines
+from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.run_folder import open_folder
 from assay.harness.sides import ROLES, Role
 
 _REFUSED = (CaseWhy(case="extend-1", why="too long"),)

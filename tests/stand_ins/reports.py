@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions
-from assay.harness.compare.answer_lengths import AnswerLengths
 from assay.harness.conditions import condition_id
+from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
 from assay.harness.judge.report import (

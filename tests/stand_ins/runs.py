@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax
 
-from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.run_folder import open_folder
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.config import RunSpec
 from assay.harness.evidence import jsonl
@@ -32,6 +30,8 @@ from assay.harness.evidence.logit_files import (
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item, Token
 from assay.harness.files import write_whole
+from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.run_folder import open_folder
 from assay.harness.sides import ROLES, Role
 
 LAYERS, COLD, PROMPT_TOKENS, CACHED_TOKENS = 4, 16, 100, 54

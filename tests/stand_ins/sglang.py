@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import CallSpec
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.engines.inside.attachment import Attachment
+from assay.harness.engines.inside.candidates import Candidate
+from assay.harness.engines.inside.faults import Faults, FaultyCandidate
+from assay.harness.engines.inside.shadow import Shadow
+from assay.harness.engines.inside.substitution import Substitution
+from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.sglang.attach import _observe
 from assay.harness.engines.sglang.graph_passes import Replays
 from assay.harness.engines.sglang.kv_pool import Pages
 from assay.harness.evidence.faults import SENSITIVITY
-from assay.harness.server.attachment import Attachment
-from assay.harness.server.candidates import Candidate
-from assay.harness.server.faults import Faults, FaultyCandidate
-from assay.harness.server.shadow import Shadow
-from assay.harness.server.substitution import Substitution
-from assay.harness.server.tracer import Tracer
 
 HEADS, KV_HEADS, DIM, LAYERS, SLOTS = 4, 2, 8, 3, 256
 

@@ -13,6 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.harness.engines.inside.attachment import Attachment, ControlReader
+from assay.harness.engines.inside.envelope_tally import EnvelopeTally
+from assay.harness.engines.inside.faults import Faults, FaultyCandidate
+from assay.harness.engines.inside.graph_counts import capturing
+from assay.harness.engines.inside.observed_call import Phase
+from assay.harness.engines.inside.pack_writer import PackWriter
+from assay.harness.engines.inside.shadow import Shadow
+from assay.harness.engines.inside.substitution import Substitution
+from assay.harness.engines.inside.tracer import Tracer
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, graphs_of, observe_graphs, served_batch
@@ -24,15 +33,6 @@ from assay.harness.evidence.layer_diff_record import PACK_FOLDER
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
-from assay.harness.server.attachment import Attachment, ControlReader
-from assay.harness.server.envelope_tally import EnvelopeTally
-from assay.harness.server.faults import Faults, FaultyCandidate
-from assay.harness.server.graph_counts import capturing
-from assay.harness.server.observed_call import Phase
-from assay.harness.server.pack_writer import PackWriter
-from assay.harness.server.shadow import Shadow
-from assay.harness.server.substitution import Substitution
-from assay.harness.server.tracer import Tracer
 
 _BY_TOKEN = ("q_rope", "k_rope")
 """Arguments of a backend, beside q, k and v, that have a row per token."""

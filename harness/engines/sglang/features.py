@@ -39,7 +39,7 @@ class Feature:
         backend: attention backend in place of the base's; empty for the same.
         resolved: arguments as the server resolves them where it is on.
         declares: what else it may change of what a server serves, as ``assay fingerprint diff --allow`` names it.
-        seen: id of what shows that it was on, beyond its arguments (`assay.harness.invariance.proof`).
+        seen: id of what shows that it was on, beyond its arguments (`assay.harness.run.invariance.proof`).
         cost: what it is declared to change.
         requires: features without which it does nothing.
         excludes: features that cannot be on beside it.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.engines.inside.attachment import ControlReader
 from assay.harness.engines.sglang import arguments
 from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Tokens, Weight
@@ -28,7 +29,6 @@ from assay.harness.fingerprint.facts import device_facts, variables, versions
 from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
 from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
-from assay.harness.server.attachment import ControlReader
 from assay.harness.text import one_line, ranges
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")

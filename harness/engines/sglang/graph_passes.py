@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.server.control import Control
+from assay.harness.engines.inside.control import Control
 
 _RUNNERS = "sglang.srt.model_executor.runner"
 RUNNERS = (

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.harness.backend import Backend
+from assay.harness.engines.inside.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.errors import UsageError
-from assay.harness.server.control import DELEGATE, EVIDENCE, KERNEL
 from assay.harness.sides import Device, Role, flag_values, hide, hide_flags
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -61,7 +61,7 @@ class Launch:
         common: flags that both servers get because one of the backends forces them (`assay.harness.engines.sglang.common`).
         cpu_core: the core that a CPU server computes on; None leaves the choice to SGLang (or SGLANG_CPU_OMP_THREADS_BIND).
         eager: no CUDA graphs. Must be the same for both servers, and True if either backend cannot be captured.
-        extra: further environment variables: the side's, and ASSAY_SHADOW, ... (see `assay.harness.server.control`).
+        extra: further environment variables: the side's, and ASSAY_SHADOW, ... (see `assay.harness.engines.inside.control`).
         interpreter: Python that starts the server; empty for the one that runs assay.
     """
 

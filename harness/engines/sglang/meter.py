@@ -13,12 +13,12 @@ import torch
 
 from assay.harness.attention.kernels import Declaration
 from assay.harness.conditions import has_cached_prefix
+from assay.harness.engines.inside.graph_counts import capturing
+from assay.harness.engines.inside.kernel_tracer import kernel_tracer
+from assay.harness.engines.inside.meter import Meter, admissions, replays
 from assay.harness.engines.sglang.graph_passes import observe_graphs, served_batch
 from assay.harness.engines.sglang.layer_numbers import layer_number
 from assay.harness.evidence.counters import CounterRow
-from assay.harness.server.graph_counts import capturing
-from assay.harness.server.kernel_tracer import kernel_tracer
-from assay.harness.server.meter import Meter, admissions, replays
 
 
 def meter(backend: Any, name: str, folder: Path, device: str) -> Any:

@@ -10,10 +10,10 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import KernelRefused
 from assay.harness.backend import Backend
 from assay.harness.conditions import PHASES
+from assay.harness.engines.inside.candidates import Candidate, KernelCandidate, LazyCandidate
+from assay.harness.engines.inside.observed_call import ObservedCall
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.served_kernel import unmetered
-from assay.harness.server.candidates import Candidate, KernelCandidate, LazyCandidate
-from assay.harness.server.observed_call import ObservedCall
 
 
 class _BackendCandidate:

@@ -17,8 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.attention import kernels
+from assay.harness.engines.inside.control import (
+    API_KEY,
+    DELEGATE,
+    EVIDENCE,
+    FAULTS,
+    KERNEL,
+    MODEL_HASH,
+    RECORD,
+    SHADOW,
+    TRACE,
+)
 from assay.harness.engines.sglang import forcing, scheduler_faults
-from assay.harness.server.control import API_KEY, DELEGATE, EVIDENCE, FAULTS, KERNEL, MODEL_HASH, RECORD, SHADOW, TRACE
 
 
 def register() -> None:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
 from assay.harness.fingerprint.in_interpreter import written_ids
 from assay.harness.fingerprint.ranks import joined
-from assay.harness.server.control import Control, set_control
 from assay.harness.text import one_line
 
 _WAIT_S = 60.0

@@ -16,6 +16,7 @@ from typing import Any
 
 from assay.harness.engines.base import ChatRequest, Engine, Scorer, never
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
+from assay.harness.engines.inside.control import API_KEY
 from assay.harness.engines.process import ServerProcess, Trouble
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.common import agree
@@ -25,7 +26,6 @@ from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings, engine_label
 from assay.harness.evidence.records import Answer
-from assay.harness.server.control import API_KEY
 from assay.harness.text import one_line
 
 _PORT_ATTEMPTS = 3

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from assay.harness.compare.answer_ends import AnswerEnd
-from assay.harness.compare.answer_lengths import AnswerLengths, compare_lengths
-from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import (
     AnswerFlip,
@@ -24,7 +21,10 @@ from assay.harness.ingest.results.decision import decide_pairs
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ReadResults, ResultSet
 from assay.harness.ingest.source_file import SourceFile
+from assay.harness.judge.answer_ends import AnswerEnd
 from assay.harness.judge.answer_length_check import beyond_words, check_ends, check_lengths
+from assay.harness.judge.answer_lengths import AnswerLengths, compare_lengths
+from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.judge.report import Report
 from assay.harness.text import one_line
 from assay.harness.verdict import WORST_FIRST, Check, Requirement, Verdict, cause_of

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from assay.harness.compare.paired_accuracy import Rule, Scores, accuracy
 from assay.harness.ingest.comparison import ComparedTask
 from assay.harness.ingest.results.pairing import ItemPair, guessing
+from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy
 from assay.harness.judge.suite_decisions import accuracy_sentence
 
 

@@ -17,7 +17,7 @@ from assay.harness.attention.matrix_features import _stored
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.offline.check import assert_correct
+from assay.harness.checks.check import assert_correct
 
 CALL = call_of([(60, 76), (1, 33), (10, 119)], (4, 2), 64, torch.float16, "cpu")
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.published import native_backend
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.checks.check import assert_correct, check
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.kernel_runs import compute, run_once
 from assay.harness.localize.staged import diagnose_kernel
-from assay.harness.offline.check import assert_correct, check
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 

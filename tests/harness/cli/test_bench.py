@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import typer
 
-from assay.harness import run
-from assay.harness.bench.bench_plan import plan_bench, timed_spec
-from assay.harness.collect.plan import prepare
 from assay.harness.config import BENCH_FLAGS, RunSpec, make_spec
 from assay.harness.judge.latency_result import LatencyResult
+from assay.harness.run import run
+from assay.harness.run.bench_plan import plan_bench, timed_spec
+from assay.harness.run.plan import prepare
 
 COMMAND = ("bench",)
 """What `call` begins with."""

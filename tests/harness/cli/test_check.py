@@ -14,7 +14,7 @@ COMMAND = ("check",)
 """What `call` begins with."""
 KERNELS = """
 from assay.harness.attention.call import KernelRefused
-from assay.harness.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 
 _top_left = fault("mask-top-left")
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.server.pack_writer import PackWriter
 
 KERNELS = """
 import ctypes, os, sys
 from assay import declares
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.attention.bugs.faults import rounded_oracle
 
 def exits(call):
     os._exit(0)

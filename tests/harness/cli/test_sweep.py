@@ -20,9 +20,9 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import load_command
 from assay.harness.cli.sweep import _options_of
+from assay.harness.drivers.sweep.spec import COMMANDS
+from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.server.pack_writer import PackWriter
-from assay.harness.sweep.spec import COMMANDS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KERNELS = """\

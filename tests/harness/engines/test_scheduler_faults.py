@@ -19,7 +19,7 @@ from assay.harness.engines.sglang.scheduler_faults import (
     StaleLength,
     SwappedRows,
 )
-from assay.harness.invariance.arms import clashes, closed
+from assay.harness.judge.invariance_arms import clashes, closed
 
 ROWS = torch.arange(10, 22)
 

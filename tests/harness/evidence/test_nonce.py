@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder
 from assay.harness.evidence.error_table import joined
@@ -19,7 +20,6 @@ from assay.harness.evidence.logit_files import CACHE_STATES, Logits, LogitsHeade
 from assay.harness.evidence.pack import Source
 from assay.harness.evidence.shadow_errors import ShadowHeader, write_shadow_errors
 from assay.harness.evidence.trace import TraceHeader, read_trace, write_pass
-from assay.harness.server.pack_writer import PackWriter
 
 OURS, THEIRS = "ours", "theirs"
 

@@ -13,9 +13,9 @@ import torch
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.engines.inside.pack_writer import RESERVOIR, PackWriter
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import CallMetadata, PackEntry, Source, hash_pack, rank_folder, read_manifest, read_pack
-from assay.harness.server.pack_writer import RESERVOIR, PackWriter
 
 SOURCE = Source(engine="SGLang 0 on cpu", model="tiny", model_hash="abc", reference="torch_native", candidate="mine")
 BUDGET = 2**28

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.harness.collect.plan import Plan, prepare
-from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import MATRIX, KernelResult
 from assay.harness.judge.build import build
+from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.run_folder import open_folder
 
 Tamper = Callable[[RunFolder], None]
 

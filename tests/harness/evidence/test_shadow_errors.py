@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.harness.engines.inside.write_request import is_written, latest_write_request, request_write, write_now
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.error_table import ErrorTable, relative_l1
 from assay.harness.evidence.shadow_errors import ShadowHeader, WorstCase, read_shadow_errors, write_shadow_errors
-from assay.harness.server.write_request import is_written, latest_write_request, request_write, write_now
 
 HEADER = ShadowHeader(reference="r", candidate="c", phases=("extend",))
 

@@ -10,13 +10,13 @@ from types import ModuleType
 import pytest
 
 from assay.evals.questions import LETTERS
-from assay.harness.collect.plan import Plan, prepare
 from assay.harness.config import RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Item
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report, SuiteResult
+from assay.harness.run.plan import Plan, prepare
 from assay.harness.sides import ROLES, Role
 
 Letter = Callable[[int, Item], str | None]

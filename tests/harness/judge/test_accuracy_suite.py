@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.harness.collect.plan import prepare
-from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.judge.accuracy_suite import _check_all_answered, accuracy_tested
 from assay.harness.judge.evidence import RunEvidence
+from assay.harness.run.plan import prepare
+from assay.harness.run.run_folder import open_folder
 
 
 def test_all_answered() -> None:

@@ -11,11 +11,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from assay.harness.collect.plan import Plan, prepare
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.build import build
+from assay.harness.run.plan import Plan, prepare
 from assay.harness.sides import Role
 from assay.harness.verdict import Check
 

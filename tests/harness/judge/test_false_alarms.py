@@ -7,7 +7,7 @@ from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
 
-from assay.harness.compare.noise_limits import MAX_SWING
+from assay.harness.judge.noise_limits import MAX_SWING
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.errors import EvidenceError, ExitCode
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder
-from assay.harness.invariance.outcome import bounds
 from assay.harness.judge import invariance
 from assay.harness.judge.invariance import judge_invariance
+from assay.harness.judge.invariance_outcome import bounds
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.reports.invariance import invariance_document
 from assay.reports.junit import to_junit

@@ -6,9 +6,9 @@ from types import ModuleType
 import pytest
 
 from assay.evals.invariance_load import probe_load
-from assay.harness.compare.probe_scores import Bound, Measure
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
 from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
+from assay.harness.judge.probe_scores import Bound, Measure
 
 
 @pytest.fixture

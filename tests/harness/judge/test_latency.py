@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.harness.compare.blocks import METRICS
 from assay.harness.errors import EvidenceError
+from assay.harness.judge.blocks import METRICS
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.reports.bench_report import bench_document

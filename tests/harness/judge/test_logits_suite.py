@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from assay.harness.compare.noise_limits import kl_limit
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.build import build
 from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, _compare_logits, judge_logits
+from assay.harness.judge.noise_limits import kl_limit
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from assay.harness.collect.plan import prepare
-from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.evidence.kernel_result import MATRIX, CaseWhy, KernelResult
 from assay.harness.judge.build import build
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.op_matrix import claim
+from assay.harness.run.plan import prepare
+from assay.harness.run.run_folder import open_folder
 from assay.harness.verdict import Check, Finding
 
 SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn", suites=("layers",))

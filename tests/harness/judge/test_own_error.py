@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from assay.harness.collect.plan import prepare
-from assay.harness.collect.run_folder import open_folder
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import CAUSE, KernelResult
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.own_error import claim
 from assay.harness.judge.report import LayersResult, SuiteResult
+from assay.harness.run.plan import prepare
+from assay.harness.run.run_folder import open_folder
 from assay.harness.verdict import Finding
 
 CANDIDATE = "assay.harness.attention.sdpa:torch_sdpa"

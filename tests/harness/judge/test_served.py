@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from assay.evals.envelope_load import LoadRequest, envelope_load
-from assay.harness.compare.answers import Pair
 from assay.harness.config import make_spec
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
 from assay.harness.evidence.records import Answer, Token
+from assay.harness.judge.answers import Pair
 from assay.harness.judge.envelope import claim
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_suite import compare_envelope, with_envelope

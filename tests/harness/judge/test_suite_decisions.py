@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.compare.answers import Pair
-from assay.harness.compare.paired_accuracy import Accuracy, Rule, accuracy_of
+from assay.harness.judge.answers import Pair
+from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of
 from assay.harness.judge.suite_decisions import accuracy_sentence, decide_share
 
 MARGIN, ALPHA = 0.05, 0.05

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
@@ -17,7 +18,6 @@ from assay.harness.attention.noise import FAMILIES, NoiseFamily, family
 from assay.harness.attention.oracle import oracle, requests, scores, sequences
 from assay.harness.attention.sage import sage_attn
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize import bounds
 from assay.harness.localize.bounds import CallNoise, bound_of, simulate
 from assay.harness.localize.cells import CallCells, cells_of, deviation

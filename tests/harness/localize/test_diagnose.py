@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.bug import LEAK
+from assay.harness.attention.bugs.family import BY_ID
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
@@ -15,9 +18,6 @@ from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.bug import LEAK
-from assay.harness.bugs.family import BY_ID
-from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, causes
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat

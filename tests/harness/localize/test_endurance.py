@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.localize.endurance import endure
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import run_once

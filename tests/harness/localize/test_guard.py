@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.checks.check import check
 from assay.harness.errors import AssayError
 from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded
 from assay.harness.localize.kernel_runs import compute
-from assay.harness.offline.check import check
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 

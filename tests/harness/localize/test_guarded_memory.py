@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.checks.check import check
+from assay.harness.checks.kernel_matrix import matrix_of
 from assay.harness.localize.guarded_memory import GuardedKernel, _guards_of, over_reads
 from assay.harness.localize.kernel_runs import run_once
-from assay.harness.offline.check import check
-from assay.harness.offline.kernel_matrix import matrix_of
 
 CALL = call_of([(5, 3), (4, 20)], (4, 2), 64, torch.float16, "cpu", seed=3)
 

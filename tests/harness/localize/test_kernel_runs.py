@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import FAMILY
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
@@ -11,8 +13,6 @@ from assay.harness.attention.noise import family
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.bugs.family import FAMILY
-from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize import bounds
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose

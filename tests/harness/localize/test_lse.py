@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.bug import Bug
+from assay.harness.attention.bugs.faults import rounded_oracle
+from assay.harness.attention.bugs.lse import BUGS
 from assay.harness.attention.call import AttentionCall, Kernel, Mask, Outputs
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
@@ -16,16 +19,13 @@ from assay.harness.attention.matrix import cases
 from assay.harness.attention.noise import FAMILIES, NoiseFamily
 from assay.harness.attention.oracle import log_sum_exp, requests, scores
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.bug import Bug
-from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.bugs.lse import BUGS
+from assay.harness.checks.check import assert_correct, check
 from assay.harness.errors import AssayError
 from assay.harness.localize.bounds import bounds_of_queries
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import Guard, run_guarded
 from assay.harness.localize.kernel_runs import run_once
 from assay.harness.localize.lse import LSE_WRONG, lse_errors
-from assay.harness.offline.check import assert_correct, check
 
 LENS = [[(40, 30), (1, 9)], [(1, 200), (1, 3)], [(7, 0)]]
 CALLS = [

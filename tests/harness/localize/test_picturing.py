@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.family import BY_ID
 from assay.harness.localize.picturing import hides, picture_of, unread_picture
 from assay.harness.localize.reading import WeightReading, read
 from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
+from assay.harness.attention.bugs.precision import FP16_MAX
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
-from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.bugs.precision import FP16_MAX
 from assay.harness.localize.reading import Numbers, WeightReading, read, right_weights, row_errors, scores_of, visible
 from assay.harness.readout.probing import CallPlan
 

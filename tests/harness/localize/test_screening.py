@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import BY_ID, FAMILY
+from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.family import BY_ID, FAMILY
-from assay.harness.bugs.faults import fault
 from assay.harness.localize.cells import deviation
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.screening import Comparisons

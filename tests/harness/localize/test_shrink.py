@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import BY_ID
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.family import BY_ID
-from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
@@ -23,7 +23,7 @@ from assay.harness.localize.shrink import exceeds_bounds_of, reproduction, shrin
 from assay.harness.verdict import Finding
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
-ORACLE = "assay.harness.bugs.faults:rounded_oracle"
+ORACLE = "assay.harness.attention.bugs.faults:rounded_oracle"
 TOP_LEFT = BY_ID["mask-top-left"].title
 
 
@@ -71,7 +71,7 @@ def run_test(source: str) -> None:
 
 
 MODULE = """
-from assay.harness.bugs.faults import fault
+from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.noise import FAMILIES
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import run_and_repeat

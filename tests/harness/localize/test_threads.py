@@ -7,15 +7,15 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import fault
+from assay.harness.checks.check import check
+from assay.harness.checks.kernel_matrix import matrix_of
+from assay.harness.checks.observed import Reader
 from assay.harness.localize import kernel_runs
 from assay.harness.localize.threads import few_threads
-from assay.harness.offline.check import check
-from assay.harness.offline.kernel_matrix import matrix_of
-from assay.harness.offline.observed import Reader
 
 SMALL = [call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.bugs.bug import Bug
-from assay.harness.bugs.family import BY_ID, FAMILY
+from assay.harness.attention.bugs.bug import Bug
+from assay.harness.attention.bugs.family import BY_ID, FAMILY
 from assay.harness.localize import wording
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from assay.harness.attention.bugs.catalogue import CATALOGUE, public_reports
+from assay.harness.attention.bugs.family import BY_ID, FAMILY
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall
-from assay.harness.bugs.catalogue import CATALOGUE, public_reports
-from assay.harness.bugs.family import BY_ID, FAMILY
-from assay.harness.bugs.faults import fault, rounded_oracle
-from assay.harness.bugs.seeded import SeededFault
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.wording import does

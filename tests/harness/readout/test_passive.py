@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import fault, rounded_oracle
 from assay.harness.readout.named import _name_of, said
 from assay.harness.readout.passive import read_recorded, recorded
 from assay.harness.readout.readout import ReadOut

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import oracle
-from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.readout.probing import CallPlan, Prober, budget_clock
 
 EXTEND, DECODE = CallPlan(((3, 4), (2, 0))), CallPlan(((1, 4), (1, 9)), layer=2)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
+from assay.harness.attention.bugs.quantisation import _int8
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
-from assay.harness.bugs.quantisation import _int8
 from assay.harness.readout import probing
 from assay.harness.readout.finding import Finder, _exactness
 from assay.harness.readout.probing import REFUSED, CallPlan, Prober

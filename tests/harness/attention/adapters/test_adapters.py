@@ -17,6 +17,7 @@ from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.adapters.table import ADAPTERS
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
 from assay.harness.attention.forms import feature_of, unknown
 from assay.harness.attention.matrix import Case, cases
@@ -26,14 +27,13 @@ from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.source import source_hashes
 from assay.harness.backend import Backend
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.checks.check import check
+from assay.harness.checks.kernel_matrix import named
+from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import measure, run_once
-from assay.harness.offline.check import check
-from assay.harness.offline.kernel_matrix import named
-from assay.harness.server.pack_writer import PackWriter
 
 SDPA = "torch.nn.functional:scaled_dot_product_attention"
 OF_FLASH_ATTN = ("window", "softcap", "lse", "padding", "not_causal")

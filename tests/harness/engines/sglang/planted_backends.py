@@ -17,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import kernels
 from assay.harness.attention.kernels import Declaration
-from assay.harness.offline.check import check
-from assay.harness.offline.kernel_matrix import matrix_of
+from assay.harness.checks.check import check
+from assay.harness.checks.kernel_matrix import matrix_of
 
 kernels.load("sglang:torch_native@16")  # sets SGLang up, before it is imported here
 

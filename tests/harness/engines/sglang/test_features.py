@@ -13,7 +13,7 @@ import pytest
 from assay.evals.invariance_load import probe_load
 from assay.harness.engines.sglang import forcing, scheduler_faults
 from assay.harness.engines.sglang.features import features_of
-from assay.harness.invariance.arms import clashes, closed
+from assay.harness.judge.invariance_arms import clashes, closed
 
 FEATURES = features_of("cuda")
 _HOOKED = re.compile(r"\"(sglang\.[\w.]+)\"")

@@ -14,11 +14,11 @@ import torch
 
 pytest.importorskip("sglang")
 
+from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe, resolved_arguments
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.evidence.fingerprint import OF_PROCESS, RopeTable
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, as_read
-from assay.harness.server.control import Control, set_control
 from tests.harness.fingerprint.models import write_model
 
 

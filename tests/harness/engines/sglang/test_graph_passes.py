@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.bugs.faults import rounded_oracle as right
+from assay.harness.attention.bugs.faults import rounded_oracle as right
+from assay.harness.engines.inside.candidates import KernelCandidate
+from assay.harness.engines.inside.control import Control, set_control
+from assay.harness.engines.inside.envelope_tally import EnvelopeTally
+from assay.harness.engines.inside.meter import replays
+from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.sglang import attach as attaching
 from assay.harness.engines.sglang import graph_passes
 from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, _watch_runner, graphs_of, observe_graphs, served_batch
 from assay.harness.evidence.counters import REPLAYS, read_counters
 from assay.harness.evidence.envelope import EngineLimits, read_envelope
 from assay.harness.evidence.shadow_errors import read_shadow_errors
-from assay.harness.server.candidates import KernelCandidate
-from assay.harness.server.control import Control, set_control
-from assay.harness.server.envelope_tally import EnvelopeTally
-from assay.harness.server.meter import replays
-from assay.harness.server.shadow import Shadow
 
 
 @pytest.fixture(autouse=True)

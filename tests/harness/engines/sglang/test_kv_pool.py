@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.engines.inside.truth_sums import check_stored
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, spec_of
-from assay.harness.server.truth_sums import check_stored
 
 HEADS, KV_HEADS, DIM, SLOTS, LATENT, ROPE = 4, 2, 8, 64, 16, 4
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from assay.harness.attention import kernels
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.bugs.faults import rounded_oracle
+from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.native_kernel import NativeKernel
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CallMetadata, Source
-from assay.harness.server.pack_writer import PackWriter
 
 
 def a_call(lens: tuple[int, int] = (3, 5)) -> AttentionCall:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import KernelRefused
-from assay.harness.bugs.faults import rounded_oracle
 from assay.harness.engines.sglang.served_kernel import serve_kernel
 
 

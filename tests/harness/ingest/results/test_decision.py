@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.compare.paired_accuracy import Rule
 from assay.harness.ingest.results.decision import decide_pairs
 from assay.harness.ingest.results.pairing import ItemPair
 from assay.harness.ingest.results.result_set import ResultItem
+from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.stats.paired_margin import p_not_above, p_not_below
 
 RULE = Rule(margin=0.02, alpha=0.05, regression_alpha=0.05, loss_suffices=True)

@@ -1,0 +1,86 @@
+"""Bugs of masks: misaligned, missing, or narrowed to a window; and the faults that are seeded of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from assay.harness.attention.bugs.bug import Bug, changing, code, keys_of
+from assay.harness.attention.bugs.seeded import Where, of_bug
+from assay.harness.attention.oracle import Request
+
+MASKED = """\
+def attend(q, k, v, scale):
+    new, keys = q.shape[1], k.shape[1]
+    seen = torch.ones(new, keys, dtype=torch.bool)@
+    scores = scale * q @@ k.transpose(1, 2)
+    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @@ v
+"""
+RIGHT_MASK = ".tril(keys - new)"
+
+
+def _distance(request: Request) -> Tensor:
+    """Compute the distance from each key forward to each query, in tokens, [len_q, len_k]."""
+    queries = torch.arange(request.len_q, device=request.q.device) + request.prefix
+    return queries[:, None] - keys_of(request)[None, :]
+
+
+def _diagonal(by: int, r: Request) -> Request | None:
+    """Shift the causal mask `by` keys to the right."""
+    if not r.mask.causal or (by > 0 and r.len_q == 1):
+        return None
+    return replace(r, visible=torch.ones_like(r.visible).tril(r.prefix + by))
+
+
+def _window(size: int, r: Request) -> Request | None:
+    """Let each query see its last `size` keys only."""
+    return replace(r, visible=r.visible & (_distance(r) < size)) if r.len_k > size else None
+
+
+BUGS = (
+    Bug("mask-top-left", "causal mask top-left", "query i of the new tokens sees keys 0 to i of the whole sequence",
+        "applies a top-left causal mask", "mask",
+        changing(lambda r: replace(r, visible=torch.ones_like(r.visible).tril()) if r.mask.causal and r.prefix else None),
+        code(MASKED, ".tril()", RIGHT_MASK),
+        reports=("thu-ml/SageAttention#131", "thu-ml/SageAttention!372", "Dao-AILab/flash-attention!436",
+        "ROCm/rocm-libraries#10999",
+        "NVIDIA/TensorRT-LLM#18174"),
+        measured="SageAttention 1.0.6 has it, as kernel sage_attn_as_shipped: accuracy 0.145 where the reference has 1.000, "
+        "438 of 512 questions lost (docs/compare.md)."),
+    Bug("mask-one-key-too-many", "mask one key too many", "each query also sees the key after its own",
+        "lets each query see the key after its own", "mask", changing(partial(_diagonal, 1)),
+        code(MASKED, ".tril(keys - new + 1)", RIGHT_MASK)),
+    Bug("mask-one-key-too-few", "mask one key too few", "no query sees its own key", "hides its own key from each query", "mask",
+        changing(partial(_diagonal, -1)), code(MASKED, ".tril(keys - new - 1)", RIGHT_MASK)),
+    Bug("mask-missing", "no mask", "each query sees every key, later ones too", "applies no causal mask", "mask",
+        changing(lambda r: replace(r, visible=torch.ones_like(r.visible)) if r.mask.causal and r.len_q > 1 else None),
+        code(MASKED, "", RIGHT_MASK)),
+    *(Bug(f"sliding-window-{n}", f"sliding window of {n}", f"each query sees its last {n} keys only",
+          f"sees only the last {n} keys", "sliding-window", changing(partial(_window, n)),
+          code(MASKED, f"{RIGHT_MASK}.triu(keys - new - {n - 1})", RIGHT_MASK), reports=reports)
+      for n, reports in (
+          (16, ()), (32, ()), (64, ()), (128, ("Dao-AILab/flash-attention#1366",)), (256, ()),
+          (512, ("sgl-project/sglang#31501",)), (1024, ()), (2048, ("huggingface/transformers#39408",)), (4096, ()))),
+)  # fmt: skip
+_of = partial(of_bug, BUGS)
+FAULTS = (
+    _of("mask-top-left"),
+    _of("mask-top-left", "pytorch/pytorch#108108", "jax-ml/jax#24491", suffix="-layer-2", where=Where(layers=(2,)),
+        only="in layer 2"),
+    _of("mask-top-left", "thu-ml/SageAttention#26", suffix="-head-3", where=Where(heads=(3,)), only="in head 3"),
+    _of("mask-top-left", suffix="-long-prefix", where=Where(prefix=(64, None)), only="behind 64 cached tokens or more"),
+    _of("mask-top-left", suffix="-share", where=Where(share=0.1, seed=1), only="in a tenth of the calls"),
+    _of("mask-one-key-too-many"),
+    _of("mask-one-key-too-few"),
+    _of("mask-missing"),
+    _of("mask-missing", suffix="-batch", where=Where(batch=(2, None)), only="in batches"),
+)  # fmt: skip
+WINDOWS = (
+    _of("sliding-window-16", suffix="-decode", where=Where(phase="decode"), only="in decode"),
+    _of("sliding-window-128"),
+    _of("sliding-window-512"),
+    _of("sliding-window-2048"),
+)  # fmt: skip

@@ -1,0 +1,361 @@
+"""Checking a kernel on the op-level matrix: under which conditions it is wrong, and the name of the bug. No server, no model.
+
+`assay check`, the pytest plugin and a kernel repository's own tests run this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Unpack
+
+from assay.harness.attention import kernels
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.kernels import exits_raised
+from assay.harness.attention.matrix import Case, Size
+from assay.harness.attention.matrix_data import excluded
+from assay.harness.attention.noise import family
+from assay.harness.checks.check_findings import MatrixRun, conditions_of, not_endured, outside_first
+from assay.harness.checks.coverage import coverage_of
+from assay.harness.checks.early import clearly_wrong, in_order
+from assay.harness.checks.kernel_matrix import (
+    MatrixOptions,
+    check_names,
+    command_of,
+    declared_with,
+    declined,
+    matrix_of,
+    named,
+)
+from assay.harness.checks.watcher import count_runs, watched
+from assay.harness.errors import AssayError, UsageError
+from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
+from assay.harness.localize import axes
+from assay.harness.localize.cells import same_values
+from assay.harness.localize.diagnose import describe, diagnose
+from assay.harness.localize.endurance import endure
+from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
+from assay.harness.localize.guarded_memory import GuardedKernel
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
+from assay.harness.localize.lse import LSE_FINDINGS
+from assay.harness.localize.smallest import smallest_call
+from assay.harness.localize.threads import few_threads
+from assay.harness.text import percent
+from assay.harness.verdict import Finding, serious
+from assay.worker import Journal
+
+if TYPE_CHECKING:  # importing what reads a wrong kernel takes a third of a second, which a right one does not need
+    from assay.harness.checks.observed import Reader, ReadOut
+
+CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
+"""How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
+`_ENDURANCE_S` seconds."""
+_ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
+_ASSERTED_S = 10.0
+"""Most seconds in which a kernel is read that fails an assertion on one call."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A kernel, and the calls on which it is checked.
+
+    Attributes:
+        name: the kernel's.
+        path: what a command or a test imports it by; empty if nothing can.
+        kernel: the kernel.
+        declared: its declaration, with the noise that is allowed.
+        asked: phases that were asked for.
+        made: the cases that its declaration does not exclude, with their calls.
+        excluded: those that it does, and by what.
+        whole: whether all calls are made, also those of a kernel that is clearly wrong.
+        runs: how often the kernel runs in all.
+        again: a command that repeats the check.
+    """
+
+    name: str
+    path: str
+    kernel: Kernel
+    declared: kernels.Declaration
+    asked: tuple[str, ...]
+    made: Sequence[tuple[Case, AttentionCall]]
+    excluded: tuple[tuple[Case, str], ...]
+    whole: bool
+    runs: int
+    again: str
+
+    @property
+    def calls(self) -> list[AttentionCall]:
+        """The calls of the cases."""
+        return [call for _, call in self.made]
+
+
+def check(
+    kernel: str | Kernel,
+    *,
+    noise: str | None = None,
+    case: str | None = None,
+    cases: Sequence[Case] | None = None,
+    again: str = "",
+    repeats: int = MAX_REPEATED,
+    calls: int | None = None,
+    read_out: float | Reader | None = None,
+    journal: Journal | None = None,
+    **options: Unpack[MatrixOptions],
+) -> KernelResult:
+    """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
+
+    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them states it.
+
+    Args:
+        kernel: a published name, ``module:function``, or the kernel itself.
+        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
+        case: run only cases whose name contains this; None for all.
+        cases: run these instead of the matrix.
+        again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
+            given.
+        repeats: most calls that are repeated, to see whether the kernel is deterministic.
+        calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
+            2,000 with the full matrix, and for none but the matrix where `case` or `cases` are given.
+        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 30 s.
+        journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
+        options: `phases`, `dtypes`, `size`, `device`, `head_dims`, `like` and `seed` of the matrix; see `MatrixOptions`.
+
+    Raises:
+        TypeError: no such option.
+        UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
+            installed.
+    """
+    start = time.monotonic()
+    check_names(options)
+    task = _task(kernel, options, noise, case, cases, again, calls)
+    journal = journal or Journal()
+    if journal.kept:
+        task = replace(task, kernel=watched(task.kernel, journal))
+    journal.write("asked", kernel=task.name, cases=len(task.made), again=task.again)
+    with few_threads(task.calls):
+        examined = _examined(task, repeats, journal)
+        findings = examined.findings()
+        runs = examined.guard.runs
+        if not serious(findings):
+            runs, late = _endured(task, examined, _ENDURANCE_S[options.get("size", "small")])
+            findings += late
+        result = _result(task, examined, findings, runs, options)
+
+    def stands(read: ReadOut | None = None, **changed: object) -> KernelResult:
+        known = {"where": ""} if read is not None and read.whole else {}
+        return result.model_copy(update={**changed, **known, "seconds": time.monotonic() - start})
+
+    journal.write("stands", result=stands(), reading=False)
+    with few_threads([call for _, call in examined.made]):
+        smallest = smallest_call(examined.guard, examined.run, findings, task.path)
+    findings = smallest.named_in(findings)
+    result = stands(findings=outside_first(findings), smallest=smallest.words, test=smallest.test(findings))
+    if not serious(findings):
+        return result
+    from assay.harness.checks.observed import READ_OUT_S, Reader
+
+    reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
+    wanted = reader.wants(findings, examined.run.results)
+    journal.write("stands", result=result, reading=wanted)
+    if not wanted:
+        return result
+    observed = reader.observe(findings, task.kernel, task.declared, examined.run.results)
+    return stands(observed.read, findings=outside_first(observed.findings), test=smallest.test(observed.findings))
+
+
+def _task(
+    kernel: str | Kernel,
+    options: MatrixOptions,
+    noise: str | None,
+    case: str | None,
+    cases: Sequence[Case] | None,
+    again: str,
+    calls: int | None,
+) -> _Task:
+    """Choose the calls of a check."""
+    name, loaded = named(kernel)
+    declared = declared_with(kernels.declaration(loaded), noise)
+    path = name if isinstance(kernel, str) or kernels.is_path(name) else ""
+    phases, size = options.get("phases"), options.get("size", "small")
+    asked = declared.phases if phases is None else tuple(phases)
+    if path and cases is None and not again:
+        again = command_of(path, options, noise, calls, case)
+    # A backend of SGLang takes whatever a layer asks for; what it makes of it is shown by `assay backends --honours`.
+    drawn = replace(declared, features=()) if path.startswith("sglang:") else declared
+    chosen = matrix_of(drawn, **options) if cases is None else cases
+    if case is not None:
+        all_of_them, chosen = chosen, [known for known in chosen if case in known.name]
+        if not chosen:
+            example = f"part of a name, for example of {all_of_them[0].name}"
+            raise UsageError(f"No case's name contains {case!r}.", example, "try another")
+    some = cases is not None or case is not None
+    runs = (0 if some else CALLS[size]) if calls is None else calls
+    with few_threads(()), ThreadPoolExecutor(2) as pool:  # two threads draw numbers faster than one
+        made_calls = pool.map(lambda each: each.make(), chosen)
+        every = [(each, call) for each, call in zip(chosen, made_calls, strict=True) if call.phase in asked]
+    made, left = [], []
+    for each, call in every:
+        if why := excluded(family(declared.noise), each.condition.get("data", "")) or declared.excludes(call):
+            left.append((each, why))
+        else:
+            made.append((each, call))
+    if not made:
+        why = f": its declaration excludes {', '.join(dict.fromkeys(why for _, why in left))}." if left else "."
+        raise UsageError(
+            f"There is no case of {' or '.join(asked)} for {name}{why}",
+            "at least one that its declaration does not exclude",
+            "choose other cases or phases",
+        )
+    whole = some or size == "full"
+    return _Task(name, path, loaded, declared, asked, made, tuple(left), whole, runs, again)
+
+
+def _examined(task: _Task, repeats: int, journal: Journal) -> MatrixRun:
+    """Run the kernel on the matrix, or on as much of it as shows that it is clearly wrong."""
+    within = GuardedKernel(task.kernel)
+    guard = Guard(count_runs(within, runs_of(len(task.made), repeats), journal), task.declared)
+    case_of = {id(call): case for case, call in task.made}
+    cases = [case for case, _ in task.made]
+
+    def each(result: CallResult) -> None:
+        case, (own, bound) = case_of[id(result.call)], result.judged_cell
+        # Of a case that is less close to its bound than an earlier one, the bound may be a lower limit of its own.
+        journal.write("computed", case=case.name, condition=case.condition, fails=result.fails, own=own, bound=bound)
+
+    def enough(results: Sequence[CallResult]) -> bool:
+        if task.whole or not results[-1].fails:
+            return False
+        return clearly_wrong([(case_of[id(result.call)], result) for result in results], guard.runs, cases)
+
+    order = None if task.whole else in_order(task.made)
+    run = run_guarded(guard, task.calls, repeats, each, order, enough)
+    ran = {
+        id(call) for call in (*(result.call for result in run.results), *run.delegated, *(c for c, _ in run.refused))
+    }
+    made = [(case, call) for case, call in task.made if id(call) in ran]
+    left_out = tuple(case for case, call in task.made if id(call) not in ran)
+    return MatrixRun(run, guard, within, made, left_out, task.again)
+
+
+def _endured(task: _Task, examined: MatrixRun, seconds: float) -> tuple[int, list[Finding]]:
+    """Run a right kernel many times more. Returns how often it ran in all, and what is wrong then."""
+    plain = Guard(task.kernel, task.declared)  # without guards around each tensor, which take longer than a small call
+    runs, wrong = endure(plain, examined.run.results, examined.guard.runs, task.runs, seconds)
+    return runs, [] if wrong is None else [not_endured(*wrong, task.again)]
+
+
+def _result(
+    task: _Task, examined: MatrixRun, findings: Sequence[Finding], runs: int, options: MatrixOptions
+) -> KernelResult:
+    """Make the result of a kernel that ran on its calls, and was run so often in all."""
+    run, broken = examined.run, examined.broken
+    refused = tuple(pair for pair in examined.refused if pair not in broken)
+    worst = worst_of(run.results)
+    own, bound = worst.worst_cell if worst else (None, None)
+    wrong = [case for case, result in examined.results if result.fails]
+    named_dtypes = options.get("dtypes") is not None or task.declared.dtypes is not None
+    tracebacks = examined.guard.tracebacks
+    axes_, where = axes.located(
+        conditions_of([*wrong, *(case for case, _ in broken)]),
+        conditions_of([case for case, result in examined.results if not result.fails]),
+        conditions_of(examined.left_out),
+    )
+    return KernelResult(
+        kernel=task.name,
+        calls=len(examined.computed) + len(broken),
+        failing=tuple(case.name for case in (*wrong, *(case for case, _ in broken))),
+        where=where,
+        axes=axes_,
+        worst_own=own,
+        worst_bound=bound,
+        refused=_why(refused),
+        excluded=_why(task.excluded),
+        broken=_why(broken),
+        left_out=len(examined.left_out),
+        coverage=coverage_of(
+            [result.call for result in run.results],
+            examined.computed,
+            refused,
+            task.excluded,
+            declined(task.declared, options),
+            examined.left_out,
+            runs,
+            sum(result.lse is not None for result in run.results),
+        ),
+        missing=examined.missing(task.asked, len(task.excluded), not named_dtypes),
+        findings=tuple(findings),
+        again=task.again,
+        traceback=next((tracebacks[why] for _, why in broken if why in tracebacks), ""),
+    )
+
+
+def _why(cases: Sequence[tuple[Case, str]]) -> tuple[CaseWhy, ...]:
+    return tuple(CaseWhy(case=case.name, why=why) for case, why in cases)
+
+
+def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | None = None) -> None:
+    """Raise unless a kernel is correct on a call: its own error against the oracle is within the bound of the call.
+
+    A kernel that is wrong is read, for at most 10 seconds; the message states what it was observed to
+    compute, if that gives its output on this call.
+
+    Args:
+        kernel: a published name, ``module:function``, or the kernel itself.
+        call: the call.
+        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
+
+    Raises:
+        AssertionError: the error is out of bounds, and the message names the bug where a hypothesis fits; or the kernel writes
+            to its inputs, or outside of its tensors.
+        AssayError: its output breaks the contract.
+        UsageError: no such kernel or noise, or a package that the kernel imports is not installed.
+        KernelRefused: the kernel refuses the call.
+    """
+    __tracebackhide__ = True  # pytest shows the test and the kernel
+    name, loaded = named(kernel)
+    declared = declared_with(kernels.declaration(loaded), noise)
+    within = GuardedKernel(
+        watched(loaded, Journal())
+    )  # a copy of this process that it forks must not go on with the test
+    given = call.clone()
+    try:
+        with exits_raised():
+            out = compute(within, given)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # its exit or pytest.skip() must not be taken for that of the test
+        raise AssayError(
+            f"{name} on {describe(call)} raised {type(error).__name__}: {error}.",
+            "a kernel that returns an output or raises an exception",
+            "look for what ends the process in the kernel and in what it imports",
+        ) from error
+    result = measure(call, out, declared.noise)
+    changed = [name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor)]
+    if changed:
+        raise AssertionError(
+            f"{name} on {describe(call)}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
+        )
+    if within.written:
+        raise AssertionError(f"{name} on {describe(call)}: the kernel {within.written[0][1]}")
+    if result.lse_errors is not None and result.lse_errors.wrong:
+        [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
+        raise AssertionError(f"{name} on {describe(call)}: {wrong.diagnosis}")
+    if result.fails:
+        [bug, *_] = diagnose(KernelRun((result,)))
+        own, bound = result.worst_cell
+        observed = _asserted().sentence(loaded, declared, result)
+        raise AssertionError(
+            f"{name} on {describe(call)}: own error {percent(own)}; noise explains at most "
+            f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
+        )
+
+
+@cache
+def _asserted() -> Reader:
+    """Make the reader of kernels that fail an assertion, which keeps what it read."""
+    from assay.harness.checks.observed import Reader
+
+    return Reader(_ASSERTED_S)

@@ -1,0 +1,284 @@
+"""The findings of a check: bugs of a kernel's outputs, breaches of its contract, and what of a pass was not tested."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.interpreter import BFLOAT16_BROKEN
+from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.matrix import Case
+from assay.harness.checks.coverage import DECLARABLE, advice_on, separating
+from assay.harness.conditions import has_cached_prefix
+from assay.harness.localize import axes
+from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, describe, diagnose
+from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
+from assay.harness.localize.guarded_memory import GuardedKernel, over_reads
+from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.localize.raised import RAISED
+from assay.harness.text import percent
+from assay.harness.verdict import UNEXPLAINED, Finding
+
+# Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in its
+# declaration: there it is a statement, and not a matter of what happened to be refused.
+LEAST_COVERED = 0.9
+LEAST_LEFT = 0.1
+"""Share of the calls that were asked for that a declaration must leave for a pass."""
+_ONE_LAYER = 0.8
+"""Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers."""
+_NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
+"""Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
+
+
+@dataclass(frozen=True)
+class MatrixRun:
+    """A kernel that was run on a matrix.
+
+    Attributes:
+        run: what it computed and refused.
+        guard: the kernel, with how it broke its contract.
+        within: the kernel, with what it wrote beside its tensors.
+        made: the cases that were run, with their calls.
+        left_out: cases that were not run, as the kernel was clearly wrong before.
+        again: a command that repeats the check.
+    """
+
+    run: KernelRun
+    guard: Guard
+    within: GuardedKernel
+    made: Sequence[tuple[Case, AttentionCall]]
+    left_out: tuple[Case, ...]
+    again: str
+
+    @cached_property
+    def _case_of(self) -> dict[int, Case]:
+        return {id(call): case for case, call in self.made}
+
+    @cached_property
+    def results(self) -> list[tuple[Case, CallResult]]:
+        """The computed cases with their results."""
+        return [(self._case_of[id(result.call)], result) for result in self.run.results]
+
+    @cached_property
+    def computed(self) -> list[Case]:
+        """The cases that the kernel computed."""
+        return [case for case, _ in self.results]
+
+    @cached_property
+    def refused(self) -> list[tuple[Case, str]]:
+        """The cases that the kernel did not compute, and why."""
+        return [(self._case_of[id(call)], why) for call, why in self.run.refused]
+
+    @cached_property
+    def broken(self) -> tuple[tuple[Case, str], ...]:
+        """Those of the refused cases that break the contract.
+
+        Where a kernel raised on every call with a value that it does not claim (`Case.beyond`), that is no more than a refusal.
+        """
+        seen = {(case.condition["phase"], axis, case.condition[axis]) for case in self.computed for axis in case.beyond}
+
+        def claimed(case: Case) -> bool:
+            return all((case.condition["phase"], axis, case.condition[axis]) in seen for axis in case.beyond)
+
+        breaches = self.guard.breaches
+        return tuple(
+            (case, why)
+            for case, why in self.refused
+            if why in breaches and (claimed(case) or not why.startswith(RAISED))
+        )
+
+    def findings(self) -> list[Finding]:
+        """List what is wrong: the bugs first, then how the kernel broke its contract."""
+        again, findings = self.again, [*self._bugs(), *self._breaches()]
+        if self.guard.failed_repeats:
+            call, why = self.guard.failed_repeats[0]
+            where = f"{len(self.guard.failed_repeats)} calls, when repeated"
+            findings.append(breach(why, where, (_example(call),), again))
+        if shared := self.guard.shared:
+            how = "returns the memory of an earlier output, which its caller may still hold"
+            findings.append(breach(how, f"{len(shared)} calls", (_example(shared[0]),), again))
+        if written := self.within.written:
+            call, how = min(written, key=lambda pair: (pair[0].k.numel(), pair[0].q.numel()))
+            number = len({id(call) for call, _ in written})
+            findings.append(_outside(how, f"{number} calls", call, again))
+        if read := over_reads(self.within, self.run.results):
+            findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
+        return findings
+
+    def _bugs(self) -> list[Finding]:
+        """Diagnose the computed cases. Unexplained errors are diagnosed again on the cases of the failing axis values alone."""
+        run, results = self.run, self.results
+        failing = conditions_of([case for case, result in results if result.fails])
+        right = conditions_of([case for case, result in results if not result.fails])
+        left_out = conditions_of(self.left_out)
+        exact = axes.confining(failing, right, left_out)
+        if not any(axis.name == "layer" for axis in exact):
+            run = replace(run, results=tuple(_in_one_layer(run.results)))
+        findings = _diagnosed(run, self.again)
+        if not _unexplained(findings):
+            return findings
+        for only in (exact, axes.narrowing(failing, right, _NARROWING_AXES, left_out)):
+            if not only:
+                continue
+            chosen = zip(run.results, self.computed, strict=True)
+            there = tuple(result for result, case in chosen if axes.holds(only, case.condition))
+            named = _diagnosed(KernelRun(there), self.again)
+            if not _unexplained(named):
+                return [finding.model_copy(update={"only": axes.words(only)}) for finding in named]
+        return findings
+
+    def _breaches(self) -> list[Finding]:
+        """Make one finding for each kind of exception, and one for outputs that break the contract."""
+        others = conditions_of(self.computed)  # not those that it raised on too, and does not claim
+        kinds: dict[str, list[tuple[Case, str]]] = {}
+        for case, why in self.broken:
+            kinds.setdefault(why.partition(":")[0], []).append((case, why))
+        call_of = {case.name: call for case, call in self.made}
+        findings = []
+        for some in kinds.values():
+            cases = [case for case, _ in some]
+            only = axes.words(axes.confining(conditions_of(cases), others, conditions_of(self.left_out)))
+            where = f"{len(some)} of {len(self.made)} calls" + (f", only where {only}" if only else "")
+            calls = (call_of[case.name] for case in cases)
+            smallest = min(calls, key=lambda call: (call.k.numel(), call.q.numel()))
+            findings.append(breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), self.again))
+        return findings
+
+    def missing(self, asked: Sequence[str], excluded: int, skips_bfloat16: bool) -> tuple[str, ...]:
+        """List the conditions of a pass that were not tested.
+
+        Args:
+            asked: the phases that were asked for.
+            excluded: how many cases the declaration excludes.
+            skips_bfloat16: whether bfloat16 may be left out where Triton's interpreter cannot compute it.
+        """
+        left = len(self.made) + len(self.left_out)
+        hardly = left < LEAST_LEFT * (excluded + left)
+        skipped = {case.name for case, why in self.refused if skips_bfloat16 and why == BFLOAT16_BROKEN}
+        claimed = [case for case, _ in self.made if not (case.beyond or case.name in skipped)]
+        return (
+            *_untested(asked, self.guard.assay, [result.call for result in self.run.results]),
+            *[f"its declaration excludes {excluded} of {excluded + left} calls that were asked for"] * hardly,
+            *_refused_too_much(claimed, self.computed),
+        )
+
+
+def conditions_of(cases: Sequence[Case]) -> list[axes.Conditions]:
+    """List the conditions of cases."""
+    return [case.condition for case in cases]
+
+
+def outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Order the findings: an access outside comes before an error that neither a hypothesis nor the read-out explains."""
+    first = [finding for finding in findings if finding.id == CONTRACT_BROKEN and finding.does]
+    unread = bool(findings) and findings[0].id == UNEXPLAINED and not findings[0].operator
+    return (*first, *(finding for finding in findings if finding not in first)) if unread else tuple(findings)
+
+
+def not_endured(call: AttentionCall, how: str, again: str) -> Finding:
+    """Make the finding that a kernel became wrong after many runs."""
+    return Finding(
+        id=STATE_KEPT, title=TITLES[STATE_KEPT], severity="serious", where=f"{call.phase}, after many runs",
+        diagnosis=f"the kernel {how}", evidence=(f"the call: {describe(call)}",), reproduce=again,
+    )  # fmt: skip
+
+
+def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
+    """Make the finding that a kernel broke its contract; `how` follows "the kernel"."""
+    return Finding(
+        id=CONTRACT_BROKEN, title="kernel contract broken", severity="serious", where=where, diagnosis=f"the kernel {how}",
+        evidence=evidence, reproduce=again,
+    )  # fmt: skip
+
+
+def _outside(how: str, where: str, call: AttentionCall, again: str) -> Finding:
+    """Make the finding that a kernel accesses memory outside of its tensors."""
+    made = breach(how, where, (_example(call),), again)
+    return made.model_copy(update={"title": "memory outside of its tensors", "does": how})
+
+
+def _example(call: AttentionCall) -> str:
+    return f"for example {describe(call)}"
+
+
+def _diagnosed(run: KernelRun, again: str) -> list[Finding]:
+    return [finding for finding in diagnose(run, again) if finding.id != CALL_REFUSED]
+
+
+def _unexplained(findings: Sequence[Finding]) -> bool:
+    return any(finding.id == UNEXPLAINED for finding in findings)
+
+
+def _in_one_layer(results: Sequence[CallResult]) -> list[CallResult]:
+    """Move all calls to the layer of most of them, unless the calls are spread over layers.
+
+    A diagnosis looks at each layer by itself, and so would see in a few calls of another layer a bug of their own. Where that layer
+    is right, they are moved to one that is not, so that a finding does not accuse it.
+    """
+    [(layer, most)] = Counter(result.call.layer for result in results).most_common(1) or [(0, 0)]
+    if most < _ONE_LAYER * len(results):
+        return list(results)
+    failing = Counter(result.call.layer for result in results if result.fails)
+    if failing and layer not in failing:
+        [(layer, _)] = failing.most_common(1)
+    return [
+        result if result.call.layer == layer else result.updated(call=result.call.with_spec(layer=layer))
+        for result in results
+    ]
+
+
+def _untested(asked: Sequence[str], declared: Declaration, calls: Sequence[AttentionCall]) -> list[str]:
+    """List conditions without a computed call: every phase, with a cached prefix and (extend only) without."""
+    missing = []
+    for phase in asked:
+        cached = [all(call.prefixes) for call in calls if call.phase == phase]
+        seen = {has_cached_prefix(call.prefixes) for call in calls if call.phase == phase}
+        if not cached:
+            phases = declared.phases
+            why = "" if phase in phases else f" (the kernel declares {' and '.join(phases)} only)"
+            missing.append(f"no {phase} call was computed{why}")
+            continue
+        if True not in seen and declared.prefix:
+            missing.append(f"no {phase} call with a cached prefix was computed")
+        if phase == "extend" and all(cached):
+            missing.append("no extend call without a cached prefix was computed")
+    return missing
+
+
+def _refused_too_much(made: Sequence[Case], computed_cases: Sequence[Case]) -> list[str]:
+    """List what a kernel refused too much of: values of an axis without a computed call, and phases with too few."""
+    computed = [case.condition for case in computed_cases if not case.beyond]
+    missing = []
+    for phase in dict.fromkeys(case.condition["phase"] for case in made):
+        asked = [case.condition for case in made if case.condition["phase"] == phase]
+        there = [condition for condition in computed if condition["phase"] == phase]
+        if not there:
+            continue  # `_untested` says so
+        if len(there) < LEAST_COVERED * len(asked):
+            share = percent(LEAST_COVERED)
+            missing.append(f"only {len(there)} of {len(asked)} {phase} calls were computed; a pass needs {share}")
+        missing += _never_computed(phase, asked, there)
+    return missing
+
+
+def _never_computed(phase: str, asked: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[str]:
+    """List the values of each axis that a kernel refused in all calls of a phase; only the axis that it meant, if one tells."""
+    lost = [condition for condition in asked if condition not in computed]
+    only = separating(lost, computed) if lost else []
+    if len(only) == 1 and only[0].name in DECLARABLE:
+        return [_every(phase, only[0].name, list(only[0].failing), list(only[0].right))]
+    missing = []
+    for axis in asked[0]:
+        values = dict.fromkeys(condition[axis] for condition in asked)
+        none = [value for value in values if value not in {condition[axis] for condition in computed}]
+        if none:
+            missing.append(_every(phase, axis, none, [value for value in values if value not in none]))
+    return missing
+
+
+def _every(phase: str, axis: str, refused: Sequence[str], computed: Sequence[str]) -> str:
+    what = "a cached prefix" if axis == "cached prefix" else f"{axis} {' or '.join(refused)}"
+    return f"every {phase} call with {what} was refused{advice_on(axis, computed)}"

@@ -1,0 +1,275 @@
+"""`check` and `replay` in a process of their own, as the commands, tests and notebooks have them.
+
+A kernel can end its process, crash it, or compute forever. Its process writes these events to its journal, so that what it had
+computed before counts:
+
+- "asked": kernel, cases (how many), again. The check knows its calls.
+- "runs": done, total. The kernel has run so often, of so often in all.
+- "computed": case, condition, fails, own, bound. A case of the matrix was computed.
+- "first": says. The first finding of a replay.
+- "stands": result, reading. The result as it would be if nothing followed, and whether the kernel is now read.
+- "case": name, result. One of several cases was checked by itself.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from assay import worker
+from assay.harness.errors import AssayError
+from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
+from assay.harness.localize import axes
+from assay.harness.text import percent
+from assay.harness.verdict import UNEXPLAINED, Finding, serious, with_evidence
+
+if TYPE_CHECKING:  # the commands start before torch is imported
+    from assay.harness.attention.call import Kernel
+    from assay.harness.checks.kernel_matrix import MatrixOptions
+
+
+def check(
+    kernel: str | Kernel,
+    *,
+    noise: str | None = None,
+    case: str | None = None,
+    again: str = "",
+    calls: int | None = None,
+    read_out: float | None = None,
+    on_event: worker.OnEvent = lambda event: None,
+    **options: Unpack[MatrixOptions],
+) -> KernelResult:
+    """Run a kernel on the op-level matrix, in a process of its own, and compare every output with the oracle.
+
+    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them states it.
+    If the kernel ends its process, what was computed before decides. A function that only this process has, as one within a test,
+    runs here, and can end this process.
+
+    Args:
+        kernel: a published name, ``module:function``, or the kernel itself.
+        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
+        case: run only cases whose name contains this; None for all.
+        again: a command that repeats the check, for the findings; by default built from the arguments.
+        calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
+            2,000 with the full matrix, and for none but the matrix where `case` is given.
+        read_out: most seconds that reading a wrong kernel takes, 0 not to read it. None for 30 s.
+        on_event: is called with each event of the journal; see `assay.harness.checks.jobs`.
+        options: `phases`, `dtypes`, `size`, `device`, `head_dims`, `like` and `seed` of the matrix; see `MatrixOptions`.
+
+    Raises:
+        TypeError: no such option.
+        UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
+            installed.
+        AssayError: the kernel ended its process before anything was known.
+    """
+    __tracebackhide__ = True
+    named = {"noise": noise, "case": case, "again": again, "calls": calls, "read_out": read_out}
+    given = {**named, "options": _as_json(options)}
+    outcome = _run("check_here", kernel, given, on_event)
+    return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
+
+
+def replay(
+    pack: Path,
+    candidate: str,
+    reproduce: str = "",
+    read_out: float | None = None,
+    on_event: worker.OnEvent = lambda event: None,
+) -> KernelResult:
+    """Run a kernel on recorded calls, in a process of its own, and name what is wrong with it.
+
+    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
+    kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
+
+    Args:
+        pack: folder of a replay pack.
+        candidate: a published kernel, or ``module:function``.
+        reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
+        read_out: most seconds that reading a wrong kernel takes, 0 not to read it. None for 30 s.
+        on_event: is called with each event of the journal; see `assay.harness.checks.jobs`.
+
+    Raises:
+        UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
+            of a phase that the kernel computes.
+        AssayError: the kernel ended its process before anything was known.
+    """
+    given = {"pack": str(pack), "reproduce": reproduce, "read_out": read_out}
+    outcome = _run("replay_here", candidate, given, on_event)
+    return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
+
+
+def check_each(
+    kernel: str | Kernel, names: Sequence[str], **options: Unpack[MatrixOptions]
+) -> Iterator[tuple[str, KernelResult]]:
+    """Check a kernel on each of these cases by itself; after a case that ends the process, the next begins another one.
+
+    Where its declaration excludes a case, or it refuses one that it does not claim, the result has that case as excluded.
+    """
+    left = list(names)
+    while left:
+        done: list[tuple[str, KernelResult]] = []
+
+        def keep(event: worker.Event, done: list[tuple[str, KernelResult]] = done) -> None:
+            if event["event"] == "case":
+                done.append((event["name"], KernelResult.model_validate(event["result"])))
+
+        outcome = _run("check_each_here", kernel, {"names": left, "options": _as_json(options)}, keep)
+        yield from done
+        left = left[len(done) :]
+        if left and isinstance(outcome, worker.Crashed):
+            since = [event["event"] for event in outcome.events]
+            start = len(since) - since[::-1].index("case") if "case" in since else 0
+            own = type(outcome)(outcome.how, outcome.during, outcome.events[start:])
+            yield left.pop(0), interrupted(own)
+
+
+def _run(function: str, kernel: str | Kernel, given: dict[str, Any], on_event: worker.OnEvent) -> worker.Outcome:
+    """Do a job with a kernel: in a process of its own if that can import it, else here."""
+    __tracebackhide__ = True
+    if not isinstance(kernel, str):
+        from assay.harness.attention.kernels import exits_raised
+        from assay.harness.checks.kernel_matrix import named
+
+        name, _ = named(kernel)
+        if not _importable(name):
+            with exits_raised():  # with status 0, its exit would be a pass
+                done = globals()[function](worker.Journal(on_event), kernel, **given)
+            return worker.Done(done and done.model_dump())
+        kernel = name
+    # Threads of OpenMP that wait burn a CPU: on two busy cores, a right kernel took 19 s of CPU, and takes 3 s.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
+    job = worker.Job(f"{__name__}:{function}", {"kernel": kernel, **given})
+    return worker.run(job, on_event=on_event, environment=environment)
+
+
+def _importable(name: str) -> bool:
+    """Return True if a fresh process finds the module of ``module:function``."""
+    module, colon, function = name.partition(":")
+    spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], sys.path) if colon else None
+    return spec is not None and "<" not in function
+
+
+def _as_json(options: MatrixOptions) -> dict[str, Any]:
+    """Return the options as JSON: dtypes as their names."""
+    dtypes = options.get("dtypes")
+    return {**options, "dtypes": None if dtypes is None else [str(dtype).removeprefix("torch.") for dtype in dtypes]}
+
+
+def check_here(journal: worker.Journal, kernel: str | Kernel, options: MatrixOptions, **given: Any) -> KernelResult:
+    """Check a kernel in this process: the job of `check`."""
+    from assay.harness.attention.interpreter import interpret_without_gpu
+    from assay.harness.checks.check import check as run
+    from assay.harness.checks.kernel_matrix import check_names
+
+    interpret_without_gpu()
+    check_names(options)
+    return run(kernel, journal=journal, **given, **options)
+
+
+def replay_here(
+    journal: worker.Journal, kernel: str, pack: str, reproduce: str, read_out: float | None
+) -> KernelResult:
+    """Replay recorded calls in this process: the job of `replay`."""
+    from assay.harness.attention.interpreter import interpret_without_gpu
+    from assay.harness.checks.observed import READ_OUT_S
+    from assay.harness.checks.replay import replay as run
+
+    interpret_without_gpu()
+    return run(Path(pack), kernel, reproduce, READ_OUT_S if read_out is None else read_out, journal)
+
+
+def check_each_here(
+    journal: worker.Journal, kernel: str | Kernel, names: Sequence[str], options: MatrixOptions
+) -> None:
+    """Check a kernel on each of these cases: the job of `check_each`."""
+    from assay.harness.attention.interpreter import interpret_without_gpu
+    from assay.harness.attention.kernels import declaration
+    from assay.harness.checks.check import check as run
+    from assay.harness.checks.kernel_matrix import matrix_of, named
+    from assay.harness.checks.observed import Reader
+
+    interpret_without_gpu()
+    declared = declaration(named(kernel)[1])
+    by_name = {case.name: case for case in matrix_of(declared, **options)}
+    reader = Reader()
+    for each in names:
+        if why := declared.excludes(by_name[each].make()):
+            journal.write(
+                "case", name=each, result=KernelResult(kernel=str(kernel), excluded=(CaseWhy(case=each, why=why),))
+            )
+            continue
+        again = f"assay check {kernel} --case {each}" if isinstance(kernel, str) else ""
+        phases = [by_name[each].condition["phase"]]
+        result = run(kernel, phases=phases, cases=[by_name[each]], again=again, read_out=reader, journal=journal)
+        if by_name[each].beyond:  # nobody claims it without declaring it
+            result = result.model_copy(update={"excluded": result.refused, "refused": ()})
+        journal.write("case", name=each, result=result)
+
+
+def ended_early(how: str, so: str) -> AssayError:
+    """Make the error that a kernel ended its process: how it did so, and what follows."""
+    return AssayError(
+        f"The process that ran the kernel {how} before its work was done; {so}.",
+        "a kernel that returns an output or raises an exception",
+        "see what it wrote. If it crashed, its own stack is there; if it was killed by SIGKILL, memory may have run out",
+    )
+
+
+def interrupted(outcome: worker.Crashed) -> KernelResult:
+    """Make the result of a check or a replay whose process the kernel ended.
+
+    If a result stood, its verdict stands. If not, the cases before the end count: the kernel is wrong if one of them is, and else
+    there is no verdict.
+
+    Raises:
+        AssayError: it ended before anything was asked of the kernel; or it was a replay, and none of its calls counts by itself.
+    """
+    end = f"{outcome.how} {f'in {outcome.during}' if outcome.during else 'outside of a call'}"
+    for event in reversed(outcome.events):
+        if event["event"] == "stands":
+            result, more = (
+                KernelResult.model_validate(event["result"]),
+                f"asked for more, the process of the kernel {end}",
+            )
+            if not serious(result.findings):
+                return result.model_copy(update={"missing": (*result.missing, more), "not_run": outcome.how})
+            findings = tuple(with_evidence(result.findings, more))
+            return result.model_copy(update={"findings": findings, "not_run": outcome.how})
+    asked = next((event for event in outcome.events if event["event"] == "asked"), None)
+    if asked is None:
+        raise ended_early(outcome.how, "there is no verdict")
+    return _of_those_before(
+        asked, [event for event in outcome.events if event["event"] == "computed"], outcome.how, end
+    )
+
+
+def _of_those_before(asked: worker.Event, done: Sequence[worker.Event], how: str, end: str) -> KernelResult:
+    """Make the result of the cases that were computed before the kernel ended its process."""
+    wrong = [event for event in done if event["fails"]]
+    worst = max(done, key=lambda event: float(event["own"] / event["bound"]), default=None)
+    extent = f"{len(done)} of {asked['cases']} calls were computed before"
+    findings = []
+    if worst is not None and wrong:
+        findings.append(
+            Finding(
+                id=UNEXPLAINED, title="unexplained error", severity="serious", where=f"{len(wrong)} of {len(done)} calls",
+                diagnosis="the output is out of bounds; the process ended before it was known why",
+                evidence=(
+                    f"the worst own error is {percent(worst['own'])} (noise explains {percent(worst['bound'])}): {worst['case']}",
+                    f"the process of the kernel {end}; {extent}",
+                ),
+                reproduce=asked["again"],
+            )
+        )  # fmt: skip
+    by_axis, where = axes.located(
+        [event["condition"] for event in wrong], [event["condition"] for event in done if not event["fails"]]
+    )
+    return KernelResult(
+        kernel=asked["kernel"], calls=len(done), failing=tuple(event["case"] for event in wrong), axes=by_axis, where=where,
+        worst_own=worst and worst["own"], worst_bound=worst and worst["bound"], findings=tuple(findings),
+        missing=(f"the process of the kernel {end}; {extent}",), not_run=how, again=asked["again"],
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""The jobs of a run's kernel outside of a server, each in a process of its own: see `assay.worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.kernels import declaration
+from assay.harness.attention.matrix import Case, model_cases
+from assay.harness.backend import Backend
+from assay.harness.checks.check import check
+from assay.harness.checks.observed import Reader
+from assay.harness.checks.replay import replay_recorded
+from assay.harness.checks.watcher import watched
+from assay.harness.errors import UsageError
+from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.localize.diagnose import describe
+from assay.harness.localize.raised import raised
+from assay.harness.localize.threads import few_threads
+from assay.worker import Journal
+
+# Calls of the matrix that are repeated, to see whether the kernel is deterministic: each is computed three times more.
+_REPEATED = 6
+# Calls of a phase on all of which a kernel must raise before a run gives up without a server.
+_TRIED = 3
+
+
+def try_first(journal: Journal, candidate: str, matrix: Mapping[str, Any]) -> str:
+    """Explain why a kernel can serve nothing: what it raised on all of the smallest calls of a phase; empty if it did not.
+
+    Args:
+        journal: gets each call.
+        candidate: the kernel's name.
+        matrix: the shape of the run's model; see `_cases`.
+    """
+    kernel = _loaded(journal, candidate)
+    with few_threads(()):
+        calls = [case.make() for case in _cases(kernel, **matrix)]
+    for phase in dict.fromkeys(call.phase for call in calls):
+        smallest = sorted((call for call in calls if call.phase == phase), key=lambda call: call.k.shape[0])[:_TRIED]
+        with few_threads(smallest):
+            said = [why for call in smallest if (why := _raised(kernel, call))]
+        if len(said) == len(smallest):
+            return said[0]
+    return ""
+
+
+def examine(
+    journal: Journal, candidate: str, cause: Mapping[str, Any] | None, matrix: Mapping[str, Any] | None, shapes: str
+) -> None:
+    """Examine the recorded calls of a run, and run the op-level matrix of its model: the events "cause" and "matrix".
+
+    Args:
+        journal: gets each call, what stands before a wrong kernel is read, and both results.
+        candidate: the kernel's name.
+        cause: `pack`, `reproduce` and `served` of `replay_recorded`; None if that is done.
+        matrix: the shape of the run's model, see `_cases`; None if that is done.
+        shapes: what the calls of the matrix have in common.
+    """
+    kernel, reader = _loaded(journal, candidate), Reader()
+    if cause:
+        pack = Path(cause["pack"])
+        result = replay_recorded(
+            pack,
+            Backend.parse(candidate),
+            cause["reproduce"],
+            cause["served"],
+            kernel=kernel,
+            reader=reader,
+            journal=journal,
+        )
+        journal.write("cause", result=result)
+    if matrix:
+        again = f"assay check {candidate} --dtype {matrix['dtype']} --head-dim {matrix['head_dim']}"
+        try:
+            result = check(
+                candidate, cases=_cases(kernel, **matrix), device=matrix["device"], again=again, repeats=_REPEATED,
+                read_out=reader, journal=journal,
+            )  # fmt: skip
+        except UsageError as error:
+            result = KernelResult(kernel=candidate, not_run=error.found)
+        journal.write("matrix", result=result.model_copy(update={"shapes": shapes}))
+
+
+def _loaded(journal: Journal, candidate: str) -> Kernel:
+    kernel = watched(Backend.parse(candidate).kernel(), journal)
+    journal.write("loaded")
+    return kernel
+
+
+def _cases(kernel: Kernel, device: str, dtype: str, heads: Sequence[int], head_dim: int, tokens: int) -> list[Case]:
+    """Make the matrix of a model: its (q heads, kv heads), and its longest sequence in tokens."""
+    q_heads, kv_heads = heads
+    return model_cases(declaration(kernel).phases, device, getattr(torch, dtype), (q_heads, kv_heads), head_dim, tokens)
+
+
+def _raised(kernel: Kernel, call: AttentionCall) -> str:
+    """Describe what a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
+    try:
+        kernel(call)
+    except KernelRefused:
+        return ""
+    except Exception as error:
+        return f"{raised(error)} on {describe(call)}"
+    return ""

@@ -1,0 +1,363 @@
+"""Replay: a candidate on recorded calls, without a server or a model, and the name of what is wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.harness.attention import kernels
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
+from assay.harness.backend import Backend
+from assay.harness.checks.check_findings import breach
+from assay.harness.checks.observed import READ_OUT_S, Reader
+from assay.harness.checks.watcher import count_runs, watched
+from assay.harness.conditions import has_any_prefix, has_cached_prefix
+from assay.harness.engines.sglang.catalog import native_noise
+from assay.harness.errors import AssayError, UsageError
+from assay.harness.evidence.kernel_result import KernelResult, LayerBound
+from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
+from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
+from assay.harness.localize.guard import Guard, run_guarded
+from assay.harness.localize.guarded_memory import GuardedKernel
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
+from assay.harness.localize.smallest import smallest_call
+from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
+from assay.harness.localize.threads import few_threads
+from assay.harness.text import ranges
+from assay.harness.verdict import Finding, serious
+from assay.worker import Journal
+
+_RUNS_OF_A_CALL = 3
+"""See `diagnose_kernel`: once, and then twice more in a row."""
+_MORE_CALLS = 64
+"""Recorded calls that a backend is read from, besides those that are examined."""
+
+
+def replay(
+    pack: Path,
+    candidate: str,
+    reproduce: str = "",
+    read_out: float = READ_OUT_S,
+    journal: Journal | None = None,
+) -> KernelResult:
+    """Run a kernel on recorded calls and name what is wrong with it.
+
+    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
+    kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
+
+    Args:
+        pack: folder of a replay pack.
+        candidate: a published kernel, or ``module:function``.
+        reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
+        read_out: most seconds that reading a wrong kernel takes, 30 by default; 0 not to read it.
+        journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
+
+    Raises:
+        UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
+            of a phase that the kernel computes.
+    """
+    reproduce = reproduce or replay_command(pack, candidate)
+    kernel, journal = kernels.find("", candidate), journal or Journal()
+    if journal.kept:
+        kernel = watched(kernel, journal)
+    phases = kernels.declaration(kernel).phases
+    recorded = [record for record in read_pack(pack) if record.call.phase in phases]
+    if not recorded:
+        raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
+    chosen = choose(recorded)
+    calls = [_on_device(record.call) for record in chosen]
+    within = GuardedKernel(kernel)
+    guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
+    counted = count_runs(guard, _RUNS_OF_A_CALL * len(calls), journal)
+    start = time.monotonic()
+    with few_threads(calls):
+        try:
+            run, findings, first_finding_s = diagnose_kernel(
+                counted, calls, reproduce, on_first=lambda early: journal.write("first", says=early[0].sentence)
+            )
+        except (AssayError, KernelRefused):
+            if not guard.breaches:
+                raise
+            broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
+            return _result(candidate, KernelRun(()), examined, broken, seconds, seconds, reproduce)
+        seconds = time.monotonic() - start
+        broken = _breaches(guard, [call for call, why in run.refused if why in guard.breaches], reproduce)
+        named = [
+            finding for finding in findings if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
+        ]
+        broken += [
+            breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
+            for call, how in within.written[:1]
+        ]
+        smallest = smallest_call(guard, run, findings, candidate)
+        named = smallest.named_in(named)
+
+        envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
+
+        def result_of(findings: Sequence[Finding]) -> KernelResult:
+            made = _result(candidate, run, examined, findings, seconds, first_finding_s, reproduce, envelope)
+            return made.model_copy(update={"smallest": smallest.words, "test": smallest.test(findings)})
+
+        reader, known = Reader(read_out), (*named, *broken)
+        journal.write("stands", result=result_of(known), reading=reader.wants(known, run.results))
+        observed = reader.observe(known, kernel, guard.assay, run.results, recorded=True)
+    return result_of(observed.findings)
+
+
+def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:
+    """Describe how a kernel broke its contract on these calls."""
+    return [
+        breach(how, f"{len(calls)} recorded calls", (f"for example {describe(calls[0])}",), reproduce)
+        for how in sorted(guard.breaches)
+    ]
+
+
+def replay_recorded(
+    pack: Path,
+    candidate: Backend,
+    reproduce: str,
+    served: bool = False,
+    not_run: str = "",
+    kernel: Kernel | None = None,
+    reader: Reader | None = None,
+    journal: Journal | None = None,
+) -> KernelResult:
+    """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
+
+    A kernel also runs here, on one call with and one without a prefix: recorded outputs do not show whether it is
+    deterministic and leaves its inputs alone. If there are serious findings, it can then be read, as `replay` does. What cannot run
+    here, or is right here, is read from the recorded outputs.
+
+    Args:
+        pack: folder of a replay pack that was recorded with the candidate as a shadow, or in its own server.
+        candidate: a kernel, or one of SGLang's own backends.
+        reproduce: a command that reproduces the findings.
+        served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
+        not_run: why a kernel is not run here; empty to run it.
+        kernel: the kernel that is run here, where it was loaded before; None to load it.
+        reader: reads a wrong kernel; None not to ask it.
+        journal: gets the result before a wrong kernel is read, which a kernel that hangs does not survive.
+
+    Raises:
+        UsageError: `pack` is not a pack, or holds no output of the candidate.
+        KernelRefused: there is no such kernel.
+    """
+    start = time.monotonic()
+    examined, run = _recorded_run(pack, candidate, served)
+    runs_here = candidate.is_kernel and not not_run
+    kernel = (kernel or candidate.kernel()) if runs_here else None
+    findings = diagnose(run, reproduce)
+    first_finding_s = time.monotonic() - start if findings else None
+    why = not_run or "a backend of SGLang's runs only in a server"
+    not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
+    if kernel:
+        smallest = smallest_of_each([result.call for result in run.results])
+        chosen = {has_any_prefix(call.prefixes): call for call in reversed(smallest)}
+        guard = Guard(kernel, kernels.declaration(kernel))
+        here = run_guarded(guard, list(chosen.values()))
+        if guard.breaches:
+            # What it needs may exist only in a server, such as a group of ranks. Its recorded outputs still count, but are no pass.
+            not_run = f"outside a server, the kernel {min(guard.breaches)}"
+            not_tested = f"nondeterminism, state and overwritten inputs were not tested: {not_run}"
+        else:
+            run += here
+            findings = diagnose(run, reproduce)
+            not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
+    seconds = time.monotonic() - start
+    left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
+    said = (not_tested, left_out) if examined.left_out else (not_tested,)
+    result = _result(
+        candidate.name, run, examined, findings, seconds, first_finding_s, reproduce, not_tested=said, not_run=not_run
+    )
+    if kernel is None or not_run:
+        return _read_passively(result, reader or Reader(), examined, run, served)
+    if reader is None or not reader.wants(findings, run.results):
+        return result
+    (journal or Journal()).write("stands", result=result, reading=True)
+    observed = reader.observe(findings, kernel, kernels.declaration(kernel), run.results, recorded=True)
+    result = result.model_copy(update={"findings": observed.findings})
+    if observed.read is None or observed.read.all.wrong:
+        return result
+    return _read_passively(result, reader, examined, run, served)  # it is wrong only in its server
+
+
+def _read_passively(
+    result: KernelResult, reader: Reader, examined: _Examined, run: KernelRun, served: bool
+) -> KernelResult:
+    """Add to the result what can be read from the recorded outputs alone: further small calls are looked at too."""
+    if not serious(result.findings):
+        return result
+    known = {id(record) for record in examined.chosen}
+    small = sorted(examined.recorded, key=lambda record: record.call.k.shape[0])
+    others = [(record.call, _output(record, served)) for record in small if id(record) not in known][:_MORE_CALLS]
+    with few_threads([result.call for result in run.results]):
+        observed = reader.observe_outputs(result.findings, run.results[: len(known)], others)
+    return result.model_copy(update={"findings": observed.findings})
+
+
+def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:
+    """Diagnose recorded outputs alone, while servers run: no kernel runs, and nothing is read.
+
+    Arguments and errors are those of `replay_recorded`.
+    """
+    return diagnose(_recorded_run(pack, candidate, served)[1], reproduce)
+
+
+def _envelope(recorded: Sequence[RecordedCall]) -> str:
+    """Describe layers, new tokens and cached prefixes of calls; empty without a call."""
+    if not recorded:
+        return ""
+    layers = {record.call.layer for record in recorded}
+    new = {length for record in recorded for length in record.call.lens_q}
+    cached = {length for record in recorded for length in record.call.prefixes}
+    return f"layers {ranges(layers)}; {ranges(new)} new tokens, {ranges(cached)} cached; {len(recorded)} calls"
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """Calls of a pack.
+
+    Attributes:
+        pack: its folder.
+        recorded: its calls in the phases of the candidate.
+        chosen: those of them that are examined.
+        left_out: calls of the candidate that a pack cannot judge.
+    """
+
+    pack: Path
+    recorded: Sequence[RecordedCall]
+    chosen: Sequence[RecordedCall]
+    left_out: int = 0
+
+
+def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
+    """Compare the recorded outputs of a candidate, and a choice of them, with the oracle.
+
+    A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack has
+    only what was stored, so such calls are left to the shadow. These backends have the noise that the engine's catalogue says.
+    """
+    phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
+    recorded = [record for record in read_pack(pack) if record.call.phase in phases]
+    recorded = [record for record in recorded if served or record.candidate is not None]
+    read = [record for record in recorded if candidate.is_kernel or not _may_be_read_as_given(record.call)]
+    left_out, recorded = len(recorded) - len(read), read
+    if left_out and not recorded:
+        raise _nothing(
+            pack, "only prefills beside a cache of fewer bits, which the shadow alone compares", candidate.name
+        )
+    if not recorded:
+        raise _nothing(pack, "no output of a candidate", candidate.name)
+    chosen = choose(recorded)
+    run = KernelRun(
+        tuple(
+            _measured(record, noise if candidate.is_kernel else _native_noise(candidate, record.call), served)
+            for record in chosen
+        )
+    )
+    return _Examined(pack, recorded, chosen, left_out), run
+
+
+def _native_noise(candidate: Backend, call: AttentionCall) -> str:
+    return native_noise((candidate.name,), call.phase, call.stored_k is not None)
+
+
+def _may_be_read_as_given(call: AttentionCall) -> bool:
+    return call.stored_k is not None and call.phase == "extend"
+
+
+def _result(
+    candidate: str,
+    run: KernelRun,
+    examined: _Examined,
+    findings: Sequence[Finding],
+    seconds: float,
+    first_finding_s: float | None,
+    again: str,
+    envelope: Mapping[str, str] | None = None,
+    not_tested: Sequence[str] = (),
+    not_run: str = "",
+) -> KernelResult:
+    worst = worst_of(run.results)
+    own, bound = worst.worst_cell if worst else (None, None)
+    with_prefix, envelope = sum(has_cached_prefix(record.served_prefixes) for record in examined.chosen), envelope or {}
+    missing = [f"the pack has no {phase} call, which the kernel claims" for phase, text in envelope.items() if not text]
+    if not with_prefix:
+        missing.insert(0, "no call had a cached prefix: record a pack with the prefix cache on")
+    return KernelResult(
+        kernel=candidate,
+        calls=len(run.results),
+        worst_own=own,
+        worst_bound=bound,
+        findings=tuple(findings),
+        missing=(*missing, *filter(None, [not_run])),
+        not_run=not_run,
+        again=again,
+        seconds=seconds,
+        pack=hash_pack(examined.pack),
+        examined=tuple(record.entry.sha256 for record in examined.chosen),
+        recorded=len(examined.recorded),
+        with_prefix=with_prefix,
+        envelope=dict(envelope),
+        bounds=tuple(_bounds_of(run.results)),
+        not_tested=tuple(not_tested),
+        first_finding_s=first_finding_s,
+    )
+
+
+def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """Choose the smallest, the median and the largest call of each layer and phase, with and without a prefix, and the worst.
+
+    The worst is that of each layer and phase. These are enough to name a bug, to test the largest errors and what begins only
+    in long calls.
+    """
+    strata: dict[tuple[int, str, bool], list[RecordedCall]] = {}
+    for record in sorted(recorded, key=lambda record: (record.call.k.shape[0], record.call.q.shape[0])):
+        strata.setdefault((record.call.layer, record.call.phase, has_any_prefix(record.entry.prefix)), []).append(
+            record
+        )
+    chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2, len(stratum) - 1})]
+    known = {id(record) for record in chosen}
+    return chosen + [record for record in recorded if record.entry.chosen == "worst" and id(record) not in known]
+
+
+def _bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
+    """Compute the largest bound of each layer and phase, and the largest own error as a multiple of its bound."""
+    groups: dict[tuple[int, str], list[CallResult]] = {}
+    for result in results:
+        groups.setdefault((result.call.layer, result.call.phase), []).append(result)
+    return [
+        LayerBound(
+            layer=layer,
+            phase=phase,
+            bound=max(result.limits.largest_bound for result in here),
+            worst=max(result.worst for result in here),
+        )
+        for (layer, phase), here in sorted(groups.items())
+    ]
+
+
+def _measured(record: RecordedCall, noise: str, served: bool) -> CallResult:
+    call = _on_device(record.call)
+    return measure(call, _output(record, served).to(call.q.device), noise)
+
+
+def _output(record: RecordedCall, served: bool) -> Tensor:
+    """Return what the candidate computed, [total_q, num_q_heads, head_dim_v]."""
+    out = record.reference if served else record.candidate
+    assert out is not None
+    return out
+
+
+def _on_device(call: AttentionCall) -> AttentionCall:
+    """Move the call to the GPU, if there is one."""
+    return call.to(default_device())
+
+
+def _nothing(pack: Path, what: str, candidate: str) -> UsageError:
+    return UsageError(
+        f"{pack} holds {what}.", f"calls that {candidate} computes", "record a pack with assay run --record"
+    )

@@ -1,1 +1,0 @@
-"""Two pieces of evidence -> numbers. Pure functions."""

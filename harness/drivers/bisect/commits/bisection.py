@@ -1,0 +1,334 @@
+"""A bisection from its first probe to its result: check the ends, search, diagnose the bug. Resumable."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from assay.harness.attention.interpreter import interpret_without_gpu
+from assay.harness.backend import Backend
+from assay.harness.config import RUNS
+from assay.harness.drivers.bisect.commits.calls import chosen_calls
+from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment, build, run_accuracy, run_kernel
+from assay.harness.drivers.bisect.commits.outcome import changes, outcome_of, settled
+from assay.harness.drivers.bisect.commits.probe import ProbeTask
+from assay.harness.drivers.bisect.commits.repo import Repository
+from assay.harness.drivers.bisect.commits.state import (
+    BisectFolder,
+    BisectResult,
+    BisectSpec,
+    BisectState,
+    CommitProbe,
+    Measurement,
+    Outcome,
+    ProbeOutcome,
+    Purpose,
+)
+from assay.harness.errors import UsageError
+from assay.harness.files import FolderLock, is_unused
+
+SKIPS_BEFORE_CHECK = 5
+"""Skipped commits in a row after which the good revision is probed again: if that fails too, the machine is at fault."""
+# Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`.
+_FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
+
+Measure = Callable[[str, int, bool], Measurement]
+"""Measures a commit: its hash, the number of the probe, and whether to look for a hypothesis that fits."""
+Say = Callable[[str], None]
+
+
+def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True) -> BisectSpec:
+    """Validate the settings of a bisection.
+
+    Args:
+        repo: a folder of the repository.
+        settings: fields of `BisectSpec`, with any revisions as `good` and `bad`; those that are None or empty get their default.
+        ends: whether there are a good and a bad revision; the probe of a checkout has neither.
+
+    Raises:
+        UsageError: a setting is missing, contradicts another or names nothing that exists.
+    """
+    given = {name: value for name, value in settings.items() if value not in (None, "", [])}
+    for name in ("good", "bad", "kernel") if ends else ():
+        if name not in given:
+            raise UsageError(f"--{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
+    replays = given.get("against") == "good" or any(given.get(name) for name in ("pack", "conditions", "calls"))
+    if given.get("measure_with") == "accuracy" and replays:
+        raise UsageError(
+            "--with accuracy was given with --pack, --condition, --calls or --against.",
+            "an accuracy run per commit, or a replay of calls",
+            "remove one of them",
+        )
+    repository, kernel = Repository(repo), given.get("kernel", "")
+    given |= {end: repository.resolve(given[end]) if ends else "" for end in ("good", "bad")}
+    if not Backend.parse(kernel).path:
+        raise UsageError(
+            f"--kernel {kernel} is not of the form module:function.",
+            "a function of the repository",
+            "name it as module:function",
+        )
+    if "pack" in given:
+        given["pack"] = str(Path(given["pack"]).resolve())
+    return BisectSpec(repo=str(repository.path), **given)
+
+
+def bisect_commits(spec: BisectSpec, out: Path | None, say: Say) -> tuple[BisectState, BisectFolder]:
+    """Find the commit that made a kernel worse, or resume the bisection in its folder.
+
+    Args:
+        spec: the question.
+        out: where the state, the measurements and the logs are kept; by default a folder named after the question.
+        say: receives a line for each probe.
+
+    Returns:
+        The state with its result, and the folder.
+
+    Raises:
+        UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.
+        AssayError: commits cannot be probed through no fault of their own. The bisection can be resumed later.
+    """
+    folder, repository = BisectFolder(out or RUNS / f"bisect-{spec.digest}"), Repository(Path(spec.repo))
+    history = repository.between(spec.good, spec.bad, spec.first_parent)
+    lock = FolderLock(folder.path)
+    state = folder.read()
+    if state is None and not is_unused(folder.path, ("probes", "logs")):
+        raise UsageError(
+            f"{folder.path} is not empty and holds no bisection.",
+            "a new folder, or that of the bisection to be resumed",
+            "name another one with --out",
+        )
+    state = state or BisectState(spec=spec, command=reproduce(spec, spec.bad), history=history)
+    if state.spec != spec:
+        raise UsageError(f"{folder.path} holds another bisection.", "the same one", "use another --out")
+    say(f"{len(history)} commits in {folder.path}; {len(state.probes)} probes are already done")
+    if state.result is None:
+        interpret_without_gpu()  # the processes of the probes inherit it
+        if spec.measure_with == "replay":
+            chosen_calls(spec.pack, spec.conditions, spec.calls)  # refuses what no call meets
+        with repository.worktree() as tree:
+            state = Bisection(folder, state, _measure_in(tree, repository, spec, folder), repository, say).run()
+    del lock
+    return state, folder
+
+
+def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
+    """Build and measure the kernel of a checkout as it is.
+
+    Raises:
+        AssayError: the environment is broken.
+    """
+    interpret_without_gpu()
+    top = Path(spec.repo)
+    with tempfile.TemporaryDirectory(prefix="assay-probe-") as made:
+        scratch = Path(made)
+        if why := build(spec.build, top, scratch / "log"):
+            measured = Measurement(status="build", reason=why)
+        else:
+            measured = run_kernel(ProbeTask(tree=top, spec=spec, result=scratch / "result"), scratch / "log")
+    return outcome_of(measured, spec, []), measured
+
+
+def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: BisectFolder) -> Measure:
+    """Make the function that checks a commit out in a worktree, builds it unless it was the last one, and measures it."""
+    built = ""
+
+    def measure(commit: str, number: int, name_bug: bool) -> Measurement:
+        nonlocal built
+        begun, log = time.monotonic(), folder.log(number).resolve()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        why = ""
+        if built != commit:
+            built = ""
+            repository.checkout(tree, commit, spec.keep_build)
+            why = build(spec.build, tree, log)
+            built = "" if why else commit
+        if why:
+            measured = Measurement(status="build", reason=why)
+        else:
+            task = ProbeTask(
+                tree=tree,
+                spec=spec,
+                result=tree.parent / "result",
+                name_bug=name_bug,
+                reproduce=reproduce(spec, commit),
+            )
+            measured = run_kernel(task, log)
+            if measured.status == "measured" and spec.measure_with == "accuracy":
+                measured = measured.model_copy(update=run_accuracy(spec, tree, log.parent / "run", log))
+        return measured.model_copy(update={"seconds": time.monotonic() - begun})
+
+    return measure
+
+
+class Bisection:
+    """One bisection."""
+
+    def __init__(
+        self, folder: BisectFolder, state: BisectState, measure: Measure, repository: Repository, say: Say
+    ) -> None:
+        self._folder, self._measure, self._repository, self._say = folder, measure, repository, say
+        self.state = state
+
+    def run(self) -> BisectState:
+        """Bisect from the current state, and return the state with its result.
+
+        Raises:
+            UsageError: an end is not what the user stated, or cannot be probed.
+            BrokenEnvironment: commits cannot be probed through no fault of their own. It can be resumed later.
+        """
+        if self.state.result is None:
+            self._prove("good", self.state.spec.good)
+            self._prove("bad", self.state.spec.bad)
+            suspects = self._search()
+            ambiguous = BisectResult(outcome="ambiguous", suspects=suspects)
+            result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
+            skipped = list(self._classes().values()).count("skip")
+            notes = (*result.notes, *([f"{skipped} commits could not be classified"] if skipped else []))
+            self._set(self.state.model_copy(update={"result": result.model_copy(update={"notes": notes})}))
+        return self.state
+
+    def _prove(self, end: Literal["good", "bad"], commit: str) -> None:
+        """Make sure that an end is what the user stated.
+
+        Raises:
+            UsageError: it is not. The next bisection starts again: the cause may be fixed by then.
+        """
+        if self._classify(commit, "good-end" if end == "good" else "bad-end") == end:
+            return
+        seen, last = self._outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
+        self._set(self.state.model_copy(update={"probes": ()}))
+        counts = ", ".join(f"{seen.count(outcome)} {outcome}" for outcome in dict.fromkeys(seen))
+        raise UsageError(
+            f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}.",
+            f"a revision that builds, imports and comes out {end}",
+            "check --good, --build, --kernel and --source; to compare errors with the good revision's, give --against good"
+            if end == "good"
+            else "check --bad, or choose calls that show the error more clearly, with --condition or --pack",
+        )
+
+    def _search(self) -> tuple[str, ...]:
+        """Halve the suspects until one is left, or those between them cannot be probed; return them, oldest first."""
+        spec, place = self.state.spec, {commit.commit: i for i, commit in enumerate(self.state.history)}
+        while True:
+            bad, goods, classes = spec.bad, [spec.good], self._classes()
+            for (
+                commit,
+                outcome,
+            ) in classes.items():  # in the order of the search, so each bad one is an ancestor of the last
+                bad = commit if outcome == "bad" else bad
+                goods += [commit] if outcome == "good" else []
+            # A good descendant of a bad commit: a regression that was fixed. What is searched is the older one.
+            goods = [good for good in goods if not self._repository.is_ancestor(bad, good)]
+            suspects = self._repository.halving(bad, goods, spec.first_parent)
+            left = [commit for commit in suspects if commit not in classes]
+            if left:  # step away from commits that do not build, twice as far for each
+                self._classify(left[min(2 ** (len(suspects) - 1 - len(left)) - 1, len(left) - 1)], "search")
+                continue
+            parents = self._repository.describe(bad).parents[: 1 if spec.first_parent else None]
+            inferred = [parent for parent in parents if parent in place and parent not in classes]
+            if len(suspects) > 1 or not inferred:
+                return tuple(sorted(suspects, key=place.__getitem__))
+            self._classify(inferred[0], "verify")
+
+    def _classes(self) -> dict[str, Outcome]:
+        """Return what each commit that was probed is, in the order of the search."""
+        commits = dict.fromkeys(probe.commit for probe in self.state.probes)
+        classes = {commit: settled(self._outcomes(commit), self.state.spec) for commit in commits}
+        return {commit: outcome for commit, outcome in classes.items() if outcome}
+
+    def _outcomes(self, commit: str) -> list[Outcome]:
+        return [probe.outcome for probe in self.state.probes if probe.commit == commit and probe.purpose != "name"]
+
+    def _classify(self, commit: str, purpose: Purpose) -> Outcome:
+        """Probe a commit until it is classified."""
+        while (outcome := settled(self._outcomes(commit), self.state.spec)) is None:
+            self._probe(commit, purpose)
+        return outcome
+
+    def _probe(self, commit: str, purpose: Purpose) -> Measurement:
+        """Probe a commit, and record what came out."""
+        number = len(self.state.probes) + 1
+        measured = self._measure(commit, number, purpose == "name")
+        outcome = outcome_of(measured, self.state.spec, self._of(self.state.spec.good) or [measured])
+        self._folder.write_measurement(number, measured)
+        probe = CommitProbe(
+            **outcome.model_dump(), number=number, commit=commit, purpose=purpose, seconds=measured.seconds
+        )
+        self._say(f"{number}: {purpose} {commit[:12]} {outcome.outcome}, {_describe(probe)}")
+        self._set(self.state.model_copy(update={"probes": (*self.state.probes, probe)}))
+        if outcome.outcome == "skip" and purpose == "search":
+            self._check_environment(number)
+        return measured
+
+    def _check_environment(self, number: int) -> None:
+        """Probe the good revision again after several commits in a row that cannot be probed.
+
+        Raises:
+            BrokenEnvironment: it cannot be probed now. The commits before it are forgotten, so that they are probed again.
+        """
+        last, good = self.state.probes[-SKIPS_BEFORE_CHECK:], self.state.spec.good
+        if number % SKIPS_BEFORE_CHECK or any(probe.outcome != "skip" for probe in last):
+            return
+        measured = self._measure(good, number + 1, False)
+        if outcome_of(measured, self.state.spec, [measured]).outcome == "skip":
+            self._set(self.state.model_copy(update={"probes": self.state.probes[:-SKIPS_BEFORE_CHECK]}))
+            raise BrokenEnvironment(
+                f"the good revision {good[:12]} could be probed before and cannot be now: {measured.reason}",
+                "a machine that still builds and imports it",
+                f"see {self._folder.log(number + 1)}; once it is fixed, the same command resumes",
+            )
+
+    def _of(self, commit: str) -> list[Measurement]:
+        """Return the measurements of a commit."""
+        numbers = (probe.number for probe in self.state.probes if probe.commit == commit)
+        return [measured for number in numbers if (measured := self._folder.measurement(number)).status == "measured"]
+
+    def _named(self, commit: str) -> BisectResult:
+        """Describe the culprit: git's view of it, what fails there and not before, and the bug."""
+        spec, info, good = self.state.spec, self._repository.describe(commit), self._of(self.state.spec.good)
+        before = next((measured for parent in info.parents for measured in self._of(parent)), None)
+        measured = self._of(commit)[0] if self._of(commit) else Measurement(status="died")
+        notes: list[str] = []
+        if measured.rows:
+            named = self._probe(commit, "name")
+            measured = named if named.status == "measured" else measured
+            last = [c for c in changes(self._of(spec.bad)[0], measured, spec, good) if c.new]
+            more = "; ".join(f"{change.axis} {', '.join(change.new)}" for change in last)
+            if more:
+                notes.append(
+                    f"the bad revision also fails where this commit does not ({more}): there is another regression"
+                )
+        shown = [(commit, "the commit"), *((parent, f"its parent {parent[:12]}") for parent in info.parents)]
+        checked = [f"{what} was {', '.join(self._outcomes(c)) or 'not probed'}" for c, what in shown]
+        return BisectResult(
+            outcome="found", suspects=(commit,), commit=info, checked="; ".join(checked), notes=tuple(notes),
+            changes=changes(measured, before, spec, good), findings=measured.findings,
+        )  # fmt: skip
+
+    def _set(self, state: BisectState) -> None:
+        self.state = state
+        self._folder.write(state)
+
+
+def _describe(probe: CommitProbe) -> str:
+    if probe.worst is None:
+        return probe.reason or probe.outcome
+    worst = "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.2g} times its limit"
+    return f"{probe.where}, {worst}"
+
+
+def reproduce(spec: BisectSpec, bad: str) -> str:
+    """Return the command that asks the same question with another bad revision."""
+    words: list[str] = []
+    for name, field in BisectSpec.model_fields.items():
+        value = {"good": spec.good[:12], "bad": bad[:12]}.get(name, getattr(spec, name))
+        flag = f"--{_FLAGS.get(name, name.replace('_', '-'))}"
+        if value != field.default:
+            parts = value if isinstance(value, tuple) else (value,)
+            words += [flag if part is True else f"{flag}={part}" for part in parts]
+    return shlex.join(["assay", "bisect", "commits", *words])

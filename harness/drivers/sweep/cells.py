@@ -1,0 +1,149 @@
+"""A sweep -> its cells: the product of the axes, as command lines, each with a key that holds everything that decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from assay.harness.attention.source import source_hashes
+from assay.harness.backend import Backend
+from assay.harness.config import FILE
+from assay.harness.drivers.sweep.result import SweptCell
+from assay.harness.drivers.sweep.spec import DEVICE_AXIS, SweepSpec, Value
+from assay.harness.errors import UsageError
+from assay.harness.extras import DISTRIBUTION
+from assay.harness.run.machine import installed_packages
+from assay.harness.text import did_you_mean, visible
+
+_CODE = ("candidate", "kernel", "reference")
+_FILES = ("model", "pack", "config", "data", "baselines")
+# Bytes up to which a file's content is hashed; of a larger one its name, size and time: a model's weights take minutes.
+_SMALL = 1_000_000
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option or argument of a command, as an axis names it.
+
+    Attributes:
+        flag: as on a command line; empty for an argument.
+        kind: whether it takes a value, takes none, or may be repeated.
+        off: the flag that turns a switch off; empty if there is none.
+    """
+
+    flag: str
+    kind: Literal["value", "switch", "repeated"] = "value"
+    off: str = ""
+
+
+def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> list[SweptCell]:
+    """Make the cells of a sweep.
+
+    Args:
+        spec: the sweep.
+        options: of its command by name, with ``_`` for ``-``.
+        device: kind of device, for cells that name none.
+
+    Raises:
+        UsageError: an axis or a constant is no option of the command.
+    """
+    for where, names in (("axis", [*spec.axes]), ("constant", [*spec.set])):
+        for name in names:
+            if name not in options and not (name == DEVICE_AXIS and where == "axis"):
+                raise UsageError(
+                    f"The {where} {name} is no option of assay {spec.command}.",
+                    f"one of {', '.join([*options, *([DEVICE_AXIS] if where == 'axis' else [])])}",
+                    did_you_mean(name, [*options]) or f"see assay {spec.command} -h",
+                )
+    cells = []
+    for values in itertools.product(*spec.axes.values()):
+        axes = dict(zip(spec.axes, values, strict=True))
+        if any(all(axes[name] == value for name, value in left_out.items()) for left_out in spec.exclude):
+            continue
+        taken = {name: value for name in options if (value := {**spec.set, **axes}.get(name)) is not None}
+        command = (spec.command, *_words(taken, options))
+        decided = [
+            command,
+            json.dumps(spec.runtime_env, sort_keys=True, default=str),
+            _text(axes.get(DEVICE_AXIS, device)),
+        ]
+        key = _hash(json.dumps([*decided, _identity(taken)], sort_keys=True))[:16]
+        cells.append(SweptCell(key=key, command=command, axes={name: _text(value) for name, value in axes.items()}))
+    return cells
+
+
+def _words(taken: Mapping[str, Value], options: Mapping[str, Option]) -> list[str]:
+    """Return values as words of a command line: flags first, then arguments in their order."""
+    flags: list[str] = []
+    for name, value in taken.items():
+        option = options[name]
+        if option.flag and option.kind == "switch":
+            flags += [option.flag] if value is True else [option.off] if value is False and option.off else []
+        elif option.flag:
+            flags += [f"{option.flag}={part}" for part in map(_text, value if isinstance(value, tuple) else (value,))]
+    return [*flags, *(_text(value) for name, value in taken.items() if not options[name].flag)]
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _identity(taken: Mapping[str, Value]) -> dict[str, object]:
+    """Return what decides a cell besides its command: the environment, the code under test, and the files that it reads."""
+    code = {f"code of {name}": _code_of(_text(taken[name])) for name in _CODE if name in taken}
+    files = {f"files of {name}": _files_of(_text(taken[name])) for name in _FILES if name in taken}
+    return {"environment": environment(), **code, f"files of {FILE}": _files_of(str(FILE)), **files}
+
+
+@cache
+def environment() -> dict[str, str]:
+    """Return the versions of what can change a result here; that of assay with the hash of its source code."""
+    try:
+        installed = version(DISTRIBUTION)
+    except PackageNotFoundError:
+        installed = "not installed"  # on the path only
+    # In a checkout, the parts of the package are links.
+    parts = sorted(path for path in Path(__file__).parents[2].iterdir() if path.is_dir())
+    hashes = [
+        hashlib.sha256(file.read_bytes()).hexdigest() for part in parts for file in sorted(part.resolve().rglob("*.py"))
+    ]
+    return {
+        "python": platform.python_version(),
+        "assay": f"{installed} {_hash(''.join(hashes))[:8]}",
+        **installed_packages(),
+    }
+
+
+@cache
+def _code_of(name: str) -> str:
+    """Hash the code of a backend: its source files and the packages that they import; empty unless it is a kernel."""
+    return _hash(json.dumps(source_hashes(name), sort_keys=True)) if Backend.parse(name).is_kernel else ""
+
+
+@cache
+def _files_of(name: str) -> str:
+    """Hash a file, or all files of a folder; empty if there is nothing at the path."""
+    path = Path(name).expanduser()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
+    return _hash("\n".join(_content(file, path) for file in files if file.is_file())) if files else ""
+
+
+def _content(file: Path, base: Path) -> str:
+    status, name = file.stat(), visible(str(file.relative_to(base)))
+    if status.st_size > _SMALL:
+        return f"{name} {status.st_size} {status.st_mtime_ns}"
+    return f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

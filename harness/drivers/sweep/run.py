@@ -1,0 +1,257 @@
+"""Running the cells of a sweep: each in a process of its own, on a pool of this machine or as tasks of Ray.
+
+``<sweep>/cells/<key>/cell.json`` is written last, and there is no other state: whatever ends this process, the same sweep in the
+same folder goes on from there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import queue
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+from assay.harness.drivers.sweep.cells import environment
+from assay.harness.drivers.sweep.result import CELL, CELLS, LOG, OUT, RESULT, SweepResult, SweptCell
+from assay.harness.drivers.sweep.spec import DEVICE_AXIS, Limits, SweepSpec
+from assay.harness.engines.process import ServerProcess
+from assay.harness.errors import EvidenceError, ExitCode, UsageError
+from assay.harness.extras import require
+from assay.harness.files import FolderLock, is_unused, timestamp, write_whole
+from assay.harness.progress import ProgressDisplay
+from assay.harness.schema import read_json
+from assay.harness.text import counted, how_ended, one_line
+from assay.harness.verdict import WORST_FIRST, Verdict, exit_code_of
+
+# Commands with a folder of evidence, and the one that goes on in it.
+_KEEPS, _RESUMES = ("run", "bench"), "run"
+_VISIBLE, _POLL_S = "CUDA_VISIBLE_DEVICES", 0.1
+# Times that Ray starts a cell again whose worker or node was lost: more than preemption explains.
+_RETRIES = 8
+
+
+def run_sweep(
+    spec: SweepSpec,
+    cells: Sequence[SweptCell],
+    folder: Path,
+    command: str,
+    jobs: int,
+    ray: str,
+    display: ProgressDisplay,
+) -> SweepResult:
+    """Run the cells that have not ended, or that ended in an error. An interruption is part of the result.
+
+    Args:
+        spec: the sweep.
+        cells: its cells.
+        folder: where it is kept.
+        command: what repeats it.
+        jobs: most cells at a time on this machine; 0 for one, or one for each set of GPUs that a cell needs.
+        ray: address of a cluster, "local" to start Ray here; empty for a pool of this machine.
+        display: shows each cell.
+
+    Raises:
+        UsageError: the folder holds something else, another process sweeps there, or the cells need what is not here.
+    """
+    if not (folder / CELLS).exists() and not is_unused(folder):
+        raise UsageError(
+            f"{folder} exists and is not the folder of a sweep.", "a new folder, or that of a sweep",
+            "name another one with --out",
+        )  # fmt: skip
+    begun, lock, interrupted = time.monotonic(), FolderLock(folder), False
+    ended = {cell.key: done for cell in cells if (done := ended_in(folder, cell.key)) is not None}
+    left = [cell for cell in cells if cell.key not in ended]
+    try:
+        running = _on_ray(left, spec, folder, ray) if ray else _here(left, spec.limits, folder, jobs)
+        for number, cell in enumerate(running, 1):
+            ended[cell.key] = cell
+            display.say(f"{cell.verdict}: {' '.join(cell.command)}{cell.problem and ': ' + cell.problem}")
+            display.count("cells", number, len(left))
+    except KeyboardInterrupt:
+        interrupted = True
+    del lock
+    shown = tuple(ended.get(cell.key, cell) for cell in cells)
+    counts = Counter(cell.verdict for cell in shown)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in WORST_FIRST if counts[verdict]]
+    parts += [f"{counts[None]} not run"] if counts[None] else []
+    worst = min((cell.verdict or "inconclusive" for cell in shown), key=WORST_FIRST.index, default="inconclusive")
+    return SweepResult(
+        verdict=worst, command=command, folder=str(folder), created=timestamp(), seconds=time.monotonic() - begun,
+        axes={name: tuple(dict.fromkeys(cell.axes[name] for cell in cells)) for name in spec.axes},
+        headline=f"{counted(len(shown), 'cell')}: {', '.join(parts)}.", cells=shown, interrupted=interrupted,
+    )  # fmt: skip
+
+
+def ended_in(folder: Path, key: str) -> SweptCell | None:
+    """Return a cell that has ended in the folder of a sweep, or None if it has to run: what failed may work the next time."""
+    try:
+        cell = read_json(folder / CELLS / key / CELL, SweptCell, "run the sweep again")
+    except EvidenceError:
+        return None
+    return cell.model_copy(update={"earlier": True}) if cell.key == key and cell.verdict != "error" else None
+
+
+def gpus_here() -> dict[str, str]:
+    """Return the GPUs of this machine that this process may use: name by index, as ``CUDA_VISIBLE_DEVICES`` has it."""
+    query = ["nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    named = dict(line.split(", ", 1) for line in listed.splitlines() if ", " in line)
+    visible = os.environ.get(_VISIBLE)
+    return named if visible is None else {i: named.get(i, "GPU") for i in visible.split(",") if i.strip()}
+
+
+def _here(cells: Sequence[SweptCell], limits: Limits, folder: Path, jobs: int) -> Iterator[SweptCell]:
+    """Run cells on this machine, each with GPUs of its own, and yield them as they end."""
+    gpus = [*gpus_here()] if limits.gpus else []
+    if len(gpus) < limits.gpus:
+        raise UsageError(
+            f"A cell needs {limits.gpus} GPUs, and this machine has {len(gpus)}.",
+            "limits that this machine meets",
+            "change [limits], or run the cells elsewhere with --ray ADDRESS",
+        )
+    fit = len(gpus) // limits.gpus if limits.gpus else jobs or 1
+    slots, free, stop = min(jobs or fit, fit), queue.SimpleQueue[str](), threading.Event()
+    for slot in range(slots):
+        free.put(",".join(gpus[slot * limits.gpus : (slot + 1) * limits.gpus]))
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slots))} if slots > 1 else {}
+
+    def work(cell: SweptCell) -> SweptCell:
+        visible = free.get()
+        try:
+            return run_cell(cell, folder / CELLS / cell.key, limits.minutes, {**threads, _VISIBLE: visible}, stop)
+        finally:
+            free.put(visible)
+
+    pool = ThreadPoolExecutor(slots)
+    try:
+        for future in as_completed([pool.submit(work, cell) for cell in cells]):
+            yield future.result()
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _on_ray(cells: Sequence[SweptCell], spec: SweepSpec, folder: Path, address: str) -> Iterator[SweptCell]:
+    """Run cells as tasks of Ray, which places them and starts them again where a worker is lost; yield them as they end."""
+    require("ray", "--ray")
+    import ray
+
+    code = dict(spec.runtime_env)
+    if (
+        "working_dir" in code
+    ):  # a working folder travels to the workers; its results are not read there, and Ray refuses 512 MiB
+        code["excludes"] = [*code.get("excludes", ()), "/runs/", f"/{folder.name}/"]
+    try:
+        ray.init(address, runtime_env=code, log_to_driver=False, include_dashboard=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RuntimeEnvSetupError) as error:
+        raise UsageError(
+            f"--ray {address}: {one_line(str(error), 400)}",
+            "local, or the address of a Ray cluster that runs; and a [runtime_env] that Ray can send to its workers",
+            "see ray status, or leave folders out with the key excludes",
+        ) from None
+    try:
+        task = ray.remote(num_cpus=spec.limits.cpus, num_gpus=spec.limits.gpus, max_retries=_RETRIES)(_away)
+        waiting: dict[Any, SweptCell] = {}
+        for cell in cells:
+            kind = cell.axes.get(DEVICE_AXIS) or spec.limits.accelerator or None
+            waiting[task.options(accelerator_type=kind).remote(cell, spec.limits.minutes)] = cell
+        while waiting:
+            (done,), _ = ray.wait([*waiting], num_returns=1)
+            cell = waiting.pop(done)
+            try:
+                yield _unpacked(ray.get(done), folder / CELLS / cell.key)
+            except ray.exceptions.RayError as error:
+                why = f"It could not run on a worker: {one_line(str(error).strip().splitlines()[-1], 300)}"
+                yield cell.model_copy(update={"verdict": "error", "problem": why})
+    finally:
+        ray.shutdown()
+
+
+def _away(cell: SweptCell, minutes: float) -> bytes:
+    """Run a cell on a worker, and return its folder as a tar file: no file system need be shared."""
+    with TemporaryDirectory(prefix="assay-cell-") as made, io.BytesIO() as packed:
+        run_cell(cell, Path(made), minutes, {}, threading.Event())
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(made, ".")
+        return packed.getvalue()
+
+
+def _unpacked(packed: bytes, folder: Path) -> SweptCell:
+    shutil.rmtree(folder, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return read_json(folder / CELL, SweptCell, "run the sweep again")
+
+
+def run_cell(
+    cell: SweptCell, folder: Path, minutes: float, variables: Mapping[str, str], stop: threading.Event
+) -> SweptCell:
+    """Run the command of a cell in a process of its own, and write its record as the last of its files.
+
+    Args:
+        cell: what to run.
+        folder: of the cell. ``assay run`` goes on with what an earlier attempt left there; other commands begin again.
+        minutes: time limit.
+        variables: of the environment of its processes.
+        stop: is set to end it early; it has no verdict then.
+    """
+    begun, name = time.monotonic(), cell.command[0]
+    for file in (CELL, RESULT):
+        (folder / file).unlink(missing_ok=True)
+    if name != _RESUMES:
+        shutil.rmtree(folder / OUT, ignore_errors=True)
+    out = ["--out", str((folder / OUT).resolve())] if name in _KEEPS else []
+    words = [sys.executable, "-m", "assay", *cell.command, *out, "--json"]
+    process = ServerProcess(words, {**os.environ, **variables}, Path.cwd(), folder / LOG, output=folder / RESULT)
+    try:
+        while (status := process.exit_status) is None and not stop.wait(_POLL_S):
+            if time.monotonic() - begun > minutes * 60:
+                break
+    finally:
+        process.stop()
+    if stop.is_set():
+        return cell
+    verdict, text = _outcome(folder / RESULT, process, status, minutes)
+    done = cell.model_copy(
+        update={
+            "verdict": verdict, ("problem" if verdict == "error" else "headline"): text, "environment": environment(),
+            "seconds": time.monotonic() - begun, "worker": platform.node(), "created": timestamp(),
+        }
+    )  # fmt: skip
+    write_whole(folder / CELL, done.model_dump_json(indent=1))
+    return done
+
+
+def _outcome(result: Path, process: ServerProcess, status: int | None, minutes: float) -> tuple[Verdict, str]:
+    """Return the verdict and the result in a sentence: a verdict counts if exit code and result agree."""
+    if status is None:
+        return "error", f"It was ended: it did not end within {minutes:g} min."
+    last = one_line(process.last_line(), 400)
+    try:
+        document = json.loads(result.read_bytes())
+        verdict: Verdict = document["verdict"]
+    except (OSError, ValueError, KeyError, TypeError):
+        document, verdict = {}, "error"
+    if document and verdict in get_args(Verdict) and status == exit_code_of(verdict):
+        return verdict, one_line(str(document.get("headline") or last.partition("): ")[2] or last), 400)
+    if status == ExitCode.PASS:
+        return "error", f"It exited with 0, and its result does not say that it passed: {last}"
+    return "error", f"Exit code {status}: {last}" if status in (
+        *ExitCode,
+    ) else f"Its process {how_ended(status)}: {last}"

@@ -1,0 +1,161 @@
+"""What is attached to a server's model: shadow, layer substitution, faults and trace, switched by the control.
+
+An engine's adapter gives each call to `Attachment.output`. The control (`assay.harness.engines.inside.control`) is read when a
+forward pass starts. While everything is off, a call costs one more comparison.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from assay.harness.attention.call import KernelRefused
+from assay.harness.engines.inside.control import CONTROL, Setting, read_setting
+from assay.harness.engines.inside.faults import Faults
+from assay.harness.engines.inside.observed_call import EngineCall, ForwardPass
+from assay.harness.engines.inside.shadow import Shadow
+from assay.harness.engines.inside.substitution import Substitution
+from assay.harness.engines.inside.tracer import Tracer
+
+
+class ControlReader:
+    """The server's side: the latest setting. While the file does not change, reading it costs one ``stat``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: tuple[int, int] | None = None
+        self._setting = Setting()
+
+    def latest(self) -> Setting:
+        """Read the setting that applies now.
+
+        Raises:
+            EvidenceError: the file is damaged.
+        """
+        try:
+            status = os.stat(self._folder / CONTROL)
+            version = (status.st_mtime_ns, status.st_ino)
+        except FileNotFoundError:
+            version = None
+        if version != self._read:
+            self._read, self._setting = version, read_setting(self._folder)
+        return self._setting
+
+
+class Attachment:
+    """The attachments of one process. There is one, even where prefill and decode have different backends.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``), which holds the control.
+        shadow: runs the candidate while the control says `shadow`.
+        substitution: computes the output of the layers that the control names.
+        tracer: keeps outputs while the control names a trace.
+        faults: seeds the fault that the control names.
+        faulty: the shadow of a candidate with that fault.
+    """
+
+    def __init__(
+        self, folder: Path, shadow: Shadow, substitution: Substitution, tracer: Tracer, faults: Faults, faulty: Shadow
+    ) -> None:
+        self._right, self._substitution, self._tracer = shadow, substitution, tracer
+        self._faults, self._faulty = faults, faulty
+        self._reader = ControlReader(folder)
+        self._setting = Setting()
+        self._off = True
+        self._batch: Any = None
+        self._pass: ForwardPass | None = None
+        self._passes = 0
+        self._highest = -1
+        self._last_layer: int | None = None
+
+    def attached_to(self, name: str) -> None:
+        """Note that outputs of the backend of this name are observed."""
+        self._right.references.add(name)
+        self._faulty.references.add(name)
+
+    def observes(self, batch: Any) -> bool:
+        """Return True if calls of a batch are observed: it has to be known before a layer's output is computed."""
+        if self._batch is not batch:
+            self._start(batch)
+        return not self._off
+
+    def output(self, made: EngineCall, out: Any, reference: str) -> Any:
+        """Return the output that the model uses, after everything that is switched on has received it.
+
+        Args:
+            made: the call.
+            out: the reference's output, [tokens, num_q_heads * head_dim_v]; anything but a tensor is returned as it is.
+            reference: name of the backend that computed it.
+
+        Raises:
+            KernelRefused: a layer is to be substituted, and the pass cannot be.
+        """
+        observed = self.observes(made.batch)
+        self._highest = max(self._highest, made.layer)
+        if not observed or not made.is_served:
+            return out
+        if not isinstance(out, Tensor):
+            self._refuse(made, KernelRefused("a call returned parts that are merged later, which are not observed"))
+            return out
+        return self._observed(made, out, reference)
+
+    def _start(self, batch: Any) -> None:
+        """Start a pass: what the control says now applies until the pass ends."""
+        self._batch, self._pass = batch, None
+        if self._highest >= 0:
+            self._last_layer = max(self._highest, self._last_layer or 0)
+        self._tracer.write()
+        before, shadow, self._setting = self._setting.session, self._shadow, self._reader.latest()
+        if before and (not self._setting.session or self._shadow is not shadow):
+            shadow.write()
+        self._faults.switch(self._setting.control.fault, self._setting.token)
+        if self._setting.session not in ("", before):
+            self._shadow.start_session()
+        self._off = not self._setting.control.observes
+
+    @property
+    def _shadow(self) -> Shadow:
+        """The shadow that the control speaks of."""
+        return self._faulty if self._setting.control.fault else self._right
+
+    def _observed(self, made: EngineCall, out: Tensor, reference: str) -> Tensor:
+        control, number, phase = self._setting.control, made.layer, made.phase
+        try:
+            if self._pass is None:
+                self._pass = made.forward_pass(self._passes)
+                self._passes += 1
+        except KernelRefused as error:
+            self._refuse(made, error)
+        else:
+            call = made.observed(self._pass)
+            if control.shadow:
+                self._shadow.observe(call, out)
+            if number in control.substitute:
+                out = self._substitution.output(call, out, reference, self._setting)
+            if control.fault and not control.shadow and phase in control.fault_phases:
+                out = self._faults.seeded(call, out)
+            if control.trace:
+                self._tracer.keep(control.trace, call, out, control.traced)
+        if number == self._last_layer:
+            self._end()
+        return out
+
+    def _refuse(self, made: EngineCall, error: KernelRefused) -> None:
+        """Note that a call is not observed. Raises the error if its layer is to be substituted."""
+        control = self._setting.control
+        if made.layer in control.substitute:
+            raise error
+        if control.shadow:
+            self._shadow.note_failure(made.layer, made.phase, error)
+        if control.trace and (control.traced is None or control.traced.request in made.requests):
+            self._tracer.refuse(control.trace, str(error))
+
+    def _end(self) -> None:
+        if self._setting.control.fault:
+            self._faults.write()
+        if self._setting.control.shadow:
+            self._shadow.end_pass()
+        self._tracer.write()

@@ -1,0 +1,191 @@
+"""Control of a server that the harness started: environment variables at its start, and a file while it runs.
+
+The server reads this file, the control, at the start of each pass: a scheduler reacts to nothing but requests. A request that is
+sent after `set_control` has returned is certain to see the new control. A server without the file does nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from assay.harness.conditions import PHASES
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.counters import read_counters
+from assay.harness.files import write_whole
+from assay.harness.schema import Record, read_json
+
+EVIDENCE = "ASSAY_EVIDENCE"
+"""Environment variable: the folder to which a server writes its evidence (counters, admissions, ...)."""
+DELEGATE = "ASSAY_DELEGATE"
+"""Environment variable: the backend that computes the phases that a kernel does not declare."""
+KERNEL = "ASSAY_KERNEL"
+"""Environment variable: a kernel to register in addition to the published ones, as ``module:function``."""
+
+API_KEY = "ASSAY_API_KEY"
+"""Environment variable: the key that a server asks of its clients, so that only this run's requests are answered."""
+
+SHADOW = "ASSAY_SHADOW"
+"""Environment variable: a candidate to attach to the serving backend, for shadow and substitution. Needs `EVIDENCE`. It does
+nothing until the control says so."""
+RECORD = "ASSAY_RECORD"
+"""Environment variable: byte budget of the replay pack that is recorded while the control says `shadow`. Needs `EVIDENCE`."""
+TRACE = "ASSAY_TRACE"
+"""Environment variable: byte budget per process of all traces of attention outputs. Needs `EVIDENCE`. Without it, a trace is
+refused."""
+FAULTS = "ASSAY_FAULTS"
+"""Environment variable: not empty in a server that may be asked to seed a fault (`Control.fault`). Needs `EVIDENCE`."""
+MODEL_HASH = "ASSAY_MODEL_HASH"
+"""Environment variable: hash of the model's files, noted in the replay pack."""
+
+CONTROL = "control.json"
+"""File of the control, in a server's folder."""
+_SUBSTITUTED = "substituted"
+
+
+class TracedRequest(Record):
+    """A request of which a trace has whole calls: what attention is given, what it reads, and what it returns.
+
+    Attributes:
+        request: the engine's id. Other requests of its batches are not kept.
+        until: position of the last query that is kept, from 0. Of the pass that computes it, K and V of all tokens up to it are
+            kept as attention reads them.
+    """
+
+    request: str
+    until: int
+
+
+class Control(Record):
+    """The setting of a server with an attached candidate (``ASSAY_SHADOW``) for the passes that start from now on.
+
+    Attributes:
+        shadow: the candidate runs in the shadow: its errors are summed up, and calls are recorded (``ASSAY_RECORD``). Switching it
+            off and on again starts a new session, which forgets the one before.
+        substitute: layers in which the model uses the candidate's output, in the phases that the candidate computes.
+        trace: label under which attention outputs are kept; empty for none. Letters, digits, ``.``, ``_`` and ``-``. A label
+            serves one request; the next request needs a new label.
+        traced: the request that is traced, in whatever batch it is, with its inputs; None for the only one of every pass, without.
+        fault: id of a fault of `assay.harness.attention.bugs.catalogue.CATALOGUE` that outputs have; empty for none. With
+            `shadow`, only those of the candidate in the shadow have it, in a session of its own; otherwise those that the model
+            uses.
+        fault_phases: phases of the calls that the model uses and that have the fault; by default all.
+        profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no
+            attached candidate.
+        fingerprint: label under which each process writes the fingerprint of what it serves, once, after its next pass; empty for
+            none. Same characters. It needs no attached candidate.
+    """
+
+    shadow: bool = False
+    substitute: tuple[int, ...] = ()
+    trace: str = ""
+    traced: TracedRequest | None = None
+    fault: str = ""
+    fault_phases: tuple[str, ...] = PHASES
+    profile: str = ""
+    fingerprint: str = ""
+
+    @property
+    def observes(self) -> bool:
+        """True if what is attached to the calls has something to do. A profile has not: it lists the kernels of any pass."""
+        return self.shadow or bool(self.substitute or self.trace or self.fault)
+
+    @property
+    def replaces(self) -> bool:
+        """True if the model gets other outputs than the serving backend's."""
+        return bool(self.substitute) or bool(self.fault and not self.shadow)
+
+    @field_validator("substitute")
+    @classmethod
+    def _layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        if any(layer < 0 for layer in layers):
+            raise ValueError(f"layers are numbered from 0, found {min(layers)}")
+        return tuple(sorted(set(layers)))
+
+    @field_validator("trace", "fault", "profile", "fingerprint")
+    @classmethod
+    def _label(cls, label: str) -> str:
+        if label and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", label):
+            raise ValueError(f"the label {label!r} is not a plain name; expected letters, digits, '.', '_' and '-'")
+        return label
+
+
+class Setting(Record):
+    """A control as it is on disk.
+
+    Attributes:
+        token: identifies this setting.
+        session: identifies the shadow session. It stays the same while successive settings keep the shadow on; empty if it is off.
+        control: what the server does.
+    """
+
+    token: str = ""
+    session: str = ""
+    control: Control = Field(default_factory=Control)
+
+
+def set_control(folder: Path, control: Control) -> str:
+    """Replace a server's control.
+
+    A caller that changes `substitute` or `fault` must also empty the server's prefix cache, whose K and V were computed under the
+    old control.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``), created if it does not exist.
+        control: what the server does from now on.
+
+    Returns:
+        The token of the setting.
+
+    Raises:
+        EvidenceError: it cannot be written.
+    """
+    token = secrets.token_hex(8)
+    # Decided here, not in the server: it may not have run a single pass while the shadow was off.
+    session = (_session(folder, control.fault) or token) if control.shadow else ""
+    write_whole(
+        folder / CONTROL, Setting(token=token, session=session, control=control).model_dump_json(), durable=False
+    )
+    return token
+
+
+def read_setting(folder: Path) -> Setting:
+    """Read a server's setting; the default, with everything off, if no control was set.
+
+    Raises:
+        EvidenceError: the control is damaged.
+    """
+    path = folder / CONTROL
+    return read_json(path, Setting, "delete the file, or set the control again") if path.exists() else Setting()
+
+
+def substituted_calls(folder: Path) -> dict[int, int]:
+    """Count the substituted calls per layer since the control was set. Layers without any are left out.
+
+    Under tensor parallelism each process counts its own share of a call.
+
+    Raises:
+        EvidenceError: the control is damaged.
+    """
+    calls: dict[int, int] = {}
+    for count in read_counters(substitution_folder(folder, read_setting(folder).token)):
+        for layer, number in count.calls_by_layer.items():
+            calls[layer] = calls.get(layer, 0) + number
+    return calls
+
+
+def substitution_folder(folder: Path, token: str) -> Path:
+    """Return the folder in which the substituted calls of a setting are counted (`assay.harness.evidence.counters`)."""
+    return folder / _SUBSTITUTED / token
+
+
+def _session(folder: Path, fault: str) -> str:
+    """Return the running shadow session with this fault; empty if none or damaged: the file is about to be replaced."""
+    try:
+        setting = read_setting(folder)
+        return setting.session if setting.control.fault == fault else ""
+    except EvidenceError:
+        return ""

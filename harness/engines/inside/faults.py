@@ -1,0 +1,113 @@
+"""A seeded fault inside a running server: while the control names one, outputs have it. Nothing is restarted.
+
+With the shadow off, what the model uses has the fault. With the shadow on, only the candidate in it has, and what it measures goes
+to a folder of its own (`SENSITIVITY`), which no verdict on the candidate reads.
+
+A call that the kernel contract cannot express stays right, and is counted as such: a fault must not stop a server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.harness.attention.bugs.catalogue import CATALOGUE
+from assay.harness.attention.call import KernelRefused
+from assay.harness.attention.oracle import oracle
+from assay.harness.engines.inside.candidates import Candidate
+from assay.harness.engines.inside.observed_call import ObservedCall
+from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
+from assay.harness.evidence.nonce import nonce_of_process
+
+
+class Faults:
+    """Seeds faults in one process.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fault = self._token = ""
+        self._calls = self._changed = self._refused = 0
+        self._why = ""
+
+    def switch(self, fault: str, token: str) -> None:
+        """Switch to a fault, empty for none, under a new setting of the control."""
+        if token == self._token:
+            return
+        self._fault, self._token = fault, token
+        self._calls = self._changed = self._refused = 0
+        self._why = ""
+        if fault in CATALOGUE:
+            CATALOGUE[fault].restart()
+
+    def seeded(self, call: ObservedCall, out: Tensor, noisy: bool = False) -> Tensor:
+        """Compute the output with the fault that is switched on, in the shape of `out`, [tokens, num_q_heads * head_dim_v].
+
+        Args:
+            call: the call.
+            out: its right output.
+            noisy: whether `out` has the noise of a declared quantisation, which the wrong output then has as well.
+        """
+        self._calls += 1
+        try:
+            if self._fault not in CATALOGUE:
+                raise KernelRefused(f"there is no fault {self._fault!r} in the catalogue of this version")
+            packed = call.pack("a seeded fault")
+            right = out.view(len(out), call.heads, -1)
+            wrong = CATALOGUE[self._fault].apply(packed, right, oracle(packed) if noisy else None)
+        except KernelRefused as error:
+            self._refused += 1
+            self._why = self._why or str(error)
+            return out
+        if wrong is right:
+            return out
+        self._changed += 1
+        return wrong.reshape(out.shape).to(out.dtype).contiguous()
+
+    def write(self) -> None:
+        """Write at the end of a pass how many calls had the fault.
+
+        Raises:
+            EvidenceError: the disk is full or not writable.
+        """
+        counts = SeededCalls(
+            run=nonce_of_process(),
+            fault=self._fault,
+            calls=self._calls,
+            changed=self._changed,
+            refused=self._refused,
+            why=self._why,
+        )
+        SEEDED_CALLS.write(self._folder / FOLDER / self._token, counts)
+
+
+class FaultyCandidate:
+    """A candidate whose outputs have the fault that is switched on."""
+
+    def __init__(self, candidate: Candidate, faults: Faults) -> None:
+        self.name = f"{candidate.name} with a seeded fault"
+        self._candidate, self._faults = candidate, faults
+
+    @property
+    def noise(self) -> str:
+        """Noise family of the candidate. May raise anything."""
+        return self._candidate.noise
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases of the candidate. May raise anything."""
+        return self._candidate.phases
+
+    @property
+    def reads_given(self) -> bool:
+        """See `Candidate`. May raise anything."""
+        return self._candidate.reads_given
+
+    def run(self, call: ObservedCall) -> Tensor:
+        """Compute the candidate's output with the fault. May raise anything."""
+        out = self._candidate.run(call).reshape(sum(call.forward_pass.new), -1)
+        return self._faults.seeded(call, out, noisy=bool(self.noise))

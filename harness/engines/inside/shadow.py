@@ -1,0 +1,301 @@
+"""The shadow inside a server: the model uses the reference's output, and the candidate runs on the same q, k and v.
+
+On sampled queries of every call both outputs are compared with the truth, and with honest implementations of the candidate's noise
+family. All errors are reduced on the device and written at intervals. Calls are recorded into a replay pack.
+Whatever the candidate does, the model gets the reference's output: if the candidate raises, that is noted and the server goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import KernelRefused
+from assay.harness.attention.noise import BESIDE_FP8
+from assay.harness.backend import Backend
+from assay.harness.engines.inside.candidates import Candidate, output_of
+from assay.harness.engines.inside.envelope_tally import EnvelopeTally
+from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
+from assay.harness.engines.inside.pack_writer import PackWriter
+from assay.harness.engines.inside.reduction import LayerSums
+from assay.harness.engines.inside.truth_sums import TruthSums, check_stored, sampled_rows
+from assay.harness.engines.inside.write_request import latest_write_request
+from assay.harness.evidence.error_table import condition_numbers, joined
+from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.pack import CallMetadata
+from assay.harness.evidence.shadow_errors import (
+    FOLDER,
+    FailedCalls,
+    ShadowHeader,
+    WorstCase,
+    write_shadow_errors,
+)
+
+_WRITE_INTERVAL_S = 0.5
+_MAX_WRITE_SHARE = 0.05
+"""Largest share of wall-clock time spent on writing."""
+_MAX_TEXT = 1000
+_MAX_PASSES = 256  # kept in memory until the worst cases among them are resolved
+
+
+def beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
+    """Return the noise family of an engine's own backends: beside a cache of fewer bits they store q and weights so too."""
+    return BESIDE_FP8 if stored else ""
+
+
+class Shadow:
+    """The shadow of one process: sums up errors and records calls.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        candidate: what runs in the shadow; None to only record.
+        new_writer: creates the pack writer of a session, which replaces the pack of the session before; None to record nothing.
+        rank: rank of this process among those that share the heads (tensor parallelism).
+        ranks: number of these processes.
+        clock: a clock, in seconds.
+        native_noise: returns the noise family of backends of the engine in a phase, beside a cache of fewer bits or not.
+    """
+
+    def __init__(
+        self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None,
+        rank: int = 0, ranks: int = 1, clock: Callable[[], float] = time.monotonic,
+        native_noise: Callable[[Collection[str], str, bool], str] = beside_cache,
+    ) -> None:  # fmt: skip
+        self._folder, self._candidate, self._new_writer = folder, candidate, new_writer
+        self._rank, self._ranks, self._clock = rank, ranks, clock
+        self._native_noise = native_noise
+        self._seed = secrets.randbits(32)
+        self.references: set[str] = set()
+        self.tally: EnvelopeTally | None = None
+        self._next_write = 0.0
+        self._written = ""
+        self.start_session()
+
+    def start_session(self) -> None:
+        """Forget what an earlier session summed up and recorded. The next write replaces its files.
+
+        Raises:
+            UsageError: the pack's folder holds something else.
+        """
+        self._writer = self._new_writer() if self._new_writer else None
+        if self.tally is not None:
+            self.tally.clear()
+        self._phases: tuple[str, ...] = ()
+        self._noise = ""
+        self._features: dict[str, None] = {}
+        self._sums: dict[int, LayerSums] = {}
+        self._unrecorded: dict[int, str] = {}
+        self._truth: dict[tuple[int, Phase], TruthSums] = {}
+        self._untested: dict[int, str] = {}
+        self._failed: dict[tuple[int, Phase], FailedCalls] = {}
+        self._worst: dict[tuple[int, Phase], Tensor] = {}
+        self._cases: dict[tuple[int, Phase], WorstCase] = {}
+        self._passes: dict[int, ForwardPass] = {}
+        self._pass: ForwardPass | None = None
+        self._numbers = self._rows = np.empty(0, np.int64)
+        self._conditions = torch.empty(0, dtype=torch.int64)
+        self._count = self._row_count = self._sampled = 0
+
+    def observe(self, call: ObservedCall, out: Tensor) -> None:
+        """Run the candidate on a call. `out`, [tokens, num_q_heads * head_dim_v], is the reference's output."""
+        try:
+            self._enter(call, out)
+            metadata = _metadata(call)
+            reference = out.view(out.shape[0], call.heads, -1)
+            got = self._run(call, out)
+            if self._writer is not None and self._writer.wants(metadata):
+                self._record(metadata, call, reference, got)
+            if got is not None:
+                worst = self._measure(metadata, call, got, reference)
+                self._compare_with_truth(call, got, reference, worst)
+                if self.tally is not None:
+                    self.tally.count(call)
+        except Exception as error:  # the model has its output already
+            self.note_failure(call.layer, call.phase, error)
+
+    def _run(self, call: ObservedCall, out: Tensor) -> Tensor | None:
+        """Compute the candidate's output, [tokens, heads, head_dim_v]; None if it raised or does not compute the phase."""
+        if self._candidate is None:
+            return None
+        try:
+            self._phases = self._candidate.phases
+            if call.phase not in self._phases:
+                return None
+            return output_of(self._candidate, call, out).view(len(out), call.heads, -1)
+        except Exception as error:  # a candidate may raise anything; the call is recorded all the same
+            self.note_failure(call.layer, call.phase, error)
+            return None
+
+    def note_failure(self, layer: int, phase: Phase, error: Exception) -> None:
+        """Count a call that the candidate did not compute, with the first error of its layer and phase."""
+        known = self._failed.get((layer, phase))
+        text = known.text if known else f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+        calls = known.calls + 1 if known else 1
+        self._failed[layer, phase] = FailedCalls(layer=layer, phase=phase, calls=calls, text=text)
+
+    def _enter(self, call: ObservedCall, out: Tensor) -> None:
+        """Take note of the call's pass if it is a new one."""
+        if call.forward_pass is self._pass:
+            return
+        if len(self._passes) == _MAX_PASSES:
+            self._resolve_worst()
+        self._pass = self._passes[call.forward_pass.number] = call.forward_pass
+        numbers = condition_numbers(call.phase, call.forward_pass.new, call.forward_pass.prefix)
+        self._numbers, self._conditions = numbers, torch.from_numpy(numbers).to(out.device)
+        # Seeded by the pass as well, so that all layers and all processes compare the same queries.
+        random = np.random.default_rng([self._seed, self._count])
+        self._rows = sampled_rows(call.forward_pass.new, call.forward_pass.prefix, random)
+        self._count += 1
+        self._row_count += len(numbers)
+        self._sampled += len(self._rows)
+
+    def _measure(self, metadata: CallMetadata, call: ObservedCall, got: Tensor, reference: Tensor) -> list[int]:
+        """Add the differences of a call; return the queries that differ most, by relative L1 and by the difference itself."""
+        layer, heads = metadata.layer, reference.shape[1]
+        if layer not in self._sums:
+            self._sums[layer] = LayerSums(heads, reference.device)
+        (value, at), (_, farthest) = self._sums[layer].measure(got, reference, self._conditions)
+        latest = torch.stack([value, torch.full_like(value, call.forward_pass.number), at.double()])
+        known = self._worst.get((layer, metadata.phase))
+        self._worst[layer, metadata.phase] = (
+            latest if known is None else torch.where(latest[0] > known[0], latest, known)
+        )
+        if self._writer is not None and self._writer.wants_worst(metadata, float(value)):
+            row, head = divmod(int(at), heads)
+            sequence, position = call.forward_pass.locate(row)
+            self._record(metadata, call, reference, got, float(value), (sequence, head, position))
+        return (torch.stack([at, farthest]) // heads).tolist()
+
+    def _compare_with_truth(self, call: ObservedCall, got: Tensor, reference: Tensor, worst: list[int]) -> None:
+        """Compare sampled queries with the truth, and those in `worst`: a wrong query differs from the reference."""
+        assert self._candidate is not None
+        layer = call.layer
+        try:
+            packed = call.pack("the oracle")
+            stored = packed.stored_k is not None
+            given = call.given if stored else None  # layers may not read what is stored
+            if given is not None:
+                check_stored(packed, *given)
+            if (layer, call.phase) not in self._truth:
+                noise = self._candidate.noise or self._native_noise(
+                    (self._candidate.name,), call.phase, stored and self._candidate.reads_given
+                )
+                self._noise = self._noise or noise
+                families = (noise, self._reference_noise(call.phase, stored))
+                self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families, self._candidate.reads_given)
+            [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
+            self._features |= dict.fromkeys(packed.features)
+            self._truth[layer, call.phase].add(
+                packed, (got, reference), self._rows, self._numbers, seed, worst, call.forward_pass.prefix, given,
+            )  # fmt: skip
+        except Exception as error:  # such as out of memory: the layer lacks its comparison, and that is said
+            self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+
+    def _reference_noise(self, phase: Phase, stored: bool) -> str:
+        """Return the noise family of the serving backend in a phase that it computes itself; empty for what it delegates.
+
+        Args:
+            phase: "extend" or "decode".
+            stored: whether the cache stores fewer bits.
+        """
+        own = [Backend.parse(name) for name in self.references]
+        declared = next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
+        computes = any(backend.is_kernel and phase in backend.phases for backend in own)
+        return declared or self._native_noise(self.references, phase, stored and not computes)
+
+    def _record(
+        self, metadata: CallMetadata, call: ObservedCall, reference: Tensor, candidate: Tensor | None,
+        relative_l1: float | None = None, worst_at: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:  # fmt: skip
+        assert self._writer is not None
+        try:
+            # Gathered again: the candidate may have written to the call that it received.
+            packed = call.pack("a replay pack")
+        except KernelRefused as error:
+            self._unrecorded.setdefault(metadata.layer, str(error))
+            return
+        first_head = self._rank * reference.shape[1]
+        self._writer.add(metadata, packed, reference, relative_l1, worst_at, first_head, candidate)
+
+    def end_pass(self) -> None:
+        """Write at the end of a pass, if it is time or if there is a new write request."""
+        token = latest_write_request(self._folder)
+        started = self._clock()
+        if token == self._written and started < self._next_write:
+            return
+        self.write()
+        finished = self._clock()
+        self._next_write = finished + max(_WRITE_INTERVAL_S, (finished - started) / _MAX_WRITE_SHARE)
+
+    def write(self) -> None:
+        """Write the errors and the pack, which serves the latest write request."""
+        self._written = latest_write_request(self._folder)
+        if self._writer is not None:
+            self._writer.flush()
+        if self.tally is not None:
+            self.tally.write()
+        self._resolve_worst()
+        header = ShadowHeader(
+            run=nonce_of_process(),
+            reference=" + ".join(sorted(self.references)),
+            candidate=self._candidate.name if self._candidate else "",
+            phases=self._phases,
+            passes=self._count,
+            worst=tuple(self._cases.values()),
+            failed=tuple(self._failed.values()),
+            unrecorded=self._unrecorded,
+            untested=self._untested,
+            off_by_a_key=tuple(
+                (*at, sums.off_by_a_key) for at, sums in sorted(self._truth.items()) if sums.off_by_a_key
+            ),
+            as_given=tuple((*at, sums.as_given) for at, sums in sorted(self._truth.items()) if sums.as_given),
+            candidate_noise=self._noise,
+            dtype=next((sums.dtype for sums in self._truth.values()), ""),
+            accumulation=next((sums.accumulation for sums in self._truth.values()), ""),
+            reference_noise=self._reference_noise("extend", "stored_kv" in self._features),
+            features=tuple(self._features),
+            heads={layer: sums.heads * self._ranks for layer, sums in self._sums.items()},
+            seed=self._seed,
+            rows=self._row_count,
+            sampled_rows=self._sampled,
+            write_request=self._written,
+        )
+        parts = [sums.cells(layer, self._rank * sums.heads) for layer, sums in self._sums.items()]
+        parts += [sums.cells(layer, self._rank * sums.heads) for (layer, _), sums in self._truth.items()]
+        write_shadow_errors(self._folder / FOLDER / f"{os.getpid()}.safetensors", joined(parts), header)
+
+    def _resolve_worst(self) -> None:
+        """Look up the requests of the worst cases, and drop the passes."""
+        for (layer, phase), tensor in self._worst.items():
+            value, number, at = tensor.tolist()
+            if int(number) in self._passes:
+                self._cases[layer, phase] = self._case(layer, phase, value, self._passes[int(number)], int(at))
+        self._passes = {self._pass.number: self._pass} if self._pass else {}
+
+    def _case(self, layer: int, phase: Phase, relative_l1: float, of: ForwardPass, at: int) -> WorstCase:
+        heads = self._sums[layer].heads
+        row, head = divmod(at, heads)
+        sequence, position = of.locate(row)
+        return WorstCase(
+            layer=layer,
+            phase=phase,
+            relative_l1=relative_l1,
+            head=self._rank * heads + head,
+            request=of.requests[sequence],
+            position=of.prefix[sequence] + position,
+            prefix=of.prefix[sequence],
+            new=of.new[sequence],
+            sequences=len(of.new),
+        )
+
+
+def _metadata(call: ObservedCall) -> CallMetadata:
+    of_pass = call.forward_pass
+    return CallMetadata(call.layer, call.phase, of_pass.new, of_pass.prefix, of_pass.requests)

@@ -1,0 +1,172 @@
+"""Keeps the attention outputs that the model used, for one request under one label, within a byte budget.
+
+Kept rows are gathered on the device after each layer and written when the pass has ended. Of a request that the control names, in
+whatever batch it is, every row up to a position is kept with its q, K and V, and K and V of the whole sequence as the last of them
+reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import KernelRefused
+from assay.harness.engines.inside.control import TracedRequest
+from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
+from assay.harness.evidence.nonce import nonce_of_process
+from assay.harness.evidence.trace import NEW, OUTPUT, QUERY, READ, TraceHeader, write_pass, write_refusal
+
+MAX_ROWS = 32
+"""Most rows kept per extend call: the last row, and others evenly spaced."""
+
+
+@dataclass(eq=False)
+class _Pending:
+    """The part of the current pass that is kept.
+
+    Attributes:
+        phase: "extend" or "decode".
+        sequence: index of the request in the batch.
+        rows: of the pass, int64 [rows].
+        positions: of each row in its request, int64 [rows].
+        tokens: ids, [rows].
+        last: whether the last of them is the last that is wanted of the request.
+        tensors: what is kept, by name in the file.
+    """
+
+    phase: Phase
+    sequence: int
+    rows: Tensor
+    positions: Tensor
+    tokens: Tensor
+    last: bool
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Label:
+    """The state of one trace."""
+
+    name: str
+    request: str
+    passes: int = 0
+    pending: _Pending | None = None
+    reached: bool = False
+    """Whether the last position that is wanted was kept: what comes later is not missed."""
+
+
+class Tracer:
+    """One process's traces.
+
+    Args:
+        folder: the server's folder (``ASSAY_EVIDENCE``).
+        budget_bytes: byte budget of all traces together. A trace that exceeds it is refused, never cut.
+        rank: rank of this process among those that share the heads (tensor parallelism).
+        ranks: number of those processes.
+    """
+
+    def __init__(self, folder: Path, budget_bytes: int, rank: int = 0, ranks: int = 1) -> None:
+        self._folder, self._budget, self._rank, self._ranks = folder, budget_bytes, rank, ranks
+        self._labels: dict[str, _Label] = {}
+        self._refused: set[str] = set()
+        self._label: _Label | None = None
+        self._bytes = 0
+
+    def keep(self, label: str, call: ObservedCall, used: Tensor, traced: TracedRequest | None = None) -> None:
+        """Keep rows of the output that the model uses, [tokens, num_q_heads * head_dim_v], and of a request that is named more."""
+        if label in self._refused:
+            return
+        requests = call.forward_pass.requests
+        if traced is not None and traced.request not in requests:
+            return
+        kept = self._labels.setdefault(label, _Label(label, traced.request if traced else requests[0]))
+        if traced is None and requests != (kept.request,):
+            self.refuse(label, f"it started with request {kept.request}, but a pass has {', '.join(requests)}")
+            return
+        if kept.pending is None:
+            kept.pending = _rows_of_pass(call, requests.index(kept.request), traced, used.device)
+        if kept.reached or not len(kept.pending.rows):
+            kept.pending = None
+            return
+        try:
+            tensors = _kept_of(call, used, kept.pending, traced)
+        except KernelRefused as error:
+            self.refuse(label, str(error))
+            return
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._bytes + size > self._budget:
+            self.refuse(label, f"the traces of a process would exceed {self._budget} bytes")
+            return
+        self._bytes += size
+        self._label = kept
+        kept.pending.tensors |= tensors
+
+    def refuse(self, label: str, why: str) -> None:
+        """Refuse a trace: keep nothing under its label from now on, and note why. One that is complete stays as it is."""
+        if label in self._labels and self._labels[label].reached:
+            return
+        if label not in self._refused:
+            self._refused.add(label)
+            self._labels.pop(label, None)
+            self._label = None
+            write_refusal(self._folder, label, why)
+
+    def write(self) -> None:
+        """Write what was kept of the pass that has ended, if anything."""
+        if self._label is None or self._label.pending is None:
+            return
+        label, pending = self._label, self._label.pending
+        self._label, label.pending, label.reached = None, None, pending.last
+        header = TraceHeader(
+            run=nonce_of_process(),
+            request=label.request,
+            phase=pending.phase,
+            number=label.passes,
+            rank=self._rank,
+            ranks=self._ranks,
+        )
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in pending.tensors.items()}
+        write_pass(self._folder, label.name, pending.tokens.long().cpu(), pending.positions.cpu(), tensors, header)
+        label.passes += 1
+
+
+def rows_of(new: int) -> np.ndarray:
+    """Choose which of a sequence's new tokens to keep: at most `MAX_ROWS`, evenly spaced, always including the last; int64."""
+    return np.unique(np.linspace(new - 1, 0, min(new, MAX_ROWS)).round().astype(np.int64))
+
+
+def _rows_of_pass(call: ObservedCall, sequence: int, traced: TracedRequest | None, device: torch.device) -> _Pending:
+    """Choose the rows that are kept of a pass: of a request that is named, all up to its position, which may be none."""
+    of_pass: ForwardPass = call.forward_pass
+    new, prefix = of_pass.new[sequence], of_pass.prefix[sequence]
+    chosen = rows_of(new) if traced is None else np.arange(min(new, max(0, traced.until + 1 - prefix)))
+    own = torch.from_numpy(chosen).to(device)
+    rows = own + sum(of_pass.new[:sequence])
+    last = traced is not None and len(chosen) > 0 and prefix + len(chosen) - 1 == traced.until
+    return _Pending(call.phase, sequence, rows, own + prefix, of_pass.tokens[rows], last)
+
+
+def _kept_of(call: ObservedCall, used: Tensor, pending: _Pending, traced: TracedRequest | None) -> dict[str, Tensor]:
+    """Take what is kept of a call.
+
+    Raises:
+        KernelRefused: the contract cannot express the call.
+    """
+    outputs = used[pending.rows].view(len(pending.rows), call.heads, -1)
+    tensors = {f"{OUTPUT}{call.layer}": outputs}
+    if traced is None:
+        return tensors
+    packed = call.pack("a trace")
+    tensors[f"{QUERY}{call.layer}"] = packed.q[pending.rows]
+    tensors |= {f"{name}{call.layer}": own[pending.rows] for name, own in zip(NEW, call.own() or (), strict=False)}
+    if pending.last:
+        begin, end = packed.cu_seqlens_k[pending.sequence : pending.sequence + 2].tolist()
+        of_pass = call.forward_pass
+        after = of_pass.prefix[pending.sequence] + of_pass.new[pending.sequence] - 1 - traced.until
+        for name, tensor in zip(READ, (packed.k, packed.v), strict=True):
+            tensors[f"{name}{call.layer}"] = tensor[begin : end - after].clone()
+    return tensors

@@ -1,0 +1,281 @@
+"""Compares the candidate's and the reference's output with the truth, and with what honest implementations compute, on the device.
+
+Only sampled queries are compared (`sampled_rows`). Sums are kept by cell; nothing of the size of an output is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
+from assay.harness.attention.honest import here, honest_outputs
+from assay.harness.attention.noise import FORMATS, family
+from assay.harness.attention.oracle import oracle
+from assay.harness.conditions import POSITION
+from assay.harness.engines.inside.query_maxima import QueryMaxima
+from assay.harness.evidence.error_table import DISTANCE, SUMS, ErrorTable, RoleErrors, cell_index, elements, joined
+from assay.harness.stats.error_sums import query_sums
+from assay.harness.stats.query_bounds import dropping_cost
+
+MAX_ROWS = 128
+"""Most queries of a call that are compared with the truth, unless its sequences alone need more."""
+BLOCK = 64
+"""Kernels compute in blocks of a multiple of this many queries or keys; what is wrong at a border is wrong there."""
+_BORDER_SHARE = 1 / 4
+
+
+def sampled_rows(new: Sequence[int], prefix: Sequence[int], random: np.random.Generator) -> NDArray[np.int64]:
+    """Choose the rows of a call that are compared with the truth, ascending.
+
+    All rows if there are at most `MAX_ROWS`. Otherwise of each sequence the first and the last query and one of each position
+    bucket; then queries at block borders, counted from the first new token and from the first token of the prefix; then any.
+
+    Args:
+        new: new tokens per sequence.
+        prefix: cached prefix per sequence.
+        random: draws what is not certain to be chosen.
+    """
+    total = sum(new)
+    if total <= MAX_ROWS:
+        return np.arange(total)
+    starts = np.concatenate([[0], np.cumsum(new)[:-1]])
+    certain = [row for start, length in zip(starts, new, strict=True) for row in _certain(int(start), length, random)]
+    position = np.concatenate([np.arange(length) for length in new])
+    borders = np.flatnonzero(_at_border(position) | _at_border(position + np.repeat(prefix, new)))
+    room = max(0, MAX_ROWS - len(set(certain)))
+    at_borders = random.choice(borders, min(len(borders), int(_BORDER_SHARE * room)), replace=False)
+    chosen = np.union1d(certain, at_borders)
+    others = np.setdiff1d(np.arange(total), chosen)
+    anywhere = random.choice(others, min(len(others), max(0, MAX_ROWS - len(chosen))), replace=False)
+    return np.union1d(chosen, anywhere).astype(np.int64)
+
+
+def _certain(start: int, length: int, random: np.random.Generator) -> list[int]:
+    """Return the first and the last query of a sequence, and one of each position bucket; `start` is the row of its first query."""
+    edges = [edge for edge in POSITION.starts if edge < length] + [length]
+    drawn = [int(random.integers(low, high)) for low, high in pairwise(edges)]
+    return sorted({start, start + length - 1, *(start + position for position in drawn)})
+
+
+def _at_border(position: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.isin(position % BLOCK, (0, BLOCK - 1))
+
+
+_DIFFERENCE, _NONFINITE, _ALONG = (SUMS.index(name) for name in ("difference", "nonfinite", "along"))
+_NEARER = 1.25
+"""How many times as near a query's output must be to attention with another window. Noise alone does not come so near: over the
+numbers of a query, it points in no direction."""
+
+
+_DIVIDED = 1.1
+"""How much farther than by one rounding a stored number may be from the exact quotient: the quotient is rounded too."""
+
+
+class TruthSums:
+    """The sums of one layer and phase, by condition and head.
+
+    Args:
+        heads: q heads that this process computes.
+        candidate_noise: name of the candidate's noise family.
+        reference_noise: name of the reference's noise family.
+        reads_given: whether the candidate has K and V as they were given too, and may read either.
+
+    Attributes:
+        heads: q heads that this process computes.
+        dtype: dtype of the calls, such as "float16"; empty before the first.
+        accumulation: arithmetic of the candidate's family on the calls' device.
+        off_by_a_key: calls of which the reference computed a window of one key fewer or more. Its error is that from attention
+            with such a window; see `_as_asked`.
+        as_given: calls of which the reference or the candidate read new K and V as they were given, and not as they were stored.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+
+    def __init__(self, heads: int, candidate_noise: str, reference_noise: str, reads_given: bool = False) -> None:
+        self.heads, self._reads_given = heads, reads_given
+        self._families = [family(name) for name in dict.fromkeys((candidate_noise, reference_noise))]
+        self._reference_family = 0 if candidate_noise == reference_noise else 1
+        self._members: list[int] = []
+        self.dtype = self.accumulation = ""
+        self.off_by_a_key = self.as_given = 0
+        self._sums: dict[int, Tensor] = {}  # condition -> [outputs, heads, 7]
+        self._queries = QueryMaxima()
+
+    def add(
+        self, call: AttentionCall, outputs: tuple[Tensor, Tensor], rows: NDArray[np.int64], conditions: NDArray[np.int64],
+        seed: int, also: Sequence[int] = (), prefixes: Sequence[int] | None = None, given: tuple[Tensor, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Add a call.
+
+        Args:
+            call: the call, as the candidate received it.
+            outputs: the candidate's and the reference's, each [total_q, num_q_heads, head_dim_v].
+            rows: the queries to compare, by row.
+            conditions: condition of each query of the call, [total_q].
+            seed: of what honest implementations draw: another one for each call, as roundings of one say nothing of those
+                of the next.
+            also: rows that are compared one by one as well. They were chosen for what the candidate computed, so they are left
+                out of the sums.
+            prefixes: cached prefix of each sequence, where the call has only the last keys of some; None for those of the call.
+            given: K and V of the new tokens before they were stored in fewer bits; None where nothing is. A backend may read
+                either: triton reads what it is given in prefill, FlashAttention what it has stored.
+        """
+        candidate, reference = outputs
+        sampled = len(rows)
+        rows = np.concatenate([rows, np.setdiff1d(np.asarray(also, dtype=np.int64), rows)])
+        order = np.argsort(rows)
+        rows, summed = rows[order], torch.from_numpy(np.flatnonzero(order < sampled)).to(call.q.device)
+        at = torch.from_numpy(rows).to(call.q.device)
+        right = oracle(call, at)
+        defined = right.isfinite()
+        right = torch.where(defined, right, 0.0)
+        self.dtype = str(call.q.dtype).removeprefix("torch.")
+        self.accumulation = here(self._families[0], call).accumulation
+        honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
+        self._members = [len(members) for members in honest]
+        unstored = [with_given(call, *given)] if given is not None else []
+        moved, off, as_given = _as_asked(call, at, reference[at].double(), right, _windows(call), unstored)
+        own, _, also_given = _as_asked(
+            call, at, candidate[at].double(), right, [], unstored if self._reads_given else []
+        )
+        self.off_by_a_key += off
+        self.as_given += as_given or also_given
+        compared, truth = torch.stack([own, moved]), right.masked_fill(~defined, torch.nan)
+        by_row = torch.cat([query_sums(some, truth) for some in (compared, *honest)])  # [outputs, rows, heads, 7]
+        dropped = by_row[:2].clone()
+        for role, at_family in enumerate((0, self._reference_family)):
+            cost = dropping_cost(call, self._families[at_family], at, right)
+            dropped[role, ..., _DIFFERENCE], dropped[role, ..., _ALONG] = cost, cost * right.abs().amax(-1)
+            dropped[role, ..., _NONFINITE] = 0.0
+        roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
+        self._queries.add(call, compared, roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
+        by_row, rows = torch.cat([dropped, by_row])[:, summed], rows[summed.cpu().numpy()]
+        numbers, place = np.unique(conditions[rows], return_inverse=True)
+        where = torch.from_numpy(place.ravel()).to(at.device)
+        sums = by_row.new_zeros(len(by_row), len(numbers), *by_row.shape[2:]).index_add_(1, where, by_row)
+        for number, condition in enumerate(numbers.tolist()):
+            known = self._sums.get(condition)
+            self._sums[condition] = sums[:, number] if known is None else known + sums[:, number]
+
+    def cells(self, layer: int, first_head: int) -> ErrorTable:
+        """Return the cells with their layer and heads.
+
+        Args:
+            layer: number of the layer.
+            first_head: number of the first head that this process computes.
+        """
+        worst = self._queries.cells(layer, first_head)
+        if not self._sums:
+            return worst
+        index = cell_index(layer, range(first_head, first_head + self.heads), list(self._sums))
+        # [conditions, outputs, heads, 7] -> [cells, outputs, 7]
+        by_output = torch.stack(list(self._sums.values())).transpose(1, 2).flatten(0, 1).cpu().numpy()
+        honest = np.split(by_output[:, 4:], np.cumsum(self._members)[:-1], axis=1)
+        candidate, reference = (
+            replace(
+                RoleErrors.none(len(by_output)),
+                own=by_output[:, 2 + role],
+                dropped=by_output[:, role],
+                honest=honest[n],
+            )
+            for role, n in enumerate((0, self._reference_family))
+        )
+        cells = ErrorTable(
+            index.reshape(-1, index.shape[-1]), np.zeros((len(by_output), len(DISTANCE))), candidate, reference
+        )
+        return joined([cells.chosen(elements(candidate.own) > 0), worst])
+
+
+def check_stored(call: AttentionCall, k: Tensor, v: Tensor) -> None:
+    """Check that a cache of fewer bits has K and V of the new tokens, divided by their scales and rounded once or to its largest.
+
+    Args:
+        call: the call, with what is stored.
+        k: K of the new tokens as it was given.
+        v: V, likewise.
+
+    Raises:
+        KernelRefused: it has something else.
+    """
+    rows = _new_rows(call)
+    for name, given in (("k", k), ("v", v)):
+        stored, scale = call.tensors[f"stored_{name}"], call.tensors[f"{name}_scale"]
+        form = next(form for form in FORMATS.values() if form.largest == torch.finfo(stored.dtype).max)
+        assert form.mantissa is not None
+        asked = given.reshape(-1, *stored.shape[1:]).float() / scale
+        off = (_rows_of(stored, rows).float() - asked.clamp(-form.largest, form.largest)).abs()
+        allowed = (asked.abs() * 2.0 ** -(form.mantissa + 1)).clamp(min=2.0 ** (form.least - form.mantissa - 1))
+        if not bool((off <= _DIVIDED * allowed).all()):
+            raise KernelRefused(
+                f"what the reference stored as {name.upper()} is not {name.upper()} divided by its scale, which is "
+                f"{scale.flatten()[0].item():.3g}, and rounded"
+            )
+
+
+def _rows_of(stored: Tensor, rows: Tensor) -> Tensor:
+    """Take rows of a tensor of 8 bits, which PyTorch does not index."""
+    return stored.view(torch.uint8)[rows].view(stored.dtype)
+
+
+def _new_rows(call: AttentionCall) -> Tensor:
+    """Return the rows of k and v that are new tokens."""
+    ends, new = call.cu_seqlens_k[1:].tolist(), call.lens_q
+    return torch.cat([torch.arange(end - n, end) for end, n in zip(ends, new, strict=True)]).to(call.k.device)
+
+
+def with_given(call: AttentionCall, k: Tensor, v: Tensor) -> AttentionCall:
+    """Return a call of a cache of fewer bits with K and V of the new tokens as they were given, before they were stored."""
+    rows = _new_rows(call)
+    k, v = (
+        tensor.index_copy(0, rows, given.reshape(-1, *tensor.shape[1:]).to(tensor.dtype))
+        for tensor, given in ((call.k, k), (call.v, v))
+    )
+    return replace(call, k=k, v=v, stored_k=None, stored_v=None, k_scale=None, v_scale=None)
+
+
+def _windows(call: AttentionCall) -> list[Mask]:
+    """Return the windows that are off by one key."""
+    window = call.spec.mask.window
+    return [Mask(window=other) for other in sorted({window - 1, window + 1} - {0})] if window else []
+
+
+def _as_asked(
+    call: AttentionCall, rows: Tensor, output: Tensor, right: Tensor, windows: Sequence[Mask], unstored: Sequence[AttentionCall]
+) -> tuple[Tensor, bool, bool]:  # fmt: skip
+    """Move outputs of something that is known, and is not exactly the call, to what the call asks for, and keep their noise.
+
+    Engines count a window's keys in two ways. Where a backend takes one for the other, as SGLang's triton does in decode, what it
+    computes is still known, and its noise can be told from that. The candidate's error stays that from what the layer asks for.
+    Where a cache stores fewer bits, a backend may read new K and V before or after they are stored, and neither is wrong.
+
+    Args:
+        call: the call.
+        rows: packed rows of the queries, int64 [rows].
+        output: the output of these, float64 [rows, heads, head_dim_v].
+        right: the truth, likewise, 0 where it is not defined.
+        windows: masks that may be taken for that of the call.
+        unstored: calls with K and V that may be read in place of those of the call.
+
+    Returns:
+        The outputs, and whether there were any of such a window, and of such K and V.
+    """
+    moved, errors = output, (output - right).abs().sum((1, 2)) / _NEARER
+    read = [(asked, mask) for asked in (call, *unstored) for mask in (call.spec.mask, *windows)]
+    off, as_given = (torch.zeros_like(errors, dtype=torch.bool) for _ in range(2))
+    for other, mask in read[1:]:
+        truth = oracle(other.with_spec(mask=mask), rows).nan_to_num()
+        error = (output - truth).abs().sum((1, 2))
+        nearer = error < errors
+        moved = torch.where(nearer[:, None, None], output - truth + right, moved)
+        errors = torch.where(nearer, error, errors)
+        off = torch.where(nearer, torch.tensor(mask != call.spec.mask, device=off.device), off)
+        as_given = torch.where(nearer, torch.tensor(other is not call, device=off.device), as_given)
+    return moved, bool(off.any()), bool(as_given.any())

@@ -1,0 +1,310 @@
+"""Baselines: which accepted results match a run, how a run differs from them, and accepting it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from assay.harness.conditions import CACHED_PREFIX, condition_id
+from assay.harness.config import recorded_spec
+from assay.harness.errors import UsageError
+from assay.harness.evidence import baseline as stored
+from assay.harness.evidence.baseline import Baseline, Key
+from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.error_table import relative_l1
+from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import shadow_errors_of
+from assay.harness.evidence.manifest import Manifest, engine_label
+from assay.harness.evidence.run_file import REPEAT_RUN
+from assay.harness.evidence.shadow_errors import ShadowErrors
+from assay.harness.files import timestamp, write_whole
+from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
+from assay.harness.judge.answers import pair, tally
+from assay.harness.schema import Record, read_json
+from assay.harness.sides import ROLES, Role
+from assay.harness.verdict import Verdict
+
+_MIN_GROWTH = 1.01
+"""An own error that grew by less than this factor counts as unchanged: another machine computes the last digits differently."""
+_MIN_OWN_ERROR = 1e-5
+"""Relative L1 of rounding in float32 over a head's dimension: a smaller own error counts as this much."""
+
+
+class Status(Record):
+    """``baseline/status.json`` in a run's folder: which accepted baselines match the run.
+
+    Attributes:
+        used: role -> name of the baseline that matches.
+        stale: role -> how the nearest baseline of its backend differs, in words, where none matches.
+        unused: baselines of other backends or keys.
+        stored_reference: whether the reference's answers came from the baseline, without a server.
+    """
+
+    used: dict[Role, str] = Field(default_factory=dict)
+    stale: dict[Role, str] = Field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    stored_reference: bool = False
+
+
+def _key_of(manifest: Manifest, role: Role) -> Key:
+    """Return the key of a role's results in a run."""
+    spec = recorded_spec(manifest.spec)
+    side = spec.sides[role]
+    return Key(
+        engine=engine_label(side.engine, manifest.packages.get(side.engine, "not installed"), spec.device),
+        backend=side.backend,
+        model_hash=manifest.model_hashes[role],
+        hardware=manifest.hardware,
+        flags=side.flags,
+        items_hash=manifest.items_hash,
+    )
+
+
+def _find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status:
+    """Match each role with a baseline, or give the reasons why the others of its backend do not match."""
+    matching = {role: [name for name, b in baselines.items() if b.key == key] for role, key in keys.items()}
+    used = {role: names[0] for role, names in matching.items() if names}
+    stale = {}
+    for role, key in keys.items():
+        others = [b.key for b in baselines.values() if b.key.backend == key.backend]
+        if role not in used and others:
+            nearest = min(others, key=lambda other: len(key.differing(other)))
+            stale[role] = "; ".join(key.differing(nearest))
+    return Status(used=used, stale=stale, unused=tuple(name for name in baselines if name not in used.values()))
+
+
+def attach_baselines(folder: RunFolder) -> Status:
+    """Copy the baselines that match a run into its folder, so that its report needs nothing else.
+
+    With ``reference_from = "baseline"`` the answers of the reference's baseline become the run's: no reference server is needed.
+
+    Raises:
+        EvidenceError: a baseline is damaged.
+    """
+    manifest = folder.manifest()
+    spec = recorded_spec(manifest.spec)
+    root = Path(spec.policy.baselines)
+    status = _find({role: _key_of(manifest, role) for role in ROLES}, stored.read_all(root))
+    for role, name in status.used.items():
+        shutil.copytree(root / name, folder.baseline(role), dirs_exist_ok=True)
+    if spec.policy.reference_from == "baseline" and "reference" in status.used:
+        _adopt(folder)
+        status = status.model_copy(update={"stored_reference": True})
+    write_whole(folder.baseline_status, status.model_dump_json(indent=1))
+    return status
+
+
+def _adopt(folder: RunFolder) -> None:
+    """Make the baseline's answers the run's own, once."""
+    answered = {answer.key for answer in folder.answers()}
+    for answer in stored.read_answers(folder.baseline("reference")):
+        adopted = answer.model_copy(update={"role": "reference"})
+        if adopted.key not in answered:
+            folder.append(adopted)
+    accepted = stored.read_baseline(folder.baseline("reference"))
+    said = f"{accepted.server.engine}, stored: baseline {accepted.key.name}, accepted {accepted.accepted}"
+    folder.record_server(accepted.server.model_copy(update={"role": "reference", "engine": said, "startup_s": None}))
+
+
+def status_of(folder: RunFolder) -> Status | None:
+    """Return what `attach_baselines` found; None if the run was not compared with baselines.
+
+    Raises:
+        EvidenceError: the file is damaged.
+    """
+    path = folder.baseline_status
+    return read_json(path, Status, REPEAT_RUN) if path.exists() else None
+
+
+def measured_roles(folder: RunFolder) -> tuple[Role, ...]:
+    """Return the roles that a run measured itself: all but a reference whose answers are stored."""
+    status = status_of(folder)
+    return ("candidate",) if status is not None and status.stored_reference else ROLES
+
+
+def counts_of(folder: RunFolder, role: Role) -> list[CallCount]:
+    """Read the attention calls counted for a role: in its server, or in that of its stored answers."""
+    if role in measured_roles(folder):
+        return folder.counters(role)
+    return list(stored.read_baseline(folder.baseline(role)).calls)
+
+
+def since_accepted(accepted: Fingerprint, made: Fingerprint) -> FingerprintDiff:
+    """Compare what a server serves (B) with what was accepted (A): nothing is meant to, and what one was asked for counts."""
+    asked = {"asked": {**accepted.asked, **made.asked}}
+    return compare_fingerprints(accepted.model_copy(update=asked), made.model_copy(update=asked))
+
+
+def fingerprints_of(folder: RunFolder) -> dict[Role, Fingerprint]:
+    """Read what the roles' servers really served, or that of its stored answers; none of a role that did not tell."""
+    made = folder.fingerprints()
+    stored_roles = [role for role in ROLES if role not in measured_roles(folder)]
+    accepted = {role: stored.read_baseline(folder.baseline(role)).fingerprint for role in stored_roles}
+    return made | {role: fingerprint for role, fingerprint in accepted.items() if fingerprint is not None}
+
+
+def _own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
+    """Return the own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
+    by = ("layer", "phase", "prefix")
+    layers, phases, prefixes = (errors.cells.labels(dimension) for dimension in by)
+    own = relative_l1(errors.cells.distance(by))
+    return {
+        f"layer-{layer}-{phase}-{condition_id(CACHED_PREFIX.id, prefix)}": float(own[i, j, k])
+        for i, layer in enumerate(layers)
+        for j, phase in enumerate(phases)
+        for k, prefix in enumerate(prefixes)
+        if not math.isnan(own[i, j, k])
+    }
+
+
+def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
+    """Return the own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
+    errors = shadow_errors_of(folder) if role == "candidate" else None
+    return _own_errors_by_condition(errors) if errors else {}
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """A number of a baseline and of a run.
+
+    Attributes:
+        before: accepted; None where there was none.
+        now: of the run; None where it did not measure it.
+    """
+
+    name: str
+    before: float | None
+    now: float | None
+    worse: bool
+
+
+def _differences(before: Baseline | None, now: Baseline) -> list[_Difference]:
+    """Compare `now` with the baseline that it would replace. Worse means: less accurate, more own error, or no longer measured."""
+    changes = []
+    for numbers in ("numbers", "own_errors"):
+        old: dict[str, float] = getattr(before, numbers) if before else {}
+        new: dict[str, float] = getattr(now, numbers)
+        for name in {**old, **new}:
+            a, b = old.get(name), new.get(name)
+            changes.append(_Difference(name, a, b, a is not None and (b is None or _worse(name, a, b))))
+    return changes
+
+
+def _worse(name: str, before: float, now: float) -> bool:
+    if name == "accuracy":
+        return now < before
+    return not growth(before, now) <= _MIN_GROWTH
+
+
+def growth(before: float, now: float) -> float:
+    """Compute the factor by which an own error grew."""
+    return now / max(before, _MIN_OWN_ERROR)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A baseline to accept.
+
+    Attributes:
+        role: whose results it holds.
+        now: the baseline.
+        before: the accepted one with the same key; None if there is none.
+    """
+
+    role: Role
+    now: Baseline
+    before: Baseline | None
+
+    @property
+    def changes(self) -> list[_Difference]:
+        """The differences that accepting it would make."""
+        return _differences(self.before, self.now)
+
+
+def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -> list[Proposal]:
+    """Propose the baselines of all roles that a run measured.
+
+    Args:
+        folder: the run's.
+        verdict: of the run.
+        root: folder of the accepted baselines.
+        reason: why worse numbers are accepted; empty to refuse them.
+
+    Raises:
+        UsageError: see `_make`.
+        EvidenceError: an accepted baseline is damaged.
+    """
+    known = stored.read_all(root)
+    made = {role: _make(folder, role, verdict, reason) for role in measured_roles(folder)}
+    return [Proposal(role, now, known.get(now.key.name)) for role, now in made.items()]
+
+
+def refuse_worse(proposals: Sequence[Proposal]) -> None:
+    """Refuse numbers that are worse than the accepted ones, unless there is a reason.
+
+    Raises:
+        UsageError: a number is worse, and there is no reason to accept it.
+    """
+    if any(change.worse for proposal in proposals if not proposal.now.reason for change in proposal.changes):
+        raise UsageError(
+            "Some numbers are worse than the accepted ones.",
+            "numbers at least as good, or a reason",
+            "fix the candidate, or accept with --widen REASON",
+        )
+
+
+def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list[Path]:
+    """Write the baselines of a run, and return their folders.
+
+    Raises:
+        UsageError: see `refuse_worse`.
+        EvidenceError: `root` cannot be written.
+    """
+    refuse_worse(proposals)
+    answers = folder.answers()
+    return [
+        stored.write_baseline(root, proposal.now, [answer for answer in answers if answer.role == proposal.role])
+        for proposal in proposals
+    ]
+
+
+def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
+    """Make a baseline of a role's results in a run.
+
+    Raises:
+        UsageError: the run has no verdict, or did not ask the role itself.
+    """
+    if verdict not in ("pass", "regression"):
+        raise UsageError(
+            f"{folder.path} is {verdict}.",
+            "a run with a verdict to be accepted",
+            "fix what its report names, and run again",
+        )
+    manifest, answers = folder.manifest(), folder.answers()
+    server = next((s for s in folder.progress().servers if s.role == role), None)
+    questions, greedy = (pair(folder.items(), answers, suite).pairs for suite in ("accuracy", "greedy"))
+    if server is None or role not in measured_roles(folder) or not (questions or greedy):
+        raise UsageError(
+            f"{folder.path} has no answers from a {role} server.",
+            "a complete run that started this server",
+            "run the suites accuracy or greedy with --reference-from server",
+        )
+    numbers = {"accuracy": tally(questions, role).right / len(questions)} if questions else {}
+    return Baseline(
+        key=_key_of(manifest, role),
+        accepted=timestamp(),
+        run_id=manifest.run_id,
+        git=manifest.git,
+        reason=reason,
+        numbers=numbers,
+        own_errors=own_errors_of(folder, role),
+        calls=tuple(folder.counters(role)),
+        server=server.model_copy(update={"launch_command": ""}),
+        fingerprint=folder.fingerprints().get(role),
+    )

@@ -1,0 +1,359 @@
+"""What one arm shows: it is the same as its base, it differs, or it shows nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores, WrittenText
+from assay.harness.judge.greedy_texts import compare_text, first_divergence
+from assay.harness.judge.invariance_arms import BASE, Arm, speculation_of
+from assay.harness.judge.noise_limits import EXACT_KL, EXACT_SWING
+from assay.harness.judge.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
+from assay.harness.sides import flag_values
+
+State = Literal["same", "differs", "not shown", "not run"]
+
+_MEAN_FACTOR, _WORST_FACTOR = 4.0, 10.0
+"""Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them."""
+_LEAST: Mapping[str, float] = {"float32": 1e-9}
+"""Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals, whose square
+is 1e-14; sums in another order moved no mean by more than 1e-12 in float32."""
+_MOST: Mapping[str, float] = {"float32": 1e-6}
+"""Largest mean divergence, in nats, that the floor may excuse, by dtype."""
+_MOST_HALF = 1e-3
+"""The same in half precision: twice what prefill and decode of a latent attention differ by in bfloat16 (4.6e-4 on an H100), which
+compute it by two formulas. A Llama of four layers showed 1.3e-4 there, one of the shape of 1B 2.1e-4."""
+_KERNEL_COST: Mapping[str, float] = {"float32": 1e-6}
+"""Mean divergence, in nats, that another kernel may cost beyond the floor, by dtype; in others `EXACT_KL`."""
+_LEAST_HALF = 1e-6
+_SWING: Mapping[str, float] = {"float32": 1e-3}
+"""Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`."""
+_WORST_OVER_MEAN = 100.0
+"""Where nothing is measured, the worst position of a thousand may have so many times the mean."""
+_ACCEPTED = 0.75
+"""Share of the declared tokens a pass that speculation must reach: the last pass of an answer has fewer."""
+_MORE_PASSES = 1.05
+"""Times the passes that the same speculation takes alone, for the same tokens, above which drafts are lost."""
+_BEYOND_TIES = 4.0
+"""Times the root of the sum of squared differences in passes, over all probes, above which they are not by chance. A draft at a tie
+is accepted or not, with the same chances in either arm: sums of such differences are beyond this once in 3,000 (Hoeffding, JASA 58,
+13-30 (1963), theorem 2: exp(-16 / 2))."""
+
+
+@dataclass(frozen=True)
+class ArmOutcome:
+    """What an arm shows.
+
+    Attributes:
+        arm: the features that were on.
+        state: "same", "differs", "not shown" (a feature was not shown to be on, or nothing was compared) or "not run".
+        distances: from its base, by measure.
+        first: the first position, in reading order, at which it differs; None if none does.
+        why: of a state that is neither "same" nor "differs"; or what differs beyond distances.
+    """
+
+    arm: Arm
+    state: State
+    distances: Mapping[Measure, Distance]
+    first: ProbePlace | None = None
+    why: str = ""
+
+
+def rounds_by_shape(dtype: str) -> bool:
+    """Return True if how many tokens are computed at once decides what is rounded visibly: kernels for them sum in other orders."""
+    return dtype != "float32"
+
+
+def floor_of(base: ArmRecord, again: Sequence[ArmRecord]) -> dict[Measure, Distance]:
+    """Measure what the base differs from itself by: in each measure the pass over the same tokens that is farthest away."""
+    return {
+        measure: max(
+            (Distance.of(places(base.replies, record.replies, measure)) for record in again),
+            key=lambda distance: distance.mean,
+        )
+        for measure in MEASURES
+    }
+
+
+def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Measure, Bound]:
+    """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
+
+    Where `rounds_by_shape`, prefill and decode have one floor, the larger: an answer that is scored in prefill and token by token
+    meets as different kernels as a prompt does that is computed at once and in parts.
+
+    Args:
+        base: the base.
+        again: the base again, in other batches and, where `rounds_by_shape`, in longer prompts.
+        dtype: of the activations.
+    """
+    least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, _MOST_HALF)
+    floor = floor_of(base, again)
+    limits = {}
+    for measure in MEASURES:
+        shared = list(floor.values()) if rounds_by_shape(dtype) else [floor[measure]]
+        mean, worst = max(each.mean for each in shared), max(each.worst for each in shared)
+        limits[measure] = Bound(
+            min(max(_MEAN_FACTOR * mean, least), most),
+            min(max(_WORST_FACTOR * worst, _WORST_OVER_MEAN * least), _WORST_OVER_MEAN * most),
+        )
+    return limits
+
+
+def widened(
+    limits: Mapping[Measure, Bound], arm: Iterable[str], known: Mapping[str, Feature], dtype: str
+) -> dict[Measure, Bound]:
+    """Widen bounds by what the features of an arm are declared to cost.
+
+    Another kernel rounds as an honest one does. Deterministic kernels do not depend on the batch, so that nothing may change beside
+    their own base where the other features are of that kind.
+    """
+    costs = {known[id_].cost for id_ in arm}
+    if "a base of its own" in costs and all(
+        known[id_].bitwise or known[id_].cost == "a base of its own" for id_ in arm
+    ):
+        return (
+            dict.fromkeys(limits, Bound(0.0, 0.0))
+            if any(known[id_].bitwise for id_ in arm)
+            else _kernels(limits, dtype)
+        )
+    return _kernels(limits, dtype) if "another kernel" in costs else dict(limits)
+
+
+def _kernels(limits: Mapping[Measure, Bound], dtype: str) -> dict[Measure, Bound]:
+    """Widen bounds by what another honest kernel may round otherwise."""
+    cost = _KERNEL_COST.get(dtype, EXACT_KL)
+    return {
+        measure: Bound(bound.mean + cost, bound.worst + _WORST_OVER_MEAN * cost) for measure, bound in limits.items()
+    }
+
+
+def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) -> float:
+    """Return the largest change of the log-odds of two tokens, in nats, that makes another greedy text a tie."""
+    if any(known[id_].cost == "another kernel" for id_ in arm):
+        return EXACT_SWING
+    return _SWING.get(dtype, EXACT_SWING)
+
+
+def outcome(
+    base: ArmRecord,
+    record: ArmRecord,
+    limits: Mapping[Measure, Bound],
+    swing: float = EXACT_SWING,
+    drafts: float = 0.0,
+    drafted: ArmRecord | None = None,
+) -> ArmOutcome:
+    """Say what an arm shows.
+
+    Args:
+        base: the base.
+        record: the arm.
+        limits: bounds of the distances, by measure.
+        swing: see `swing_limit`.
+        drafts: tokens that a pass which verifies drafts is declared to give; 0 where nothing is declared.
+        drafted: the arm whose drafts the arm's are compared with, if there is one.
+    """
+    arm = frozenset(record.features)
+    if not record.complete:
+        return ArmOutcome(arm, "not run", {}, why=record.problem or "no probe was answered")
+    compared = {measure: places(base.replies, record.replies, measure) for measure in MEASURES}
+    distances = {measure: Distance.of(positions) for measure, positions in compared.items()}
+    wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
+    if wrong:
+        return ArmOutcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), _notes(record))
+    if (
+        said := _texts_apart(base, record, swing)
+        or _ends_elsewhere(base, record)
+        or _writes_another(base, record, swing)
+        or _drafts_lost(record, drafts, drafted)
+    ):
+        return ArmOutcome(arm, "differs", distances, None, said)
+    if said := _notes(record) or _not_compared(base, record):
+        return ArmOutcome(arm, "not shown", distances, why=said)
+    return ArmOutcome(arm, "same", distances)
+
+
+def _notes(record: ArmRecord) -> str:
+    """Say which features were not shown to be on, and why."""
+    unseen = {id_: "nothing says so" for id_ in record.features if id_ not in record.seen} | record.unseen
+    return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in unseen.items())
+
+
+def _not_compared(base: ArmRecord, record: ArmRecord) -> str:
+    """Say what was not compared to its end; empty if everything was. Drafts that are verified end a comparison at a tie."""
+    own = {reply.probe: reply for reply in record.replies}
+    if {text.item for text in base.texts} != {text.item for text in record.texts}:
+        return f"{len(record.texts)} of {len(base.texts)} greedy texts were written"
+    if own.keys() != {reply.probe for reply in base.replies}:
+        return f"{len(own)} of {len(base.replies)} probes were answered"
+    for reply in base.replies:
+        other = own[reply.probe]
+        if not all(scores.tokens for each in (reply, other) for scores in (each.prefill, each.decode)):
+            return f"nothing of probe {reply.probe} was compared"
+        if reply.prefill.end != other.prefill.end or reply.prompt_tokens != other.prompt_tokens:
+            return f"another part of the prompt of probe {reply.probe} was scored"
+        if _parting(reply, other) is not None and not _unforced(reply, other):
+            return f"the answer to probe {reply.probe} is not the one that was forced"
+    return ""
+
+
+def _unforced(first: ProbeReply, second: ProbeReply) -> bool:
+    return bool(first.verifications or second.verifications)
+
+
+def _parting(base: ProbeReply, other: ProbeReply) -> int | None:
+    """Return the first token of an answer that is another one than the base's; None if none is."""
+    pairs = zip(base.decode.tokens, other.decode.tokens, strict=False)
+    return next((at for at, (token, written) in enumerate(pairs) if token != written), None)
+
+
+def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
+    """Return the first position that is out of bounds by itself, or the worst one where only their mean is."""
+    first = next((place for place in compared if place.kl > bound.worst), None)
+    return first or max(compared, key=lambda place: place.kl, default=None)
+
+
+def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
+    """Say which greedy text parts from the base's at no tie, or ends otherwise after the same tokens; empty if none does."""
+    own = {text.item: text for text in record.texts}
+    apart = [
+        (text, divergence)
+        for text in base.texts
+        if text.item in own
+        if (divergence := compare_text(text.tokens, own[text.item].tokens, 0.0, swing)) is not None
+        and divergence.kind == "apart"
+    ]
+    if apart:
+        text, divergence = apart[0]
+        return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {divergence.position + 1}"
+    same = [
+        text for text in base.texts if text.item in own and first_divergence(text.tokens, own[text.item].tokens) is None
+    ]
+    ends = [(text, own[text.item]) for text in same if _end_of(text) != _end_of(own[text.item])]
+    if not ends:
+        return ""
+    text, other = ends[0]
+    return (
+        f"{len(ends)} greedy texts end otherwise, the first, {text.item}: {_end_of(other)} in place of {_end_of(text)}"
+    )
+
+
+def _end_of(text: WrittenText) -> str:
+    return f"{text.finish} after {text.count} tokens"
+
+
+def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
+    """Say which answer, of a length that was asked for, has another one or another reason to end; empty if none has."""
+    own = {reply.probe: reply for reply in record.replies}
+    both = [(reply, own[reply.probe]) for reply in base.replies if reply.probe in own]
+    if other := [pair for pair in both if len(pair[0].decode.tokens) != len(pair[1].decode.tokens)]:
+        first, wrong = other[0]
+        return (
+            f"{len(other)} answers have another length, the first, to probe {first.probe}, {len(wrong.decode.tokens)} tokens in "
+            f"place of {len(first.decode.tokens)}"
+        )
+    if other := [pair for pair in both if pair[0].finish != pair[1].finish]:
+        first, wrong = other[0]
+        return f"{len(other)} answers end otherwise, the first, to probe {first.probe}: {wrong.finish} in place of {first.finish}"
+    return ""
+
+
+def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> str:
+    """Say which answer has another token than the base's where the two are no tie; empty if none has."""
+    own = {reply.probe: reply for reply in record.replies}
+    apart = [
+        (reply.probe, at)
+        for reply in base.replies
+        if reply.probe in own
+        and (at := _parting(reply, own[reply.probe])) is not None
+        and not _preference(reply.decode, own[reply.probe].decode, at)
+        + _preference(own[reply.probe].decode, reply.decode, at)
+        <= swing
+    ]
+    if not apart:
+        return ""
+    probe, at = apart[0]
+    return f"{len(apart)} answers part at no tie, the first, to probe {probe}, at token {at + 1}"
+
+
+def _preference(own: Scores, other: Scores, at: int) -> float:
+    """Return how much more probable a pass finds its own token than the other's, in nats; infinite where it does not list that."""
+    listed = dict(zip(own.ids[at], own.logprobs[at], strict=True))
+    return abs(listed.get(own.tokens[at], math.inf) - listed.get(other.tokens[at], -math.inf))
+
+
+def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) -> str:
+    """Say that fewer drafts were accepted than declared, or than in the arm that they are compared with; empty if they were not."""
+    accepted = accept_length(record)
+    if accepted is None:
+        return ""
+    if accepted < _ACCEPTED * drafts:
+        return f"{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {drafts:g}"
+    if drafted is None or not drafted.complete:
+        return ""
+    alone = {reply.probe: reply for reply in drafted.replies if reply.verifications}
+    passes = [
+        (reply.verifications, own.verifications)
+        for reply in record.replies
+        if (own := alone.get(reply.probe)) and reply.decode.tokens == own.decode.tokens
+    ]
+    more, took = sum(arm - own for arm, own in passes), sum(own for _, own in passes)
+    spread = math.sqrt(sum((arm - own) ** 2 for arm, own in passes))
+    if more <= (_MORE_PASSES - 1) * took or more < _BEYOND_TIES * spread:
+        return ""
+    return (
+        f"drafts were lost: the same tokens took {took + more} passes in place of {took} "
+        f"({' + '.join(drafted.features) or 'no feature'})"
+    )
+
+
+def drafted_by(
+    arm: Arm, records: Mapping[Arm, ArmRecord], known: Mapping[str, Feature], flags: tuple[str, ...]
+) -> ArmRecord | None:
+    """Return the arm whose drafts an arm's are compared with: its speculation alone, or a base that speculates; None without one.
+
+    Drafts of n-grams depend on what was asked before, and are not compared.
+
+    Args:
+        arm: the arm.
+        records: the arms that were run, and the base.
+        known: features by id.
+        flags: those of every server.
+    """
+    alone = speculation_of(arm, known)
+    if alone == BASE and flag_values(flags).get("--speculative-algorithm", "NGRAM").upper() == "NGRAM":
+        return None
+    return records.get(alone) if alone != arm else None
+
+
+def outcome_of(
+    base: ArmRecord,
+    record: ArmRecord,
+    limits: Mapping[Measure, Bound],
+    known: Mapping[str, Feature],
+    dtype: str,
+    drafted: ArmRecord | None = None,
+) -> ArmOutcome:
+    """Say what an arm shows, within what its own features are declared to cost.
+
+    Args:
+        base: the arm that it is compared with.
+        record: the arm.
+        limits: bounds without any cost.
+        known: features by id.
+        dtype: of the activations.
+        drafted: see `drafted_by`.
+    """
+    arm = frozenset(record.features)
+    drafts = max((known[id_].drafts for id_ in arm), default=0.0)
+    return outcome(base, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known), drafts, drafted)
+
+
+def smallest(failing: Collection[Arm]) -> list[Arm]:
+    """Return the arms that differ of which no part does, smallest first."""
+    return sorted(
+        (arm for arm in failing if not any(other < arm for other in failing)), key=lambda arm: (len(arm), sorted(arm))
+    )

@@ -1,0 +1,310 @@
+"""The decision about a loss of accuracy, by paired answers: for the judge, for `compare`, and for when to stop asking.
+
+What is estimated is the *loss*: the share of questions that the reference gets right minus the candidate's, where the questions are
+those of the set, or of the source that they were drawn from, each unit counted once. A *unit* is a question, or all questions about
+one passage, whose mean loss is one value between -1 and 1: questions about one passage are answered alike, so they are not
+independent, but passages are drawn in random order. Subjects are no units: all of them are in the set, so a random order of its
+questions is fair to each.
+
+Two wagers run side by side (`assay.harness.stats.betting`). One bets that the loss is above the margin, on every unit. The other
+bets that it is below, on the questions that were asked with the shared header in the cache; those with an empty cache are too few
+to show anything of their own, and their share falls as more are asked, so they can lose a pass but not win one. Both are looked at
+over the longest beginning of the order in which both roles answered every question: answers arrive out of order, and whether a
+question is slow to answer may depend on whether the answer is right. The first unit at which a wager has won is thus decided by the
+order alone, and the error rates hold at every look:
+
+- an equal candidate, or any whose loss is at most the margin, is called a regression with a probability of at most
+  ``regression_alpha``;
+- a candidate whose loss is the margin or more passes with a probability of at most ``alpha``.
+
+Further answers cannot turn a regression into a pass. They can, as long as someone asks, turn a pass into a regression.
+
+Results that are complete, such as the logs of two finished evaluations, are looked at once. Where their answers are right or wrong,
+the exact test of a fixed number of pairs needs fewer of them (`assay.harness.stats.paired_margin`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from assay.evals.questions import LETTERS
+from assay.harness.evidence.records import Item
+from assay.harness.judge.answers import Pair
+from assay.harness.stats import paired_margin
+from assay.harness.stats.betting import Array, betting_interval, log_wealth, log_wealth_below, p_value
+from assay.harness.stats.share import Interval, clopper_pearson, mcnemar
+from assay.harness.verdict import Verdict
+
+CHANCE = 0.25
+"""Accuracy of guessing among four options; a number or a text cannot be guessed."""
+HEADROOM = 2.0
+"""The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly."""
+MOST_UNPARSED = 0.05
+"""Largest share of answers without a letter: a comparison of more is one of formats."""
+
+Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unparsed", "undecided"]
+_VERDICTS: dict[Reason, Verdict] = {"regression": "regression", "non-inferior": "pass"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The parameters of the test.
+
+    Attributes:
+        margin: largest loss that still passes, as a share of 1.
+        alpha: level of the test that the loss is below the margin.
+        regression_alpha: level of the test that it is above.
+        population: units of the set from which the order was drawn; None for one without end.
+        loss_suffices: whether a loss above the margin is a regression also if the reference is not fit to compare with.
+    """
+
+    margin: float
+    alpha: float
+    regression_alpha: float
+    population: int | None = None
+    loss_suffices: bool = False
+
+
+class Scores(NamedTuple):
+    """What both sides scored on one question, from 0 to 1.
+
+    Attributes:
+        unit: the questions of one unit count as one value.
+        reference: score of the reference, or of A.
+        candidate: score of the candidate, or of B.
+        unparsed: whether the answer of the reference, and of the candidate, has no letter.
+        cold: whether it was asked with an empty cache.
+    """
+
+    unit: str
+    reference: float
+    candidate: float
+    unparsed: tuple[bool, bool]
+    cold: bool = False
+
+    @property
+    def loss(self) -> float:
+        """The reference's score minus the candidate's."""
+        return self.reference - self.candidate
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The result of the test, from which every number and sentence about accuracy is made.
+
+    Attributes:
+        rule: of the test.
+        scores: what it read.
+        chance: score of guessing.
+        losses: mean loss of each unit.
+        references: mean score of the reference in each unit.
+        exact: whether the test was the exact one of a fixed number of pairs.
+        reason: "regression" and "non-inferior" are verdicts; the others say why there is none.
+        hopeless: whether no number of questions is likely to give a verdict.
+        p_regression: p value of "the loss is at most the margin".
+        p_inferior: p value of "the loss is at least the margin".
+    """
+
+    rule: Rule
+    scores: tuple[Scores, ...]
+    chance: float
+    losses: Array
+    references: Array
+    exact: bool
+    reason: Reason
+    hopeless: bool
+    p_regression: float
+    p_inferior: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        return _VERDICTS.get(self.reason, "inconclusive")
+
+    @property
+    def over(self) -> bool:
+        """True if asking on is pointless."""
+        return self.hopeless or self.reason in _VERDICTS
+
+    @property
+    def loss(self) -> float:
+        """The mean loss, each unit counted once; 0 if nothing was compared."""
+        return float(self.losses.mean()) if self.losses.size else 0.0
+
+    @cached_property
+    def flips(self) -> tuple[int, int]:
+        """Questions that were lost, and gained."""
+        losses = [each.loss for each in self.scores]
+        return sum(loss > 0 for loss in losses), sum(loss < 0 for loss in losses)
+
+    @property
+    def p_mcnemar(self) -> float:
+        """The p value of "as many are lost as gained", which decides nothing."""
+        return mcnemar(*self.flips)
+
+    @property
+    def unparsed(self) -> tuple[float, float]:
+        """Shares of the reference's and of the candidate's answers without a letter."""
+        return _unparsed(self.scores)
+
+    # Found by a search, so not computed while a run asks.
+    @cached_property
+    def interval(self) -> Interval:
+        """Losses that the test does not reject, each end with the error rate `Rule.alpha`; [-1, 1] if nothing was compared."""
+        if self.exact:
+            return paired_margin.loss_interval(*self.flips, len(self.scores), self.rule.alpha)
+        return betting_interval(self.losses, self.rule.alpha, -1, 1, self.rule.population)
+
+    @cached_property
+    def least_reference(self) -> float:
+        """The lower bound of the reference's accuracy."""
+        if self.exact:
+            return clopper_pearson(round(self.references.sum()), len(self.scores), 2 * self.rule.alpha).low
+        return betting_interval(self.references, self.rule.alpha, 0, 1, self.rule.population).low
+
+
+def beginning(items: Iterable[Item], pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Return the pairs of the longest beginning of the order in which both roles answered every question of each unit.
+
+    Args:
+        items: the questions in their order, each prompt once.
+        pairs: those that both roles answered.
+    """
+    by_item = {pair.item.id: pair for pair in pairs}
+    inside: list[Pair] = []
+    for _, unit in groupby(items, key=lambda item: item.unit or item.id):
+        asked = [item.id for item in unit]
+        if any(id_ not in by_item for id_ in asked):
+            break
+        inside += [by_item[id_] for id_ in asked]
+    return tuple(inside)
+
+
+def accuracy_of(pairs: Sequence[Pair], rule: Rule) -> Accuracy:
+    """Decide by the answers to a beginning of the questions of a run."""
+    scores = [
+        Scores(
+            unit=pair.item.unit or pair.item.id,
+            reference=float(pair.right("reference")),
+            candidate=float(pair.right("candidate")),
+            unparsed=(pair.reference.parsed is None, pair.candidate.parsed is None),
+            cold=pair.item.cold,
+        )
+        for pair in pairs
+    ]
+    letters = not pairs or any(pair.item.expected in LETTERS for pair in pairs)
+    return accuracy(scores, rule, CHANCE if letters else 0.0)
+
+
+def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool = False) -> Accuracy:
+    """Decide by paired scores.
+
+    - *regression*: the loss is above the margin. Unparsed answers are wrong ones, so a candidate that only stops answering in the
+      required form has regressed.
+    - *non-inferior*: the loss is below the margin, no more than `MOST_UNPARSED` of either side's answers are unparsed, and the
+      reference is so much better than guessing that a loss would show.
+
+    Unless `Rule.loss_suffices`, there is neither where the reference has no headroom or too many unparsed answers: it is not fit to
+    compare with.
+
+    Args:
+        scores: in the random order in which the questions were asked, or in another that does not depend on the answers.
+        rule: of the test.
+        chance: score of guessing.
+        fixed: whether their number was fixed before any was asked. One look is then made, and the exact test where it is defined.
+    """
+    units: dict[str, list[Scores]] = {}
+    for each in scores:
+        units.setdefault(each.unit, []).append(each)
+    losses = np.array([_mean(each.loss for each in unit) for unit in units.values()])
+    references = np.array([_mean(each.reference for each in unit) for unit in units.values()])
+    exact = fixed and len(units) == len(scores) and all({each.reference, each.candidate} <= {0, 1} for each in scores)
+    floor = chance + HEADROOM * rule.margin
+    hopeless, p_regression, p_inferior = False, 1.0, 1.0
+    reason: Reason = "nothing"
+    if scores:
+        if exact:
+            lost, gained = int((losses > 0).sum()), int((losses < 0).sum())
+            p_regression = paired_margin.p_not_above(lost, gained, len(losses), rule.margin)
+            p_inferior = paired_margin.p_not_below(lost, gained, len(losses), rule.margin)
+            right = round(references.sum())
+            headroom = clopper_pearson(right, len(losses), 2 * rule.alpha).low > floor
+        else:
+            cached = [[each.loss for each in unit if not each.cold] for unit in units.values()]
+            bets = np.array([_mean(unit) for unit in cached if unit])
+            p_regression = p_value(log_wealth(losses, rule.margin, -1, 1, rule.population))
+            p_inferior = p_value(log_wealth_below(bets, rule.margin, -1, 1, rule.population))
+            headroom = p_value(log_wealth(references, floor, 0, 1, rule.population)) <= rule.alpha
+        reason = _reason(rule, p_regression, p_inferior, _unparsed(scores), headroom)
+        if reason == "unparsed":
+            hopeless = _more_than(sum(each.unparsed[0] for each in scores), len(scores), rule.alpha)
+        elif reason == "no headroom":
+            hopeless = p_value(log_wealth_below(references, floor, 0, 1, rule.population)) <= rule.alpha
+    return Accuracy(rule, tuple(scores), chance, losses, references, exact, reason, hopeless, p_regression, p_inferior)
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def _unparsed(scores: Sequence[Scores]) -> tuple[float, float]:
+    n = max(len(scores), 1)
+    return sum(each.unparsed[0] for each in scores) / n, sum(each.unparsed[1] for each in scores) / n
+
+
+def _reason(
+    rule: Rule, p_regression: float, p_inferior: float, unparsed: tuple[float, float], headroom: bool
+) -> Reason:
+    """Decide about paired answers by the p values, the shares of unparsed answers, and whether the reference has headroom."""
+    above = p_regression <= rule.regression_alpha
+    if above and rule.loss_suffices:
+        return "regression"
+    if unparsed[0] > MOST_UNPARSED:
+        return "unparsed"
+    if not headroom:
+        return "no headroom"
+    if above:
+        return "regression"
+    if unparsed[1] > MOST_UNPARSED:
+        return "unparsed"
+    return "non-inferior" if p_inferior <= rule.alpha else "undecided"
+
+
+def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
+    """Count the questions of the order that a pass needs at least: those it takes if all that is still open shows no difference.
+
+    Args:
+        items: the questions in their order, each prompt once.
+        pairs: those that both roles answered, in any order.
+        rule: of the test.
+
+    Returns:
+        At most the number of `items`, also if they cannot show a pass any more.
+    """
+    losses = {pair.item.id: pair.loss for pair in pairs}
+    units = [list(unit) for _, unit in groupby(items, key=lambda item: item.unit or item.id)]
+    cached = [[losses.get(item.id, 0) for item in unit if not item.cold] for unit in units]
+    bets = np.array([sum(unit) / len(unit) for unit in cached if unit], dtype=float)
+    won = log_wealth_below(bets, rule.margin, -1, 1, rule.population) >= math.log(1 / rule.alpha)
+    if not won.any():
+        return len(items)
+    places = [number for number, unit in enumerate(cached) if unit]
+    return sum(len(unit) for unit in units[: places[int(won.argmax())] + 1])
+
+
+def _more_than(unparsed: int, of: int, alpha: float) -> bool:
+    """Return True if the share of unparsed answers is clearly above the limit, in whatever order they came.
+
+    The wealth after `of` bets with a stake chosen for a share of a half (a likelihood ratio): it only ends asking, which claims
+    nothing.
+    """
+    odds = unparsed * math.log(0.5 / MOST_UNPARSED) + (of - unparsed) * math.log(0.5 / (1 - MOST_UNPARSED))
+    return odds >= math.log(1 / alpha)

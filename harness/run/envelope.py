@@ -1,0 +1,143 @@
+"""Takes the servers through the policy's envelope: one with the other role's backend in its shadow, the other one as it serves.
+
+Both get the same requests (`assay.evals.envelope_load`), whose answers are compared. In the shadow the conditions of the calls are
+counted; waves that left some open are sent again, since which sequences share a call is the engine's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, envelope_load, longest
+from assay.evals.questions import prompt_hash
+from assay.harness.engines.base import Engine, Scorer
+from assay.harness.engines.model import model_shape
+from assay.harness.engines.sglang.launch import CHUNK_FLAG
+from assay.harness.engines.sglang.score import generate_all
+from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.run.interview import TOP_LOGPROBS
+from assay.harness.run.plan import Plan
+
+_ROUNDS = 3
+"""Most times that a wave is sent for one condition."""
+
+Keep = Callable[[Answer], None]
+"""Takes note of an answer."""
+
+
+def chunk_argument(plan: Plan) -> tuple[str, ...]:
+    """Return the flag that makes both servers split prompts at the envelope's length; the user's own flag overrides it.
+
+    Without it a server's chunk may be longer than any prompt that the load can afford, and chunked prefill is never seen.
+    """
+    length = longest(plan.spec.policy.envelope_tokens, model_shape(plan.model).context, DEPTH[plan.spec.device])
+    return (f"{CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
+
+
+def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], None], keep: Keep) -> None:
+    """Send waves until the envelope is covered, and have the counts written.
+
+    Args:
+        engine: the server, with the shadow switched on.
+        place: its folder.
+        plan: a run with a layer diff.
+        write: makes the server write what it counted.
+        keep: gets the answers to the first round, which the other role answers too.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing.
+    """
+    counts, missing = None, _missing(plan, None)
+    for number in range(_ROUNDS):
+        if engine.scorer is not None and (load := _load(engine, plan, str(number))) is not None:
+            send(engine, engine.scorer, _waves_for(load, missing if number else None), drop if number else keep)
+        write()
+        counts, before = read_envelope(place), missing
+        missing = _missing(plan, counts)
+        if counts is None or not missing or missing == before:
+            return
+
+
+def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
+    """Have a server without a shadow answer the requests of the envelope as it serves: with its own kernels, graphs and KV cache.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    if engine.scorer is not None and (load := _load(engine, plan, "0")) is not None:
+        send(engine, engine.scorer, load.waves, keeper(folder, plan))
+
+
+def keeper(folder: RunFolder, plan: Plan) -> Keep:
+    """Make a callback that keeps a server's answers in a run's folder where its texts are compared, each once."""
+    if "greedy" not in plan.spec.workload.suites:
+        return drop
+    known = {answer.key for answer in folder.answers()}
+
+    def keep(answer: Answer) -> None:
+        if answer.key not in known:
+            folder.append(answer)
+
+    return keep
+
+
+def drop(answer: Answer) -> None:
+    """Keep no answer."""
+
+
+def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> None:
+    """Send waves, one after the other, to a server with an empty cache.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    engine.flush_cache()
+    for wave in waves:
+        outputs = [request.output for request in wave]
+        for answer in generate_all(server, list(map(_item, wave)), [r.ids for r in wave], outputs, TOP_LOGPROBS):
+            keep(answer)
+
+
+def _item(request: LoadRequest) -> Item:
+    prompt = " ".join(map(str, request.ids))
+    return Item(suite="envelope", id=request.title, prompt=prompt, prompt_hash=prompt_hash(prompt))
+
+
+def _waves_for(load: Load, missing: set[tuple[str, str]] | None) -> Sequence[Wave]:
+    """List the waves of a load that can meet what is missing, (phase, condition); all for None."""
+    if missing is None:
+        return load.waves
+    quantities = {quantity for _, quantity in missing}
+    return (
+        load.long,
+        *(load.extend if any(phase == "extend" and quantity not in ("batch", "mix") for phase, quantity in missing) else ()),
+        *(load.decode if any(phase == "decode" and quantity != "batch" for phase, quantity in missing) else ()),
+        *(load.batch if quantities & {"batch", "mix"} else ()),
+    )  # fmt: skip
+
+
+def _missing(plan: Plan, counts: EnvelopeCounts | None) -> set[tuple[str, str]]:
+    """List what is not yet covered in the phases that the candidate computes: phase, and id of the condition."""
+    if counts is None:
+        return set()
+    return {missing[:2] for missing in plan.envelope.missing(counts, plan.candidate.phases)}
+
+
+def _load(engine: Engine, plan: Plan, seed: str) -> Load | None:
+    """Return the load of a plan on a running server; None where the model's context has no room for it."""
+    device, model, settings = plan.spec.device, model_shape(plan.model), engine.arguments()
+    chunk = int(settings.get("chunked_prefill_size") or 0)
+    limits = EngineLimits(
+        context_tokens=int(settings.get("context_length") or model.context),
+        chunk_tokens=chunk if chunk > 0 else None,
+        page_tokens=int(settings.get("page_size") or 1),
+    )
+    reach = plan.envelope.reach(limits)
+    if reach.tokens <= 0:
+        return None
+    return envelope_load(reach, BATCH[device], model.vocabulary, seed, decodes="decode" in plan.candidate.phases)

@@ -1,0 +1,253 @@
+"""Taking fingerprints: of a side, by loading its model as a server would; of a model's files, by a side's interpreter; of a URL."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.engines.base import ChatRequest, answers
+from assay.harness.engines.client import INFO_TIMEOUT_S, Client
+from assay.harness.engines.inside.control import EVIDENCE
+from assay.harness.engines.model import resolve_model
+from assay.harness.engines.process import ServerProcess
+from assay.harness.engines.remote import RemoteServer
+from assay.harness.engines.sglang import arguments, failures, launch
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.served_fingerprint import chats_of
+from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.evidence.fingerprint import PARTS, Fingerprint, RopeTable, Tokens
+from assay.harness.fingerprint import in_interpreter
+from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
+from assay.harness.fingerprint.facts import PACKAGES, variables
+from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
+from assay.harness.run.asked import ignored_of
+from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
+from assay.harness.text import one_line
+
+_POLL_S = 0.1
+_AT_ONCE = 4
+"""Requests in flight, of an endpoint that others use too."""
+_PROCESS = "assay.harness.engines.sglang.fingerprint_process"
+
+
+def of_side(side: Side, device: Device, timeout_s: float) -> Fingerprint:
+    """Load the model of a side as its server would, and take the fingerprint; nothing listens, and nothing is asked.
+
+    Raises:
+        UsageError: there is no such model, or a flag is none.
+        EngineError: the model was not loaded.
+    """
+    model = resolve_model(side.model, side.flags)
+    with tempfile.TemporaryDirectory(prefix="assay-fingerprint-") as temporary:
+        folder = Path(temporary)
+        started = Launch(
+            role="candidate",
+            backend=side.backend,
+            model=model,
+            device=device,
+            evidence=folder / "server",
+            log=folder / "log",
+            decode_backend=side.backend,
+            startup_timeout=timeout_s,
+            request_timeout=timeout_s,
+            engine_args=side.flags,
+            cpu_core=0 if device == "cpu" else None,
+            extra=side.environment,
+            interpreter=side.interpreter,
+        )
+        python, _, _, *flags = launch.command(started, 0, "fingerprint")
+        environment = {**os.environ, **launch.settings(started, os.environ)}
+        del environment[EVIDENCE]
+        printed = _printed(
+            [python, "-m", _PROCESS, *flags], environment, folder, timeout_s, f"the model runner ({side.backend})"
+        )
+    made = Fingerprint.model_validate_json(printed)
+    update: dict[str, Any] = {"model": side.model, "asked": dict(settings(without_secrets(side)))}
+    update["ignored"] = ignored_of(model, side)
+    if made.weights and flag_values(side.flags).get("--load-format") != "dummy":
+        with suppress(EvidenceError):  # too large, or in another format: it is then compared with other servers alone
+            update["weights"] = beside_checkpoint(made.weights, checkpoint_weights(model))
+    return made.model_copy(update=update)
+
+
+def of_files(side: Side, timeout_s: float) -> Fingerprint:
+    """Read a side's model as the packages of its interpreter do: tokenizer, RoPE, defaults; and the weights as they are stored.
+
+    Raises:
+        UsageError: there is no such model.
+        EngineError: the interpreter did not run.
+    """
+    model = resolve_model(side.model, ("--load-format=dummy",))
+    probes = {"texts": dict(TEXTS), "chats": dict(CHATS), "packages": PACKAGES}
+    probes["trust_remote_code"] = "--trust-remote-code" in side.flags
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **side.environment}
+    with tempfile.TemporaryDirectory(prefix="assay-fingerprint-") as temporary:
+        folder = Path(temporary)
+        (folder / "probes.json").write_text(json.dumps(probes))
+        command = [
+            side.interpreter or sys.executable,
+            str(Path(in_interpreter.__file__).resolve()),
+            str(model),
+            str(folder / "probes.json"),
+        ]
+        read = json.loads(_printed(command, environment, folder, timeout_s, f"{command[0]} (transformers)"))
+    missing: dict[str, str] = read["not_observed"]
+    update: dict[str, Any] = {name: read[name] for name in ("generation", "packages") if name in read}
+    if "tokens" in read:
+        update["tokens"] = Tokens(**read["tokens"])
+    if "rope" in read:
+        update["rope"] = _tables(read["rope"], json.loads((model / "config.json").read_text()))
+    begun = time.perf_counter()
+    try:
+        update["weights"] = checkpoint_weights(model)
+    except EvidenceError as error:
+        missing["weights"] = error.found
+    seconds = {**read["seconds"], "weights": round(time.perf_counter() - begun, 4)}
+    versions = update.get("packages", {})
+    return Fingerprint(
+        source="files",
+        engine=f"transformers {versions.get('transformers', 'not installed')}",
+        model=side.model,
+        asked=dict(settings(without_secrets(side))),
+        environment=variables({**os.environ, **side.environment}),
+        not_observed={**dict.fromkeys(_absent(update), "read from files, without a server"), **missing},
+        seconds=seconds,
+        **update,
+    )
+
+
+def _absent(observed: Mapping[str, Any]) -> list[str]:
+    return [part for part in PARTS if part not in observed and part != "environment"]
+
+
+def _tables(read: list[dict[str, Any]], config: Mapping[str, Any]) -> tuple[RopeTable, ...]:
+    asked = asked_ropes(config)
+    return tuple(
+        RopeTable(
+            name=table["name"],
+            kind=table["kind"],
+            dtype=table["dtype"],
+            frequencies=tuple(table["frequencies"]),
+            scale=table["scale"],
+            digest="",
+            wrong=wrong_rope(table["frequencies"], table["scale"], asked, table["layers"]),
+        )
+        for table in read
+    )
+
+
+def _printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str) -> str:
+    """Run a command to its end, under a guardian, and return the last line that it printed.
+
+    Raises:
+        EngineError: it failed, printed nothing, or took too long.
+    """
+    printed = folder / "printed"
+    process = ServerProcess(command, environment, folder / "run", folder / "log", output=printed)
+    begun = time.monotonic()
+    try:
+        while process.exit_status is None and time.monotonic() - begun < timeout_s:
+            time.sleep(_POLL_S)
+        status = process.exit_status
+        lines = printed.read_text(errors="replace").splitlines()
+        if status == 0 and lines and lines[-1].startswith("{"):
+            return lines[-1]
+        ended = process.how_it_ended if status is not None else f"was not done after {timeout_s:g} s"
+        # Its log is in a folder that is removed: what it ends with is all there is.
+        tail = "\n".join([*lines[-3:], process.log_tail()])
+        failure = failures.read(process.recent_log())
+    finally:
+        process.stop()
+    raise EngineError(
+        f"{who} {ended}, and there is no fingerprint{f': {failure.line}' if failure.line else '.'}",
+        "a model that this interpreter loads",
+        failure.do
+        if failure.cause
+        else "see its last lines; --files reads tokenizer, configuration and weights without the engine",
+        details=tail,
+        cause=failure.cause,
+    )
+
+
+def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
+    """Observe what a running server tells of itself: its models and arguments, and the tokens that it counts or names.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    server = RemoteServer("candidate", url, timeout_s, model)
+    server.start()
+    client = server.client()
+    seconds: dict[str, float] = {}
+    update: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    parts: dict[str, Callable[[], Any]] = {
+        "arguments": lambda: _told_arguments(client),
+        "tokens": lambda: _told_tokens(server, client),
+    }
+    for part, observe in parts.items():
+        begun = time.perf_counter()
+        try:
+            update[part] = observe()
+        except (EngineError, KeyError, TypeError, ValueError) as error:
+            missing[part] = one_line(str(error).splitlines()[0], 200)
+        seconds[part] = round(time.perf_counter() - begun, 4)
+    told = update.get("arguments", {})
+    if told.get("version"):
+        update["packages"] = {"sglang" if "attention_backend" in told else "engine": told["version"]}
+    return Fingerprint(
+        source="endpoint",
+        engine=f"OpenAI-compatible server {server.url}",
+        model=server.model,
+        not_observed={
+            **dict.fromkeys(_absent(update), "an endpoint does not tell"),
+            "environment": "an endpoint does not tell",
+            **missing,
+        },
+        seconds=seconds,
+        **update,
+    )
+
+
+def _told_arguments(client: Client) -> dict[str, str]:
+    error: EngineError | None = None
+    for path in ("/server_info", "/get_server_info"):
+        try:
+            return arguments.flat(client.get(path, INFO_TIMEOUT_S))
+        except EngineError as missing:
+            error = missing
+    assert error is not None
+    raise error
+
+
+def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
+    """Ask for the ids of the corpus, and of the chats where the server names them; else for their numbers of tokens."""
+    told: dict[str, Any] = {"texts": {}, "bare": {}}
+    names = [name for name, text in TEXTS.items() if text]
+    # Without such an endpoint, or one that takes less, what it told until then stays.
+    with suppress(EngineError, KeyError, TypeError, ValueError):
+        for field, special in (("texts", True), ("bare", False)):
+            body = {"model": server.model, "add_special_tokens": special}
+            for name in names:
+                ids = client.post_json("/tokenize", {**body, "prompt": TEXTS[name]})["tokens"]
+                told[field][name] = tuple(int(id_) for id_ in ids)
+        told["chats"], told["refused"] = chats_of(
+            lambda body: client.post_json("/tokenize", {"model": server.model, **body})
+        )
+    firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
+    if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text
+        ((told["bos"],),) = firsts
+    prompts = {name: chat[0]["content"] for name, (chat, tools) in CHATS.items() if len(chat) == 1 and not tools}
+    if not told["texts"]:
+        prompts |= {name: TEXTS[name] for name in names}
+    asks = [ChatRequest(prompt, 1) for prompt in prompts.values()]
+    counts = [answer.prompt_tokens for answer in answers(server, asks, _AT_ONCE)]
+    return Tokens(**told, counts=dict(zip(prompts, counts, strict=True)))

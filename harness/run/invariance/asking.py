@@ -1,0 +1,257 @@
+"""One pass over the probes, asked as the features of an arm say."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.evals.invariance_load import Probe, ProbeLoad
+from assay.harness.engines.base import ChatRequest, answers
+from assay.harness.engines.sglang import forcing
+from assay.harness.engines.sglang.beside_model import OTHER_ADAPTER
+from assay.harness.engines.sglang.probing import ProbeRequest, ask_streamed, ask_together, leave_in_cache
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.evidence.counters import ADMISSIONS, REPLAYS, Admission, read_counters
+from assay.harness.evidence.invariance import ProbeReply, WrittenText
+from assay.harness.evidence.jsonl import read
+from assay.harness.evidence.records import Item
+from assay.harness.judge.invariance_arms import Arm
+from assay.harness.run.invariance.proof import Pass
+
+_TURN = 8
+"""Tokens that the earlier turn of a conversation generates."""
+_LEFT = 3
+"""Tokens at the end of a prompt that are scored where all others come from batches that could not be."""
+_BEFORE = 2
+"""New tokens of a probe that its earlier turn is asked with."""
+_ALTERNATIVES = 5
+"""Alternatives that are returned with each token of a greedy text."""
+_AGAIN = 2
+"""Probes that the base is sent at once the second time: other batches."""
+_BEHIND = 96
+"""Most tokens that follow a probe and its answer where both are scored as the beginning of a longer prompt."""
+
+
+@dataclass(frozen=True)
+class AskedArm:
+    """How one pass is asked.
+
+    Attributes:
+        load: the probes.
+        arm: what is on.
+        label: of the pass: its requests' ids begin with it.
+        answers: id of a probe -> the tokens that the base wrote, which are forced; empty for the base itself.
+        again: whether it is the base for the second time: in other batches, and in the opposite order.
+        longer: whether each probe is asked with the base's answer and further tokens behind it, all in one prefill: no feature is
+            on, and the kernels for other numbers of tokens compute the same.
+        recurrent: whether the model keeps states, which the cache has only of the ends of earlier requests.
+    """
+
+    load: ProbeLoad
+    arm: Arm
+    label: str
+    answers: Mapping[str, tuple[int, ...]]
+    again: bool = False
+    longer: bool = False
+    recurrent: bool = False
+
+
+def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
+    """Ask a running server all probes.
+
+    Args:
+        server: the server.
+        folder: its folder (``ASSAY_EVIDENCE``).
+        asked: what, and how.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: its folder cannot be written or read.
+    """
+    reloaded = _reload(server) if "weights-again" in asked.arm else ""
+    woken = _sleep(server) if "sleep-wake" in asked.arm else ""
+    order, size = _order(asked), _at_once(asked)
+    mixed = "mixed-chunk" in asked.arm
+    turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
+    forced = {_rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
+    forced |= {f"{_rid(asked, probe)}:turn": probe.ids for probe in order if probe.id in turns}
+    forcing.tell(folder, forced)
+    adapted = _apply_another(server, folder, asked) if "zero-lora" in asked.arm else ""
+    send: Callable[..., list[ProbeReply]] = ask_streamed if "streamed" in asked.arm else ask_together
+    replies: dict[str, ProbeReply] = {}
+    before = _replays(folder)
+    warm = bool({"prefix-cache", "force-miss", "conversation"} & asked.arm)
+    server.flush_cache()
+    evicting = _evicting(asked, server) if "hicache" in asked.arm else []
+    for request in [*_prefixes(asked), *evicting] if warm else ():
+        ask_together(server, [request])
+    for at in range(0, len(order), size):
+        group = order[at : at + size]
+        if not warm and at:
+            server.flush_cache()
+        if earlier := [_turn(asked, probe, turns[probe.id]) for probe in group if probe.id in turns]:
+            (leave_in_cache if mixed else ask_together)(server, earlier)
+        if asked.longer:
+            scored = ask_together(server, [_longer(asked, probe) for probe in group])
+            replies |= {reply.probe: reply.model_copy(update={"decode": reply.prefill}) for reply in scored}
+            continue
+        requests = [_request(asked, probe, turns.get(probe.id, 0)) for probe in group]
+        replies |= {reply.probe: reply for reply in send(server, requests)}
+    admissions = [
+        admission
+        for admission in read(folder / ADMISSIONS, Admission)
+        if any(name.startswith(f"{forcing.PREFIX}{asked.label}:") for name in admission.rids)
+    ]
+    return Pass(
+        probes=asked.load.probes,
+        replies=[replies[probe.id] for probe in asked.load.probes],
+        admissions=admissions,
+        sent=[probe.id for probe in order],
+        turns=turns,
+        reloaded=reloaded,
+        woken=woken,
+        adapted=adapted,
+        warm=warm,
+        page=int(server.arguments().get("page_size") or 1),
+        arguments=server.arguments(),
+        replays=_replays(folder) - before,
+    )
+
+
+def write_texts(server: SGLangServer, items: Sequence[Item], tokens: int, at_once: bool) -> tuple[WrittenText, ...]:
+    """Have a running server answer prompts greedily, each as long as it likes, up to so many tokens.
+
+    Raises:
+        EngineError: the server failed.
+    """
+    server.flush_cache()
+    requests = [ChatRequest.of(item, tokens, _ALTERNATIVES) for item in items]
+    return tuple(
+        WrittenText(item=a.item, tokens=a.tokens, finish=a.finish_reason, count=a.completion_tokens)
+        for a in answers(server, requests, len(requests) if at_once else 1)
+    )
+
+
+def _replays(folder: Path) -> Counter[tuple[str, int]]:
+    """Count the passes that CUDA graphs have served in a server, by phase and requests."""
+    counts = read_counters(folder / REPLAYS)
+    return Counter({(of.phase, requests): passes for of in counts for requests, passes in of.calls_by_layer.items()})
+
+
+def request_of(label: str, probe: str) -> str:
+    """Name the request of a probe in a pass."""
+    return f"{forcing.PREFIX}{label}:{probe}"
+
+
+def _rid(asked: AskedArm, probe: Probe) -> str:
+    return request_of(asked.label, probe.id)
+
+
+def _order(asked: AskedArm) -> list[Probe]:
+    order = list(asked.load.probes)
+    if asked.again:
+        order.reverse()
+    elif "order" in asked.arm:
+        random.Random(" ".join(sorted(asked.arm))).shuffle(order)  # the same where an arm is asked again
+    return order
+
+
+def _at_once(asked: AskedArm) -> int:
+    if "batch" in asked.arm:
+        return len(asked.load.probes)
+    return _AGAIN if asked.again else 1
+
+
+def _turns(asked: AskedArm) -> dict[str, int]:
+    """Return the tokens that the earlier turn of each probe leaves in the cache; short probes have none.
+
+    The last token that a turn writes has no K and V yet.
+    """
+    least = _BEFORE + _TURN + 2
+    return {
+        probe.id: probe.shared + _BEFORE + _TURN - 1
+        for probe in asked.load.probes
+        if len(probe.ids) - probe.shared >= least
+    }
+
+
+def _whole_prompts(asked: AskedArm) -> dict[str, int]:
+    """Return what an unscored pass over the prompts leaves in the cache of each, so that something is left to score."""
+    return {probe.id: len(probe.ids) - _LEFT for probe in asked.load.probes if len(probe.ids) - _LEFT >= probe.shared}
+
+
+def _turn(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
+    """Return the request of an earlier turn, which writes tokens of the probe's prompt; an unscored one has all of it."""
+    asks = len(probe.ids) if "mixed-chunk" in asked.arm else kept - _TURN + 1
+    return ProbeRequest(probe.id, f"{_rid(asked, probe)}:turn", probe.ids[:asks], asks - 1, _TURN)
+
+
+def _request(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
+    return ProbeRequest(probe.id, _rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
+
+
+def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
+    """Return the requests that leave the probes' prefixes in the cache, one by one: one for all, or for states one for each end."""
+    whole = asked.load.prefix
+    ends = sorted({probe.shared for probe in asked.load.probes} - {0}) if asked.recurrent else [len(whole)]
+    return [ProbeRequest("prefix", f"assay-prefix-{asked.label}-{end}", whole[:end], end - 1, 1) for end in ends]
+
+
+def _evicting(asked: AskedArm, server: SGLangServer) -> list[ProbeRequest]:
+    """Return requests for as many other tokens as the pool holds, which evict the prefix to the host's memory."""
+    whole = asked.load.prefix
+    count = -(-int(server.arguments()["max_total_tokens"]) // len(whole)) + 1
+    turned = [whole[number:] + whole[:number] for number in range(1, count + 1)]
+    return [
+        ProbeRequest("prefix", f"assay-evicting-{asked.label}-{number}", ids, len(ids) - 1, 1)
+        for number, ids in enumerate(turned)
+    ]
+
+
+def _reload(server: SGLangServer) -> str:
+    """Have a server load its own weights again, and return what it says; empty if it did not."""
+    model = server.arguments().get("model_path")
+    reply = server.send("/update_weights_from_disk", {"model_path": model, "flush_cache": True})
+    return f"the server says: {reply.get('message') or 'loaded'}" if reply.get("success") else ""
+
+
+def _sleep(server: SGLangServer) -> str:
+    """Have a server give its memory back and take it again, and return that it did."""
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        server.send(path, {})
+    return "the server gave its memory back and took it again"
+
+
+def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
+    """Have a server load an adapter that is not of zeros, ask a probe with either, and say how far they are apart; empty if not."""
+    probe, zeros = asked.load.probes[0], server.adapter
+    server.send(
+        "/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str((folder / OTHER_ADAPTER).resolve())}
+    )
+    scored = []
+    for name in (zeros, OTHER_ADAPTER):
+        server.adapter = name
+        server.flush_cache()
+        request = ProbeRequest(probe.id, f"assay-{name}-{asked.label}", probe.ids, 0, 1)
+        (reply,) = ask_together(server, [request])
+        scored.append(reply.prefill.own)
+    server.adapter = zeros
+    server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
+    apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
+    return (
+        f"in this server, an adapter that is not of zeros moves a log-probability by {apart:.2g} nats" if apart else ""
+    )
+
+
+def _longer(asked: AskedArm, probe: Probe) -> ProbeRequest:
+    """Return the request for a probe and its answer, with some tokens behind them."""
+    behind = asked.load.prefix[: 1 + random.Random(probe.id).randrange(_BEHIND)]
+    return ProbeRequest(probe.id, _rid(asked, probe), (*probe.ids, *asked.answers[probe.id], *behind), probe.shared, 1)
+
+
+def answers_of(replies: Sequence[ProbeReply]) -> dict[str, tuple[int, ...]]:
+    """Return what the base wrote, by probe."""
+    return {reply.probe: reply.decode.tokens for reply in replies}

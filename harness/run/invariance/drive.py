@@ -1,0 +1,352 @@
+"""Runs the arms: starts a server for each set of features that needs one, asks it, and reduces what fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay.harness.backend import Backend
+from assay.harness.engines.inside.control import FAULTS, TRACE, Control, TracedRequest
+from assay.harness.engines.model import configuration, model_shape
+from assay.harness.engines.sglang.beside_model import filled
+from assay.harness.engines.sglang.features import ADAPTER_NAME
+from assay.harness.engines.sglang.forcing import FORCED
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.errors import EngineError
+from assay.harness.evidence.invariance import (
+    ArmRecord,
+    InvarianceFolder,
+    InvarianceManifest,
+    TracedPlace,
+    WrittenText,
+)
+from assay.harness.evidence.nonce import RUN
+from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, possible, server_of
+from assay.harness.judge.invariance_outcome import ArmOutcome, bounds, drafted_by, outcome_of, rounds_by_shape, smallest
+from assay.harness.judge.probe_scores import Bound, Measure
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
+from assay.harness.run.invariance.invariance_plan import InvariancePlan
+from assay.harness.run.invariance.proof import Pass, switched
+from assay.harness.run.invariance.reduction import reduce, unexplained
+from assay.harness.run.machine import origin_of
+from assay.harness.run.sensitivity import switched_on
+from assay.harness.run.servers import core_of, make_engine, record_fingerprint
+
+_FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
+"""The fault that the probes must see, as in a run: calls with a cached prefix have it. And that of a server without a prefix cache:
+every call has it."""
+_SENSITIVE: Arm = frozenset({"prefix-cache"})
+_TRACE_BYTES = 2 * 2**30
+"""Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
+_REDUCED_S = 300.0
+"""Seconds for which what fails is reduced at least; it is for as long as arms were run."""
+_SPENT = "not tried: what fails had been reduced for as long as arms had been run"
+_TRACED = 4
+"""Most sets of features that are asked again with a trace."""
+
+
+@dataclass
+class _Running:
+    """A running server."""
+
+    number: int
+    features: Arm
+    engine: SGLangServer
+    folder: Path
+    startup_s: float
+    stuck: Arm = BASE
+
+
+@dataclass
+class InvarianceSession:
+    """One invocation, while it runs.
+
+    Args:
+        plan: what is compared.
+        folder: where the evidence goes.
+        display: shows the progress.
+    """
+
+    plan: InvariancePlan
+    folder: InvarianceFolder
+    display: ProgressDisplay
+    records: dict[Arm, ArmRecord] = field(default_factory=dict)
+    _passes: dict[Arm, Pass] = field(default_factory=dict)
+    _server: _Running | None = None
+    _servers: int = 0
+    _arms: int = 0
+    _unsteady: set[Arm] = field(default_factory=set)
+    _reduced_until: float = 0.0
+
+    def run(self) -> None:
+        """Run every arm, and reduce what fails.
+
+        Raises:
+            EngineError: the server of the base failed.
+            EvidenceError: the folder cannot be written.
+        """
+        self.folder.write_manifest(self._manifest())
+        begun = time.monotonic()
+        with self._stopping():
+            base, again = self._base("base"), [self._base("base again")]
+            if rounds_by_shape(self.plan.dtype):
+                again.append(self._base("base longer"))
+            self._sensitivity()
+            limits = bounds(base, again, self.plan.dtype)
+            for number, arm in enumerate(self.plan.arms, 1):
+                if self.plan.minutes and time.monotonic() - begun > 60 * self.plan.minutes:
+                    break
+                self.display.count("arms", number, len(self.plan.arms))
+                self._arm(arm, self.plan.mode)
+            self._reduced_until = time.monotonic() + max(time.monotonic() - begun, _REDUCED_S)
+            for arm in self.plan.arms:
+                self._reduce(arm, limits)
+            while self.plan.mode == "pairs" and (arm := unexplained(self._states(limits), self.plan.known)):
+                self._reduction(arm)
+                self._reduce(arm, limits)
+            self._trace(limits)
+        self.folder.seal()
+
+    def _base(self, why: str) -> ArmRecord:
+        """Run the base, without which nothing can be compared."""
+        record = self._arm(BASE, why)
+        if not record.complete:
+            raise EngineError(
+                f"The base could not be run: {record.problem}.", "a server without any feature", "read its log"
+            )
+        return record
+
+    def _outcome(self, record: ArmRecord, limits: dict[Measure, Bound]) -> ArmOutcome | None:
+        """Return what an arm that was run shows; None if its base was not run."""
+        known, arm = self.plan.known, frozenset(record.features)
+        base = self.records.get(base_of(arm, known))
+        if base is None or not base.complete:
+            return None
+        drafted = drafted_by(arm, self.records, known, self.plan.run.spec.reference.flags)
+        return outcome_of(base, record, limits, known, self.plan.dtype, drafted)
+
+    def _differs(self, arm: Arm, limits: dict[Measure, Bound]) -> bool | None:
+        """Return whether an arm that was run differs from its base; None if that cannot be said, or is not so each time."""
+        judged = self._outcome(self.records[arm], limits) if arm not in self._unsteady else None
+        return {"differs": True, "same": False}.get(judged.state) if judged else None
+
+    def _states(self, limits: dict[Measure, Bound]) -> dict[Arm, bool | None]:
+        """Return `_differs` of every arm that was run."""
+        return {arm: self._differs(arm, limits) for arm in self.records if arm}
+
+    def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
+        """Run parts of a failing arm until it is known which is the smallest that fails, and each of its features alone.
+
+        What was asked for exactly is not made smaller. What does not fail each time is not reduced: a part that passes may fail
+        the next time.
+        """
+        known = self.plan.known
+        states = self._states(limits)
+        failed = [each for each, differs in states.items() if differs]
+        if arm not in failed or any(len(each) == 1 and each <= arm for each in failed):
+            return
+        if not any(each < arm for each in failed) and not self._fails_again(arm, limits):
+            return
+
+        def fails(features: Arm) -> bool | None:
+            if not possible(features, known):
+                return None
+            if features not in self.records:
+                self._reduction(features)
+            return self._differs(features, limits)
+
+        passed = [each for each, differs in states.items() if differs is False]
+        exactly = self.plan.mode == "exactly"
+        smallest = arm if exactly else reduce(arm, fails, failed, passed, lambda features: closed(features, known))
+        for id_ in sorted(smallest):
+            if (alone := closed([id_], known)) != smallest:
+                fails(alone)
+
+    def _fails_again(self, arm: Arm, limits: dict[Measure, Bound]) -> bool:
+        """Ask a failing arm a second time; return False if it is then the same as its base."""
+        judged = self._outcome(self._arm(arm, "asked again"), limits)
+        if judged is not None and judged.state == "same":
+            self._unsteady.add(arm)
+        return arm not in self._unsteady
+
+    def _reduction(self, arm: Arm) -> None:
+        """Run a part of a failing arm, or record that there was no time for it."""
+        if time.monotonic() < self._reduced_until:
+            self._arm(arm, "reduction")
+            return
+        last = max(self._servers - 1, 0)
+        record = ArmRecord(number=self._arms, features=tuple(sorted(arm)), why="reduction", problem=_SPENT, server=last)
+        self._arms += 1
+        self.folder.write(record)
+        self.records[arm] = record
+
+    def _trace(self, limits: dict[Measure, Bound]) -> None:
+        """Ask the smallest sets that differ again, their bases before them, with a trace of the first place at which they do."""
+        judged = {
+            arm: self._outcome(self.records[arm], limits) for arm in self.records if arm and arm not in self._unsteady
+        }
+        failing = {arm: shows for arm, shows in judged.items() if shows is not None and shows.state == "differs"}
+        places = {
+            arm: TracedPlace(probe=first.probe, index=first.index)
+            for arm in smallest(failing)
+            if (first := failing[arm].first) is not None
+        }
+        chosen = list(places.items())[:_TRACED]
+        for base, place in dict.fromkeys((base_of(arm, self.plan.known), place) for arm, place in chosen):
+            for why in ("trace", "trace again"):
+                self._arm(base, why, place)
+        for arm, place in chosen:
+            self._arm(arm, "trace", place)
+
+    def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None) -> ArmRecord:
+        """Run an arm and record it. What fails in its server is recorded, not raised."""
+        number, again = self._arms, why in ("base again", "trace again")
+        self._arms += 1
+        begun, problem, startup = time.monotonic(), "", 0.0
+        record = ArmRecord(number=number, features=tuple(sorted(arm)), why=why, server=self._servers, traced=traced)
+        try:
+            server, startup = self._server_for(arm)
+            begun = time.monotonic()
+            with _tracing(server, record):
+                record = self._asked(server, arm, record, again)
+        except EngineError as error:
+            problem = error.found
+            self._stop()
+        record = record.model_copy(
+            update={"problem": problem, "seconds": time.monotonic() - begun, "startup_s": startup}
+        )
+        self.folder.write(record)
+        if arm not in self.records:
+            self.records[arm] = record
+        return record
+
+    def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: bool) -> ArmRecord:
+        known = self.plan.every
+        base = self.records.get(BASE)
+        answers = answers_of(base.replies) if base else {}
+        recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
+        asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
+        over = ask(server.engine, server.folder, asked)
+        texts: tuple[WrittenText, ...] = ()
+        if record.traced is None and not longer:
+            texts = write_texts(
+                server.engine, self.plan.run.of("greedy"), self.plan.run.spec.workload.token_limit, "batch" in arm
+            )
+        self._passes.setdefault(arm, over)
+        own = base_of(arm, known)
+        against = {id_: self._passes.get(BASE if id_ in own else own) for id_ in arm}
+        proofs = {id_: switched(known[id_], over, against[id_]) for id_ in sorted(arm)}
+        return record.model_copy(
+            update={
+                "server": server.number,
+                "replies": tuple(over.replies),
+                "texts": texts,
+                "seen": {id_: what for id_, (what, _) in proofs.items() if what},
+                "unseen": {id_: why for id_, (what, why) in proofs.items() if not what},
+            }
+        )
+
+    def _sensitivity(self) -> None:
+        """Ask the base's server with a seeded fault: what the comparison would not see proves nothing."""
+        assert self._server is not None
+        cold = bool(self._passes[BASE].arguments.get("disable_radix_cache"))
+        arm, fault = (BASE, _COLD_FAULT) if cold else (_SENSITIVE, _FAULT)
+        record = ArmRecord(number=self._arms, features=tuple(arm), why="sensitivity", server=self._server.number)
+        self._arms += 1
+        begun, problem = time.monotonic(), ""
+        try:
+            with switched_on(self._server.engine, self._server.folder, Control(fault=fault)):
+                record = self._asked(self._server, arm, record, False)
+            if not cold and not any(reply.cached_tokens for reply in record.replies):
+                problem = "no prefix came from the cache, behind which the fault is"
+        except EngineError as error:
+            problem = error.found
+            self._stop()
+        self.folder.write(record.model_copy(update={"problem": problem, "seconds": time.monotonic() - begun}))
+
+    def _server_for(self, arm: Arm) -> tuple[_Running, float]:
+        """Return a server for an arm, and the seconds that it took to start; 0 where one runs already."""
+        known = self.plan.known
+        features, sticky = server_of(arm, known), frozenset(id_ for id_ in arm if known[id_].stays)
+        running = self._server
+        if running is not None and running.features == features and running.stuck <= sticky:
+            running.stuck |= sticky
+            return running, 0.0
+        self._stop()
+        started = self._start(features)
+        started.stuck = sticky
+        return started, started.startup_s
+
+    def _start(self, features: Arm) -> _Running:
+        number, run, known = self._servers, self.plan.run, self.plan.every
+        self._servers += 1
+        flags: tuple[str, ...] = ()
+        environment = {RUN: self.folder.nonce, FAULTS: "1", FORCED: "1", TRACE: str(_TRACE_BYTES)}
+        for id_, feature in known.items():
+            flags += feature.on if id_ in features else feature.off
+            environment |= feature.environment if id_ in features else {}
+        if backend := next((known[id_].backend for id_ in features if known[id_].backend), ""):
+            run = replace(run, reference=Backend.parse(backend))
+        folder = self.folder.server_folder(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = filled(flags, run.model, configuration(run.model), folder)
+        # What the fingerprint says that was asked for.
+        side = run.spec.reference.launched_with(environment, flags).model_copy(update={"backend": str(run.reference)})
+        engine = make_engine(
+            run,
+            "reference",
+            folder,
+            self.folder.log(number),
+            cpu_core=core_of(run.spec.device),
+            eager=False,
+            side=side,
+        )
+        assert isinstance(engine, SGLangServer)
+        engine.adapter = ADAPTER_NAME if "zero-lora" in features else ""
+        what = f"starting a server with {', '.join(sorted(features)) or 'no feature'}"
+        with self.display.waiting(what, engine.last_step):
+            engine.start()
+        record_fingerprint(engine, side, folder, self.folder.nonce)
+        self._server = _Running(number, features, engine, folder, engine.startup_s or 0.0)
+        return self._server
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.engine.stop()
+            self._server = None
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._stop()
+
+    def _manifest(self) -> InvarianceManifest:
+        plan = self.plan
+        origin: dict[str, Any] = vars(origin_of(plan.run, plan.command, self.folder.nonce))
+        return InvarianceManifest(
+            **origin,
+            backend=str(plan.run.reference),
+            features=tuple(plan.known),
+            not_covered=dict(plan.not_covered),
+            arms=tuple(tuple(sorted(arm)) for arm in plan.arms),
+            mode=plan.mode,
+            minutes=plan.minutes,
+            dtype=plan.dtype,
+            lengths={probe.id: (len(probe.ids), probe.shared, probe.depth) for probe in plan.load.probes},
+        )
+
+
+def _tracing(server: _Running, record: ArmRecord) -> AbstractContextManager[object]:
+    """Have a server trace the request that an arm is asked again for, within the context; do nothing for any other arm."""
+    if record.traced is None:
+        return nullcontext()
+    request = request_of(record.label, record.traced.probe)
+    traced = TracedRequest(request=request, until=record.traced.index - 1)
+    return switched_on(server.engine, server.folder, Control(trace=record.label, traced=traced))

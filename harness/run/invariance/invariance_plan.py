@@ -1,0 +1,176 @@
+"""What is switched, checked: nothing is started."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.evals.invariance_load import ProbeLoad, probe_load
+from assay.harness.config import INVARIANCE_FLAGS, RunSpec
+from assay.harness.engines.model import configuration, model_shape
+from assay.harness.engines.sglang.features import Feature, features_of
+from assay.harness.errors import UsageError
+from assay.harness.judge.invariance_arms import (
+    BASE,
+    Arm,
+    base_of,
+    closed,
+    in_order,
+    pairs,
+    possible,
+    singles,
+    speculation_of,
+)
+from assay.harness.run.plan import Plan
+from assay.harness.sides import flag_values
+from assay.harness.text import did_you_mean
+
+Mode = Literal["pairs", "singles", "exactly"]
+_TEXTS, _TEXT_TOKENS = 4, 32
+"""Prompts that are answered greedily in every arm, and the most tokens of an answer."""
+
+
+@dataclass(frozen=True)
+class InvariancePlan:
+    """A checked invocation.
+
+    Attributes:
+        run: backend, model, device and engine flags.
+        known: the features that arms switch, by id.
+        every: all features that can be switched here; those that no arm switches are off.
+        not_covered: features that cannot be switched here: id -> why.
+        arms: in the order in which they are run, without the base.
+        mode: how they were chosen.
+        minutes: how long arms are run; 0 for as long as they take. What is found is reduced whatever it takes.
+        asked: the features that were named; empty for all.
+        load: the probes.
+    """
+
+    run: Plan
+    known: Mapping[str, Feature]
+    every: Mapping[str, Feature]
+    not_covered: Mapping[str, str]
+    arms: tuple[Arm, ...]
+    mode: Mode
+    minutes: float
+    asked: tuple[str, ...]
+    load: ProbeLoad
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the activations."""
+        asked = flag_values(self.run.spec.reference.flags).get("--dtype", "")
+        own = model_shape(self.run.model).dtype or "bfloat16"
+        default = "float32" if self.run.spec.device == "cpu" else own
+        return {"half": "float16", "float": "float32", "auto": own}.get(asked, asked) or default
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        words = ["assay", "invariance", *self.run.spec.given_flags(INVARIANCE_FLAGS)]
+        words += [f"--features={','.join(self.asked)}"] if self.asked else []
+        words += [f"--arms={self.mode}"] if self.mode != "pairs" else []
+        words += [f"--minutes={self.minutes:g}"] if self.minutes else []
+        return shlex.join(words)
+
+
+def compared_spec(spec: RunSpec) -> RunSpec:
+    """Make the spec of what is compared: one server, of the reference, and as little of a run as there can be."""
+    return spec.changed(
+        suites=("greedy",), questions=1, greedy_prompts=_TEXTS, max_tokens=_TEXT_TOKENS, candidate=spec.reference
+    )
+
+
+def gpu_count(device: str) -> int:
+    """Count the GPUs of this machine; 0 where none is used."""
+    if device != "cuda":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def plan_invariance(
+    run: Plan,
+    asked: Sequence[str] = (),
+    mode: Mode = "pairs",
+    minutes: float = 0.0,
+    gpus: int = 0,
+    flag: str = "--features",
+) -> InvariancePlan:
+    """Check what is to be compared.
+
+    Args:
+        run: a checked run of `compared_spec`.
+        asked: ids of the features to switch; empty for all that can be.
+        mode: "pairs" for a covering array, "singles" for each feature alone, "exactly" for all of `asked` together.
+        minutes: how long arms are run; 0 for as long as they take.
+        gpus: GPUs of the machine.
+        flag: that names the features, for errors.
+
+    Raises:
+        UsageError: an unknown feature, one that cannot be switched here, or features for "exactly" that exclude each other.
+    """
+    device = run.spec.device
+    every = features_of(device)
+    for name in asked:
+        if name not in every:
+            raise UsageError(
+                f"{flag}: {name} is no feature.",
+                f"some of {', '.join(every)}",
+                did_you_mean(name, tuple(every)) or "name some of these, separated by commas",
+            )
+    config = configuration(run.model)
+    side = run.spec.reference
+    own = flag_values(side.flags), {**os.environ, **side.environment}, str(run.reference)
+    reasons = {
+        id_: why
+        for id_, feature in every.items()
+        if (why := feature.unavailable(device, gpus, config) or feature.decided(*own))
+    }
+    while needing := {id_: need for id_ in every.keys() - reasons for need in every[id_].requires if need in reasons}:
+        reasons |= {id_: f"it needs {need}: {reasons[need]}" for id_, need in needing.items()}
+    wanted = closed(asked, every) if asked else frozenset(every) - reasons.keys()
+    if refused := [id_ for id_ in (*asked, *sorted(wanted)) if id_ in reasons]:
+        raise UsageError(
+            f"{flag}: {refused[0]} cannot be switched here: {reasons[refused[0]]}.",
+            "features that this machine has, and that the engine's own flags leave to assay",
+            "leave it out, or remove what decides it",
+        )
+    known = {id_: feature for id_, feature in every.items() if id_ in wanted}
+    shape = model_shape(run.model)
+    return InvariancePlan(
+        run=run,
+        known=known,
+        every={id_: feature for id_, feature in every.items() if id_ not in reasons},
+        not_covered=reasons | {id_: "not asked for" for id_ in every if id_ not in known and id_ not in reasons},
+        arms=tuple(_with_bases(_arms(known, asked, mode), known)),
+        mode=mode,
+        minutes=minutes,
+        asked=tuple(asked),
+        load=probe_load(device, shape.context, shape.vocabulary),
+    )
+
+
+def _arms(known: Mapping[str, Feature], asked: Sequence[str], mode: Mode) -> list[Arm]:
+    if mode == "pairs":
+        return pairs(known)
+    if mode == "singles":
+        return singles(known)
+    together = frozenset(known)
+    if not together or not possible(together, known):
+        raise UsageError(
+            f"--arms=exactly: {', '.join(asked) or 'nothing'} cannot be on together.",
+            "features that exclude none of each other",
+            "name them with --features",
+        )
+    return [together]
+
+
+def _with_bases(arms: Sequence[Arm], known: Mapping[str, Feature]) -> list[Arm]:
+    """Add the arms that others are compared with."""
+    bases = {of(arm, known) for arm in arms for of in (base_of, speculation_of)} - {BASE}
+    return in_order({*arms, *bases}, known)

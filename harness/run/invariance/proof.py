@@ -1,0 +1,245 @@
+"""What shows that a feature was on: the arguments that the server resolved, its replies, and the prefill batches that it admitted.
+
+A flag that was given proves nothing: engines switch features off for reasons of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.evals.invariance_load import Probe
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.evidence.counters import Admission
+from assay.harness.evidence.invariance import ProbeReply
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is known of one pass over the probes.
+
+    Attributes:
+        probes: the probes.
+        replies: to each.
+        admissions: the prefill batches of its requests, in the order in which they were admitted.
+        sent: ids of the probes, in the order in which they were sent.
+        turns: id of a probe -> tokens that its earlier turn left in the cache.
+        reloaded: what the server said when the weights were loaded again; empty if they were not.
+        woken: what the server said when it slept and woke; empty if it did not.
+        adapted: what shows that the server applies adapters; empty if nothing does.
+        warm: whether prefixes were left in the cache before.
+        page: tokens of a page.
+        arguments: as the server resolved them.
+        replays: passes that CUDA graphs served, by phase and requests.
+    """
+
+    probes: Sequence[Probe]
+    replies: Sequence[ProbeReply]
+    admissions: Sequence[Admission]
+    sent: Sequence[str]
+    turns: Mapping[str, int]
+    reloaded: str = ""
+    woken: str = ""
+    adapted: str = ""
+    warm: bool = False
+    page: int = 1
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    replays: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+
+def switched(feature: Feature, over: Pass, base: Pass | None) -> tuple[str, str]:
+    """Say what shows that a feature was on, and not in the base; if nothing does, why not: one of the two is empty.
+
+    Args:
+        feature: the feature.
+        over: the arm's pass.
+        base: the pass of its base; None where that has the feature by intent, or was not run.
+    """
+    on, why = shown(feature, over)
+    if on and base is not None and (too := shown(feature, base)[0]):
+        return "", f"the base has it too: {too}; remove the engine's own flag that sets it"
+    return on, why
+
+
+def shown(feature: Feature, over: Pass) -> tuple[str, str]:
+    """Say what shows that a feature was on, and if nothing does, why not: one of the two is empty."""
+    for name, value in feature.resolved.items():
+        if over.arguments.get(name) != value:
+            return "", f"the server resolved {name} = {over.arguments.get(name)}, not {value}"
+    resolved = ", ".join(f"{name} = {value}" for name, value in feature.resolved.items())
+    if not feature.seen:
+        return resolved or "switched in the environment of its server", ""
+    said, why = _SEEN[feature.seen](over)
+    return (", ".join(filter(None, [resolved, said])), "") if said else ("", why)
+
+
+Seen = tuple[str, str]
+_LEFT_ON_HOST = 9
+"""Most tokens that SGLang computes again and does not read back from the host's memory: its ``load_back_threshold`` is 10."""
+
+
+def _cached(over: Pass) -> Seen:
+    wanted = {probe.id: probe.shared // over.page * over.page for probe in over.probes if probe.shared >= over.page}
+    left = _LEFT_ON_HOST if over.arguments.get("enable_hierarchical_cache") else 0
+    hits = [reply for reply in over.replies if 0 < wanted.get(reply.probe, 0) <= reply.cached_tokens + left]
+    most = max((reply.cached_tokens for reply in hits), default=0)
+    if not wanted:
+        return "", "no shared prefix fills a page"
+    if len(hits) < len(wanted):
+        return "", f"{len(hits)} of {len(wanted)} shared prefixes came from the cache"
+    return f"{len(hits)} prefixes came from the cache, up to {most:,} tokens", ""
+
+
+def _read_back(over: Pass) -> Seen:
+    # SGLang reports what it found there, even if that was too little to be read back, or too much for the pool.
+    read = [reply.host_tokens for reply in over.replies if _LEFT_ON_HOST < reply.host_tokens <= reply.cached_tokens]
+    if not read:
+        return "", "no prefix was read back from the host's memory"
+    return f"{len(read)} prefixes were read back from the host's memory, up to {max(read):,} tokens", ""
+
+
+def _missed(over: Pass) -> Seen:
+    if not over.warm:
+        return "", "no prefix was left in the cache"
+    hit = [reply.probe for reply in over.replies if reply.cached_tokens]
+    return ("", f"{len(hit)} prefixes came from the cache") if hit else ("no token came from the cache", "")
+
+
+def _batched(over: Pass) -> Seen:
+    most = max((len(admission.rids) for admission in over.admissions), default=0)
+    return (
+        (f"up to {most} requests in a prefill batch", "")
+        if most > 1
+        else ("", "no two requests were prefilled together")
+    )
+
+
+def _reordered(over: Pass) -> Seen:
+    order = [probe.id for probe in over.probes]
+    return ("the probes were sent in another order", "") if list(over.sent) != order else ("", "the order was the same")
+
+
+def _continued(over: Pass) -> Seen:
+    pages = {probe.id: (probe.shared // over.page, over.turns.get(probe.id, 0) // over.page) for probe in over.probes}
+    # Only a page that the shared prefix does not fill shows that the turn was found.
+    wanted = {id_: turn * over.page for id_, (shared, turn) in pages.items() if turn > shared}
+    hits = [reply for reply in over.replies if wanted.get(reply.probe) and reply.cached_tokens >= wanted[reply.probe]]
+    if not wanted:
+        return "", "no earlier turn fills a page of its own"
+    said = f"{len(hits)} of {len(wanted)} earlier turns came from the cache"
+    return (said, "") if len(hits) == len(wanted) else ("", said)
+
+
+def _streamed(over: Pass) -> Seen:
+    most = max((reply.pieces for reply in over.replies), default=0)
+    return (f"answers came in up to {most} pieces", "") if most > 1 else ("", "every answer came in one piece")
+
+
+def _reloaded(over: Pass) -> Seen:
+    return (over.reloaded, "") if over.reloaded else ("", "the server did not confirm that it loaded them")
+
+
+def _chunked(over: Pass) -> Seen:
+    """Count chunks: batches that go on where the one before ended inside the prompt. A retracted request begins again elsewhere."""
+    lengths = {probe.id: len(probe.ids) for probe in over.probes}
+    running: dict[str, int] = {}
+    pieces: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for admission in over.admissions:
+        for rid, new, prefix in zip(admission.rids, admission.new, admission.prefix, strict=True):
+            goes_on = new > 1 and ends.get(rid) == prefix < lengths.get(_probe_of(rid), 0)
+            running[rid] = running[rid] + 1 if goes_on else 1
+            pieces[rid] = max(pieces.get(rid, 1), running[rid])
+            ends[rid] = prefix + new
+    split = [count for count in pieces.values() if count > 1]
+    if not split:
+        return "", "no prompt was split"
+    return f"{len(split)} prompts were split, into up to {max(split)} chunks", ""
+
+
+def _woken(over: Pass) -> Seen:
+    return (over.woken, "") if over.woken else ("", "the server did not confirm that it slept and woke")
+
+
+def _adapted(over: Pass) -> Seen:
+    return (over.adapted, "") if over.adapted else ("", "an adapter that is not of zeros changed nothing")
+
+
+def _graphs(phase: str) -> Callable[[Pass], Seen]:
+    def seen(over: Pass) -> Seen:
+        config = over.arguments.get("cuda_graph_config") or {}
+        backend = (config.get(phase) or {}).get("backend") or "disabled"
+        if backend == "disabled":
+            return "", f"the server resolved no graph for {phase}"
+        passes = _replayed(over, phase)
+        if not passes:
+            return "", f"the server resolved {backend} graphs for {phase}, and no pass ran in one"
+        return f"{passes:,} passes of {phase} ran in CUDA graphs ({backend})", ""
+
+    return seen
+
+
+def _replayed(over: Pass, phase: str, requests: int = 1 << 30) -> int:
+    """Count the passes of a phase that CUDA graphs served, of those with at most so many requests."""
+    return sum(passes for (of, size), passes in over.replays.items() if of == phase and size <= requests)
+
+
+def _compiled(over: Pass) -> Seen:
+    most = int(over.arguments.get("torch_compile_max_bs") or 0)
+    passes = _replayed(over, "decode", most)
+    return (
+        (f"{passes:,} passes of at most {most} requests ran in compiled code", "")
+        if passes
+        else ("", f"no pass of at most {most} requests, which is what is compiled, ran in a CUDA graph")
+    )
+
+
+def _mixed(over: Pass) -> Seen:
+    lengths = {reply.probe: reply.prompt_tokens for reply in over.replies}
+    mixed = sum(
+        any(new == 1 and prefix >= lengths.get(_probe_of(rid), 1 << 60) for rid, new, prefix in rows)
+        and any(new > 1 for _, new, _ in rows)
+        for admission in over.admissions
+        for rows in [list(zip(admission.rids, admission.new, admission.prefix, strict=True))]
+    )
+    return (f"{mixed} batches held both", "") if mixed else ("", "no batch held both")
+
+
+def _retracted(over: Pass) -> Seen:
+    times = sum(reply.retractions for reply in over.replies)
+    return (f"requests were retracted {times} times", "") if times else ("", "no request was retracted")
+
+
+def _speculated(over: Pass) -> Seen:
+    passes = sum(reply.verifications for reply in over.replies)
+    written = sum(len(reply.decode.tokens) for reply in over.replies if reply.verifications)
+    if not passes:
+        return "", "no draft was verified"
+    return f"{passes} passes verified drafts, {written / passes:.2f} tokens each", ""
+
+
+def _probe_of(rid: str) -> str:
+    """Return the probe of a request's id (`assay.harness.run.invariance.asking`), of an earlier turn too."""
+    return [*rid.split(":"), ""][1]
+
+
+_SEEN: Mapping[str, Callable[[Pass], Seen]] = {
+    "cached": _cached,
+    "missed": _missed,
+    "batched": _batched,
+    "reordered": _reordered,
+    "continued": _continued,
+    "streamed": _streamed,
+    "read back": _read_back,
+    "reloaded": _reloaded,
+    "chunked": _chunked,
+    "decode graphs": _graphs("decode"),
+    "prefill graphs": _graphs("prefill"),
+    "compiled": _compiled,
+    "mixed": _mixed,
+    "retracted": _retracted,
+    "woken": _woken,
+    "adapted": _adapted,
+    "speculated": _speculated,
+}

@@ -1,0 +1,94 @@
+"""From a failing arm to the smallest set of features that breaks: delta debugging.
+
+Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2),
+2002: ``ddmin``. Every test may start a server, so what passed before excludes its subsets, and the sets that all failing arms share
+are tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import combinations, combinations_with_replacement
+
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.judge.invariance_arms import BASE, Arm, closed, possible
+
+Fails = Callable[[Arm], bool | None]
+"""Whether an arm fails; None where that cannot be said, since it cannot be switched on or was not shown to be on."""
+_GUESSED = 4
+"""Most sets that are tried before `ddmin` begins."""
+
+
+def reduce(
+    failing: Arm, fails: Fails, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]
+) -> Arm:
+    """Return the smallest set of features, of those of a failing arm, that was seen to fail.
+
+    Args:
+        failing: the arm.
+        fails: runs an arm.
+        failed: arms that failed.
+        passed: arms that did not.
+        of: completes a set of features to one that can be switched on.
+    """
+    seen: dict[Arm, bool | None] = {failing: True}
+    seen.update(dict.fromkeys(failed, True) | dict.fromkeys(passed, False))
+
+    def test(features: Arm) -> bool:
+        arm = of(features)
+        if arm not in seen:
+            excluded = not arm or any(seen[other] is False and arm <= other for other in seen)
+            seen[arm] = False if excluded else fails(arm)
+        return seen[arm] is True
+
+    known = min((arm for arm, state in seen.items() if state and arm <= failing), key=len)
+    for guess in _guesses(known, failed, passed, of):
+        if test(guess):
+            known = guess
+            break
+    return of(_ddmin(known, test, of))
+
+
+def unexplained(states: Mapping[Arm, bool | None], known: Mapping[str, Feature]) -> Arm:
+    """Join pairs of features that failing arms alone have, though no failing arm is a part of them: a second fault may hide there.
+
+    Args:
+        states: whether each arm that was run failed; None where that cannot be said.
+        known: features by id.
+
+    Returns:
+        The features of as many such pairs as can be on together without a failing arm as a part; none if there is no pair.
+    """
+    failed = [arm for arm, state in states.items() if state]
+    joined = BASE
+    for pair in combinations_with_replacement(known, 2):
+        having = [state for arm, state in states.items() if arm.issuperset(pair)]
+        larger = joined | closed(pair, known)
+        if having and all(having) and possible(larger, known) and not any(arm <= larger for arm in failed):
+            joined = larger
+    return joined
+
+
+def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]) -> Iterator[Arm]:
+    """Yield the smallest sets that nothing excludes, those that most failing arms have first."""
+    sets = {of(frozenset(chosen)) for size in (1, 2) for chosen in combinations(sorted(failing), size)}
+    left = [arm for arm in sets if arm < failing and not any(arm <= other for other in passed)]
+    left.sort(key=lambda arm: (-sum(arm <= other for other in failed), len(arm), sorted(arm)))
+    yield from left[:_GUESSED]
+
+
+def _ddmin(features: Arm, test: Callable[[Arm], bool], of: Callable[[Arm], Arm]) -> Arm:
+    """Remove features as long as what is left fails. Completion may add some back, so a set must become smaller to count."""
+    current, parts = sorted(features), 2
+    while len(current) > 1:
+        chunks = [frozenset(current[n::parts]) for n in range(min(parts, len(current)))]
+        rest = [frozenset(current) - chunk for chunk in chunks]
+        smaller = next((arm for arm in (*chunks, *rest) if arm and len(of(arm)) < len(current) and test(arm)), None)
+        if smaller is not None:
+            parts = max(2, parts - 1) if smaller in rest else 2
+            current = sorted(of(smaller))
+        elif parts < len(current):
+            parts = min(2 * parts, len(current))
+        else:
+            break
+    return frozenset(current)

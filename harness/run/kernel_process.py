@@ -1,0 +1,251 @@
+"""The candidate's kernel outside of a server, as part of a run: a process computes, and this one watches it.
+
+Two jobs: the calls that the layer diff recorded are compared with the oracle, and the bug gets a name; and the op-level matrix of
+the shape of the run's model. A server sees the conditions that an engine makes; the matrix has all pairs of lengths, batches, data
+and page sizes up to the policy's envelope, on synthetic data, with float64 as the truth.
+
+A kernel that ends its process, crashes it or hangs leaves a run without this result, but with a report, which is no pass.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay import worker
+from assay.harness.engines.model import ModelShape, model_shape
+from assay.harness.engines.sglang.launch import kernel_settings
+from assay.harness.errors import AssayError, EngineError, EvidenceError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult
+from assay.harness.evidence.layer_diff_record import pack_of
+from assay.harness.evidence.pack import replay_command
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.plan import Plan
+from assay.harness.text import one_line
+from assay.harness.verdict import with_evidence
+
+# The output of the process, in the run's folder.
+LOG = "kernel.log"
+_NO_HEADS = "the model's configuration does not state how many heads it has"
+_DTYPES = ("float16", "bfloat16", "float32")
+
+
+def examine_kernel(
+    plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event | None = None
+) -> None:
+    """Examine the recorded calls and run the op-level matrix, as far as it is not done.
+
+    Args:
+        plan: a run with a layer diff.
+        folder: the run's.
+        display: shows the results.
+        stop: ends this at once when it is set, without a result.
+
+    Raises:
+        EvidenceError: the folder cannot be written, or the recorded calls are damaged.
+    """
+    stop = stop or threading.Event()
+    while not stop.is_set():
+        pack = pack_of(folder) if folder.read(CAUSE) is None else None
+        due = plan.candidate.is_kernel and plan.has_layer_diff and folder.read(MATRIX) is None
+        if pack and not plan.candidate.is_kernel:
+            _keep_cause(folder, _examine_here(pack, plan, folder), display)
+        elif due and not (known := _shape(plan, folder)).complete:
+            _keep_matrix(folder, known.failed(plan, _NO_HEADS), display)
+        elif pack or due:
+            _attempt(pack, due, plan, folder, display, stop)
+        else:
+            return
+
+
+def try_kernel(plan: Plan, folder: RunFolder) -> None:
+    """Call the candidate's kernel before servers are started, which takes minutes: on the smallest calls of each of its phases.
+
+    Raises:
+        EngineError: it raises on all of a phase, ends its process, crashes it or hangs.
+        EvidenceError: the folder cannot be written.
+    """
+    if not plan.candidate.is_kernel or not (shape := _shape(plan, folder)).complete:
+        return
+    given = {"candidate": plan.candidate.name, "matrix": shape.given}
+    why, said = _done("try_first", given, plan, folder, lambda event: None, threading.Event())
+    if why or said:
+        raise EngineError(
+            f"No server was started: {why or f'the kernel {said}'}.",
+            "an output of at least one of the smallest calls of each phase",
+            f"fix the kernel; assay check {plan.candidate.name} calls it without a server (its output is in {LOG})",
+        )
+
+
+def _examine_here(pack: Path, plan: Plan, folder: RunFolder, not_run: str = "") -> KernelResult:
+    """Diagnose outputs without a call of the kernel: one of the engine's own backends, or one that is not to be run, and why."""
+    from assay.harness.checks.replay import replay_recorded  # torch, which only a layer diff needs
+
+    given = _recorded(pack, plan, folder)
+    return replay_recorded(Path(given["pack"]), plan.candidate, given["reproduce"], given["served"], not_run)
+
+
+def _recorded(pack: Path, plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """Name a run's recorded calls, and say whether the candidate served them itself."""
+    served = pack.is_relative_to(folder.server_folder("candidate"))
+    return {"pack": str(pack.resolve()), "served": served, "reproduce": replay_command(pack, plan.candidate.name)}
+
+
+def _keep_cause(folder: RunFolder, result: KernelResult, display: ProgressDisplay) -> None:
+    """Write the result, and show it.
+
+    Raises:
+        EvidenceError: the folder cannot be written.
+    """
+    folder.write(CAUSE, result)
+    named = "; ".join(finding.title for finding in result.findings) or "nothing"
+    display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
+    if result.not_run:
+        display.say(f"The kernel was not tested on them: {result.not_run}.")
+
+
+def _keep_matrix(folder: RunFolder, result: KernelResult, display: ProgressDisplay) -> None:
+    """Write the result, and show it.
+
+    Raises:
+        EvidenceError: the folder cannot be written.
+    """
+    folder.write(MATRIX, result)
+    if result.not_run:
+        display.say(f"Op-level matrix: not tested: {result.not_run}.")
+        return
+    named = "; ".join(finding.title for finding in result.findings) or "nothing"
+    display.say(f"Op-level matrix: {result.computed} calls in {result.seconds:.1f} s: found {named}.")
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The shape of a run's model, up to the policy's envelope: what the calls of its matrix have in common."""
+
+    device: str
+    dtype: str
+    heads: tuple[int, int]
+    head_dim: int
+    tokens: int
+
+    @property
+    def complete(self) -> bool:
+        """True if the model's configuration states all of it."""
+        return bool(all(self.heads) and self.head_dim)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of the job."""
+        return asdict(self)
+
+    @property
+    def words(self) -> str:
+        """The shape as a report shows it."""
+        heads = "{} q heads on {} kv heads".format(*self.heads)
+        return f"{self.dtype}, head_dim {self.head_dim}, {heads}, to {self.tokens:,} tokens"
+
+    def failed(self, plan: Plan, why: str) -> KernelResult:
+        """Return the result of a matrix that could not be run."""
+        return KernelResult(kernel=plan.candidate.name, shapes=self.words, not_run=why)
+
+
+def _shape(plan: Plan, folder: RunFolder) -> _Shape:
+    model = model_shape(plan.model)
+    return _Shape(
+        device=plan.spec.device,
+        dtype=_dtype(folder, plan.spec.device, model),
+        heads=(model.q_heads, model.kv_heads),
+        head_dim=model.head_dim,
+        tokens=min(plan.spec.policy.envelope_tokens, model.context),
+    )
+
+
+def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
+    """Return the dtype in which the candidate's server computed; by default float32 on the CPU, else the model's."""
+    servers = {server.role: server for server in folder.progress().servers}
+    served = [str(servers[role].arguments.get("dtype", "")) for role in ("candidate", "reference") if role in servers]
+    usual = "float32" if device == "cpu" else model.dtype if model.dtype in _DTYPES else "bfloat16"
+    return next((name for name in served if name in _DTYPES), usual)
+
+
+def _attempt(
+    pack: Path | None, matrix: bool, plan: Plan, folder: RunFolder, display: ProgressDisplay, stop: threading.Event
+) -> None:
+    """Have a process do both jobs, and keep each result; if it fails, the first job without a result fails.
+
+    A result that stood before the kernel was read is kept, with the reason why it states no more.
+    """
+    keep = {"cause": _keep_cause, "matrix": _keep_matrix}
+    due = [*["cause"] * bool(pack), *["matrix"] * matrix]
+    stands: KernelResult | None = None
+    shape = _shape(plan, folder)
+
+    def take(event: worker.Event) -> None:
+        nonlocal stands
+        if (name := event["event"]) in keep:
+            due.remove(name)
+            stands = None
+            keep[name](folder, KernelResult.model_validate(event["result"]), display)
+        elif name == "stands":
+            stands = KernelResult.model_validate(event["result"]) if event["reading"] else None
+
+    given = {
+        "candidate": plan.candidate.name,
+        "cause": _recorded(pack, plan, folder) if pack else None,
+        "matrix": shape.given if matrix else None,
+        "shapes": shape.words,
+    }
+    why, _ = _done("examine", given, plan, folder, take, stop)
+    if not why or stop.is_set() or not due:
+        return
+    if stands is not None:
+        findings = tuple(with_evidence(stands.findings, f"the kernel could not be read: {why}"))
+        shapes = shape.words if due[0] == "matrix" else ""
+        keep[due[0]](folder, stands.model_copy(update={"findings": findings, "shapes": shapes}), display)
+        return
+    why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
+    if due[0] == "cause" and pack:
+        _keep_cause(folder, _examine_here(pack, plan, folder, why), display)
+    else:
+        _keep_matrix(folder, shape.failed(plan, why), display)
+
+
+def _done(
+    job: str, given: dict[str, Any], plan: Plan, folder: RunFolder, take: worker.OnEvent, stop: threading.Event
+) -> tuple[str, Any]:
+    """Have a process do a job of `assay.harness.checks.kernel_jobs`.
+
+    What assay computes between two calls has no limit of time.
+
+    Returns:
+        Why it did not come to its end, in words, empty if it did; and what it returned.
+    """
+    call_s, load_s = plan.spec.request_timeout, plan.spec.startup_timeout
+    try:
+        with (folder.path / LOG).open("ab") as log:
+            outcome = worker.run(
+                worker.Job(f"assay.harness.checks.kernel_jobs:{job}", given), on_event=take, output=log, stop=stop,
+                limits=worker.Limits(start_s=load_s, step_s=call_s), environment={**os.environ, **kernel_settings(os.environ)},
+            )  # fmt: skip
+    except OSError as error:
+        raise EvidenceError(
+            f"The kernel's process cannot be launched: {error}.",
+            "a folder that can be written",
+            "give another --out",
+        ) from error
+    except AssayError:
+        raise
+    except Exception as error:  # of the kernel's module, for example
+        return f"the kernel's process raised {type(error).__name__}: {one_line(str(error), 300)}", None
+    if isinstance(outcome, worker.Done):
+        return "", outcome.result
+    call = one_line(outcome.during, 120)
+    if isinstance(outcome, worker.TimedOut):
+        late = f"return from a call within {call_s:g} s ({call})" if call else f"load within {load_s:g} s"
+        return f"the kernel did not {late}", None
+    place = f"in a call ({call})" if call else "outside of a call"
+    return f"the kernel's process {outcome.how} {place}", None

@@ -1,0 +1,193 @@
+"""The layer diff: the other role's backend runs inside one server while it answers a short workload.
+
+First as a shadow: the candidate computes the same calls as the serving backend, its own error is measured on the reference's
+q, k and v, and a replay pack of the calls is recorded. The first two questions are examined at once, so that a bug has a name
+within seconds. Then both run freely: a few prompts are traced with the reference, and again with the candidate, in every layer.
+After the servers have stopped, all recorded calls are examined.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from assay.evals.questions import PROMPT_HEADER
+from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
+from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE, Control, set_control
+from assay.harness.engines.inside.write_request import write_now
+from assay.harness.errors import UsageError
+from assay.harness.evidence.envelope import FOLDER as ENVELOPE_FOLDER
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF, PACK_FOLDER, LayerDiffRecord, layers_seen
+from assay.harness.evidence.pack import replay_command
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.evidence.trace import FOLDER as TRACE_FOLDER
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.envelope import Keep, drive_envelope, drop, keeper, serve_envelope
+from assay.harness.run.machine import hash_model
+from assay.harness.run.plan import COLD_QUESTIONS, Plan
+from assay.harness.sides import Role
+
+_TRACED_COLD, _TRACED_WARM = 2, 4
+"""Prompts whose layer outputs are traced, of the cold and of the warm ones."""
+_TRACE_BYTES = 256 * 2**20
+"""Byte budget of all traces of a server's process."""
+_EARLY_TOKENS = 2
+"""Token limit of the first two answers: one pass of each phase."""
+
+
+def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
+    """Return the environment variables of a role's server in a layer diff.
+
+    Args:
+        plan: a run with a layer diff.
+        role: the server's role.
+        shadowed: whether the other role's backend runs in it as a shadow and calls are recorded; otherwise it is only traced.
+    """
+    if not shadowed:
+        return {TRACE: str(_TRACE_BYTES)}
+    shadow = plan.candidate if role == "reference" else plan.reference
+    return {
+        SHADOW: shadow.name,
+        RECORD: str(plan.spec.workload.budget_mb * 2**20),
+        TRACE: str(_TRACE_BYTES),
+        MODEL_HASH: hash_model(plan.model),
+    }
+
+
+def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: ProgressDisplay) -> None:
+    """Shadow and record in a running server, then trace it as it is and with the other backend in every layer.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing, or the folder cannot be written.
+    """
+    from assay.harness.checks.replay import (
+        diagnose_recorded,  # torch, which only a layer diff needs; before the clock starts
+    )
+
+    begun = time.monotonic()
+    place = folder.server_folder(engine.role)
+    prompts = _prompts_of(plan)
+    shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
+    display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
+    first_finding_s: float | None = None
+
+    def diagnose() -> None:
+        nonlocal first_finding_s
+        pack = place / PACK_FOLDER
+        again = replay_command(pack, plan.candidate.name)
+        try:
+            findings = diagnose_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
+        except UsageError:  # the candidate computed nothing: the final examination reports that
+            return
+        if findings:
+            first_finding_s = time.monotonic() - begun
+        for finding in findings:
+            display.say(f"After {first_finding_s:.1f} s: {finding.sentence}")
+
+    shadow(engine, place, plan, diagnose, keeper(folder, plan))
+    labels = _trace(engine, place, engine.role, prompts, Control())
+    other: Role = "candidate" if engine.role == "reference" else "reference"
+    _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))
+    set_control(place, Control())
+    done = LayerDiffRecord(traced=labels, seconds=time.monotonic() - begun, first_finding_s=first_finding_s)
+    folder.write(LAYER_DIFF, done, engine.role)
+
+
+def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
+    """Take a server without a shadow through the envelope, and trace the prompts of `compare_layers`: the candidate on its own.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    begun = time.monotonic()
+    place = folder.server_folder(engine.role)
+    shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
+    serve_envelope(engine, folder, plan)
+    labels = _trace(engine, place, engine.role, _prompts_of(plan), Control())
+    set_control(place, Control())
+    folder.write(LAYER_DIFF, LayerDiffRecord(traced=labels, seconds=time.monotonic() - begun), engine.role)
+
+
+def _prompts_of(plan: Plan) -> list[str]:
+    """Return the short workload: `COLD_QUESTIONS`, then `WARM_QUESTIONS`."""
+    return [item.prompt for item in plan.of("layers")]
+
+
+def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None, keep: Keep = drop) -> None:
+    """Ask the short workload and the envelope's with the other backend in the shadow, and have its errors and the calls written.
+
+    Args:
+        engine: the server, launched with `environment`.
+        place: its folder.
+        plan: a run with a layer diff.
+        early: called once one question without and one with a cached prefix are written; the other questions follow.
+        keep: gets the answers to the envelope's requests.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing, or the folder cannot be written.
+    """
+    for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # of a server that was killed during a layer diff
+        shutil.rmtree(place / stale, ignore_errors=True)
+    set_control(place, Control(shadow=True))
+    spec, prompts = plan.spec, _prompts_of(plan)
+    cold, warm = prompts[:COLD_QUESTIONS], prompts[COLD_QUESTIONS:]
+    if early:
+        first, cold, question, warm = cold[0], cold[1:], warm[0], warm[1:]
+        engine.flush_cache()
+        _send(engine, [first], _EARLY_TOKENS, 1)  # leaves the header in the cache
+        write_now(place, lambda: _send(engine, [question], _EARLY_TOKENS, 1))
+        early()
+    for prompt in cold:
+        engine.flush_cache()
+        _send(engine, [prompt], spec.workload.token_limit, 1)
+    cache_header(engine)
+    _send(engine, warm, spec.workload.token_limit, spec.workload.concurrency)
+    drive_envelope(engine, place, plan, lambda: write_now(place, lambda: _send(engine, [PROMPT_HEADER], 1, 1)), keep)
+    set_control(place, Control())
+
+
+@contextmanager
+def substituted_everywhere(place: Path) -> Iterator[None]:
+    """Have a server with a shadow serve the other role's backend in every layer, within the context."""
+    set_control(place, Control(substitute=layers_seen(place)))
+    try:
+        yield
+    finally:
+        set_control(place, Control())
+
+
+def _trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], control: Control) -> tuple[str, ...]:
+    """Trace some of the prompts, one at a time: the first with an empty cache, the others with the shared header cached.
+
+    Args:
+        engine: the server.
+        place: its folder.
+        role: the role that the labels begin with.
+        prompts: the questions.
+        control: what else is switched on while tracing.
+
+    Returns:
+        The labels without the role: "0", "1", ...
+    """
+    chosen = [*prompts[:_TRACED_COLD], *prompts[-_TRACED_WARM:]]
+    for number, prompt in enumerate(chosen):
+        set_control(place, control)
+        if number < _TRACED_COLD:
+            engine.flush_cache()
+        else:
+            cache_header(engine)
+        set_control(place, control.model_copy(update={"trace": f"{role}-{number}"}))
+        _send(engine, [prompt], 4, 1)
+    return tuple(str(number) for number in range(len(chosen)))
+
+
+def _send(engine: Engine, prompts: Sequence[str], max_tokens: int, concurrency: int) -> None:
+    """Ask, and drop the answers: the layer diff measures the attention calls behind them."""
+    answers(engine, [ChatRequest(prompt, max_tokens) for prompt in prompts], concurrency)

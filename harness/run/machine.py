@@ -1,0 +1,99 @@
+"""The machine and what is installed on it: git, packages, hardware and the model's files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from assay.harness.evidence.manifest import Origin
+from assay.harness.files import timestamp
+from assay.harness.run.plan import Plan
+
+_PACKAGES = (
+    "sglang",
+    "sglang-kernel",
+    "torch",
+    "triton",
+    "transformers",
+    "sageattention",
+    "flashinfer-python",
+    "numpy",
+    "aiohttp",
+)
+_HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "config.json", "generation_config.json")
+
+
+def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
+    """Describe what runs here and now, with which software, on which machine."""
+    return Origin(
+        nonce=nonce,
+        created=timestamp(),
+        spec=plan.spec.recorded().model_dump(mode="json"),
+        command=command,
+        packages=installed_packages(),
+        hardware=_hardware(plan.spec.device),
+        python=sys.version.split()[0],
+        git=git_state(Path.cwd()),
+        model_hashes={role: hash_model(folder) for role, folder in plan.models.items()},
+    )
+
+
+def installed_packages() -> dict[str, str]:
+    """Return the versions of the installed packages that can change a result."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _hardware(device: str) -> str:
+    """Describe the machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
+    info = Path("/proc/cpuinfo")
+    models = (
+        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    line = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, {memory} GiB"
+    if device == "cuda":
+        import torch
+
+        line = f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU found'}; {line}"
+    return line
+
+
+def git_state(folder: Path) -> str:
+    """Return the commit of the repository that contains `folder`, marked if it has uncommitted changes; empty outside of one."""
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit.strip() + (" with uncommitted changes" if dirty.strip() else "")
+
+
+@cache
+def hash_model(folder: Path) -> str:
+    """Hash the names and contents of a model's weights, tokenizer and configuration with SHA-256.
+
+    Computed once in a process: it takes minutes for a large model.
+    """
+    total = hashlib.sha256()
+    for path in sorted({path for pattern in _HASHED for path in folder.glob(pattern)}):
+        with path.open("rb") as file:
+            total.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,192 @@
+"""A run, checked: `RunSpec` -> `Plan`. Nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from assay.evals.greedy import greedy_prompts
+from assay.evals.loads import shapes_of
+from assay.evals.question_sets import draw
+from assay.evals.questions import Question, prompt_hash
+from assay.harness.backend import Backend
+from assay.harness.config import RunSpec
+from assay.harness.engines.model import fit_of, resolve_model
+from assay.harness.engines.sglang.catalog import checked_backend
+from assay.harness.engines.sglang.launch import check_engine_args
+from assay.harness.evidence.envelope import Envelope
+from assay.harness.evidence.records import Item, Suite
+from assay.harness.judge.paired_accuracy import Rule
+from assay.harness.run.preflight import check_fingerprint
+from assay.harness.sides import ROLES, Role
+from assay.harness.workload import Workload
+
+_COLD_EVERY, _MAX_COLD = 8, 16
+"""One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run."""
+COLD_QUESTIONS, WARM_QUESTIONS = 4, 12
+"""Questions of the layer diff: with an empty cache, one by one, and with the shared header cached."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated run: it can no longer cause a usage error.
+
+    Attributes:
+        spec: what was asked for.
+        models: folder of each role's model.
+        items: what both servers are asked at most; questions in their random order.
+        units: units of the set from which the questions were drawn (`Item.unit`).
+        reference: the reference's backend.
+        candidate: the candidate's backend.
+    """
+
+    spec: RunSpec
+    models: Mapping[Role, Path]
+    items: tuple[Item, ...]
+    reference: Backend
+    candidate: Backend
+    units: int = 0
+
+    def of(self, suite: Suite) -> list[Item]:
+        """List the items of a suite, in order."""
+        return [item for item in self.items if item.suite == suite]
+
+    @property
+    def model(self) -> Path:
+        """Folder of the reference's model: the one that questions and loads are made for."""
+        return self.models["reference"]
+
+    def backend(self, role: Role) -> Backend:
+        """Return a role's backend."""
+        return self.reference if role == "reference" else self.candidate
+
+    @property
+    def rule(self) -> Rule:
+        """The parameters of the test of accuracy."""
+        policy = self.spec.policy
+        return Rule(policy.margin, policy.alpha, self.spec.regression_alpha, self.units)
+
+    @property
+    def envelope(self) -> Envelope:
+        """The envelope of the policy, on the run's device."""
+        return Envelope.of(self.spec.policy.envelope_tokens, self.spec.device)
+
+    @property
+    def compares_answers(self) -> bool:
+        """True if both roles answer questions or prompts."""
+        return bool({"accuracy", "greedy"} & set(self.spec.workload.suites))
+
+    @property
+    def has_url(self) -> bool:
+        """True if a role is a running server, which assay cannot instrument."""
+        return self.reference.is_url or self.candidate.is_url
+
+    @property
+    def has_layer_diff(self) -> bool:
+        """True if the layer diff was asked for and is possible."""
+        return "layers" in self.spec.workload.suites and not self.has_url
+
+    @property
+    def has_decode_kernel(self) -> bool:
+        """True if a kernel of the contract computes decode in either role.
+
+        Such a kernel resolves its paging in Python, so a CUDA graph cannot capture its decode calls.
+        """
+        return any(backend.is_kernel and "decode" in backend.phases for backend in (self.reference, self.candidate))
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles that need a server.
+
+        A layer diff without answers needs only the reference's, in which the candidate runs as a shadow or is substituted.
+        """
+        scores = "logits" in self.spec.workload.suites and not self.has_layer_diff
+        return ROLES if self.compares_answers or scores else ("reference",)
+
+
+def prepare(spec: RunSpec) -> Plan:
+    """Check backends, model and questions; start nothing.
+
+    Callers judge last whether this machine can serve the run (`assay.harness.run.preflight.check_environment`): what is wrong
+    with a command does not depend on the memory that happens to be free.
+
+    Raises:
+        UsageError: an unknown backend, an incomplete model, an unknown shape of requests, or questions that cannot be read.
+    """
+    _check_spec(spec)
+    return ask(_found(spec), spec.workload)
+
+
+def ask(plan: Plan, workload: Workload) -> Plan:
+    """Return the plan of a run that asks the same servers something else.
+
+    Raises:
+        UsageError: questions that cannot be read.
+    """
+    plan = replace(plan, spec=plan.spec.model_copy(update={"workload": workload}))
+    counts = _counts(workload, plan.has_layer_diff)
+    most = max(*counts.values(), 1)
+    drawn = draw(workload.data, most, workload.order_seed, lambda: fit_of(plan.model, workload.token_limit))
+    items = _items(drawn.questions, counts, synthetic=workload.synthetic)
+    return replace(plan, items=items, units=drawn.units)
+
+
+def _check_spec(spec: RunSpec) -> None:
+    """Check what a spec says by itself; nothing is read.
+
+    Raises:
+        UsageError: flags that assay sets itself, or an unknown shape of requests.
+    """
+    for side in spec.sides.values():
+        check_engine_args(side.flags)
+    shapes_of(spec.workload.latency_shapes, spec.device)
+
+
+def _found(spec: RunSpec) -> Plan:
+    """Find backends and models; nothing is asked yet."""
+    reference = checked_backend("--reference", spec.reference.backend)
+    candidate = checked_backend("--candidate", spec.candidate.backend)
+    check_fingerprint(spec.policy.fingerprint)
+    models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
+    return Plan(spec, models, (), reference, candidate)
+
+
+def _counts(workload: Workload, layers: bool) -> dict[Suite, int]:
+    """Count what each suite asks; `layers` states if the layer diff is possible.
+
+    The logits' prompts are the first greedy ones, with the same ids.
+    """
+    of_suites: dict[Suite, int] = {
+        "accuracy": workload.questions,
+        "layers": COLD_QUESTIONS + WARM_QUESTIONS if layers else 0,
+        "greedy": workload.greedy_prompts,
+        "logits": workload.logits_prompts,
+    }
+    return {suite: count if suite in workload.suites else 0 for suite, count in of_suites.items()}
+
+
+def _items(questions: Sequence[Question], counts: Mapping[Suite, int], *, synthetic: bool) -> tuple[Item, ...]:
+    """Turn the first questions into what each suite asks."""
+    items = [_item("accuracy", question, place) for place, question in enumerate(questions[: counts["accuracy"]])]
+    items += [_item("layers", question) for question in questions[: counts["layers"]]]
+    for suite in ("greedy", "logits"):
+        items += [
+            Item(suite=suite, id=id_, prompt=prompt, prompt_hash=prompt_hash(prompt))
+            for id_, prompt in greedy_prompts(questions, counts[suite], synthetic)
+        ]
+    return tuple(items)
+
+
+def _item(suite: Suite, question: Question, place: int | None = None) -> Item:
+    return Item(
+        suite=suite,
+        id=question.id,
+        prompt=question.prompt,
+        prompt_hash=prompt_hash(question.prompt),
+        group=question.group,
+        subject=question.subject,
+        expected=question.answer,
+        unit="" if question.unit == question.id else question.unit,
+        cold=place is not None and place < _COLD_EVERY * _MAX_COLD and place % _COLD_EVERY == _COLD_EVERY - 1,
+    )

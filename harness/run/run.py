@@ -1,0 +1,231 @@
+"""A run, from its spec to its report: the one sequence that the commands, pytest, nox and pipelines share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from assay.harness.config import RunSpec
+from assay.harness.engines.base import Engine
+from assay.harness.evidence.bench_folder import BenchFolder
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.invariance import InvarianceFolder
+from assay.harness.interruption import like_ctrl_c, too_late
+from assay.harness.judge.baselines import attach_baselines
+from assay.harness.judge.build import build
+from assay.harness.judge.invariance import judge_invariance
+from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.judge.latency import judge_bench
+from assay.harness.judge.latency_result import LatencyResult
+from assay.harness.judge.report import Report
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.bench_drive import bench
+from assay.harness.run.bench_plan import BenchPlan, plan_bench, timed_spec
+from assay.harness.run.collect import collect
+from assay.harness.run.invariance.drive import InvarianceSession
+from assay.harness.run.invariance.invariance_plan import InvariancePlan, Mode, compared_spec, gpu_count, plan_invariance
+from assay.harness.run.invariance.of_candidate import plan_features, switch_features
+from assay.harness.run.latency_run import plan_latency, time_servers
+from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.preflight import check_environment
+from assay.harness.run.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded
+from assay.harness.run.servers import check_together, make_run_engine, running
+from assay.harness.sides import Role
+
+
+def run(
+    spec: RunSpec, out: Path | None = None, *, baselines: bool = False, display: ProgressDisplay | None = None
+) -> Report:
+    """Start the servers of both roles, ask both the same questions, and judge the evidence.
+
+    An interrupted or failed run has a report too, whose verdict is "error"; repeated with the same `out`, it resumes where it
+    stopped. Nothing is rendered; `assay.write_reports` writes report files::
+
+        from pathlib import Path
+
+        from assay import RunSpec, run, write_reports
+
+        out = Path("runs/mine")
+        report = run(RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512), out)
+        write_reports(report, out)
+        assert report.verdict == "pass", report.headline
+
+    Args:
+        spec: what to run.
+        out: the run's folder; by default a new one in ``runs/``.
+        baselines: whether to compare the run with the accepted baselines.
+        display: shows the progress; by default it is not shown.
+
+    Raises:
+        UsageError: the spec cannot be run, or `out` holds another run. Nothing was started.
+        EvidenceError: the folder is damaged or cannot be written.
+    """
+    display = display or ProgressDisplay(Console(quiet=True))
+    opened = OpenRun.open(spec, out, baselines=baselines, display=display)
+    with like_ctrl_c():
+        with suppress(KeyboardInterrupt):  # what was answered until then still makes a report
+            opened.collect(display)
+        with too_late():
+            opened.end()
+            return opened.report()
+
+
+def bench_servers(
+    spec: RunSpec,
+    out: Path,
+    *,
+    seed: int = 0,
+    cuda_graphs: bool | None = None,
+    display: ProgressDisplay | None = None,
+) -> LatencyResult:
+    """Start the servers of both roles, time them side by side, and judge the ratios of their times. Nothing is rendered.
+
+    Args:
+        spec: what to time; its `suites` are ignored.
+        out: a new folder for the timings.
+        seed: seed of the prompts and of the order of blocks.
+        cuda_graphs: whether both servers capture CUDA graphs; by default unless a kernel of the contract computes decode.
+        display: shows the progress; by default it is not shown.
+
+    Raises:
+        UsageError: the spec cannot be timed, or `out` is not empty. Nothing was started.
+        EngineError: a server failed.
+        EvidenceError: the folder cannot be written, or its timings prove nothing.
+    """
+    plan = plan_bench(prepare(timed_spec(spec)), seed, cuda_graphs)
+    check_environment(plan.run)
+    folder = BenchFolder.new(out)
+    bench(plan, folder, display or ProgressDisplay(Console(quiet=True)))
+    return judge_bench(folder)
+
+
+def compare_features(
+    spec: RunSpec,
+    out: Path,
+    *,
+    features: Sequence[str] = (),
+    mode: Mode = "pairs",
+    minutes: float = 0.0,
+    display: ProgressDisplay | None = None,
+) -> InvarianceResult:
+    """Switch features of the reference's engine that must change nothing, and judge what changed. Nothing is rendered.
+
+    Args:
+        spec: the reference is what is compared with itself; its candidate and workload are ignored.
+        out: a new folder for the evidence.
+        features: ids of the features; none for all that this machine can switch.
+        mode: "pairs" for every two of them together, "singles" for each alone, "exactly" for all together, and each alone if that
+            differs.
+        minutes: how long arms are run; 0 for as long as they take.
+        display: shows the progress; by default it is not shown.
+
+    Raises:
+        UsageError: the features cannot be switched, or `out` is not empty. Nothing was started.
+        EngineError: the server without any feature failed.
+        EvidenceError: the folder cannot be written.
+    """
+    plan = plan_invariance(prepare(compared_spec(spec)), features, mode, minutes, gpu_count(spec.device))
+    check_environment(plan.run)
+    folder = InvarianceFolder.new(out)
+    with like_ctrl_c():
+        InvarianceSession(plan, folder, display or ProgressDisplay(Console(quiet=True))).run()
+    return judge_invariance(folder)
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A checked run with its folder. Nothing has been started.
+
+    Attributes:
+        plan: the checked run.
+        bench: the checked latency suite; None if the run does not ask for it.
+        features: of the candidate, which must change nothing; None if the policy names none.
+        folder: where all evidence goes.
+    """
+
+    plan: Plan
+    bench: BenchPlan | None
+    features: InvariancePlan | None
+    folder: RunFolder
+
+    @classmethod
+    def open(
+        cls,
+        spec: RunSpec,
+        out: Path | None,
+        *,
+        baselines: bool = False,
+        kept_running: bool = False,
+        display: ProgressDisplay,
+    ) -> OpenRun:
+        """Check a spec and open its folder.
+
+        Args:
+            spec: as in `run`, and so are `out`, `baselines`, `display` and the errors.
+            kept_running: whether `servers` is to be used, which needs both servers at the same time.
+        """
+        plan = prepare(spec)
+        bench, features = plan_latency(plan), plan_features(plan)
+        check_environment(plan)
+        if kept_running and len(plan.roles) > 1:
+            check_together(plan, "they run as long as the tests")
+        folder = open_folder(plan, out or default_folder(spec.candidate.backend), "gate" if baselines else "run")
+        display.say(f"Run {folder.path}: {spec.candidate.backend} against {spec.reference.backend}.")
+        if baselines:
+            status = attach_baselines(folder)
+            display.say(f"Baselines: {', '.join(status.used.values()) or 'none matches'}.")
+        return cls(plan, bench, features, folder)
+
+    def collect(self, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
+        """Ask both servers what is still open, then time both and switch features. What ends the run early is recorded, not raised.
+
+        Args:
+            display: shows the progress.
+            ready: the running servers of `servers`, which has done all else already; otherwise they are started and stopped here.
+
+        Raises:
+            KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
+        """
+        collect(self.plan, self.folder, display, ready)
+        # After the run's own servers have stopped:
+        time_servers(self.bench, self.folder, display)
+        switch_features(self.features, self.folder, display)
+
+    @contextmanager
+    def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
+        """Run the servers of a run for as long as a caller needs them; empty if one did not start, which is recorded.
+
+        Latency is timed first, on separate servers, which these would disturb; so are features switched.
+        """
+        time_servers(self.bench, self.folder, display)
+        switch_features(self.features, self.folder, display)
+        roles = asked_roles(self.plan, self.folder)
+        engines = [make_run_engine(self.plan, self.folder, role) for role in roles]
+        started = ExitStack()
+        if not self.folder.progress().failure:
+            with recorded(self.folder), ExitStack() as starting:
+                starting.enter_context(running(engines, self.plan.spec.device, display))
+                started = starting.pop_all()
+        with started:
+            yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}
+
+    def end(self) -> None:
+        """Seal the evidence, unless something ended the run early, so that it goes on later.
+
+        A kernel that changed meanwhile ends it too.
+
+        Raises:
+            EvidenceError: the folder cannot be written.
+        """
+        if not self.folder.progress().failure:
+            note_changed_kernels(self.plan, self.folder)
+        if not self.folder.progress().failure:
+            self.folder.seal()
+
+    def report(self) -> Report:
+        """Make the report of what the folder holds."""
+        return build(self.folder)

@@ -1,0 +1,218 @@
+"""The sensitivity of a run's workload: a fault is seeded in the running servers, and every suite has to see it.
+
+Nothing is restarted: the control switches the fault on and off. In the candidate's own server it is in what the model uses, for
+answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
+emptied, since K and V of later layers were computed with the fault.
+
+`serve_fault` and `_shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` decides whether it was seen.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.evals.questions import PROMPT_HEADER
+from assay.harness.conditions import PHASES
+from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
+from assay.harness.engines.inside.control import Control, set_control
+from assay.harness.engines.inside.write_request import write_now
+from assay.harness.evidence.faults import (
+    SENSITIVITY,
+    SENSITIVITY_RECORD,
+    SeededCalls,
+    SensitivityRecord,
+    read_seeded_calls,
+)
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import layers_seen
+from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
+from assay.harness.judge.fault_seen import losses, p_no_loss
+from assay.harness.policy import Policy
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.logit_scoring import score_again
+from assay.harness.run.plan import COLD_QUESTIONS, Plan
+from assay.harness.run.run_folder import asked_roles, shadowed_role
+from assay.harness.sides import ROLES, Role
+from assay.harness.workload import Workload
+
+_FAULT = "mask-top-left"
+"""The fault of the seed case, which only calls with a cached prefix show."""
+QUESTIONS, AT_ONCE = 24, 8
+"""Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen."""
+_PROMPTS = 5
+"""Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05."""
+_SHADOWED = 2
+"""Questions that are asked while the candidate in the shadow has the fault."""
+
+
+@dataclass(frozen=True)
+class _FaultLoad:
+    """The load of a server while a fault is switched on.
+
+    Attributes:
+        items: multiple-choice questions that the reference answered.
+        reference: its texts, by id of the question. No more questions are asked once these and the answers show the fault.
+        logits: its scoring of the sequences to score; None for none.
+        workload: limits of an answer and of what is in flight.
+        policy: of the run.
+    """
+
+    items: Sequence[Item]
+    reference: Mapping[str, str]
+    logits: Logits | None
+    workload: Workload
+    policy: Policy
+
+
+def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
+    """Return True if a role's server still has something to measure under the fault."""
+    return bool(_parts(plan, folder, role)) and folder.read(SENSITIVITY_RECORD, role) is None
+
+
+def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
+    """Do a server's part, unless it is done. The suites of the run are complete: nothing that they read comes later.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing, or the folder cannot be written.
+    """
+    if not is_open(plan, folder, engine.role):
+        return
+    begun, place = time.monotonic(), folder.server_folder(engine.role)
+    parts = _parts(plan, folder, engine.role)
+    shutil.rmtree(place / SENSITIVITY, ignore_errors=True)  # of a server that was killed
+    record = SensitivityRecord(fault=_FAULT, seconds=0.0)
+    if "shadow" in parts:
+        prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:_SHADOWED]
+        record = record.model_copy(update={"shadowed": _shadow_fault(engine, place, _FAULT, prompts, folder.nonce)})
+    if {"answers", "logits"} & parts:
+        load = fault_load(plan, folder, parts)
+        layers = () if engine.role == "candidate" else layers_seen(place)
+        served = serve_fault(engine, place, _FAULT, load, layers, folder.nonce, display)
+        record = served.model_copy(update={"shadowed": record.shadowed})
+    record = record.model_copy(update={"seconds": time.monotonic() - begun})
+    folder.write(SENSITIVITY_RECORD, record, engine.role)
+
+
+def serve_fault(
+    engine: Engine,
+    place: Path,
+    fault: str,
+    load: _FaultLoad,
+    substitute: tuple[int, ...] = (),
+    nonce: str = "",
+    display: ProgressDisplay | None = None,
+    phases: tuple[str, ...] = PHASES,
+) -> SensitivityRecord:
+    """Ask and score while what the model uses has a fault. Logits go to the server's sensitivity folder.
+
+    Args:
+        engine: a running server, launched with `assay.harness.engines.inside.control.FAULTS`.
+        place: its folder.
+        fault: id of a fault of the catalogue.
+        load: what to ask.
+        substitute: layers whose output is the other role's backend's, with the fault: in a reference's server, all of them.
+        nonce: of the run.
+        display: shows the progress.
+        phases: phases of the calls that have the fault.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    begun = time.monotonic()
+    answers: list[Answer] = []
+    scored = 0
+    with switched_on(engine, place, Control(fault=fault, fault_phases=phases, substitute=substitute)) as token:
+        if load.items:
+            cache_header(engine)
+        for start in range(0, len(load.items), AT_ONCE):
+            answers += _ask(engine, load.items[start : start + AT_ONCE], load.workload, nonce)
+            lost = losses({item.id: item for item in load.items}, load.reference, answers)
+            if p_no_loss(lost, load.policy.margin) <= load.policy.alpha:
+                break
+        if load.logits is not None and engine.scorer is not None:
+            logits = score_again(engine.scorer, load.logits, nonce, display)
+            write_logits(place / SENSITIVITY, logits)
+            scored = len(logits.header.sequences)
+        seeded = read_seeded_calls(place, token, nonce)
+    return SensitivityRecord(
+        run=nonce, fault=fault, served=seeded, answers=tuple(answers), scored=scored, seconds=time.monotonic() - begun
+    )
+
+
+def _shadow_fault(
+    engine: Engine, place: Path, fault: str, prompts: Sequence[str], nonce: str = ""
+) -> SeededCalls | None:
+    """Ask questions behind the shared header while the candidate in the shadow has a fault, and have its errors written.
+
+    They go to the server's sensitivity folder, so that no verdict on the candidate reads them.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it wrote nothing.
+    """
+    shutil.rmtree(place / SENSITIVITY / SHADOW_FOLDER, ignore_errors=True)
+    with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
+        cache_header(engine)
+        _send(engine, prompts)
+        write_now(place / SENSITIVITY, lambda: _send(engine, [PROMPT_HEADER]))
+        return read_seeded_calls(place, token, nonce)
+
+
+@contextmanager
+def switched_on(engine: Engine, place: Path, control: Control) -> Iterator[str]:
+    """Have a server follow a control within the context; then everything is off and its prefix cache empty.
+
+    Gives the token of the setting.
+    """
+    engine.flush_cache()
+    try:
+        yield set_control(place, control)
+    finally:
+        set_control(place, Control())
+    engine.flush_cache()
+
+
+def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
+    """List what a role's server measures under a fault: "shadow", "answers", "logits"."""
+    if plan.backend(role).is_url:
+        return set()
+    asked, shadowed = asked_roles(plan, folder), shadowed_role(plan, folder)
+    parts = {"shadow"} if role == shadowed else set()
+    if role == asked[-1] and (role == "candidate" or shadowed == role):
+        parts |= {"answers"} if "accuracy" in plan.spec.workload.suites and role == "candidate" else set()
+        parts |= {"logits"} if "logits" in plan.spec.workload.suites and not plan.has_url else set()
+    return parts
+
+
+def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
+    """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
+    texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
+    items = [item for item in plan.of("accuracy") if item.id in texts][:QUESTIONS]
+    logits = None
+    path = logits_path(folder.path, ROLES[0], 0)
+    if "logits" in parts and path.exists():
+        scored = read_logits(path, folder.nonce)
+        chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:_PROMPTS]
+        logits = scored.only(chosen) if chosen else None
+    asked = items if "answers" in parts else ()
+    return _FaultLoad(asked, texts, logits, plan.spec.workload, plan.spec.policy)
+
+
+def _ask(engine: Engine, items: Sequence[Item], workload: Workload, nonce: str) -> list[Answer]:
+    """Ask some questions at the same time, and return the answers in their order."""
+    asks = [ChatRequest.of(item, workload.token_limit) for item in items]
+    return [a.model_copy(update={"run": nonce}) for a in answers(engine, asks, workload.concurrency)]
+
+
+def _send(engine: Engine, prompts: Sequence[str]) -> None:
+    """Ask for one token each, and drop the answers."""
+    answers(engine, [ChatRequest(prompt, 1) for prompt in prompts], len(prompts))

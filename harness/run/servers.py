@@ -1,0 +1,228 @@
+"""Plan -> engines: the one place where a server under test is constructed, for a run, a bench, a recording and a bisection."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from assay.harness.backend import Backend
+from assay.harness.engines.base import Engine, start_together
+from assay.harness.engines.inside.control import CONTROL, FAULTS
+from assay.harness.engines.remote import RemoteServer
+from assay.harness.engines.sglang import memory
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.errors import UsageError
+from assay.harness.evidence.fingerprint import FINGERPRINT, PARTS, Fingerprint
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
+from assay.harness.evidence.nonce import RUN
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run import layer_diff
+from assay.harness.run.asked import ignored_of
+from assay.harness.run.envelope import chunk_argument
+from assay.harness.run.plan import Plan
+from assay.harness.run.run_folder import shadowed_role
+from assay.harness.sides import ROLES, Role, Side, settings, without_secrets
+
+
+def make_engine(
+    plan: Plan,
+    role: Role,
+    evidence: Path,
+    log: Path,
+    *,
+    cpu_core: int | None,
+    eager: bool,
+    side: Side | None = None,
+) -> Engine:
+    """Make a role's engine, not started: a server to launch, or one that is already running.
+
+    Args:
+        plan: backends, model, device, engine flags and timeouts.
+        role: the role.
+        evidence: folder for what the server's process writes.
+        log: file for the server's output.
+        cpu_core: see `Launch` and `core_of`.
+        eager: see `Launch`.
+        side: the role's side as it is launched; None for as it was asked.
+    """
+    spec, side, backend = plan.spec, side or plan.spec.sides[role], plan.backend(role)
+    if backend.is_url:
+        return RemoteServer(role=role, url=backend.name, request_timeout=spec.request_timeout, model=side.model)
+    return SGLangServer(
+        Launch(
+            role=role,
+            backend=backend.name,
+            model=plan.models[role],
+            interpreter=side.interpreter,
+            device=spec.device,
+            engine_args=side.flags,
+            evidence=evidence,
+            log=log,
+            startup_timeout=spec.startup_timeout,
+            request_timeout=spec.request_timeout,
+            decode_backend=plan.reference.delegate,
+            cpu_core=cpu_core,
+            eager=eager,
+            extra=side.environment,
+        )
+    )
+
+
+def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
+    """Make a role's engine in a run.
+
+    Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced because no answers are
+    compared. Both also get what only one of the backends forces; it is found out once for a run.
+
+    Args:
+        plan: the checked run.
+        folder: the run's folder.
+        role: the role.
+    """
+    engine = _run_engine(plan, folder, role)
+    if not _may_differ(plan):
+        return engine
+    common = folder.read(COMMON_SETTINGS)
+    if common is None:
+        reference, candidate = (_run_engine(plan, folder, each) for each in ROLES)
+        common = reference.settle_with(candidate, plan.spec.treatment)
+        folder.write(COMMON_SETTINGS, common)
+    return engine.with_flags(common.flags)
+
+
+def _may_differ(plan: Plan) -> bool:
+    """Return True if SGLang may resolve the arguments of the two servers differently by their backends.
+
+    On the CPU it does not: assay starts both servers there with ``--disable-cuda-graph``.
+    """
+    two = plan.compares_answers and not plan.has_url and bool(plan.spec.treatment)
+    return two and plan.spec.device == "cuda"
+
+
+def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
+    environment = {RUN: folder.nonce, FAULTS: "1"}
+    # A server that was killed may have left a control, which its successor would follow.
+    (folder.server_folder(role) / CONTROL).unlink(missing_ok=True)
+    if plan.has_layer_diff:
+        environment |= layer_diff.environment(plan, role, shadowed=role == shadowed_role(plan, folder))
+    return make_engine(
+        plan,
+        role,
+        folder.server_folder(role),
+        folder.log(role),
+        cpu_core=core_of(plan.spec.device, ROLES.index(role)),
+        eager=plan.has_decode_kernel or not plan.compares_answers,
+        side=plan.spec.sides[role].launched_with(environment, chunk_argument(plan)),
+    )
+
+
+def core_of(device: str, number: int = 0) -> int | None:
+    """Return the core that a CPU server computes on; servers of different numbers get different ones if possible. None on a GPU."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[number % len(cores)] if device == "cpu" else None
+
+
+def together(plan: Plan) -> bool:
+    """Return True if both servers run at the same time: as the spec sets it, or as memory allows."""
+    spec = plan.spec
+    if spec.servers != "auto":
+        return spec.servers == "together"
+    if plan.has_url:
+        return True
+    size = max((memory.model_bytes(folder) or 0 for folder in plan.models.values()), default=0) or None
+    share = max(memory.mem_fraction(side.flags) for side in spec.sides.values())
+    return memory.hold_both(spec.device, size, memory.available_bytes(spec.device), share)
+
+
+def check_together(plan: Plan, reason: str) -> None:
+    """Check that both servers run at the same time.
+
+    Args:
+        plan: the checked run.
+        reason: why they must, for the message.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if not together(plan):
+        asked = plan.spec.servers == "in-turn"
+        raise UsageError(
+            "The servers are set to run in turn." if asked else "The two servers do not fit into memory together.",
+            f"both at the same time: {reason}",
+            "leave out --servers"
+            if asked
+            else "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
+        )
+
+
+@contextmanager
+def running(engines: Sequence[Engine], device: str, display: ProgressDisplay | None = None) -> Iterator[None]:
+    """Start engines, and stop them whatever happens. While they start, a display shows for how long, and what they log.
+
+    On CUDA they start one after the other: SGLang sizes its KV cache by the memory that is free before and after it loads the
+    weights, and gives up if another server takes some in between.
+
+    Raises:
+        EngineError: one of them did not start.
+    """
+    what = f"starting {' and '.join(engine.role for engine in engines)}"
+    with display.waiting(what, lambda: _last_words(engines)) if display else nullcontext():
+        start_together(engines, at_once=device != "cuda")
+    try:
+        yield
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def _last_words(engines: Sequence[Engine]) -> str:
+    """Return the last line, warnings apart, that a server logged which is not ready yet; of several, the last one's."""
+    starting = [engine for engine in engines if engine.startup_s is None]
+    lines = [f"{engine.role}: {line}" for engine in starting if (line := engine.last_step())]
+    return lines[-1] if lines else ""
+
+
+def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> Fingerprint | None:
+    """Write the fingerprint of a running server into its folder, and return it; None for an engine that does not tell.
+
+    Raises:
+        EngineError: the server failed.
+        EvidenceError: it cannot be written.
+    """
+    made = engine.fingerprint()
+    if made is None:
+        return None
+    why = "is measured without a server beside it, as by assay fingerprint --model"
+    try:
+        ignored = ignored_of(Path(made.model), side, measuring=False)
+    except UsageError as error:  # another host's folder, as of a URL
+        ignored, why = None, error.found
+    update = {"model": side.model, "asked": dict(settings(without_secrets(side))), "run": nonce, "ignored": ignored}
+    made = made.model_copy(update=update)
+    reasons = dict.fromkeys((part for part in PARTS if not made.has(part)), "its processes did not tell")
+    if ignored is None:
+        reasons["ignored"] = why
+    made = made.model_copy(update={"not_observed": {**reasons, **made.not_observed}})
+    FINGERPRINT.write(folder, made)
+    return made
+
+
+def manifest_of(engine: Engine) -> ServerManifest:
+    """Read what a running server reports about itself.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    return ServerManifest(
+        role=engine.role,
+        backend=engine.backend,
+        engine=engine.label,
+        claimed_phases=Backend.parse(engine.backend).phases,
+        launch_command=engine.launch_command,
+        startup_s=engine.startup_s,
+        arguments=engine.arguments(),
+    )

@@ -1,0 +1,645 @@
+"""`check` on kernels with a known truth: what passes, what does not, and what is reported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.honest import honest_outputs
+from assay.harness.attention.kernels import declares
+from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
+from assay.harness.attention.matrix_data import RARE
+from assay.harness.attention.noise import FAMILIES
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.sdpa import torch_sdpa
+from assay.harness.checks.check import assert_correct
+from assay.harness.checks.check import check as check_and_read
+from assay.harness.checks.kernel_matrix import named
+from assay.harness.errors import ExitCode, UsageError
+from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.localize.causes import OUTPUT_SCALED
+from assay.harness.localize.diagnose import STATE_KEPT
+from assay.harness.localize.guard import CONTRACT_BROKEN
+from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
+from assay.harness.verdict import UNEXPLAINED
+from assay.reports.check import message
+
+ORACLE = "assay.harness.attention.bugs.faults:rounded_oracle"
+TOP_LEFT = fault("mask-top-left")
+check = partial(check_and_read, read_out=0, calls=0)
+"""What is read off a kernel is tested in test_observed.py, and what many more calls show where `calls` are given."""
+SOME = 11
+"""Every eleventh call shows a fault that depends on one axis of the design; an odd step, since values of an axis take turns."""
+pytestmark = pytest.mark.usefixtures("shared_hypotheses", "thin_matrix")
+
+
+def only_where(holds: Callable[[AttentionCall], bool], wrong: Kernel = TOP_LEFT) -> Kernel:
+    return lambda call: wrong(call) if holds(call) else rounded_oracle(call)
+
+
+def kinds(result: KernelResult) -> list[str]:
+    return [finding.id for finding in result.findings]
+
+
+@pytest.mark.parametrize("step", [2 * SOME + 1, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_correct_kernel_passes(step: int) -> None:
+    result = check(ORACLE, calls=None, cases=cases()[::step])
+    assert (result.exit_code, result.missing, result.failing, result.findings) == (ExitCode.PASS, (), (), ())
+    assert result.computed == len(cases()[::step])
+    assert 0 < result.worst < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_correct_kernel_passes_on_other_data(seed: int) -> None:
+    assert check(ORACLE, seed=seed).exit_code == ExitCode.PASS
+
+
+def naive_softmax(call: AttentionCall) -> Tensor:
+    """Attention without the maximum subtracted."""
+    wide = replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
+    outs = []
+    edges = zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True)
+    for (q0, q1), (k0, k1) in edges:
+        group = call.q.shape[1] // call.k.shape[1]
+        k, v = (x[k0:k1].repeat_interleave(group, 1).transpose(0, 1) for x in (wide.k, wide.v))
+        weights = (call.scale * wide.q[q0:q1].transpose(0, 1) @ k.transpose(1, 2)).exp().tril(k1 - k0 - (q1 - q0))
+        outs.append((weights @ v / weights.sum(-1, keepdim=True)).transpose(0, 1))
+    return torch.cat(outs).to(call.q.dtype)
+
+
+def kept_by_shape() -> Kernel:
+    """A kernel that answers with an earlier result for the same lengths."""
+    known: dict[tuple[object, ...], Tensor] = {}
+
+    def kernel(call: AttentionCall) -> Tensor:
+        key = (call.phase, tuple(call.lens_q), tuple(call.lens_k), call.q.shape, call.k.shape, call.q.dtype)
+        return known.setdefault(key, rounded_oracle(call)).clone()
+
+    return kernel
+
+
+def own_scale(call: AttentionCall) -> Tensor:
+    return rounded_oracle(call.with_spec(scale=call.q.shape[2] ** -0.5))
+
+
+def where_chunks_follow(call: AttentionCall) -> bool:
+    return any(new >= 100 and prefix >= 256 for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
+
+
+def zero(call: AttentionCall) -> Tensor:
+    return torch.zeros_like(call.q)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        only_where(lambda call: len(call.lens_q) > 8, zero),
+        only_where(where_chunks_follow, zero),
+        only_where(lambda call: 128 in call.lens_q, zero),
+        only_where(lambda call: 63 in call.lens_q, zero),
+        naive_softmax,
+        kept_by_shape(),
+        own_scale,
+    ],
+    ids=["batch", "later-chunk", "full-block", "nearly-full-block", "no-maximum", "kept-by-shape", "own-scale"],
+)
+def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
+    lengths = [(case, int(case.condition["new"]), int(case.condition["prefix"])) for case in cases()]
+    beyond = [case for case, new, prefix in lengths if new + prefix > 330 or case.condition["data"] in RARE]
+    assert check(kernel, cases=beyond).exit_code == ExitCode.REGRESSION
+
+
+@pytest.mark.interpreter
+def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)  # an interpreted kernel would use all of it
+    alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
+    few = [alone[1], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
+    result = check(sage_attn_as_shipped, cases=few)
+    assert kinds(result) == ["mask-top-left"]
+    assert result.where == "prefix is 157"
+    assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
+
+
+@pytest.mark.interpreter
+@pytest.mark.slow
+def test_the_shipped_kernel_is_named_where_scores_are_far_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)
+    alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
+    # INT8 is coarse where scores are far from zero: under a wrong mask, its noise there is not that of the right one.
+    far = [case for case in alone if case.condition["data"].startswith("scores far")]
+    assert kinds(check(sage_attn_as_shipped, cases=[alone[1], *far[:2]])) == ["mask-top-left"]
+
+
+@pytest.mark.parametrize(
+    ("holds", "where"),
+    [
+        pytest.param(lambda call: call.q.shape[2] == 128, "head_dim is 128", id="head_dim", marks=pytest.mark.slow),
+        pytest.param(lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16", id="dtype"),
+        pytest.param(
+            lambda call: any(call.prefixes) and not all(call.prefixes),
+            "cached prefix is some",
+            id="mixed batches",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda call: call.k.shape[1] == 1, "heads is MQA 4/1", id="heads", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        pytest.param(TOP_LEFT, "mask-top-left", id="known"),
+        pytest.param(lambda call: rounded_oracle(call).flip(-1), UNEXPLAINED, id="unknown", marks=pytest.mark.slow),
+    ],
+)
+def test_a_bug_under_one_condition_is_reported_with_it(
+    holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel, kind: str
+) -> None:
+    result = check(only_where(holds, wrong), cases=cases(("extend",))[:: 2 * SOME])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert where in result.where
+    assert f"fails exactly where: {result.where}" in message(result)
+    assert kinds(result) == [kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ["mask-top-left", "prefix-values-shifted"])
+def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> None:
+    result = check(fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"], dtypes=["float32"], head_dims=[64])
+    assert kinds(result) == [bug]
+    assert "cached prefix % 64 == 0" in message(result)
+
+
+@pytest.mark.slow
+def test_a_bug_in_grouped_heads_is_seen() -> None:
+    result = check(fault("kv-heads-interleaved"), cases=cases(("extend",), dtypes=[torch.float32])[::SOME])
+    assert kinds(result) == ["kv-heads-interleaved"]
+    [heads] = [axis for axis in result.axes if axis.name == "heads"]
+    assert {value.split()[0] for value in heads.failing} == {"GQA"}
+    assert {value.split()[0] for value in heads.right} == {"MHA", "MQA"}
+
+
+def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
+    def raises(call: AttentionCall) -> Tensor:
+        if call.q.shape[2] == 128:
+            raise IndexError("block 3 out of range")
+        return TOP_LEFT(call)
+
+    result = check(raises, phases=["extend"], dtypes=["float16"])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert kinds(result) == ["mask-top-left", CONTRACT_BROKEN]
+    assert "IndexError: block 3 out of range" in message(result)
+    assert "only where head_dim is 128" in message(result)
+    assert all("-d128-" in one.case for one in result.broken)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("how", [ValueError, KernelRefused], ids=["raises", "refuses"])
+def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Exception]) -> None:
+    def plain(call: AttentionCall) -> Tensor:
+        if call.q.shape[2] not in (64, 128):
+            raise how("head_dim must be 64 or 128")
+        return rounded_oracle(call)
+
+    half = {"phases": ["decode"], "dtypes": ["float16"]}
+    result = check(plain, **half)
+    assert (result.verdict, result.findings, result.broken, result.missing) == ("pass", (), (), ())
+    assert {dim for dim in OTHER_HEAD_DIMS for one in result.refused if f"-d{dim}-" in one.case} == {*OTHER_HEAD_DIMS}
+    assert "head_dim must be 64 or 128" in message(result)
+    asked = check(plain, **half, head_dims=[64, 80])
+    assert asked.verdict == ("regression" if how is ValueError else "inconclusive")
+    assert check(declares(head_dims=(64, 80))(plain), **half).verdict == asked.verdict
+
+
+@pytest.mark.slow
+def test_a_finding_names_no_layer_that_is_right() -> None:
+    def scaled_by_layer(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call.with_spec(scale=call.scale / (call.layer + 1)))
+
+    result = check(scaled_by_layer, phases=["decode"], dtypes=["float32"], read_out=0)
+    assert result.verdict == "regression"
+    assert not [finding.where for finding in result.findings if "layer 0" in finding.where]
+
+
+def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
+    result = check(only_where(lambda call: call.q.shape[2] in (80, 96), zero), phases=["decode"], dtypes=["float16"])
+    assert (result.verdict, result.where) == ("regression", "head_dim is 80 or 96")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("holds", "where"),
+    [
+        (lambda call: call.layer > 0, "layer is not 0"),
+        (lambda call: call.q.shape[1] == 7 * call.k.shape[1], "heads is GQA 14/2"),
+        (lambda call: not call.k.is_contiguous(), "inputs is not packed"),
+        (lambda call: call.k.stride(0) < call.k.stride(1), "inputs is heads first"),
+        (lambda call: torch.is_inference_mode_enabled(), "autograd is inference_mode"),
+        (lambda call: not torch.is_grad_enabled(), "autograd is not as called"),
+    ],
+    ids=["layer", "ratio", "not packed", "heads first", "inference", "no-grad"],
+)
+def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[AttentionCall], bool], where: str) -> None:
+    result = check(only_where(holds, zero), cases=cases(("decode",), dtypes=[torch.float32]), phases=["decode"])
+    assert (result.verdict, result.where) == ("regression", where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="in one dtype")])
+def test_an_exact_sentence_replaces_the_axes_that_it_explains(apart: bool) -> None:
+    some = cases(("extend",), dtypes=[torch.float32, torch.float16])[::32]
+    kernel = only_where(lambda call: call.q.dtype == torch.float32, TOP_LEFT) if apart else TOP_LEFT
+    result = check_and_read(kernel, cases=some, read_out=30)
+    assert result.read_out is not None
+    assert result.read_out.exact
+    assert result.findings[0].operator == result.read_out.sentence
+    assert ("dtype is" in result.where) == apart, "no read-out speaks of dtypes"
+    assert ("fails exactly where" in message(result)) == apart
+    assert bool(result.where) == apart
+
+
+@pytest.mark.slow
+def test_llamas_prefill_is_covered() -> None:
+    def llama(call: AttentionCall) -> bool:
+        grouped = call.q.shape[1] > call.k.shape[1] > 1
+        return call.phase == "extend" and call.q.dtype == torch.bfloat16 and call.q.shape[2] == 128 and grouped
+
+    some = [case for case in cases(("extend",), dtypes=[torch.bfloat16], head_dims=[128]) if llama(case.make())]
+    assert some
+    assert check(only_where(llama, zero), cases=some[:4]).verdict == "regression"
+    assert check(rounded_oracle, cases=some[:4]).verdict != "regression"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bound",
+    [lambda scores: scores.masked_fill(scores > 65504, torch.inf), lambda scores: scores.clamp(min=-5e4)],
+    ids=["fp16", "-5e4"],
+)
+def test_unscaled_scores_beyond_fp16_are_covered(bound: Callable[[Tensor], Tensor]) -> None:
+    def bounded(call: AttentionCall) -> Tensor:
+        outs = []
+        edges = zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True)
+        for (q0, q1), (k0, k1) in edges:
+            group = call.q.shape[1] // call.k.shape[1]
+            k, v = (x[k0:k1].float().repeat_interleave(group, 1).transpose(0, 1) for x in (call.k, call.v))
+            scores = bound(call.q[q0:q1].float().transpose(0, 1) @ k.transpose(1, 2)) * call.scale
+            hidden = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0)).logical_not()
+            outs.append((scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1))
+        return torch.cat(outs).to(call.q.dtype)
+
+    made = enumerate(cases(dtypes=[torch.float16]))
+    some = [case for n, case in made if n % SOME == 0 or case.condition["data"].startswith("unscaled")]
+    data = {case.condition["data"] for case in check(bounded, cases=some).failing}
+    assert data
+    assert all(one.startswith("unscaled") for one in data)
+
+
+def test_another_dtype_than_that_of_q_is_wrong() -> None:
+    some = cases(("decode",))[::SOME]
+    result = check(lambda call: rounded_oracle(call).double(), cases=some)
+    assert result.exit_code == ExitCode.REGRESSION
+    assert len(result.broken) == len(some)
+    assert "returned: torch.float64" in message(result)
+
+
+def refuse(why: str) -> Tensor:
+    raise KernelRefused(why)
+
+
+def test_a_refused_dtype_is_not_covered_and_no_pass() -> None:
+    def halves(call: AttentionCall) -> Tensor:
+        return refuse("no float32") if call.q.dtype == torch.float32 else rounded_oracle(call)
+
+    result = check(halves, cases=cases(("decode",), dtypes=[torch.float16, torch.float32])[::SOME])
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert any("float32 was refused; declare what it supports" in one for one in result.missing)
+    assert {one.why for one in result.refused} == {"no float32"}
+    assert all("-float32" in one.case for one in result.refused)
+    assert check(halves, phases=["decode"], dtypes=["float32"]).exit_code == ExitCode.NO_VERDICT
+
+
+def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
+    @declares(dtypes=("float16", "bfloat16"), head_dims=(64,))
+    def halves(call: AttentionCall) -> Tensor:
+        assert call.q.dtype != torch.float32
+        assert call.q.shape[2] == 64
+        return rounded_oracle(call)
+
+    result = check(halves, phases=["decode"])
+    assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
+    assert (result.coverage.dtypes, result.coverage.head_dims) == (("bfloat16", "float16"), (64,))
+    assert "not covered: float32, by declaration" in message(result)
+    assert "not covered: head_dim 128, by declaration" in message(result)
+    with pytest.raises(UsageError, match="does not exclude"):
+        check(halves, dtypes=["float32"])
+
+
+def test_a_kernel_that_refuses_most_calls_does_not_pass() -> None:
+    def picky(call: AttentionCall) -> Tensor:
+        alike = call.q.dtype == torch.float16 and call.q.shape[2] == 64 and call.k.shape[1] == 4
+        return rounded_oracle(call) if alike else refuse("not this one")
+
+    some = cases()[::SOME]
+    result = check(picky, cases=some)
+    assert result.computed < 0.2 * len(some)
+    assert (result.verdict, result.findings) == ("inconclusive", ())
+    assert any("a pass needs 90 %" in one for one in result.missing)
+
+
+def test_a_kernel_that_refuses_a_few_calls_passes() -> None:
+    def numbers(call: AttentionCall) -> tuple[float, list[int]]:
+        return call.q.double().sum().item(), call.lens_k
+
+    some = cases(("decode",), dtypes=[torch.float16])
+    refused = [numbers(case.make()) for case in some[10:60:16]]
+
+    def forgetful(call: AttentionCall) -> Tensor:
+        return refuse("out of slots") if numbers(call) in refused else rounded_oracle(call)
+
+    result = check(forgetful, cases=some, phases=["decode"])
+    assert (result.verdict, len(result.refused)) == ("pass", len(refused))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 5])
+def test_pytorchs_own_attention_passes(seed: int) -> None:
+    # At seed 1 a cell of one query and few keys has 1.3 times a bound that came from one simulated draw.
+    result = check(torch_sdpa, seed=seed)
+    assert (result.verdict, result.findings) == ("pass", ())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("noise", ["int8_qk", "fp8_kv"])
+def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> None:
+    @declares(noise=noise)
+    def silent(call: AttentionCall) -> Tensor:
+        return torch_sdpa(call)
+
+    some = cases(("extend",), dtypes=[torch.float16, torch.float32], head_dims=(64,))[:: 4 * SOME]
+    result = check(silent, cases=some)
+    assert result.exit_code == ExitCode.REGRESSION
+    assert kinds(result) == [QUANTISATION_NOT_RUN]
+    assert result.failing == ()
+    assert "the kernel that declares it probably did not run" in message(result)
+
+
+@pytest.mark.slow
+def test_a_gain_below_every_bound_is_a_finding() -> None:
+    def gain(call: AttentionCall) -> Tensor:
+        wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+        return (oracle(wide) * 1.001).to(call.q.dtype)
+
+    result = check(gain, cases=cases(dtypes=[torch.bfloat16])[::SOME])
+    assert result.exit_code == ExitCode.REGRESSION
+    assert kinds(result) == [OUTPUT_SCALED]
+    assert result.failing == ()
+    assert "the output is 1.00" in result.findings[0].diagnosis
+
+
+@pytest.mark.parametrize(
+    ("kernel", "missing"),
+    [
+        (lambda call: refuse("not today"), "no extend call was computed"),
+        (lambda call: refuse("no prefix") if any(call.prefixes) else rounded_oracle(call), "with a cached prefix"),
+        (lambda call: rounded_oracle(call) if all(call.prefixes) else refuse("no"), "without a cached prefix"),
+        (lambda call: refuse("no") if call.phase == "decode" else rounded_oracle(call), "no decode call"),
+    ],
+    ids=["nothing", "no prefix", "prefix only", "no decode"],
+)
+def test_what_was_not_computed_is_no_pass(kernel: Kernel, missing: str) -> None:
+    result = check(kernel, cases=cases()[:: 3 * SOME])
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert any(missing in one for one in result.missing)
+    assert message(result).startswith("No verdict")
+
+
+def test_only_phases_that_are_declared_are_needed() -> None:
+    @declares(phases=("extend",))
+    def extend_only(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call)
+
+    some = cases()[:: 3 * SOME]
+    assert check(extend_only, cases=some).exit_code == ExitCode.PASS
+    asked = check(extend_only, phases=["extend", "decode"], cases=some)
+    assert asked.exit_code == ExitCode.NO_VERDICT
+    assert asked.missing == ("no decode call was computed (the kernel declares extend only)",)
+
+
+def test_an_assertion_fails_where_an_input_is_written() -> None:
+    def in_place(call: AttentionCall) -> Tensor:
+        call.q.mul_(call.scale)
+        return rounded_oracle(call.with_spec(scale=1.0))
+
+    call = call_of([(5, 3)], (2, 1), 64, torch.float32, "cpu")
+    with pytest.raises(AssertionError, match="writes to its inputs: q; work on copies"):
+        assert_correct(in_place, call)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_outputs_in_one_buffer_are_wrong(buffers: int) -> None:
+    pools: dict[torch.dtype, list[Tensor]] = {}
+
+    def static(call: AttentionCall) -> Tensor:
+        pool = pools.setdefault(call.q.dtype, [torch.empty(1_000_000, dtype=call.q.dtype) for _ in range(buffers)])
+        pool.append(pool.pop(0))
+        return pool[0][: call.q.numel()].view(call.q.shape).copy_(rounded_oracle(call))
+
+    result = check(static, phases=["decode"], dtypes=["float16"])
+    assert (result.verdict, result.failing, kinds(result)) == ("regression", (), [CONTRACT_BROKEN])
+    assert "returns the memory of an earlier output" in result.findings[0].diagnosis
+    assert result.findings[0].where.endswith("calls")
+
+
+def test_parts_of_one_buffer_are_outputs_of_their_own() -> None:
+    pool, used = torch.empty(10_000_000), 0
+
+    def parts(call: AttentionCall) -> Tensor:
+        nonlocal used
+        used += call.q.numel()
+        return pool[used - call.q.numel() : used].view(call.q.shape).copy_(rounded_oracle(call))
+
+    some = cases(("decode",), dtypes=[torch.float32])[::SOME]
+    assert check(parts, phases=["decode"], cases=some).verdict == "pass"
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("how", ["wrong", "raises"])
+def test_a_kernel_that_becomes_wrong_after_many_runs_is_wrong(how: str) -> None:
+    runs = 0
+
+    def tires(call: AttentionCall) -> Tensor:
+        nonlocal runs
+        runs += 1
+        if runs <= 700:
+            return rounded_oracle(call)
+        if how == "raises":
+            raise RuntimeError("out of slots")
+        return torch.zeros_like(call.q)
+
+    given = {"phases": ["decode"], "dtypes": ["float16"]}
+    assert check(tires, calls=600, **given).verdict == "pass"
+    runs = 0
+    result = check(tires, calls=None, **given)
+    assert (result.verdict, kinds(result), result.coverage.runs) == ("regression", [STATE_KEPT], 701)
+    assert "in its run 701" in result.findings[0].diagnosis
+
+
+def test_noise_is_excused_only_where_it_is_declared() -> None:
+    def coarse(call: AttentionCall) -> Tensor:
+        return honest_outputs(call, FAMILIES["int8_kv"], members=1)[0].to(call.q.dtype)
+
+    some = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[:: 2 * SOME]
+    assert check(coarse, cases=some, phases=["decode"]).exit_code == ExitCode.REGRESSION
+    assert check(coarse, cases=some, phases=["decode"], noise="int8_kv").exit_code == ExitCode.PASS
+
+
+def test_the_command_and_the_test_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules["assay.harness.checks.check"].CALLS, "small", 10)
+    few = {"seed": 3, "phases": ["decode"], "dtypes": ["bfloat16"], "head_dims": [64], "calls": None}
+    assert check(ORACLE, **few).again == f"assay check {ORACLE} --phase decode --dtype bfloat16 --head-dim 64 --seed 3"
+    assert check(TOP_LEFT, cases=cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME], phases=["decode"]).test == ""
+    assert named(rounded_oracle) == (ORACLE, rounded_oracle)
+    assert named(TOP_LEFT)[0] == "fault.<locals>.kernel"
+    assert named(partial(rounded_oracle))[0] == "partial"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"kernel": "no.such:kernel"}, "no.such"),
+        ({"phases": ["prefill"]}, "prefill"),
+        ({"dtypes": ["int8"]}, "int8"),
+        ({"size": "huge"}, "huge"),
+        ({"noise": "int4"}, "int4"),
+        ({"cases": []}, "no case"),
+    ],
+)
+def test_a_usage_error_says_what_is_wrong(given: dict[str, object], found: str) -> None:
+    with pytest.raises(UsageError, match=found):
+        check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_smallest_call_has_a_head_dim_that_the_kernel_was_seen_to_compute() -> None:
+    asked: set[int] = set()
+
+    def textbook(call: AttentionCall) -> Tensor:
+        asked.add(call.q.shape[2])
+        return fault("prefix-dropped")(call)
+
+    some = cases(("decode",), dtypes=[torch.float32])[::SOME]
+    result = check(textbook, phases=["decode"], cases=some, read_out=0)
+    assert "head_dim 64" in result.smallest
+    assert min(asked) == 64, "shrinking would go below"
+
+
+def test_a_result_is_one_line_and_has_a_summary() -> None:
+    some = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME]
+    result = check(fault("prefix-dropped"), phases=["decode"], cases=some, read_out=0)
+    assert "\n" not in repr(result)
+    assert len(repr(result)) < 300
+    assert result.summary() in repr(result)
+    assert result.summary().startswith("forward drops the cached prefix") or "; wrong on" in result.summary()
+    assert result._repr_html_().startswith("<p><strong>regression</strong>: ")
+    assert "<ul><li>" in result._repr_html_()
+
+
+@pytest.mark.slow
+def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "averaging.py").write_text(
+        "from dataclasses import replace\nfrom assay import oracle\n\ndef forward(call):\n"
+        "    return oracle(replace(call, q=call.q * 0.5)).to(call.q.dtype)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = check("averaging:forward", phases=["decode"], dtypes=["float32"], head_dims=[64], calls=0, read_out=20)
+    finding = result.findings[0]
+    assert f"smallest failing call: {result.smallest}" in finding.evidence
+    assert finding.operator
+    assert finding.operator.replace('"', "'") in result.test, "what was read, in the docstring"
+    assert "torch.tensor(" not in result.test, "its data come from a seed"
+
+
+def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clamping.py").write_text(
+        "from dataclasses import replace\nfrom assay import oracle\n\ndef forward(call):\n"
+        "    return oracle(replace(call, v=call.v.clamp(-448, 448))).to(call.q.dtype)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = check("clamping:forward", phases=["decode"], dtypes=["float16"], head_dims=[64], read_out=0)
+    assert "CALL = replace(CALL, v=300 * CALL.v)" in result.test
+    assert len(result.test) < 1000
+
+
+@pytest.mark.slow
+def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text("def forward(call):\n    raise ValueError('no such tile')\n")
+    (tmp_path / "test_raising.py").write_text(
+        "import torch\nfrom assay import assert_correct, call_of\n\n\ndef test_it():\n"
+        "    assert_correct('raising:forward', call_of([(3, 4)], (2, 1), 64, torch.float32, 'cpu'))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "raised ValueError: no such tile (raising.py, line 2, in forward)" in done.stdout
+    assert 'raising.py", line 2, in forward' in done.stdout
+    assert "raise ValueError('no such tile')" in done.stdout
+    assert "harness/" not in done.stdout
+    assert len(done.stdout.splitlines()) < 30
+
+
+def test_a_declaration_that_excludes_nearly_all_that_was_asked_for_is_no_pass() -> None:
+    half = declares(dtypes=("float16",))(lambda call: rounded_oracle(call))
+    asked = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[:19]
+    asked += cases(("decode",), dtypes=[torch.float16], head_dims=[64])[:1]
+    result = check(half, cases=asked, phases=["decode"])
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert "its declaration excludes 19 of 20 calls that were asked for" in result.missing
+
+
+def of_present_sequences(call: AttentionCall) -> Tensor:
+    """Sequences that have queries read the keys of the first sequences, with or without queries."""
+    lengths = call.cu_seqlens_q.diff()
+    present, keys = lengths[lengths > 0], call.cu_seqlens_k.diff()[: int((lengths > 0).sum())]
+    edges_q, edges_k = (torch.cat([one.new_zeros(1), one.cumsum(0)]).int() for one in (present, keys))
+    end = int(edges_k[-1])
+    return oracle(replace(call, cu_seqlens_q=edges_q, cu_seqlens_k=edges_k, k=call.k[:end], v=call.v[:end])).to(call.q.dtype)
+
+
+def test_a_call_whose_first_sequence_has_no_query_is_judged_by_the_others() -> None:
+    call = call_of([(0, 5), (3, 4)], (4, 4), 64, torch.float32, "cpu")
+    assert_correct(rounded_oracle, call)
+    with pytest.raises(AssertionError, match="own error"):
+        assert_correct(of_present_sequences, call)
+
+
+def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
+    call = call_of([(5, 9)], (2, 1), 64, torch.float32, "cpu").with_spec(scale=0.0)
+    assert_correct(rounded_oracle, call)
+    with pytest.raises(AssertionError, match="causal mask top-left"):
+        assert_correct(TOP_LEFT, call)
+
+
+@pytest.mark.parametrize("given", [{}, {"cases": []}])
+def test_an_unknown_option_is_refused_as_an_unknown_argument_is(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected option 'dtype'; expected one of phases, dtypes"):
+        check_and_read(rounded_oracle, dtype="float32", **given)

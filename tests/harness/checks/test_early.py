@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.matrix import Case, cases
+from assay.harness.checks.early import FEWEST, SHARE, WRONG, clearly_wrong, in_order
+from assay.harness.localize.kernel_runs import CallResult
+
+
+@cache
+def made() -> list[tuple[Case, AttentionCall]]:
+    return [(case, case.make()) for case in cases()]
+
+
+@cache
+def order() -> list[Case]:
+    case_of = {id(call): case for case, call in made()}
+    return [case_of[id(call)] for call in in_order(made())]
+
+
+@cache
+def first() -> list[Case]:
+    return order()[: int(max(FEWEST, SHARE * len(order()))) + 1]
+
+
+def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[tuple[Case, CallResult]]:
+    """What a kernel computed whose own error is so many times its bound."""
+    found = []
+    for case in some:
+        ratio, call = wrong(case.condition), SimpleNamespace(phase=case.condition["phase"])
+        call.q = SimpleNamespace(dtype=case.condition["dtype"])
+        found.append((case, cast(CallResult, SimpleNamespace(fails=ratio > 1, worst=ratio, call=call))))
+    return found
+
+
+def made_until(wrong: Callable[[dict[str, str]], float]) -> int:
+    """How many calls are made of a kernel."""
+    every = results(order(), wrong)
+    begin = len(first()) - 2  # fewer are never enough
+    assert not clearly_wrong(every[:begin], begin, order())
+    return next((n for n in range(begin, len(every) + 1, 4) if clearly_wrong(every[:n], n, order())), len(every))
+
+
+def test_each_call_is_made_once_and_those_first_that_show_much_and_cost_little() -> None:
+    assert sorted(case.name for case in order()) == sorted(case.name for case, _ in made())
+    assert len({(case.condition["phase"], case.condition["dtype"]) for case in order()[:12]}) == 6
+    scores = {id(case): scored(call) for case, call in made()}
+    assert sum(scores[id(case)] for case in first()) < 0.1 * sum(scores.values())
+    for axis in ("heads", "head_dim", "page", "inputs", "autograd", "cached prefix"):
+        usual = {case.condition[axis] for case in order() if not case.beyond}
+        assert usual <= {case.condition[axis] for case in first()}
+
+
+def scored(call: AttentionCall) -> int:
+    pairs = zip(call.lens_q, call.prefixes, strict=True)
+    return call.q.shape[1] * sum(new * (new + cached) for new, cached in pairs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "early"),
+    [
+        (lambda c: 1e3, True),
+        (lambda c: 1e3 if c["cached prefix"] != "none" else 0.5, True),
+        (lambda c: 1e3 if c["dtype"] == "float16" else 0.5, False),  # in other dtypes it may be right
+        (lambda c: 1e3 if c["phase"] == "extend" else 0.5, False),
+        (lambda c: 2.0, False),  # it is nearly right
+        (lambda c: 1e3 if c["page"] == "16" and c["head_dim"] == "128" and c["data"] == "peaky" else 0.5, False),
+        (lambda c: 1e3 if c["prefix"] in ("65", "127", "128", "129", "200", "2200") else 0.5, False),
+    ],
+)
+def test_only_a_kernel_that_is_wrong_by_far_everywhere_is_not_run_on_all_calls(
+    wrong: Callable[[dict[str, str]], float], early: bool
+) -> None:
+    assert (made_until(wrong) < len(order()) / 2) == early
+
+
+def test_an_axis_that_separates_the_failing_calls_is_tried_with_each_of_its_values() -> None:
+    until = made_until(lambda c: 0.5 if c["heads"] == "MHA 4/4" else 1e3)
+    assert len(first()) < until < len(order())
+    assert {case.condition["heads"] for case in order()[:until]} == {case.condition["heads"] for case in order()}
+
+
+def test_a_few_wrong_calls_are_not_enough() -> None:
+    some = results(first(), lambda c: 1e3)
+    for _, one in some[WRONG - 2 : -1]:
+        cast(SimpleNamespace, one).fails, cast(SimpleNamespace, one).worst = False, 0.5
+    assert not clearly_wrong(some, len(some), order())

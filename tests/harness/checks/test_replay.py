@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.bugs.faults import fault
+from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.oracle import oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.backend import Backend
+from assay.harness.checks.observed import Reader
+from assay.harness.checks.replay import choose, diagnose_recorded, replay, replay_recorded
+from assay.harness.engines.inside.pack_writer import PackWriter
+from assay.harness.errors import ExitCode, UsageError
+from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.evidence.pack import CallMetadata, Source, read_pack
+from assay.harness.localize.kernel_runs import CallResult, measure
+
+
+def sdpa(call: AttentionCall) -> torch.Tensor:
+    """A correct kernel."""
+    return oracle(call).to(call.q.dtype)
+
+
+Lens = list[tuple[int, int]]
+LENS: list[Lens] = [[(3, 0)], [(9, 0)], [(30, 0)], [(4, 20)], [(8, 40), (3, 0)]]
+KERNEL = fault("mask-top-left", sdpa, layers=[1], heads=[0])
+"""Wrong in layer 1 and head 0, where a prefix is cached."""
+
+
+def pack(folder: Path, kernel: Kernel, layers: int = 2, lens_of: Sequence[Lens] = LENS) -> Path:
+    """A pack that was recorded in the shadow of `kernel`."""
+    source = Source(engine="e", model="m", model_hash="h", reference="r", candidate="c")
+    writer = PackWriter(folder, source, 10**8)
+    for number, lens in enumerate(lens_of):
+        for layer in range(layers):
+            call = call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number).with_spec(layer=layer)
+            seen = CallMetadata(
+                layer, "extend", tuple(new for new, _ in lens), tuple(prefix for _, prefix in lens), tuple("ab"[: len(lens)])
+            )
+            out, truth = kernel(call), sdpa(call)
+            worst = float((out - truth).abs().sum() / truth.abs().sum())
+            assert writer.wants(seen)
+            writer.add(seen, call, truth, candidate=out)
+            if writer.wants_worst(seen, worst):
+                writer.add(seen, call, truth, worst, candidate=out)
+    writer.flush()
+    return folder
+
+
+def test_every_layer_is_there_with_and_without_a_prefix_and_the_worst_call(tmp_path: Path) -> None:
+    chosen = choose(read_pack(pack(tmp_path / "pack", KERNEL)))
+    kinds = {(one.call.layer, any(one.call.prefixes)) for one in chosen}
+    assert kinds == {(0, False), (0, True), (1, False), (1, True)}
+    smallest = {one.call.lens_k[0] for one in chosen if not any(one.call.prefixes)}
+    assert smallest == {3, 9, 30}, "the smallest, the middle one and the largest"
+    assert [one.call.layer for one in chosen if one.entry.chosen == "worst"] == [1]
+    assert len(chosen) == len({id(one) for one in chosen})
+
+
+@pytest.mark.parametrize(("kernel", "verdict", "code"), [(KERNEL, "regression", 1), (sdpa, "pass", 0)])
+def test_the_document_of_a_replay_says_its_verdict(tmp_path: Path, kernel: Kernel, verdict: str, code: int) -> None:
+    result = replay_recorded(pack(tmp_path / "pack", kernel), Backend.parse("triton"), "again")
+    document = json.loads(result.model_dump_json())
+    assert (document["verdict"], document["exit_code"]) == (verdict, code), "a cell of a sweep has its verdict from there"
+    assert KernelResult.model_validate(document) == result
+    assert KernelResult.model_validate(document | {"verdict": "pass", "exit_code": 0}).verdict == verdict
+
+
+def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Path) -> None:
+    result = replay_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("triton"), "again")
+    (finding,) = [f for f in result.findings if f.severity == "serious"]
+    assert finding.id == "mask-top-left"
+    assert "layer 1 of 2, head 0 of 2" in finding.where
+    assert finding.reproduce == "again"
+    assert result.worst > 1
+    assert result.first_finding_s is not None
+    assert {(one.layer, one.phase) for one in result.bounds} == {(0, "extend"), (1, "extend")}
+    assert "runs only in a server" in result.not_tested[0]
+
+
+@pytest.mark.parametrize(("prefix", "calls", "code"), [(15, 0, ExitCode.NO_VERDICT), (16, 2, ExitCode.PASS)])
+def test_a_verdict_needs_a_cached_prefix_of_16_tokens(tmp_path: Path, prefix: int, calls: int, code: ExitCode) -> None:
+    recorded = pack(tmp_path / "pack", sdpa, lens_of=[[(3, 0)], [(9, prefix)]])
+    result = replay_recorded(recorded, Backend.parse("triton"), "again")
+    assert (result.calls, result.with_prefix, result.exit_code) == (4, calls, code)
+
+
+def test_recorded_calls_of_the_engines_own_backends_have_the_noise_of_their_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the shadow: SGLang's flashinfer merges what it computed on cached and on new keys in prefill."""
+    asked = set()
+
+    def noting(call: AttentionCall, out: Tensor, noise: str) -> CallResult:
+        asked.add((call.phase, noise))
+        return measure(call, out, noise)
+
+    monkeypatch.setattr("assay.harness.checks.replay.measure", noting)
+    recorded = pack(tmp_path / "pack", sdpa)
+    phases = {record.call.phase for record in read_pack(recorded)}
+    replay_recorded(recorded, Backend.parse("flashinfer"), "again")
+    assert asked == {(phase, "merged_prefix" if phase == "extend" else "") for phase in phases}
+
+
+def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the kernel was run")
+
+    exact = Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
+    monkeypatch.setattr(sys.modules["assay.harness.checks.replay"], "run_guarded", never)
+    (finding,) = diagnose_recorded(pack(tmp_path / "pack", KERNEL), exact, "again")
+    assert (finding.id, finding.reproduce) == ("mask-top-left", "again")
+    assert not diagnose_recorded(pack(tmp_path / "right", sdpa), exact, "again")
+
+
+def test_in_the_candidates_own_server_its_outputs_are_the_served_ones(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL)
+    assert not replay_recorded(recorded, Backend.parse("triton"), "again", served=True).findings, "what served was right"
+
+
+def test_a_correct_backend_has_no_finding(tmp_path: Path) -> None:
+    result = replay_recorded(pack(tmp_path / "pack", sdpa), Backend.parse("triton"), "again")
+    assert (result.findings, result.worst < 1, result.first_finding_s) == ((), True, None)
+
+
+def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = pack(tmp_path / "pack", sdpa)
+    (tmp_path / "moody.py").write_text(
+        "import torch\nfrom tests_kernel import sdpa\n\n"
+        "def forward(call):\n    call.k.add_(0)\n    return sdpa(call) * (1 + torch.rand(()))\n"
+    )
+    (tmp_path / "tests_kernel.py").write_text(
+        "from assay.harness.attention.oracle import oracle\n\ndef sdpa(call):\n    return oracle(call).to(call.q.dtype)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay_recorded(recorded, Backend.parse("moody:forward"), "again")
+    assert "nondeterminism" in {f.id for f in result.findings}
+    assert result.not_tested == ("only 2 calls were tested for nondeterminism, state and overwritten inputs",)
+
+
+def test_a_kernel_that_runs_only_in_a_server_is_judged_by_its_recorded_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL)
+    (tmp_path / "ranked.py").write_text("def forward(call):\n    raise ValueError('no process group')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay_recorded(recorded, Backend.parse("ranked:forward"), "again")
+    assert [f.id for f in result.findings if f.severity == "serious"] == ["mask-top-left"]
+    assert result.not_run == "outside a server, the kernel raised ValueError: no process group (ranked.py, line 2, in forward)"
+    (not_tested,) = result.not_tested
+    assert not_tested.endswith(result.not_run)
+
+
+@pytest.mark.parametrize("when", ["True", "any(call.prefixes)"])
+def test_a_kernel_that_raises_is_a_finding_and_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL)
+    name = f"raising_{len(when)}"
+    body = f"    if {when}:\n        raise ValueError('no such tile')\n    return oracle(call).to(call.q.dtype)\n"
+    (tmp_path / f"{name}.py").write_text(f"from assay import oracle\n\ndef forward(call):\n{body}")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay(recorded, f"{name}:forward")
+    assert result.exit_code == ExitCode.REGRESSION
+    [finding] = result.findings
+    assert (finding.id, finding.severity) == ("contract-broken", "serious")
+    assert finding.diagnosis == f"the kernel raised ValueError: no such tile ({name}.py, line 5, in forward)"
+    assert finding.where.endswith("recorded calls")
+
+
+@pytest.mark.slow
+def test_a_replay_ends_with_the_smallest_failing_call_and_a_test_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "top_left.py").write_text(
+        "from assay.harness.attention.bugs.faults import fault\n\nforward = fault('mask-top-left', layers=[1], heads=[0])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = replay(pack(tmp_path / "pack", KERNEL), "top_left:forward")
+    assert result.findings[0].id == "mask-top-left"
+    assert result.findings[0].reproduce == f"assay replay {tmp_path / 'pack'} --candidate top_left:forward"
+    assert result.smallest.startswith("layer 1 extend, new+prefix ")
+    assert "def test_" in result.test
+    compile(result.test, "test_it.py", "exec")
+    assert not replay(tmp_path / "pack", "assay.harness.attention.sdpa:torch_sdpa").test
+
+
+def test_a_kernel_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No module named 'mine'"):
+        replay(pack(tmp_path / "pack", sdpa), "mine:forward")
+
+
+def test_a_pack_without_the_candidates_outputs_is_a_usage_error(tmp_path: Path) -> None:
+    writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="h", reference="r"), 10**7)
+    call = call_of([(3, 0)], (2, 1), 64, torch.float32, "cpu")
+    writer.add(CallMetadata(0, "extend", (3,), (0,), ("a",)), call, sdpa(call))
+    writer.flush()
+    with pytest.raises(UsageError, match="no output of a candidate"):
+        replay_recorded(tmp_path / "pack", Backend.parse("triton"), "again")
+
+
+def test_a_folder_that_is_no_pack_is_a_usage_error(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call("replay", tmp_path, "--candidate", "sage_attn") in (2, 3)
+    assert "What to do" in capsys.readouterr().err
+
+
+def test_a_url_cannot_be_instrumented(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert call("run", "--record", out, "--candidate", "http://127.0.0.1:1") == 2
+    assert "is the URL" in capsys.readouterr().err
+    assert not out.exists()
+
+
+READABLE: list[Lens] = [
+    *LENS, [(5, 33)], [(12, 9)], [(2, 30), (6, 11)], [(7, 60)], [(20, 12), (4, 8)], [(3, 100)], [(17, 2)], [(40, 30)],
+]  # fmt: skip
+"""Calls from which a rule can be mined and confirmed."""
+
+
+@pytest.mark.slow  # fast: the two below
+def test_what_a_backend_of_the_engine_computes_is_read_from_its_recorded_outputs(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
+    finding = replay_recorded(recorded, Backend.parse("triton"), "again").findings[0]
+    assert finding.id == "mask-top-left"
+    assert finding.operator.endswith(", only in q head 0 and in layer 1")
+    assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
+    assert finding.picture is not None
+    assert "o" in "".join(finding.picture.cells)
+    assert not diagnose_recorded(recorded, Backend.parse("triton"), "again")[0].operator, "while servers run, none is read"
+
+
+def test_a_backend_is_read_in_its_own_server_too(tmp_path: Path) -> None:
+    source = Source(engine="e", model="m", model_hash="h", reference="triton")
+    writer = PackWriter(tmp_path / "pack", source, 10**8)
+    for number, lens in enumerate(READABLE):
+        call = call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number)
+        new, prefix = (tuple(one[n] for one in lens) for n in (0, 1))
+        seen = CallMetadata(0, "extend", new, prefix, tuple("ab"[: len(lens)]))
+        assert writer.wants(seen)
+        writer.add(seen, call, fault("scale-doubled")(call))
+    writer.flush()
+    finding = replay_recorded(tmp_path / "pack", Backend.parse("triton"), "again", served=True).findings[0]
+    assert finding.operator == "scores are multiplied by 2"
+
+
+def test_recorded_outputs_are_not_read_where_the_kernel_can_be_asked_or_no_time_is_given(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
+    here = replay_recorded(recorded, Backend.parse("assay.harness.attention.sdpa:torch_sdpa"), "again")
+    assert not any("recorded calls" in line for finding in here.findings for line in finding.evidence)
+    none = replay_recorded(recorded, Backend.parse("triton"), "again", reader=Reader(0.0))
+    assert none.findings[0].id == "mask-top-left"
+    assert not none.findings[0].operator
+    assert not any("recorded calls" in line for line in none.findings[0].evidence)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_wrong_only_in_its_server_is_read_from_its_recorded_outputs(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
+    right_here = Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
+    finding = replay_recorded(recorded, right_here, "again", reader=Reader()).findings[0]
+    assert any("answered all of them right" in line for line in finding.evidence)
+    assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
+    assert finding.operator.endswith(", only in q head 0 and in layer 1")
+    assert finding.picture is not None
+
+
+def test_a_pack_without_a_claimed_phase_gives_no_pass_and_its_envelope_is_stated(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", sdpa, layers=2, lens_of=[[(3, 0)], [(9, 16)]])
+    result = replay(recorded, "assay.harness.attention.sdpa:torch_sdpa", read_out=0)
+    assert result.exit_code == ExitCode.NO_VERDICT
+    assert result.envelope == {"extend": "layers 0-1; 3, 9 new tokens, 0, 16 cached; 4 calls", "decode": ""}
+    assert result.missing == ("the pack has no decode call, which the kernel claims",)

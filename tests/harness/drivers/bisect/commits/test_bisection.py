@@ -1,0 +1,241 @@
+"""The flow of a bisection, with probes whose measurements are given."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.harness.cli.app import load_command
+from assay.harness.drivers.bisect.commits.bisection import SKIPS_BEFORE_CHECK, Bisection, bisect_commits, reproduce
+from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment
+from assay.harness.drivers.bisect.commits.outcome import MOST_PROBES, settled
+from assay.harness.drivers.bisect.commits.repo import Repository
+from assay.harness.drivers.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CallErrors, Measurement
+from assay.harness.errors import EvidenceError, UsageError
+
+Answer = Callable[[int], Measurement]
+
+
+def measured(*errors: float) -> Measurement:
+    rows = (
+        CallErrors(number=i, layer=i, call=f"call {i}", condition={"prefix": "1"}, own=(error,), bound=1.0, rounding=1.0)
+        for i, error in enumerate(errors)
+    )
+    return Measurement(status="measured", rows=tuple(rows), seconds=0.1)
+
+
+class Bench:
+    """A history, by default straight and of 40 commits, and bisections of it."""
+
+    def __init__(self, histories: ModuleType, path: Path, parents: Sequence[tuple[int, ...]] = (), **over: object) -> None:
+        made = histories.make(path / "repo", parents or histories.straight(40), lambda i: f"N = {i}\n")
+        self.repository, self.commits = Repository(made.path), made.commits
+        ends = {"repo": str(made.path), "good": made.commits[0], "bad": made.commits[-1], "kernel": "attn:f"}
+        self.spec = BisectSpec.model_validate(ends | over)
+        self.folder = BisectFolder(path / "out")
+
+    def run(self, answer: Answer, stop_after: int = 10_000) -> tuple[BisectState, list[int]]:
+        asked: list[int] = []
+
+        def measure(commit: str, number: int, name_bug: bool) -> Measurement:
+            if len(asked) == stop_after:
+                raise KeyboardInterrupt
+            asked.append(self.commits.index(commit))
+            return answer(asked[-1])
+
+        history = self.repository.between(self.spec.good, self.spec.bad, self.spec.first_parent)
+        state = self.folder.read() or BisectState(spec=self.spec, command="again", history=history)
+        return Bisection(self.folder, state, measure, self.repository, lambda line: None).run(), asked
+
+
+@pytest.fixture
+def bench(histories: ModuleType, tmp_path: Path) -> Bench:
+    return Bench(histories, tmp_path)
+
+
+def planted(culprit: int) -> Answer:
+    return lambda i: measured(0.1, 5.0 if i >= culprit else 0.2)
+
+
+def suspects_of(bench: Bench, state: BisectState) -> list[int]:
+    assert state.result is not None
+    return [bench.commits.index(commit) for commit in state.result.suspects]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found"),
+    [
+        ("g", None), ("gg", "good"), ("bb", "bad"), ("gb", None), ("gbg", None), ("gbgg", "good"), ("gbgb", None),
+        ("bgbgb", "skip"),        ("bgbb", "bad"), ("s", "skip"), ("gs", "skip"), ("ggs", "good"),
+    ],
+)  # fmt: skip
+def test_a_commit_is_classified_once_one_outcome_leads_by_two(outcomes: str, found: str | None) -> None:
+    spec = BisectSpec(repo="r", good="g", bad="b", kernel="m:f")
+    words = {"g": "good", "b": "bad", "s": "skip"}
+    assert len(outcomes) <= MOST_PROBES
+    assert settled([words[letter] for letter in outcomes], spec) == found
+    accuracy = spec.model_copy(update={"measure_with": "accuracy"})
+    assert settled([words[outcomes[0]]], accuracy) == words[outcomes[0]], "a run repeats its questions itself"
+
+
+@pytest.mark.parametrize("culprit", [1, 17, 39])
+def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench, culprit: int) -> None:
+    state, asked = bench.run(planted(culprit))
+    result = state.result
+    assert result is not None
+    assert suspects_of(bench, state) == [culprit]
+    assert (result.outcome, result.exit_code) == ("found", 0)
+    assert asked[:4] == [0, 0, 39, 39]
+    assert len(asked) <= 4 + 2 * 6 + 1, "39 commits are halved in 6 steps; the last probe is the diagnosis"
+    assert result.commit is not None
+    assert result.commit.subject == f"Change {culprit}"
+    assert {change.axis: change.new for change in result.changes}["layer"] == ("1",)
+    assert result.checked == f"the commit was bad, bad; its parent {bench.commits[culprit - 1][:12]} was good, good"
+    assert state == bench.folder.read(), "the whole state is on disk"
+
+
+def test_every_commit_of_a_history_with_merges_is_found(histories: ModuleType, tmp_path: Path) -> None:
+    # 0 - 1 - 2 - 5 - 6 - 7 with 1 - 3 - 4 - 5: a branch that is merged.
+    parents = [(), (0,), (1,), (1,), (3,), (2, 4), (5,), (6,)]
+    bench = Bench(histories, tmp_path, parents)
+    for culprit in range(1, 8):
+        wrong = histories.descendants(parents, culprit)
+        bench.folder = BisectFolder(tmp_path / str(culprit))
+        state, _ = bench.run(lambda i, wrong=wrong: measured(5.0 if i in wrong else 0.1))
+        assert suspects_of(bench, state) == [culprit]
+    first = Bench(histories, tmp_path / "first", parents, first_parent=True)
+    state, _ = first.run(lambda i: measured(5.0 if i in histories.descendants(parents, 4) else 0.1))
+    assert suspects_of(first, state) == [5], "the merge that brought it"
+
+
+def test_a_flaky_kernel_costs_probes_and_not_the_answer(bench: Bench) -> None:
+    seen: list[int] = []
+
+    def answer(i: int) -> Measurement:
+        seen.append(i)
+        wrong = (i >= 23) != (seen.count(i) == 1 and i % 3 == 0)  # the first probe of every third commit is misleading
+        return measured(5.0 if wrong else 0.1)
+
+    state, _ = bench.run(answer)
+    assert suspects_of(bench, state) == [23]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda i: measured(5.0), r"the good revision .* is not good: 2 probes: 2 bad; last: call 0"),
+        (lambda i: measured(0.0), r"the bad revision .* is not bad: 2 probes: 2 good"),
+        (lambda i: Measurement(status="build", reason="no compiler"), r"the good revision .* 1 skip; last: build: no compiler"),
+    ],
+)
+def test_wrong_ends_stop_a_bisection_before_the_search(bench: Bench, answer: Answer, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        bench.run(answer)
+    state, _ = bench.run(planted(3))
+    assert suspects_of(bench, state) == [3], "once it is fixed, the same command starts again"
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2, 6, 10])
+def test_a_stopped_bisection_is_resumed(bench: Bench, stop_after: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(planted(29), stop_after)
+    there = bench.folder.read()
+    kept = len(there.probes) if there else 0
+    assert kept == stop_after
+    state, asked = bench.run(planted(29))
+    assert suspects_of(bench, state) == [29]
+    assert len(state.probes) == kept + len(asked), "no probe is repeated"
+    assert bench.run(planted(29)) == (state, [])
+
+
+def test_skips_around_the_culprit_leave_a_range(bench: Bench) -> None:
+    state, _ = bench.run(lambda i: Measurement(status="import", reason="no") if i in (20, 21) else planted(21)(i))
+    assert suspects_of(bench, state) == [20, 21, 22]
+    assert state.result is not None
+    assert (state.result.outcome, state.result.exit_code) == ("ambiguous", 3)
+    assert state.result.notes == ("2 commits could not be classified",)
+
+
+def test_it_steps_away_from_a_long_range_that_does_not_build(bench: Bench) -> None:
+    broken = set(range(5, 35)) - {9, 10}
+    state, asked = bench.run(lambda i: Measurement(status="build", reason="x") if i in broken else planted(37)(i))
+    assert suspects_of(bench, state) == [37]
+    assert sum(i in broken for i in asked) < 10, "each broken commit doubles the step"
+
+
+def test_a_broken_environment_is_no_commits_fault(bench: Bench) -> None:
+    count = 0
+
+    def answer(i: int) -> Measurement:
+        nonlocal count
+        count += 1
+        return planted(29)(i) if count <= 5 else Measurement(status="build", reason="disk full")
+
+    with pytest.raises(BrokenEnvironment, match="could be probed before and cannot be now: disk full"):
+        bench.run(answer)
+    there = bench.folder.read()
+    assert there is not None
+    assert len(there.probes) == 5, "later failures are forgotten"
+    assert count == 5 + SKIPS_BEFORE_CHECK + 1
+    state, _ = bench.run(planted(29))
+    assert suspects_of(bench, state) == [29]
+
+
+def test_of_two_regressions_with_a_fix_between_them_one_is_found(bench: Bench) -> None:
+    state, _ = bench.run(lambda i: measured(5.0 if 6 <= i < 14 or i >= 30 else 0.1))
+    assert suspects_of(bench, state) in ([6], [30])
+
+
+def test_a_second_regression_after_the_named_one_is_reported(bench: Bench) -> None:
+    state, _ = bench.run(lambda i: measured(5.0 if i >= 9 else 0.1, 5.0 if i >= 33 else 0.1))
+    assert suspects_of(bench, state) == [9]
+    assert state.result is not None
+    assert any("layer 1" in note for note in state.result.notes)
+
+
+def test_a_folder_of_something_else_is_refused(bench: Bench) -> None:
+    def begin(**over: object) -> None:
+        bisect_commits(bench.spec.model_copy(update=over), bench.folder.path, lambda line: None)
+
+    bench.folder.path.mkdir()
+    (bench.folder.path / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds no bisection"):
+        begin()
+    (bench.folder.path / "thesis.txt").unlink()
+    state, _ = bench.run(planted(2))
+    with pytest.raises(UsageError, match="holds another bisection"):
+        begin(calls=3)
+    assert bisect_commits(bench.spec, bench.folder.path, lambda line: None)[0] == state, "it has ended"
+    file = bench.folder.path / "state.json"
+    file.write_text(file.read_text()[:200])
+    with pytest.raises(EvidenceError, match="damaged"):
+        begin()
+
+
+SETTINGS: dict[str, Any] = {
+    "repo": "/r", "good": "g" * 40, "bad": "b" * 40, "kernel": "m:f", "build": "make all", "sources": ("lib", "src"),
+    "first_parent": True, "pack": "/p", "conditions": ("phase=extend", "prefix=1"), "calls": 6, "raises": "bad",
+    "keep_build": True, "timeout": 9.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{"against": "good"}, {"measure_with": "accuracy", "run_args": ("--questions=8",)}])
+def test_the_command_repeats_every_setting(more: dict[str, Any], tmp_path: Path) -> None:
+    more = {**more, "repo": str(tmp_path)}  # the command refuses one that is not there
+    assert {*SETTINGS, *more, "against", "measure_with", "run_args"} == {*BisectSpec.model_fields}
+    command = load_command("bisect").commands["commits"]
+    words = shlex.split(reproduce(BisectSpec(**{**SETTINGS, **more}), "c" * 40))
+    parsed = command.make_context("commits", words[3:]).params
+    for name, value in {**SETTINGS, **more, "good": "g" * 12, "bad": "c" * 12}.items():
+        found = parsed[name]
+        assert (tuple(found) if isinstance(value, tuple) else type(value)(found)) == value, name
+
+
+def test_the_command_leaves_out_what_is_the_default() -> None:
+    spec = BisectSpec(repo="/r", good="g", bad="b", kernel="m:f")
+    assert reproduce(spec, "c") == "assay bisect commits --repo=/r --good=g --bad=c --kernel=m:f"

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.harness.drivers.bisect.layer_search import SearchResult, _ddmin, find_layers
+
+LAYERS = tuple(range(32))
+guilty_sets = st.frozensets(st.sampled_from(LAYERS), min_size=1)
+Task = Callable[[frozenset[int]], bool]
+
+
+def alone(guilty: frozenset[int]) -> Task:
+    """Right unless one of the guilty layers runs the candidate."""
+    return lambda candidate: not candidate & guilty
+
+
+def asked_once(task: Task) -> Task:
+    """A task that must not be asked about the same set twice."""
+    seen = set()
+
+    def probe(candidate: frozenset[int]) -> bool:
+        assert candidate not in seen
+        seen.add(candidate)
+        return task(candidate)
+
+    return probe
+
+
+def probes(search: SearchResult) -> int:
+    """Number of probes, including repeats."""
+    return sum(right + wrong for _, right, wrong in search.probed)
+
+
+def found(search: SearchResult) -> frozenset[int]:
+    assert search.outcome == "found", search.why
+    return frozenset(one.layer for one in search.restored)
+
+
+def check_needed(task: Task, restored: frozenset[int], layers: tuple[int, ...] = LAYERS) -> None:
+    kept = frozenset(layers) - restored
+    assert task(kept)
+    assert not any(task(kept | {layer}) for layer in restored)
+
+
+@given(guilty_sets)
+def test_guilty_layers_are_found_exactly(guilty: frozenset[int]) -> None:
+    search = find_layers(LAYERS, asked_once(alone(guilty)), steady=True)
+    assert found(search) == guilty
+    assert search.monotone
+    assert all(one.alone in (True, None if len(guilty) > 4 else True) for one in search.restored)
+    assert probes(search) == len(search.probed)
+
+
+@given(st.frozensets(st.sampled_from(LAYERS), min_size=2, max_size=2))
+def test_two_layers_that_fail_only_together(pair: frozenset[int]) -> None:
+    task: Task = lambda candidate: not pair <= candidate  # noqa: E731
+    search = find_layers(LAYERS, asked_once(task), steady=True)
+    (one,) = search.restored
+    check_needed(task, found(search))
+    assert not one.alone
+    assert one.layer in pair
+    assert probes(search) <= 20
+
+
+@given(st.lists(st.frozensets(st.sampled_from(LAYERS), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(groups: list[frozenset[int]]) -> None:
+    task: Task = lambda candidate: not any(group <= candidate for group in groups)  # noqa: E731
+    search = find_layers(LAYERS, asked_once(task), steady=True)
+    check_needed(task, found(search))
+    assert search.monotone
+    assert all(one.alone in (None, frozenset({one.layer}) in groups) for one in search.restored)
+
+
+@pytest.mark.parametrize(("wrong_from", "restored"), [(10, 23), (31, 2)])
+def test_small_errors_that_add_up_are_not_blamed_on_a_few(wrong_from: int, restored: int) -> None:
+    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < wrong_from), steady=True)
+    assert len(search.restored) == restored
+    assert not any(one.alone for one in search.restored)
+
+
+def test_a_layer_whose_error_another_cancels_is_not_restored() -> None:
+    # 1 is wrong without 5; 7 is always wrong. The search meets 1 first, and finds at the end that it is not needed.
+    def task(candidate: frozenset[int]) -> bool:
+        return 7 not in candidate and (1 not in candidate or 5 in candidate)
+
+    search = find_layers(range(8), asked_once(task), steady=True)
+    assert found(search) == {7}
+    assert not search.monotone
+
+
+@given(st.permutations(range(8)))
+def test_errors_that_cancel_end_in_layers_that_are_all_needed(layers: list[int]) -> None:
+    def task(candidate: frozenset[int]) -> bool:
+        return 7 not in candidate and len(candidate & {2, 5}) != 1
+
+    search = find_layers(layers, asked_once(task), steady=True)
+    check_needed(task, found(search), tuple(layers))
+    assert 7 in found(search)
+
+
+@given(st.randoms(use_true_random=False))
+def test_every_restored_layer_is_needed_for_any_answers(draw: random.Random) -> None:
+    layers = tuple(range(7))
+    right = {frozenset(some): draw.random() < 0.5 for size in range(8) for some in combinations(layers, size)}
+    right[frozenset()], right[frozenset(layers)] = True, False
+    search = find_layers(layers, asked_once(right.__getitem__), steady=True)
+    check_needed(right.__getitem__, found(search), layers)
+    if search.monotone:
+        asked = {candidate: bool(right) for candidate, right, _ in search.probed}
+        assert not any(asked[big] for small in asked if not asked[small] for big in asked if small < big)
+
+
+@pytest.mark.parametrize(
+    ("name", "guilty", "most"),
+    [
+        ("first", {0}, 9),
+        ("last", {31}, 9),
+        ("two", {7, 22}, 20),
+        ("four", {3, 10, 17, 28}, 35),
+        ("two at once, one far behind", {0, 1, 2, 31}, 23),
+        ("every eighth", set(range(7, 32, 8)), 27),
+        ("half", set(range(16)), 43),
+        ("every second", set(LAYERS[::2]), 72),
+        ("all but one", set(LAYERS) - {20}, 74),
+        ("all", set(LAYERS), 43),
+    ],
+)
+def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
+    assert probes(find_layers(LAYERS, alone(frozenset(guilty)), steady=True)) <= most, name
+
+
+@pytest.mark.parametrize(
+    ("right", "outcome", "asked", "why"),
+    [(True, "nothing", 2, "is right even with the candidate in all 32 layers"), (False, "inconclusive", 1, "too noisy")],
+)
+def test_nothing_is_found_where_all_layers_are_right_or_the_reference_fails(
+    right: bool, outcome: str, asked: int, why: str
+) -> None:
+    search = find_layers(LAYERS, lambda candidate: right, steady=True)
+    assert (search.outcome, search.restored, probes(search)) == (outcome, (), asked)
+    assert why in search.why
+
+
+def noisy(task: Task, noise: float, seed: int) -> Task:
+    draw = random.Random(seed)
+    return lambda candidate: task(candidate) != (draw.random() < noise)
+
+
+def test_answers_that_are_not_steady_are_repeated_until_one_leads() -> None:
+    def misled(steady: bool) -> int:
+        searches = [find_layers(LAYERS, noisy(alone(frozenset({9})), 0.05, seed), steady) for seed in range(100)]
+        decided = [{one.layer for one in search.restored} for search in searches if search.outcome != "inconclusive"]
+        assert len(decided) > 85
+        return sum(restored != {9} for restored in decided)
+
+    assert misled(steady=False) <= 5
+    assert misled(steady=True) > 15, "one answer is not enough where there is noise"
+
+
+def test_a_set_without_a_clear_outcome_is_inconclusive() -> None:
+    draw = random.Random(1)
+    search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, steady=False)
+    assert search.outcome == "inconclusive"
+    assert "neither leads clearly" in search.why
+
+
+@pytest.mark.parametrize("layers", [(), (1, 1)])
+def test_missing_and_repeated_layers_are_refused(layers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected at least one, without repetition"):
+        find_layers(layers, lambda candidate: True, steady=True)
+
+
+def test_ddmin_finds_what_is_needed_among_many() -> None:
+    assert _ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
+    assert _ddmin([5], lambda some: True) == [5]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from assay.evals.questions import prompt_hash
+from assay.harness.drivers.bisect.layer_search import RestoredLayer, SearchResult
+from assay.harness.drivers.bisect.layer_task import (
+    Floors,
+    LayerSetup,
+    ProbeRecord,
+    can_fail,
+    choose_criterion,
+    compare_with_reference,
+    conclude,
+    fewest_prompts,
+    right_prompts,
+)
+from assay.harness.evidence.records import Item
+from assay.harness.stats.share import mcnemar_of_loss
+
+ITEMS = [Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4]) for n in range(16)]
+RIGHT = [f"Answer: {item.expected}" for item in ITEMS]
+
+
+def test_answers_need_the_right_letter_and_texts_must_equal_the_references() -> None:
+    texts = ["So, Answer: A", "Answer: A", *RIGHT[2:15], "no letter"]
+    assert right_prompts("answers", ITEMS, RIGHT, texts) == [True, False, *[True] * 13, False]
+    assert right_prompts("text", ITEMS, RIGHT, texts) == [False, False, *[True] * 13, False]
+
+
+def test_a_set_is_wrong_once_its_loss_is_significant() -> None:
+    reference = [True] * 16
+    assert compare_with_reference(reference, [False] * 4 + [True] * 12, 0.05).outcome == "right"
+    judged = compare_with_reference(reference, [False] * 5 + [True] * 11, 0.05)
+    assert (judged.outcome, judged.right, judged.lost, judged.gained) == ("wrong", 11, 5, 0)
+    assert judged.p == 0.5**5
+
+
+def test_changes_in_both_directions_are_no_loss() -> None:
+    reference = [True] * 8 + [False] * 8
+    assert compare_with_reference(reference, [False] * 5 + [True] * 8 + [False] * 3, 0.05).outcome == "right"
+    assert compare_with_reference(reference, [False] * 5 + [True] * 3 + [False] * 8, 0.05).outcome == "wrong"
+    assert compare_with_reference(reference, [not right for right in reference], 0.05).outcome == "right"
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.05, 0.01, 0.5**7])
+def test_fewest_prompts_is_the_smallest_significant_loss(alpha: float) -> None:
+    fewest = fewest_prompts(alpha)
+    assert mcnemar_of_loss(fewest, 0) < alpha <= mcnemar_of_loss(fewest - 1, 0)
+
+
+def test_answers_are_the_criterion_if_the_reference_knows_them() -> None:
+    assert choose_criterion(ITEMS, RIGHT, 0.05) == ("answers", "the reference is right on 16 of 16 questions")
+    assert choose_criterion(ITEMS, RIGHT[:9] + [""] * 7, 0.05)[0] == "answers"
+
+
+def test_text_is_the_criterion_if_the_reference_only_guesses() -> None:
+    by, why = choose_criterion(ITEMS, ["Answer: A"] * 16, 0.05)
+    assert by == "text"
+    assert "right on 4 of 16" in why
+    assert not can_fail("answers", 7, 16, 0.05), "guessing gets 7 of 16 as well"
+    assert can_fail("text", 7, 16, 0.05)
+    assert not can_fail("text", 4, 16, 0.05)
+
+
+SETUP = LayerSetup(
+    reference="triton", candidate="mine", model="tiny", device="cpu", engine="SGLang", phases=("extend",),
+    layers=(0, 1, 2, 3), prompts=32, alpha=0.05, reproduce="assay bisect layers",
+)  # fmt: skip
+FLOORS = Floors(by="answers", by_why="requested", reference_right=32, floor=0)
+
+
+def record(candidate: set[int], lost: int) -> ProbeRecord:
+    return ProbeRecord(
+        candidate=tuple(sorted(candidate)), right=32 - lost, lost=lost, gained=0, p=mcnemar_of_loss(lost, 0),
+        outcome="wrong" if lost > 4 else "right", with_prefix=32, seconds=1.0,
+    )  # fmt: skip
+
+
+def test_the_finding_states_layers_and_losses() -> None:
+    kept = [record({0, 2}, 6), record({0, 2}, 1), record({0, 2}, 2), record({0, 2}, 0)]
+    probes = [record(set(), 0), record({0, 1, 2, 3}, 27), *kept]
+    restored = (RestoredLayer(1, True), RestoredLayer(3, False))
+    asked = ((frozenset[int](), 1, 0), (frozenset(range(4)), 0, 1), (frozenset({0, 2}), 3, 1))
+    search = SearchResult(outcome="found", why="", restored=restored, monotone=False, probed=asked)
+    (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings
+    assert made.where == "layers 1, 3 of 0-3"
+    assert "must run triton" in made.diagnosis
+    assert made.reproduce == SETUP.reproduce
+    text = "\n".join(made.evidence)
+    assert "mine in all layers: 5 answers right, the reference alone 32 (27 lost, 0 gained, p = 7.5e-09)" in text
+    assert "mine in all layers but 1, 3: 31 answers right" in text
+    assert "layer 1: wrong alone" in text
+    assert "layer 3: right alone, wrong only together with others" in text
+    assert "errors cancel" in text

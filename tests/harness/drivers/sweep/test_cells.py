@@ -1,0 +1,88 @@
+"""A sweep's cells: command lines and keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.harness.drivers.sweep import cells
+from assay.harness.drivers.sweep.cells import Option, cells_of
+from assay.harness.drivers.sweep.result import SweptCell
+from assay.harness.drivers.sweep.spec import SweepSpec
+from assay.harness.errors import UsageError
+
+CHECK = {
+    "candidate": Option(""),
+    "size": Option("--size"),
+    "dtype": Option("--dtype", "repeated"),
+    "read_out": Option("--read-out", "switch"),
+    "graphs": Option("--graphs", "switch", "--no-graphs"),
+}
+
+
+def planned(device: str = "CPU", **given: Any) -> list[SweptCell]:
+    for cached in (cells._code_of, cells._files_of):
+        cached.cache_clear()
+    return cells_of(SweepSpec(**{"command": "check", **given}), CHECK, device)
+
+
+def commands(made: list[SweptCell]) -> list[str]:
+    return [" ".join(cell.command) for cell in made]
+
+
+def test_a_cell_is_a_command_line() -> None:
+    made = planned(axes={"candidate": ["a:f", "b:f"], "dtype": [["float16", "float32"]]}, set={"size": "full"})
+    assert commands(made) == [
+        "check --size=full --dtype=float16 --dtype=float32 a:f", "check --size=full --dtype=float16 --dtype=float32 b:f",
+    ]  # fmt: skip
+    assert made[0].axes == {"candidate": "a:f", "dtype": "float16,float32"}
+
+
+def test_switches_are_on_or_off() -> None:
+    made = planned(axes={"read_out": [True, False], "graphs": [True, False]}, set={"candidate": "a:f"})
+    assert commands(made) == [
+        "check --read-out --graphs a:f", "check --read-out --no-graphs a:f", "check --graphs a:f", "check --no-graphs a:f",
+    ]  # fmt: skip
+
+
+def test_exclusions_leave_out_what_has_all_of_their_values() -> None:
+    axes = {"candidate": ["a:f", "b:f"], "size": ["small", "full"]}
+    made = planned(axes=axes, exclude=[{"candidate": "a:f", "size": "full"}])
+    assert commands(made) == ["check --size=small a:f", "check --size=small b:f", "check --size=full b:f"]
+
+
+def test_a_key_holds_what_decides_a_cell_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep_helper.py").write_text("SCALE = 1\n")
+    (tmp_path / "sweep_kernel.py").write_text("import sweep_helper\ndef forward(call): return call.q\n")
+
+    def key(device: str = "CPU", **given: Any) -> str:
+        (cell,) = planned(device, **{"axes": {"candidate": ["sweep_kernel:forward"]}, "set": {"size": "full"}, **given})
+        return cell.key
+
+    first = key()
+    (tmp_path / "other.py").write_text("x = 1\n")
+    assert key(set={}, axes={"candidate": ["sweep_kernel:forward"], "size": ["full"]}) == first
+    assert key(limits={"minutes": 1}) == first
+    others = [key(set={}), key(device="L4"), key(runtime_env={"pip": ["torch==2.9"]})]
+    (tmp_path / "assay.toml").write_text("[run]\n")
+    others.append(key())
+    (tmp_path / "sweep_helper.py").write_text("SCALE = 2\n")
+    others.append(key())
+    assert len({first, *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "do"),
+    [
+        ({"axes": {"candidate": ["a:f"], "model": ["m"]}}, "The axis model is no option of assay check.", "see"),
+        ({"axes": {"candidate": ["a:f"]}, "set": {"sise": 1}}, "The constant sise is no option of assay check.", "size"),
+    ],
+)
+def test_what_the_command_does_not_take_is_refused(given: dict[str, Any], found: str, do: str) -> None:
+    with pytest.raises(UsageError) as error:
+        planned(**given)
+    assert error.value.found.startswith(found)
+    assert do in error.value.do

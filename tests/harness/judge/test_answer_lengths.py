@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from assay.harness.judge.answer_length_check import check_lengths
+from assay.harness.judge.answer_lengths import SURE, AnswerLengths, compare_lengths
+
+LIMIT = 64
+
+
+def lengths(reference: list[int], candidate: list[int], units: tuple[str, ...] = ()) -> AnswerLengths:
+    pairs = [((ours, ours == LIMIT), (theirs, theirs == LIMIT)) for ours, theirs in zip(reference, candidate, strict=True)]
+    return compare_lengths(pairs, 0.05, units=units)
+
+
+def test_longer_answers_are_reported() -> None:
+    found = lengths([12] * 16, [LIMIT] * 16)
+    assert found.differ
+    assert found.beyond
+    assert (found.prompts, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
+
+
+def test_shorter_answers_are_reported() -> None:
+    found = lengths(list(range(20, 36)), [10] * 16)
+    assert found.differ
+    assert found.beyond
+    assert (found.candidate, found.shorter) == (10, 16)
+
+
+def test_equal_lengths_and_single_flips_are_not_reported() -> None:
+    assert lengths([12] * 16, [12] * 16).same
+    assert not lengths([12] * 16, [12] * 14 + [9, 60]).differ
+
+
+def test_a_significant_but_tiny_difference_is_not_reported() -> None:
+    found = lengths([100] * 16, [101] * 16)
+    assert (found.same, found.differ, found.beyond) == (True, False, False)
+
+
+def test_too_few_answers_show_neither() -> None:
+    found = lengths([20, 30, 40, 50], [22, 29, 47, 49])
+    assert (found.same, found.differ, found.beyond) == (False, False, False)
+    assert not lengths([], []).informative
+    assert (lengths([], []).prompts, lengths([20], [30]).ratio, lengths([20], [30]).beyond) == (0, 1.5, False)
+
+
+def test_answers_that_run_to_the_limit_more_often_differ() -> None:
+    ours = [63] * 200
+    found = lengths(ours, [64] * 40 + [63] * 160)
+    assert found.ratio == pytest.approx(1, abs=0.01), "the limit hides how long they would be"
+    assert (found.beyond, found.differ, found.same) == (True, True, False)
+    assert lengths(ours, [64] * 8 + [63] * 192).same, "4 % of the answers are within the bound"
+
+
+def test_questions_of_one_passage_count_once() -> None:
+    reference, candidate = [20] * 60, [28] * 30 + [20] * 30
+    alone = lengths(reference, candidate)
+    shared = lengths(reference, candidate, units=tuple(f"passage-{n // 30}" for n in range(60)))
+    assert alone.ratio == shared.ratio
+    assert alone.beyond
+    assert not shared.beyond
+
+
+@pytest.mark.parametrize(("true", "called"), [(1.05, False), (1.3, True), (0.7, True)])
+def test_simulated_lengths(true: float, called: bool) -> None:
+    """Of sets of 200 skewed lengths, those with a ratio on the bound are not called, and those far beyond it are."""
+    rng, seen, covered, sets = np.random.default_rng(7), 0, 0, 5 if called else 60
+    for _ in range(sets):
+        reference = np.exp(rng.normal(4, 0.6, 200))
+        candidate = true * reference * np.exp(rng.normal(-0.045, 0.3, 200))
+        pairs = [((round(a), False), (round(b), False)) for a, b in zip(reference, candidate, strict=True)]
+        found = compare_lengths(pairs, 0.05)
+        seen += found.beyond
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= true <= found.high
+    assert seen == sets if called else seen <= 1, f"an error rate of {SURE}"
+    assert covered >= 0.8 * sets, "two ends of 0.05 each"
+
+
+def test_lengths_that_a_limit_hides_are_not_shown_to_be_the_same() -> None:
+    found = lengths([63] * 1000, [LIMIT] * 45 + [63] * 955)
+    assert found.high is not None
+    assert found.high < 1.05
+    assert (found.differ, found.same) == (False, False), "4.5 % ran to the limit, and none of the reference"
+    check = check_lengths(found)
+    assert (check.status, check.settles) == ("not checked", "a higher token limit")
+    assert check.found.endswith("one ran to the limit more often")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ([0] * 100, [20] * 100, "the reference's 100 answers have no tokens"),
+        ([LIMIT] * 10, [LIMIT] * 10, "all 10 answers of both ran to the limit"),
+        ([], [], "no prompt was answered by both"),
+        ([LIMIT] * 10, [20] * 10, ""),
+    ],
+)
+def test_why_lengths_prove_nothing(ours: list[int], theirs: list[int], words: str) -> None:
+    found = lengths(ours, theirs)
+    assert (found.uninformative, found.informative) == (words, not words)
+    if words:
+        assert check_lengths(found).found == f"{words}, so their lengths prove nothing"

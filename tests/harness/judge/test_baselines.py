@@ -1,0 +1,400 @@
+"""Baselines: which matches, what is stale, what got worse, and that nothing worse is accepted silently."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from assay.harness.config import RunSpec, make_spec
+from assay.harness.engines.inside.reduction import LayerSums
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.baseline import FILE, Baseline, Key, read_all, read_answers, read_baseline, write_baseline
+from assay.harness.evidence.error_table import condition_numbers
+from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import with_roles_exchanged
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
+from assay.harness.judge.accepted import _check_baselines, _compare_accepted
+from assay.harness.judge.answers import Pair
+from assay.harness.judge.baselines import (
+    Status,
+    _differences,
+    _find,
+    _key_of,
+    _make,
+    _own_errors_by_condition,
+    accept,
+    attach_baselines,
+    propose,
+    status_of,
+)
+from assay.harness.judge.build import build
+from assay.harness.judge.decide import holm_corrected
+from assay.harness.judge.paired_accuracy import Rule, accuracy_of
+from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.run_folder import asked_roles, open_folder
+from assay.harness.sides import ROLES, Role
+from assay.harness.verdict import Check
+
+
+def key(backend: str = "mine", engine: str = "SGLang 1 on cpu") -> Key:
+    return Key(
+        engine=engine, backend=backend, model_hash="m" * 64, hardware="a machine", flags=("--page-size=16",), items_hash="i"
+    )  # fmt: skip
+
+
+def baseline(of: Key, accuracy: float = 0.9, own: dict[str, float] | None = None) -> Baseline:
+    server = ServerManifest(role="candidate", backend=of.backend, engine=of.engine, claimed_phases=("extend",))
+    return Baseline(
+        key=of, accepted="2026-01-01T00:00:00Z", run_id="r", git="", numbers={"accuracy": accuracy},
+        own_errors=own or {}, server=server,
+    )  # fmt: skip
+
+
+def test_a_baseline_matches_if_its_complete_key_does() -> None:
+    keys: dict[Role, Key] = {"reference": key("torch_native"), "candidate": key()}
+    stored = [baseline(key()), baseline(key("torch_native", "SGLang 0 on cpu")), baseline(key("other"))]
+    status = _find(keys, {one.key.name: one for one in stored})
+    assert status.used == {"candidate": key().name}
+    assert status.stale == {"reference": "engine was 'SGLang 0 on cpu', now 'SGLang 1 on cpu'"}
+    assert set(status.unused) == {key("torch_native", "SGLang 0 on cpu").name, key("other").name}
+
+
+@pytest.mark.parametrize("field", ["engine", "model_hash", "hardware", "items_hash"])
+def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
+    other = key().model_copy(update={field: "x"})
+    status = _find({"candidate": key()}, {other.name: baseline(other)})
+    assert field.replace("_", " ") in status.stale["candidate"]
+    assert not status.used
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_baseline_stays_if_writing_its_successor_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
+    write_baseline(tmp_path, baseline(key(), 0.8), [])
+    calls = 0
+
+    def replace_until_full(old: Path, new: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= fails_at:
+            raise OSError(28, "No space left on device")
+        Path(old).rename(new)
+
+    monkeypatch.setattr(os, "replace", replace_until_full)
+    with pytest.raises(EvidenceError, match="No space left"):
+        write_baseline(tmp_path, baseline(key(), 0.9), [])
+    assert [one.numbers["accuracy"] for one in read_all(tmp_path).values()] == [0.8]
+
+
+def test_a_damaged_status_is_named_with_what_to_do(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.baseline_status.parent.mkdir()
+    folder.baseline_status.write_text('{"used": 1}')
+    with pytest.raises(EvidenceError, match=r"status\.json is damaged at used"):
+        status_of(folder)
+
+
+def checked(status: Status) -> Check:
+    spec = make_spec({"candidate": "mine:f"})
+    (only,) = _check_baselines(spec.sides, spec.policy, status)
+    return only
+
+
+def test_a_stale_baseline_forbids_a_pass_and_a_missing_one_does_not() -> None:
+    fits = checked(Status(used={"candidate": "mine-1"}, unused=("old-2",)))
+    assert (fits.status, "not used: old-2" in fits.found) == ("ok", True)
+    stale = checked(Status(stale={"candidate": "engine was 'a', now 'b'"}))
+    assert (stale.status, "engine was" in stale.found, bool(stale.settles)) == ("missing", True, True)
+    assert checked(Status()).status == "not checked"
+
+
+def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path: Path) -> None:
+    write_baseline(tmp_path, baseline(key(), 0.8), [])
+    write_baseline(tmp_path, baseline(key(), 0.9), [])
+    (only,) = read_all(tmp_path).values()
+    assert only.numbers == {"accuracy": 0.9}
+    assert [path.name for path in tmp_path.iterdir()] == [key().name]
+    (tmp_path / key().name / FILE).write_text("{}")
+    with pytest.raises(EvidenceError, match="accept a new run"):
+        read_all(tmp_path)
+
+
+def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
+    before = baseline(key(), 0.9, {"layer 0": 0.01, "layer 1": 0.02, "layer 2": 0.03})
+    now = baseline(key(), 0.89, {"layer 0": 0.01001, "layer 1": 0.03, "layer 3": 0.5})
+    worse = {change.name for change in _differences(before, now) if change.worse}
+    assert worse == {"accuracy", "layer 1", "layer 2"}
+    assert not any(change.worse for change in _differences(None, now))
+
+
+def test_growth_of_rounding_is_not_worse() -> None:
+    changes = _differences(baseline(key(), own={"l": 1e-8}), baseline(key(), own={"l": 9e-6}))
+    assert not any(change.worse for change in changes)
+
+
+def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
+    changes = _differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
+    assert {change.name for change in changes if change.worse} == {"l"}
+
+
+POLICY = make_spec({"growth": 1.5}).policy
+
+
+def test_growth_of_own_error_is_compared_with_the_policy() -> None:
+    assert _compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, POLICY, synthetic=True).verdict == "pass"
+    grown = _compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, POLICY, synthetic=True)
+    assert (grown.verdict, "growth = 1.5 (--growth)" in grown.why) == ("regression", True)
+    assert _compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, POLICY, synthetic=True).verdict == "regression"
+    assert _compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, POLICY, synthetic=True).verdict == "pass", "rounding does not grow"
+    assert _compare_accepted(None, {"a": 0.01}, {"b": 0.01}, POLICY, synthetic=True).verdict == "inconclusive"
+
+
+def test_growth_stays_a_regression_among_many_suites_once_answers_were_compared(paired: Callable[..., list[Pair]]) -> None:
+    equal = accuracy_of(paired(500, 0, 0, 0), RULE)
+    before, now = {"a": 0.001}, {"a": 0.04}
+    alone, beside = (_compare_accepted(decision, before, now, POLICY, synthetic=True) for decision in (None, equal))
+    for suite in (alone, beside):
+        others = [suite.model_copy(update={"id": f"s{n}", "verdict": "pass", "p_regression": 0.9}) for n in range(4)]
+        assert holm_corrected([suite, *others], 0.05)[0].verdict == "regression"
+
+
+RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0, "pass"), (60, "regression")])
+def test_answers_are_compared_with_the_accepted_ones(lost: int, verdict: str, paired: Callable[..., list[Pair]]) -> None:
+    decision = accuracy_of(paired(200 - lost, lost), RULE)
+    assert _compare_accepted(decision, {}, {}, POLICY, synthetic=True).verdict == verdict
+
+
+def test_too_few_common_answers_pass_only_beside_a_non_inferior_run(paired: Callable[..., list[Pair]]) -> None:
+    few, worse = accuracy_of(paired(20, 1), RULE), accuracy_of(paired(0, 30), RULE)
+    assert _compare_accepted(few, {}, {}, POLICY, synthetic=True).verdict == "inconclusive"
+    assert _compare_accepted(few, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "pass"
+    assert _compare_accepted(worse, {}, {}, POLICY, non_inferior=True, synthetic=True).verdict == "regression"
+
+
+@pytest.mark.parametrize(
+    ("lost", "own_error", "decided_by"),
+    [
+        (0, 0.01, "loss-since-accepted"), (0, 0.5, "own-error-growth"), (60, 0.01, "loss-since-accepted"),
+        (60, 0.5, "loss-since-accepted"), (None, 0.01, "own-error-growth"), (None, 0.5, "own-error-growth"),
+    ],
+)  # fmt: skip
+def test_the_metric_that_decided_is_named(
+    lost: int | None, own_error: float, decided_by: str, paired: Callable[..., list[Pair]]
+) -> None:
+    decision = None if lost is None else accuracy_of(paired(200 - lost, lost), RULE)
+    compared = _compare_accepted(decision, {"a": 0.01}, {"a": own_error}, POLICY, synthetic=True)
+    assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
+
+
+RunOf = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def run_of(runs: ModuleType) -> RunOf:
+    """A function that writes a run in which these roles answered every question right."""
+
+    def write(plan: Plan, path: Path, roles: tuple[Role, ...] = ROLES) -> RunFolder:
+        folder: RunFolder = runs.started(plan, path, roles, engine="e", claimed_phases=("extend",))
+        for role in roles:
+            for item in plan.of("accuracy"):
+                folder.append(runs.answer_of(role, item))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return prepare(
+        RunSpec.of(
+            reference="torch_native", candidate="sage_attn", questions=8, suites=("accuracy",),
+            baselines=str(tmp_path / "baselines"), reference_from="baseline",
+        )
+    )  # fmt: skip
+
+
+def accept_both(plan: Plan, folder: RunFolder) -> None:
+    """Store what both roles answered."""
+    for role in ROLES:
+        answers = [answer for answer in folder.answers() if answer.role == role]
+        write_baseline(Path(plan.spec.policy.baselines), _make(folder, role, "pass"), answers)
+
+
+def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    first = run_of(plan, tmp_path / "first")
+    accept_both(plan, first)
+    second = open_folder(plan, tmp_path / "second")
+    assert asked_roles(plan, second) == ROLES, "before it is compared with baselines"
+    for _ in range(2):  # resuming a run changes nothing
+        status = attach_baselines(second)
+        assert set(status.used) == set(ROLES)
+        assert [answer.role for answer in second.answers()] == ["reference"] * 8
+        assert [server.role for server in second.progress().servers] == ["reference"]
+    assert asked_roles(plan, second) == ("candidate",)
+    assert status_of(second) == status
+
+
+def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    folder = run_of(plan, tmp_path / "first")
+    manifest = folder.manifest()
+    other = manifest.model_copy(update={"model_hashes": dict.fromkeys(ROLES, "another")})
+    assert _key_of(manifest, "candidate") != _key_of(other, "candidate")
+    assert _key_of(manifest, "candidate") != _key_of(manifest, "reference")
+
+
+def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    with pytest.raises(UsageError, match="inconclusive"):
+        _make(run_of(plan, tmp_path / "first"), "candidate", "inconclusive")
+    with pytest.raises(UsageError, match="no answers from a candidate server"):
+        _make(open_folder(plan, tmp_path / "second"), "candidate", "pass")
+
+
+def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
+    first = propose(run, "pass", root)
+    assert [(one.role, one.before) for one in first] == [("reference", None), ("candidate", None)]
+    assert sorted(path.name for path in accept(run, first, root)) == sorted(read_all(root))
+    (of,) = [one.now for one in first if one.role == "candidate"]
+    write_baseline(root, of.model_copy(update={"own_errors": {"layer-0": 0.01}}), [])
+    with pytest.raises(UsageError, match="--widen"):
+        accept(run, propose(run, "regression", root), root)
+    accept(run, propose(run, "regression", root, "no layer diff any more"), root)
+    accepted = read_all(root)[of.key.name]
+    assert (accepted.own_errors, accepted.reason) == ({}, "no layer diff any more")
+    assert len(read_answers(root / of.key.name)) == 8
+
+
+@pytest.fixture
+def accepted_then_asked(plan: Plan, tmp_path: Path, run_of: RunOf, runs: ModuleType) -> RunOf:
+    """Writes a run whose reference is stored and whose candidate computed the first layers of four."""
+
+    def tell(folder: RunFolder, role: Role, torch: str) -> None:
+        made = Fingerprint(source="server", engine="e", model="tiny", packages={"torch": torch})
+        FINGERPRINT.write(folder.server_folder(role), made, folder.nonce)
+
+    def write(layers: int = 4, torch: dict[Role, str] | None = None) -> RunFolder:
+        first = run_of(plan, tmp_path / "first")
+        for role, told in (torch or {}).items():
+            tell(first, role, told)
+        runs.count_layers(first, "reference", "torch_native")
+        accept_both(plan, first)
+        second = open_folder(plan, tmp_path / "second", "gate")
+        attach_baselines(second)
+        run_of(plan, tmp_path / "second", roles=("candidate",))
+        runs.count_layers(second, "candidate", "sage_attn", layers)
+        if torch:
+            tell(second, "candidate", "2")
+        return second
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("torch", "same", "baseline"),
+    [
+        ({"reference": "2", "candidate": "2"}, "ok", "ok"),
+        ({"reference": "1", "candidate": "2"}, "failed", "ok"),
+        ({"reference": "2", "candidate": "1"}, "ok", "missing"),
+        ({"candidate": "2"}, "ok", "ok"),
+        (None, "ok", "ok"),
+    ],
+)
+def test_what_the_servers_of_baselines_served_is_compared(
+    accepted_then_asked: Callable[..., RunFolder], torch: dict[Role, str] | None, same: str, baseline: str
+) -> None:
+    by_id = {check.id: check for check in build(accepted_then_asked(torch=torch)).checks}
+    assert (by_id["same-servers"].status, by_id["candidate-baseline"].status) == (same, baseline)
+    if same == "failed":
+        assert "(A the reference, B the candidate), torch is 1 in A, 2 in B" in by_id["same-servers"].found
+    if baseline == "missing":
+        said = "its server (A) did not serve what this one (B) does: torch is 1 in A, 2 in B"
+        assert said in by_id["candidate-baseline"].found
+
+
+def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) -> None:
+    second = accepted_then_asked()
+    report = build(second)
+    assert re.fullmatch(r"e, stored: baseline torch_native-\w{8}, accepted 20\S+Z", report.reference.engine)
+    assert [(call.kernel, call.layers) for call in report.reference.calls] == [("torch_native", 4)]
+    by_id = {check.id: check for check in report.checks}
+    assert "no reference server was started" in by_id["reference-baseline"].found
+    assert "stored reference" in by_id["same-servers"].found
+    assert report.reproduce.startswith("assay gate ")
+    assert "--reference-from=baseline" in report.reproduce
+    with pytest.raises(UsageError, match="no answers from a reference server"):
+        _make(second, "reference", "pass")
+
+
+def test_a_stored_reference_gives_the_number_of_layers(accepted_then_asked: RunOf) -> None:
+    report = build(accepted_then_asked(layers=3))
+    (check,) = [check for check in report.checks if check.id.startswith("kernel-ran")]
+    assert (check.status, check.found) == ("failed", "sage_attn ran in 3 of 4 layers; not in [3]")
+    assert report.verdict == "inconclusive"
+
+
+def test_a_baseline_whose_key_was_changed_is_stale_under_its_old_name(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    first = run_of(plan, tmp_path / "first")
+    made = _make(first, "candidate", "pass")
+    path = write_baseline(Path(plan.spec.policy.baselines), made, []) / FILE
+    path.write_text(path.read_text().replace(made.key.engine, "SGLang 0 on cpu"))
+    status = attach_baselines(open_folder(plan, tmp_path / "second"))
+    assert (status.used, status.unused) == ({}, (made.key.name,))
+    assert "SGLang 0 on cpu" in status.stale["candidate"]
+
+
+def test_requested_logits_that_were_not_scored_are_reported(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    asked = plan.spec.changed(suites=("accuracy", "logits"), require=("logits",))
+    report = build(run_of(replace(plan, spec=asked), tmp_path / "run"))
+    status = {check.id: check.status for check in report.checks}
+    assert status["logits-compared"] == "missing"
+    assert status["required-logits"] == "missing"
+
+
+def test_a_nonfinite_output_of_its_own_server_is_the_candidates() -> None:
+    served, shadow = torch.ones(2, 1, 8), torch.ones(2, 1, 8)
+    served[1] = float("nan")
+    sums = LayerSums(heads=1, device=torch.device("cpu"))
+    sums.measure(shadow, served, torch.from_numpy(condition_numbers("extend", [1, 1], [0, 16])))
+    header = ShadowHeader(reference="mine", candidate="torch_native", phases=("extend", "decode"))
+    seen = with_roles_exchanged(ShadowErrors(sums.cells(layer=0, first_head=0), (header,)), ("extend",))
+    errors = _own_errors_by_condition(seen)
+    assert errors["layer-0-extend-cached-prefix-0"] == 0
+    assert errors["layer-0-extend-cached-prefix-at-least-16"] == float("inf")
+    assert (seen.headers[0].reference, seen.headers[0].candidate) == ("torch_native", "mine")
+    assert _own_errors_by_condition(with_roles_exchanged(ShadowErrors(sums.cells(0, 0), (header,)), ("decode",))) == {}
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_answers_that_are_not_those_accepted_are_refused(plan: Plan, tmp_path: Path, run_of: RunOf, damage: str) -> None:
+    run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
+    place, _ = accept(run, propose(run, "pass", root), root)
+    path = place / "answers.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(read_answers(place)) == 8
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_text("".join(lines[:-1]) if damage == "cut" else "".join(lines).replace('"A"', '"B"'))
+    with pytest.raises(EvidenceError, match="was changed after it was accepted"):
+        read_answers(place)
+    with pytest.raises(EvidenceError, match="was changed after it was accepted"):
+        attach_baselines(open_folder(plan, tmp_path / "second"))
+
+
+def test_a_baseline_without_a_hash_is_read(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
+    place, _ = accept(run, propose(run, "pass", root), root)
+    older = read_baseline(place).model_copy(update={"answers_sha256": ""})
+    (place / FILE).write_text(older.model_dump_json())
+    assert len(read_answers(place)) == 8

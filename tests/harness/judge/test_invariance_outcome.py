@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from assay.harness.engines.sglang.features import Feature
+from assay.harness.evidence.invariance import ArmRecord, Scores
+from assay.harness.judge.invariance_arms import BASE
+from assay.harness.judge.invariance_outcome import bounds, drafted_by, outcome, outcome_of, widened
+from assay.harness.judge.probe_scores import Bound, Measure
+
+Limits = dict[Measure, Bound]
+
+
+@pytest.fixture(scope="module")
+def limits(arm_records: ModuleType) -> Limits:
+    return bounds(arm_records.BASE, [arm_records.AGAIN], "float32")
+
+
+@pytest.mark.parametrize("measure", ["prefill", "decode"])
+def test_what_moves_by_more_than_rounding_differs(arm_records: ModuleType, limits: Limits, measure: str) -> None:
+    found = outcome(arm_records.BASE, arm_records.arm("batch", **{measure: 0.05}), limits)
+    assert found.state == "differs"
+    assert found.first is not None
+    assert found.first.probe == "0+8"
+    assert found.first.index == {"prefill": 5, "decode": 12}[measure]
+
+
+def test_what_moves_by_rounding_is_the_same(arm_records: ModuleType, limits: Limits) -> None:
+    assert outcome(arm_records.BASE, arm_records.arm("batch", prefill=1e-6, decode=1e-6), limits).state == "same"
+
+
+def test_one_position_of_a_thousand_is_enough(arm_records: ModuleType, limits: Limits) -> None:
+    replies = [arm_records.reply(f"{n}+8") for n in range(200)]
+    base = arm_records.BASE.model_copy(update={"replies": tuple(replies)})
+    replies[150] = arm_records.reply("150+8", decode=0.02)
+    found = outcome(base, arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}), limits)
+    assert found.state == "differs"
+    assert found.first is not None
+    assert found.first.probe == "150+8"
+
+
+def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(arm_records: ModuleType, limits: Limits) -> None:
+    unseen = {"order": "the order was the same"}
+    record = arm_records.arm("batch", "order").model_copy(update={"seen": {"batch": "seen"}, "unseen": unseen})
+    found = outcome(arm_records.BASE, record, limits)
+    assert found.state == "not shown"
+    assert "order was not shown to be on: the order was the same" in found.why
+
+
+def test_what_differs_differs_although_a_feature_was_not_shown_to_be_on(arm_records: ModuleType, limits: Limits) -> None:
+    record = arm_records.arm("batch", decode=0.05).model_copy(update={"seen": {}, "unseen": {"batch": "alone"}})
+    assert outcome(arm_records.BASE, record, limits).state == "differs"
+
+
+def test_an_arm_that_failed_was_not_run(arm_records: ModuleType, limits: Limits) -> None:
+    record = arm_records.arm("batch", problem="the server died")
+    assert outcome(arm_records.BASE, record, limits).state == "not run"
+    assert outcome(arm_records.BASE, record, limits).why == "the server died"
+
+
+def test_an_arm_without_a_common_position_shows_nothing(arm_records: ModuleType, limits: Limits) -> None:
+    other = arm_records.arm("batch").model_copy(update={"replies": (arm_records.reply("99+8"),)})
+    assert outcome(arm_records.BASE, other, limits).state == "not shown"
+
+
+def test_the_floor_excuses_no_more_than_its_dtype_can(arm_records: ModuleType) -> None:
+    broken = arm_records.arm(number=1, why="base again", decode=1.0)
+    limits = bounds(arm_records.BASE, [broken], "float32")
+    assert limits["decode"].mean <= 1e-6
+    assert bounds(arm_records.BASE, [broken], "bfloat16")["decode"].mean == 1e-3
+    assert outcome(arm_records.BASE, arm_records.arm("batch", decode=1.0), limits).state == "differs", (
+        "as wrong as the base is in other batches"
+    )
+
+
+def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
+    noisy = bounds(arm_records.BASE, [arm_records.AGAIN, arm_records.arm(number=2, why="base longer", prefill=3e-3)], "bfloat16")
+    quiet = bounds(arm_records.BASE, [arm_records.BASE], "bfloat16")
+    assert noisy["prefill"].mean > quiet["prefill"].mean
+    assert noisy["decode"] == noisy["prefill"], "in half precision, they share the larger floor"
+    longer = arm_records.arm(number=2, why="base longer", prefill=1e-4)
+    alone = bounds(arm_records.BASE, [arm_records.AGAIN, longer], "float32")
+    assert alone["decode"] != alone["prefill"]
+
+
+def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType, limits: Limits) -> None:
+    known = {"kernel": Feature("kernel", "", cost="another kernel"), "batch": Feature("batch", "")}
+    for dtype, shift in (("float32", 1e-3), ("bfloat16", 2e-2)):
+        record = arm_records.arm("kernel", prefill=shift)
+        assert outcome(arm_records.BASE, record, widened(limits, ["kernel"], known, dtype)).state == "same"
+        assert outcome(arm_records.BASE, record, widened(limits, ["batch"], known, dtype)).state == "differs"
+    wrong = arm_records.arm("kernel", prefill=0.3)
+    assert outcome(arm_records.BASE, wrong, widened(limits, ["kernel"], known, "bfloat16")).state == "differs"
+
+
+def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: ModuleType, limits: Limits) -> None:
+    known = {"draft": Feature("draft", "", drafts=3.0), "ngram": Feature("ngram", "")}
+    lost, kept = (arm_records.arm("draft", verifications=passes) for passes in (arm_records.DEPTH, 2))
+    shown = outcome_of(arm_records.BASE, lost, limits, known, "float32")
+    assert shown.state == "differs"
+    assert shown.why == "1.00 tokens were accepted a pass, where a draft of the model itself gives 3"
+    assert outcome_of(arm_records.BASE, kept, limits, known, "float32").state == "same"
+    ngram = arm_records.arm("ngram", verifications=arm_records.DEPTH)
+    assert outcome_of(arm_records.BASE, ngram, limits, known, "float32").state == "same", "nothing is declared"
+
+
+@pytest.mark.parametrize(
+    ("passes", "odd", "state"),
+    [(2, 0, "same"), (2, 4, "same"), (2, 15, "same"), (2, 17, "differs"), (3, 0, "differs")],
+    ids=["equal", "within 5 %", "by chance", "in many probes", "in all"],
+)
+def test_drafts_that_a_second_feature_loses_are_a_difference(
+    arm_records: ModuleType, limits: Limits, passes: int, odd: int, state: str
+) -> None:
+    known = {"draft": Feature("draft", "", drafts=1.0), "page": Feature("page", "")}
+    alone, both = arm_records.drafting("draft", passes=2), arm_records.drafting("draft", "page", passes=passes, odd=odd)
+    base = arm_records.BASE.model_copy(update={"replies": alone.replies})
+    records = {frozenset(record.features): record for record in (base, alone, both)}
+    drafted = drafted_by(frozenset(both.features), records, known, ())
+    assert drafted is alone
+    shown = outcome_of(base, both, limits, known, "float32", drafted)
+    assert shown.state == state
+    if passes == 3:
+        assert shown.why == "drafts were lost: the same tokens took 120 passes in place of 80 (draft)"
+    assert outcome_of(base, both, limits, known, "float32").state == "same", "nothing is compared"
+
+
+def test_whose_drafts_an_arms_are_compared_with(arm_records: ModuleType) -> None:
+    known = {"draft": Feature("draft", "", drafts=1.0), "ngram": Feature("ngram", ""), "page": Feature("page", "")}
+    records = {BASE: arm_records.BASE, frozenset({"draft"}): arm_records.arm("draft")}
+    eagle, ngram = ("--speculative-algorithm=EAGLE",), ("--speculative-algorithm=NGRAM",)
+    for features, flags, expected in (
+        ({"page"}, (), None), ({"page"}, eagle, BASE), ({"page"}, ngram, None), ({"draft"}, (), None),
+        ({"draft", "page"}, (), {"draft"}), ({"ngram", "page"}, (), None),
+    ):  # fmt: skip
+        found = drafted_by(frozenset(features), records, known, flags)
+        assert found is (None if expected is None else records[frozenset(expected)]), (features, flags)
+
+
+def test_tokens_that_part_are_not_compared_in_passes(arm_records: ModuleType, limits: Limits) -> None:
+    alone, both = arm_records.drafting("draft", passes=2), arm_records.drafting("draft", "page", passes=4)
+    other = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH, tokens=(5,) * arm_records.DEPTH)
+    parted = both.model_copy(update={"replies": tuple(reply.model_copy(update={"decode": other}) for reply in both.replies)})
+    assert "drafts were lost" in outcome(alone, both, limits, drafted=alone).why
+    assert "drafts were lost" not in outcome(alone, parted, limits, drafted=alone).why
+
+
+def test_greedy_texts_that_part_are_a_difference_unless_at_a_tie(arm_records: ModuleType, limits: Limits) -> None:
+    base = arm_records.BASE.model_copy(update={"texts": (arm_records.text("yes", "no", 0.5),)})
+    for other, state in ((arm_records.text("no", "yes", 0.5), "differs"), (arm_records.text("yes", "no", 0.5), "same")):
+        record = arm_records.arm("batch").model_copy(update={"texts": (other,)})
+        assert outcome(base, record, limits, swing=1e-3).state == state
+    tie = arm_records.BASE.model_copy(update={"texts": (arm_records.text("yes", "no", 1e-4),)})
+    flipped = arm_records.arm("batch").model_copy(update={"texts": (arm_records.text("no", "yes", 1e-4),)})
+    assert outcome(tie, flipped, limits, swing=1e-3).state == "same"
+
+
+def test_an_answer_of_another_length_is_a_difference(arm_records: ModuleType, limits: Limits) -> None:
+    short = arm_records.reply("1+8", decode=arm_records.scores(arm_records.PROMPT, 4))
+    record = arm_records.arm("streamed")
+    record = record.model_copy(update={"replies": (record.replies[0], short, record.replies[2])})
+    shown = outcome(arm_records.BASE, record, limits)
+    assert shown.state == "differs"
+    assert shown.why == "1 answers have another length, the first, to probe 1+8, 4 tokens in place of 6"
+
+
+def cut(scores: Scores, count: int) -> Scores:
+    return scores.model_copy(update={name: getattr(scores, name)[:count] for name in ("tokens", "own", "ids", "logprobs")})
+
+
+def changed(record: ArmRecord, **fields: Any) -> ArmRecord:
+    """Change a reply's fields, in the last of an arm's probes."""
+    *replies, last = record.replies
+    return record.model_copy(update={"replies": (*replies, last.model_copy(update=fields))})
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [
+        (lambda arm, r: arm.model_copy(update={"replies": arm.replies[:1]}), "1 of 3 probes were answered"),
+        (lambda arm, r: arm.model_copy(update={"texts": ()}), "0 of 1 greedy texts were written"),
+        (lambda arm, r: changed(arm, prefill=Scores()), "nothing of probe 2+8 was compared"),
+        (lambda arm, r: changed(arm, prefill=cut(r.prefill, 3)), "another part of the prompt of probe 2+8 was scored"),
+        (lambda arm, r: arm.model_copy(update={"seen": {}}), "batch was not shown to be on: nothing says so"),
+    ],
+    ids=["probes", "texts", "scores", "prompt", "neither seen nor unseen"],
+)
+def test_what_is_not_compared_whole_shows_nothing(arm_records: ModuleType, limits: Limits, missing: Any, why: str) -> None:
+    text = (arm_records.text("yes", "no", 0.5),)
+    base, arm = (record.model_copy(update={"texts": text}) for record in (arm_records.BASE, arm_records.arm("batch")))
+    assert outcome(base, arm, limits).state == "same"
+    found = outcome(base, missing(arm, arm.replies[-1]), limits)
+    assert (found.state, found.why) == ("not shown", why)
+
+
+@pytest.mark.parametrize("passes", [0, 3], ids=["forced", "verified"])
+def test_another_token_is_a_difference_unless_at_a_tie_that_drafts_decided(
+    arm_records: ModuleType, limits: Limits, passes: int
+) -> None:
+    def wrote(token: int, gap: float) -> ArmRecord:
+        rows = ((-1.0, -1.0 - gap, -3.0),) * arm_records.DEPTH
+        scores = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH)
+        other = scores.model_copy(update={"tokens": (7, 7, token, 7, 7, 7), "logprobs": rows})
+        return changed(arm_records.arm("draft"), decode=other, verifications=passes)
+
+    apart = outcome(wrote(7, 0.4), wrote(8, 0.4), limits, swing=0.5)
+    assert (apart.state, apart.why) == ("differs", "1 answers part at no tie, the first, to probe 2+8, at token 3")
+    assert outcome(wrote(7, 0.2), wrote(6, 0.2), limits, swing=0.5).state == "differs", "it lists no such token"
+    tie = outcome(wrote(7, 0.2), wrote(8, 0.2), limits, swing=0.5)
+    told = "the answer to probe 2+8 is not the one that was forced"
+    assert (tie.state, tie.why) == (("same", "") if passes else ("not shown", told))
+
+
+def test_another_end_is_a_difference(arm_records: ModuleType, limits: Limits) -> None:
+    arm = arm_records.arm("batch")
+    aborted = outcome(changed(arm_records.BASE, finish="length"), changed(arm, finish="abort"), limits)
+    assert aborted.state == "differs"
+    assert aborted.why == "1 answers end otherwise, the first, to probe 2+8: abort in place of length"
+    text = arm_records.text("yes", "no", 0.5)
+    stopped = text.model_copy(update={"finish": "stop", "count": 9})
+    base, record = (each.model_copy(update={"texts": (end,)}) for each, end in ((arm_records.BASE, text), (arm, stopped)))
+    found = outcome(base, record, limits)
+    assert found.state == "differs"
+    assert found.why == "1 greedy texts end otherwise, the first, greedy-000: stop after 9 tokens in place of length after 1 tokens"
+    tie = arm_records.text("no", "yes", 1e-4).model_copy(update={"finish": "stop", "count": 9})
+    base, record = (
+        each.model_copy(update={"texts": (end,)}) for each, end in ((base, arm_records.text("yes", "no", 1e-4)), (arm, tie))
+    )
+    assert outcome(base, record, limits, swing=1e-3).state == "same", "behind a tie, texts have ends of their own"
+
+
+def test_deterministic_kernels_allow_no_bit_of_difference_in_a_batch(arm_records: ModuleType, limits: Limits) -> None:
+    exact = Feature("exact", "", on=("--exact",), cost="a base of its own")
+    known = {"exact": exact, "batch": Feature("batch", "", bitwise=True), "page": Feature("page", "", on=("--page",))}
+    base, batched = arm_records.arm("exact"), arm_records.arm("exact", "batch", decode=1e-6)
+    assert outcome(base, batched, widened(limits, batched.features, known, "float32")).state == "differs"
+    assert outcome(base, arm_records.arm("exact", "batch"), widened(limits, batched.features, known, "float32")).state == "same"
+    assert outcome(base, batched, widened(limits, ["exact", "page"], known, "float32")).state == "same", (
+        "other pages may round otherwise"
+    )
+    assert (
+        outcome(arm_records.BASE, arm_records.arm("exact", prefill=1e-3), widened(limits, ["exact"], known, "float32")).state
+        == "same"
+    )

@@ -1,0 +1,307 @@
+"""The whole of ``assay invariance`` over a stand-in for servers, which has bugs to order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from assay.evals.invariance_load import probe_load
+from assay.harness.config import RunSpec
+from assay.harness.engines.inside.control import Control
+from assay.harness.engines.sglang import features
+from assay.harness.engines.sglang.features import features_of
+from assay.harness.errors import EngineError, UsageError
+from assay.harness.evidence.invariance import InvarianceFolder
+from assay.harness.judge.invariance_arms import BASE
+from assay.harness.judge.invariance_outcome import bounds
+from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.invariance import drive, invariance_plan
+from assay.harness.run.run import compare_features
+
+PROBES = ("0+3", "16+9", "33+14", "0+129", "120+16", "1024+12")
+"""Those of the load that a stand-in is asked."""
+Compare = Callable[..., InvarianceResult]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, featured_server: ModuleType) -> Compare:
+    """Compares features of servers with a bug; what was started is in the result's `started`."""
+    made, load = drive.make_engine, probe_load("cpu", 4096, 97)
+    few = replace(load, probes=tuple(probe for probe in load.probes if probe.id in PROBES))
+    monkeypatch.setattr(invariance_plan, "probe_load", lambda *args: few)
+
+    def run(
+        bug: Any = lambda served: False, refused: tuple[str, ...] = (), flags: tuple[str, ...] = (), **asked: Any
+    ) -> InvarianceResult:
+        kind = type("Server", (featured_server.FeaturedServer,), {"bug": staticmethod(bug), "refused": refused, "started": []})
+        monkeypatch.setattr(drive, "make_engine", lambda *args, **kwargs: kind(made(*args, **kwargs).launch))
+        spec = RunSpec.of(reference="torch_native", candidate="torch_native", engine_arg=flags)
+        return compare_features(spec, tmp_path / "out", **asked)
+
+    return run
+
+
+def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare) -> None:
+    result = compared()
+    assert result.verdict == "pass", result.headline
+    covered = [feature for feature in result.features if feature.arms]
+    assert len(covered) == 15
+    assert all(feature.seen for feature in covered)
+    assert {feature.id for feature in result.features if not feature.arms} >= {"cuda-graph-decode", "ngram", "hicache"}
+    assert result.servers <= 12
+    assert all(pair.verdict in ("pass", None) for pair in result.pairs)
+
+
+@pytest.mark.parametrize(
+    ("carriers", "bug"),
+    [
+        ({"prefix-cache", "page-size"}, lambda served: served.cached > 500 and "--page-size" in served.flags),
+        ({"batch", "overlap"}, lambda served: served.batch > 2 and "--disable-overlap-schedule" not in served.flags),
+        ({"weights-again"}, lambda served: served.reloaded),
+        ({"streamed"}, lambda served: served.streamed),
+        ({"no-radix-cache"}, lambda served: "--disable-radix-cache" in served.flags),
+    ],
+)
+def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[str], bug: Any) -> None:
+    result = compared(bug)
+    assert result.verdict == "regression"
+    (finding,) = result.findings
+    assert finding.title == f"{' + '.join(sorted(carriers))} changes the output"
+    assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --arms=exactly")
+    if len(carriers) == 2:
+        assert finding.diagnosis.count(": 0") == 2, "each alone changes nothing"
+    assert "; layer 1, attention, head " in finding.where
+    (parting,) = result.partings
+    assert (set(parting.features), parting.place, parting.layer, parting.names) == (carriers, "attention", 1, ("output",))
+    assert f"inside the model: {parting.says}" in finding.evidence
+
+
+def test_a_second_bug_that_only_arms_with_the_first_show_is_named_too(compared: Compare) -> None:
+    def bug(served: Any) -> bool:
+        first = served.batch > 2 and "--disable-overlap-schedule" not in served.flags
+        return first or (served.cached > 500 and "--page-size" in served.flags)
+
+    result = compared(bug, features=("batch", "overlap", "page-size", "prefix-cache"))
+    assert {finding.title for finding in result.findings} == {
+        "batch + overlap changes the output",
+        "page-size + prefix-cache changes the output",
+    }
+    named = [frozenset(("batch", "overlap")), frozenset(("page-size", "prefix-cache"))]
+    red = [{pair.first, pair.other} for pair in result.pairs if pair.verdict == "regression"]
+    assert all(any(finding <= pair for finding in named) for pair in red), "every red cell is explained"
+
+
+def test_where_nothing_differs_nothing_is_asked_again(compared: Compare, tmp_path: Path) -> None:
+    result = compared(features=("batch", "prefix-cache"))
+    assert result.partings == ()
+    assert not list(tmp_path.glob("out/servers/*/trace"))
+
+
+def test_a_difference_that_does_not_come_again_has_no_place_in_the_model(compared: Compare) -> None:
+    asked: list[str] = []
+
+    def once(served: Any) -> bool:
+        asked.append("streamed" if served.streamed else "")
+        return served.streamed and asked.count("streamed") <= len(PROBES)
+
+    result = compared(once, features=("streamed",))
+    (parting,) = result.partings
+    assert (parting.place, parting.not_observed) == ("", "asked again with the trace on, it did not differ there")
+    assert "inside the model: not observed: asked again with the trace on, it did not differ there" in result.findings[0].evidence
+
+
+@pytest.mark.parametrize("mode", ["pairs", "exactly"])
+def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, mode: str) -> None:
+    hits: list[Any] = []
+
+    def first(served: Any) -> bool:
+        if served.cached > 500 and "--page-size" in served.flags:
+            hits.append(served)
+        return len(hits) == 1 and served is hits[0]
+
+    result = compared(first, features=("page-size", "prefix-cache", "streamed"), mode=mode)
+    assert result.verdict == "regression"
+    (finding,) = result.findings
+    assert finding.title.endswith("changes the output in 1 of 2 askings")
+    assert ", in 1 of 2 askings" in result.headline
+    assert "not reduced, since it does not differ each time" in finding.evidence
+    chosen = [arm.chosen_by for arm in result.arms]
+    assert (chosen.count("asked again"), chosen.count("reduction")) == (1, 0)
+    assert "inside the model: not observed: it was not asked again with a trace" in finding.evidence
+    red = {pair.verdict for pair in result.pairs if {pair.first, pair.other} == {"page-size", "prefix-cache"}}
+    assert mode == "pairs" or red == {"regression"}
+
+
+def test_what_there_is_no_time_for_is_named_and_not_run(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks_again = drive.InvarianceSession._fails_again
+
+    def spends_the_time(self: drive.InvarianceSession, *asked: Any) -> bool:
+        self._reduced_until = 0.0
+        return asks_again(self, *asked)
+
+    monkeypatch.setattr(drive.InvarianceSession, "_fails_again", spends_the_time)
+    features = ("batch", "order", "overlap", "page-size", "prefix-cache", "streamed")
+    result = compared(lambda served: served.cached > 500 and "--page-size" in served.flags, features=features)
+    assert result.verdict == "regression"
+    unrun = [arm for arm in result.arms if arm.chosen_by == "reduction"]
+    assert unrun
+    assert {arm.why for arm in unrun} == {"not tried: what fails had been reduced for as long as arms had been run"}
+    assert any("parts of it that were not run: " in line for finding in result.findings for line in finding.evidence)
+
+
+def test_a_server_that_writes_no_trace_is_not_observed(
+    compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(featured_server.FeaturedServer, "_trace", lambda *args: None)
+    result = compared(lambda served: served.streamed, features=("streamed",))
+    (parting,) = result.partings
+    assert "no pass was traced" in parting.not_observed
+    assert "layer" not in result.findings[0].where
+
+
+def test_few_sets_are_asked_again(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "_TRACED", 1)
+    result = compared(lambda served: served.streamed or served.batch > 2, features=("streamed", "batch"), mode="singles")
+    assert [parting.place for parting in result.partings] == ["attention", ""]
+    assert result.partings[1].not_observed == "it was not asked again with a trace"
+
+
+def test_another_backend_is_declared_where_a_feature_is_one(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_GPU", ("cpu", "cuda"))
+    monkeypatch.setattr(features, "find_spec", lambda package: package)
+    result = compared(features=("attention-backend",))
+    assert result.verdict == "pass", result.headline
+    check = next(check for check in result.checks if check.id == "same-servers")
+    assert check.found == "what 2 servers served agrees in 2 parts"
+
+
+def test_exactly_compares_the_set(compared: Compare) -> None:
+    result = compared(features=("page-size", "prefix-cache"), mode="exactly")
+    assert [set(arm.features) for arm in result.arms[2:]] == [{"page-size", "prefix-cache"}]
+    assert (result.verdict, result.servers) == ("pass", 2)
+
+
+def test_exactly_compares_each_alone_where_the_set_differs(compared: Compare) -> None:
+    def bug(served: Any) -> bool:
+        return served.cached > 500 and "--page-size" in served.flags
+
+    result = compared(bug, features=("page-size", "prefix-cache", "streamed"), mode="exactly")
+    assert [arm.features for arm in result.arms[2:]] == [
+        ("page-size", "prefix-cache", "streamed"), ("page-size", "prefix-cache", "streamed"), ("page-size",), ("prefix-cache",),
+        ("streamed",),
+    ]  # fmt: skip
+    assert result.arms[3].chosen_by == "asked again"
+    (finding,) = result.findings
+    assert finding.title == "page-size + prefix-cache + streamed changes the output", "what was asked for is not reduced"
+    assert "each alone: page-size: 0; prefix-cache: 0; streamed: 0" in finding.diagnosis
+
+
+def test_a_server_that_does_not_start_is_no_pass_and_does_not_end_the_others(compared: Compare) -> None:
+    result = compared(refused=("--page-size",), features=("page-size", "batch"))
+    assert result.verdict == "inconclusive"
+    assert {arm.verdict for arm in result.arms if "page-size" in arm.features} == {"inconclusive"}
+    assert {arm.verdict for arm in result.arms if "page-size" not in arm.features} == {"pass"}
+    assert "the stand-in does not start" in result.headline
+
+
+def test_a_base_that_does_not_start_is_an_error(compared: Compare) -> None:
+    with pytest.raises(EngineError, match="The base could not be run"):
+        compared(refused=("--disable-overlap-schedule",))
+
+
+def test_arms_that_a_budget_leaves_out_are_named(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10**6, 40))
+    monkeypatch.setattr(drive.time, "monotonic", lambda: float(next(clock)))
+    result = compared(features=("batch", "page-size", "prefix-cache"), minutes=5.0)
+    assert result.left_out
+    check = next(check for check in result.checks if check.id == "pairs-covered")
+    assert check.status == "not checked"
+
+
+def test_a_server_serves_every_arm_that_it_can(compared: Compare) -> None:
+    result = compared(features=("batch", "order", "prefix-cache", "page-size"))
+    assert result.servers == 2
+    assert len(result.arms) > 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"features": ("chunks",)}, "chunks is no feature"),
+        ({"features": ("ngram",)}, "ngram cannot be switched here: not on cpu"),
+        ({"features": ("no-radix-cache", "prefix-cache"), "mode": "exactly"}, "cannot be on together"),
+        ({"mode": "exactly"}, "cannot be on together"),
+    ],
+)
+def test_wrong_use(compared: Compare, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        compared(**asked)
+
+
+def test_what_the_base_has_too_was_not_switched(
+    compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = featured_server.FeaturedServer
+    monkeypatch.setattr(server, "arguments", lambda self, own=server.arguments: own(self) | {"page_size": 16})
+    result = compared(features=("page-size", "batch"))
+    assert result.verdict == "inconclusive"
+    assert "page-size: the base has it too: page_size = 16; remove the engine's own flag that sets it" in result.headline
+    assert {feature.id: feature.arms > 0 for feature in result.features if feature.id in ("page-size", "batch")} == {
+        "batch": True,
+        "page-size": False,
+    }
+
+
+def test_a_feature_that_the_engines_own_flags_decide_is_refused_or_left_out(compared: Compare) -> None:
+    flags = ("--chunked-prefill-size=64", "--page-size=16")
+    with pytest.raises(UsageError, match="page-size cannot be switched here: the base has it too: --page-size=16"):
+        compared(features=("batch", "page-size"), flags=flags)
+    why = {feature.id: feature.not_covered for feature in compared(flags=flags).features}
+    assert why["page-size"] == "the base has it too: --page-size=16"
+    assert why["chunked-prefill"] == "--chunked-prefill-size=64 overrides what it is switched with"
+    assert why["mixed-chunk"] == f"it needs chunked-prefill: {why['chunked-prefill']}"
+    assert not why["batch"]
+
+
+def test_a_fault_that_is_not_seen_is_no_pass(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "Control", lambda **fields: Control())
+    result = compared(features=("prefix-cache", "batch"))
+    assert result.verdict == "inconclusive"
+    assert next(check for check in result.checks if check.id == "probes-sensitive").status == "missing"
+
+
+@pytest.mark.parametrize("flags", [(), ("--disable-radix-cache",)])
+def test_a_fault_is_seeded_whatever_is_switched(compared: Compare, flags: tuple[str, ...]) -> None:
+    result = compared(features=("batch", "page-size"), flags=flags)
+    assert result.verdict == "pass", result.headline
+    assert next(check for check in result.checks if check.id == "probes-sensitive").status == "ok"
+
+
+def test_a_fault_behind_prefixes_that_no_server_caches_shows_nothing(
+    compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(featured_server.FeaturedServer, "_cached", lambda *args: 0)
+    result = compared(features=("batch", "page-size"))
+    assert result.verdict == "inconclusive"
+    check = next(check for check in result.checks if check.id == "probes-sensitive")
+    assert (check.status, check.found) == ("missing", "no prefix came from the cache, behind which the fault is")
+
+
+def test_drafts_are_compared_with_those_of_the_same_speculation_alone(tmp_path: Path, arm_records: ModuleType) -> None:
+    known = {id_: features_of("cuda")[id_] for id_ in ("eagle", "page-size")}
+    both, eagle = frozenset(known), frozenset({"eagle"})
+    assert eagle in invariance_plan._with_bases([both], known), "it is run where only larger arms were chosen"
+    reference = SimpleNamespace(flags=())
+    plan = SimpleNamespace(known=known, dtype="bfloat16", run=SimpleNamespace(spec=SimpleNamespace(reference=reference)))
+    session = drive.InvarianceSession(plan, InvarianceFolder.new(tmp_path / "out"), ProgressDisplay(Console(quiet=True), 30.0))  # type: ignore[arg-type]
+    alone, lost = arm_records.drafting("eagle", passes=2), arm_records.drafting("eagle", "page-size", passes=3)
+    base = arm_records.BASE.model_copy(update={"replies": alone.replies})
+    session.records |= {BASE: base, eagle: alone, both: lost}
+    assert session._states(bounds(base, [base], "bfloat16")) == {eagle: False, both: True}

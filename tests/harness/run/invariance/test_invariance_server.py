@@ -1,0 +1,51 @@
+"""Real CPU servers with the tiny model: a fault that is seeded in the scheduler is found, and honest servers are clean."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from assay.harness.config import RunSpec
+from assay.harness.engines.sglang.scheduler_faults import FAULT
+from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.run.run import compare_features
+from assay.harness.sides import Side
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+FEATURES = ("prefix-cache", "conversation", "batch", "weights-again", "streamed")
+"""Features without a restart, so that one server does."""
+
+
+def compared(out: Path, fault: str = "") -> InvarianceResult:
+    side = Side(backend="torch_native", environment={FAULT: fault} if fault else {})
+    return compare_features(RunSpec.of(reference=side, candidate=side), out, features=FEATURES)
+
+
+def test_honest_servers_are_clean(tmp_path: Path) -> None:
+    result = compared(tmp_path / "out")
+    assert result.verdict == "pass", result.headline
+    assert {feature.id: feature.arms > 0 for feature in result.features if not feature.not_covered} == dict.fromkeys(FEATURES, True)
+    assert result.servers <= 3
+    assert "assay invariance" in result.command
+    assert os.listdir(tmp_path / "out" / "arms")
+
+
+def test_a_seeded_fault_is_found_and_reduced(tmp_path: Path) -> None:
+    result = compared(tmp_path / "out", "last-step-kv")
+    assert result.verdict == "regression"
+    (finding,) = result.findings
+    assert finding.title == "conversation + prefix-cache changes the output"
+    assert "--features=conversation,prefix-cache --arms=exactly" in finding.reproduce
+    (parting,) = result.partings
+    assert (parting.place, parting.layer, parting.names, parting.positions) == ("cache", 0, ("k",), 1), parting
+    assert parting.position is not None
+
+
+def test_the_layer_of_a_tensor_that_was_not_loaded_again_is_named(tmp_path: Path) -> None:
+    side = Side(backend="torch_native", environment={FAULT: "half-reloaded"})
+    result = compare_features(RunSpec.of(reference=side, candidate=side), tmp_path / "out", features=("weights-again",))
+    (parting,) = result.partings
+    assert (parting.place, parting.layer, parting.names) == ("input", 1, ("q", "k", "v")), parting
+    assert f"; layer 1, before attention, head {parting.head}; in " in result.findings[0].where

@@ -1,0 +1,320 @@
+"""Fingerprints of model files as packages read them, and of endpoints: the first lines of diffs that public bugs give."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.evals.probe_texts import CHATS
+from assay.harness.errors import EngineError
+from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.fingerprint import in_interpreter
+from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.fingerprint.parts import faults
+from assay.harness.run import fingerprints
+from assay.harness.run.fingerprints import of_files, of_url
+from assay.harness.sides import Side
+from assay.reports.fingerprint import fingerprint_document
+from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
+
+FOUR = os.environ.get("ASSAY_TRANSFORMERS_4", "")
+"""A Python with transformers 4.57."""
+LOGS = Path(__file__).parents[2] / "data" / "server_failures"
+PLAIN: dict[str, Any] = {"rope_theta": 10000.0}
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read files in this process: an interpreter takes seconds to start."""
+    pytest.importorskip("transformers")
+
+    def printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str) -> str:
+        return json.dumps(in_interpreter.main(command[2], json.loads(Path(command[3]).read_text())))
+
+    monkeypatch.setattr(fingerprints, "_printed", printed)
+
+
+def files(model: Path, python: str = "") -> Fingerprint:
+    return of_files(Side(backend="torch_native", model=str(model), interpreter=python), 300.0)
+
+
+def first(left: Fingerprint, right: Fingerprint) -> tuple[int, str]:
+    result = compare_fingerprints(left, right)
+    return result.exit_code, result.differences[0].says
+
+
+@pytest.mark.usefixtures("here")
+def test_parts_of_files_are_observed_and_the_others_are_not(tmp_path: Path) -> None:
+    made = files(write_model(tmp_path, PLAIN))
+    assert {part for part in ("tokens", "rope", "weights", "generation", "packages", "environment") if made.has(part)} == {
+        "tokens", "rope", "weights", "generation", "packages", "environment",
+    }  # fmt: skip
+    assert made.not_observed["backends"] == "read from files, without a server"
+    assert made.generation is not None
+    assert made.generation["temperature"] == "0.6"
+    assert faults(made) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_a_broken_tokenizer_is_not_said_to_be_right(tmp_path: Path) -> None:
+    model = write_model(tmp_path, PLAIN)
+    assert fingerprint_document(files(model)).headline.endswith("; nothing is wrong in itself.")
+    (model / "tokenizer.json").write_text('{"model": 1}')
+    made = files(model)
+    assert made.not_observed["tokens"]
+    assert fingerprint_document(made).headline.endswith("; nothing that was observed is wrong in itself; tokens were not.")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_fingerprint_holds_no_secret_that_was_given(tmp_path: Path) -> None:
+    side = Side(backend="torch_native", model=str(write_model(tmp_path, PLAIN)), environment={"HF_TOKEN": "hunter2"})
+    made = of_files(side.model_copy(update={"flags": ("--admin-api-key=hunter2",)}), 300.0)
+    assert "hunter2" not in made.model_dump_json()
+    assert (made.asked["environment.HF_TOKEN"], made.asked["--admin-api-key"]) == ("***", "***")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_class_that_splits_otherwise_is_seen_beside_tokenizer_json(tmp_path: Path) -> None:
+    right = files(write_model(tmp_path / "a", PLAIN, splits=LLAMA_3_SPLIT))
+    wrong = files(write_model(tmp_path / "b", PLAIN, splits=LLAMA_3_SPLIT, tokenizer_class="GPT2Tokenizer"))
+    if not (wrong.tokens and wrong.tokens.written):
+        pytest.skip("these transformers keep what tokenizer.json says")
+    code, says = first(right, wrong)
+    assert code == 1
+    assert says.startswith("B: token ids of ")
+    assert says.endswith("of the corpus are not those of tokenizer.json, which is read as GPT2Tokenizer")
+
+
+@pytest.mark.usefixtures("here")
+def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
+    once = files(
+        write_model(tmp_path / "a", PLAIN, template="{% for m in messages %}{{ m['content'] }}{% endfor %}", adds_bos=True)
+    )
+    twice = files(write_model(tmp_path / "b", PLAIN, adds_bos=True))
+    code, says = first(once, twice)
+    assert (code, says.partition(" begin")[0]) == (1, "B: two BOS tokens")
+    assert [fault.outputs for fault in faults(twice)] == [False]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_template_that_refuses_a_role_says_so(tmp_path: Path) -> None:
+    strict = "{% for m in messages %}{{ raise_exception('no system') if m['role'] == 'system' else m['content'] }}{% endfor %}"
+    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    left, right = (files(write_model(tmp_path / name, PLAIN, template=text)) for name, text in (("a", plain), ("b", strict)))
+    assert right.tokens is not None
+    assert right.tokens.refused == {"system": "TemplateError: no system"}
+    assert first(left, right) == (1, "the chat template refuses the chat 'system' in B alone")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_merged_adapter_that_was_not_delivered(tmp_path: Path) -> None:
+    merged = random_weights()
+    merged["model.layers.1.self_attn.o_proj.weight"] += 0.002
+    left, right = files(write_model(tmp_path / "a", PLAIN, weights=merged)), files(write_model(tmp_path / "b", PLAIN))
+    assert first(left, right)[1].startswith(
+        "1 of 21 parameters has other weights: model.layers.1.self_attn.o_proj.weight (relative distance up to 0.0"
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_a_checkpoint_saved_in_another_dtype(tmp_path: Path) -> None:
+    rounded = {name: weight.bfloat16() for name, weight in random_weights().items()}
+    left, right = files(write_model(tmp_path / "a", PLAIN)), files(write_model(tmp_path / "b", PLAIN, weights=rounded))
+    result = compare_fingerprints(left, right)
+    assert result.differences[0].says == "21 of 21 parameters are the same weights rounded to bfloat16 in B"
+    assert result.differences[0].declared == "model"  # two folders were asked for
+
+
+@pytest.mark.slow
+def test_an_interpreter_reads_as_this_process_does(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = write_model(tmp_path, {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}})
+    made = files(model, sys.executable)
+    assert made.not_observed.keys() >= {"backends", "arguments"}
+    assert made.rope is not None
+    assert [table.wrong for table in made.rope] == [""]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOUR, reason="needs ASSAY_TRANSFORMERS_4, a Python with transformers 4.57")
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+            "A: rope_theta is 10,000; config.json says 500,000",
+        ),
+        (
+            {
+                "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 128,
+                "query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                },
+            },
+            "A: RoPE is not scaled; config.json says linear scaling by 8 for full attention",
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_transformers_5_in_4(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    model = write_model(tmp_path, config)
+    assert first(files(model, FOUR), files(model)) == (1, says)
+
+
+def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", PLAIN)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no transformers here >&2\nexit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match=r"exited with status 3, and there is no fingerprint") as caught:
+        files(model, str(python))
+    assert "no transformers here" in caught.value.details
+
+
+def test_a_known_cause_says_what_to_do(tmp_path: Path) -> None:
+    python, log = tmp_path / "python", LOGS / "backend_model.log"
+    python.write_text(f"#!/bin/sh\ncat {log} >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match="no fingerprint: AssertionError: GptOssForCausalLM requires one of") as caught:
+        files(write_model(tmp_path / "model", PLAIN), str(python))
+    assert "assay fingerprint --backend triton" in caught.value.do
+    assert caught.value.expected
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """Answers as a server does that has `/tokenize` or has not."""
+
+    tokenizes = True
+    prompt_tokens = 7
+    late = ""
+    attention = "triton"
+    seed = 1
+    chats_begin: tuple[int, ...] = ()
+    refuses_tools = False
+
+    def do_GET(self) -> None:
+        documents = {
+            "/v1/models": {"data": [{"id": "m"}]},
+            "/server_info": {
+                "version": "0.5.23",
+                "attention_backend": self.attention,
+                "page_size": 1,
+                "api_key": "secret",
+                "random_seed": self.seed,
+            },
+        }
+        self._answer(documents.get(self.path))
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "tools" in asked and self.refuses_tools:
+            self._answer(None)
+        elif self.path == "/tokenize" and self.tokenizes:
+            ids = [ord(letter) for letter in str(asked.get("prompt") or asked.get("messages"))][:5]
+            begin = self.chats_begin if "messages" in asked else [0] * asked.get("add_special_tokens", 0)
+            self._answer({"tokens": [*begin, *ids]})
+        elif self.path == "/v1/chat/completions":
+            time.sleep(0.5 * (asked["messages"][0]["content"] == self.late))
+            message = {"role": "assistant", "content": "x"}
+            usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": 1, "total_tokens": self.prompt_tokens + 1}
+            choice = {"index": 0, "message": message, "finish_reason": "length"}
+            self._answer({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage})
+        else:
+            self._answer(None)
+
+    def _answer(self, document: Any) -> None:
+        content = json.dumps(document or {"error": "not found"}).encode()
+        self.send_response(200 if document else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *words: Any) -> None: ...
+
+
+@contextmanager
+def serving(**changed: Any) -> Iterator[str]:
+    handler = type("Handler", (Endpoint,), changed)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(**getattr(request, "param", {})) as address:
+        yield address
+
+
+def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
+    pytest.importorskip("openai")
+    made = of_url(url, "", 30.0)
+    assert (made.source, made.model) == ("endpoint", "m")
+    assert made.arguments is not None
+    assert made.arguments["page_size"] == "1"
+    assert "secret" not in made.model_dump_json()
+    assert made.tokens is not None
+    assert len(made.tokens.texts) == len(made.tokens.bare) == 34
+    assert set(made.tokens.counts.values()) == {7}
+    assert made.not_observed["weights"] == "an endpoint does not tell"
+    assert made.packages == {"sglang": "0.5.23"}
+    assert made.tokens.bos == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "says"),
+    [
+        ({"seed": 2}, 0, "random_seed is 1 in A, 2 in B"),  # another port, and a seed that was drawn
+        ({"attention": "fa3"}, 1, "attention_backend is triton in A, fa3 in B"),
+        ({"refuses_tools": True}, 1, "the chat template refuses the chats 'tools' and 'tool answer' in B alone"),
+        ({"chats_begin": (0, 0)}, 1, "B: two BOS tokens begin a chat (user, system, turns and 2 more)"),
+    ],
+)
+def test_two_endpoints(changed: dict[str, Any], code: int, says: str) -> None:
+    pytest.importorskip("openai")
+    with serving() as ours, serving(**changed) as theirs:
+        left, right = (of_url(address, "", 30.0) for address in (ours, theirs))
+    assert first(left, right) == (code, says)
+
+
+def test_an_endpoint_beside_what_was_started_is_declared_by_nothing(url: str) -> None:
+    pytest.importorskip("openai")
+    told = of_url(url, "", 30.0)
+    started = told.model_copy(
+        update={
+            "source": "model runner",
+            "asked": {"backend": "triton", "model": "m"},
+            "packages": {**(told.packages or {}), "torch": "2"},
+            "arguments": {**(told.arguments or {}), "chunked_prefill_size": "1"},
+        }
+    )
+    assert compare_fingerprints(started, told).exit_code == 0
+    other = started.model_copy(update={"arguments": {**(told.arguments or {}), "attention_backend": "fa3"}})
+    assert first(other, told) == (1, "attention_backend is fa3 in A, triton in B")
+    assert "packages" not in compare_fingerprints(started.model_copy(update={"packages": {}}), told).compared
+
+
+@pytest.mark.parametrize("url", [{"tokenizes": False, "prompt_tokens": 8, "late": CHATS["user"][0][0]["content"]}], indirect=True)
+def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) -> None:
+    pytest.importorskip("openai")
+    made = of_url(url, "", 30.0)
+    assert made.tokens is not None
+    assert made.tokens.texts == {}
+    counts = {name: count - 1 for name, count in made.tokens.counts.items()}
+    other = made.model_copy(update={"tokens": made.tokens.model_copy(update={"counts": counts})})
+    code, says = first(other, made)
+    assert (code, says) == (1, "35 of 35 chats have other numbers of prompt tokens (user: 7 in A, 8 in B)")

@@ -1,0 +1,93 @@
+"""The fingerprint of a real model runner, and of a real server before and after it got other weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from assay.evals.tiny_model.families import SOURCE
+from assay.harness.engines.sglang.launch import Launch
+from assay.harness.engines.sglang.server import SGLangServer
+from assay.harness.errors import EngineError
+from assay.harness.evidence.fingerprint import PARTS
+from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.fingerprint.parts import faults
+from assay.harness.run.fingerprints import of_files, of_side
+from assay.harness.sides import Side
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+STALE = "model.layers.2.mlp.down_proj.weight"
+
+
+def test_a_model_runner_and_a_server_serve_the_same_until_weights_come(tmp_path: Path) -> None:
+    sent, partly = tmp_path / "sent", tmp_path / "partly"
+    shutil.copytree(SOURCE, sent)
+    weights = {name: weight * 1.25 for name, weight in load_file(SOURCE / "model.safetensors").items()}
+    save_file(weights, sent / "model.safetensors", {"format": "pt"})
+    shutil.copytree(sent, partly)
+    save_file({name: each for name, each in weights.items() if name != STALE}, partly / "model.safetensors", {"format": "pt"})
+    side = Side(backend="torch_native")
+    runner = of_side(side, "cpu", 900)
+    assert [part for part in PARTS if not runner.has(part)] == []
+    assert faults(runner) == []
+    launch = Launch(
+        role="candidate", backend="torch_native", model=SOURCE, device="cpu", evidence=tmp_path / "server", log=tmp_path / "log",
+        decode_backend="torch_native", startup_timeout=900, request_timeout=300, cpu_core=0,
+    )  # fmt: skip
+    with SGLangServer(launch) as server:
+        before = server.fingerprint()
+        server.send("/update_weights_from_disk", {"model_path": str(partly)})
+        after = server.fingerprint()
+    assert before.not_observed == {}
+    same = compare_fingerprints(runner.model_copy(update={"asked": {}}), before)
+    assert [each.says for each in same.undeclared] == []
+    assert {"tokens", "rope", "weights", "positions", "backends", "arguments"} <= set(same.compared)
+    assert before.tokens.eos == runner.tokens.eos != ()
+    for loaded in (runner, before):
+        beside = compare_fingerprints(of_files(side, 900), loaded.model_copy(update={"asked": runner.asked}))
+        assert [each.says for each in beside.undeclared] == []
+        assert {"tokens", "generation", "rope", "weights"} <= set(beside.compared)
+    changed = compare_fingerprints(before, after)
+    assert changed.differences[0].name == "weights.other"
+    missed = compare_fingerprints(of_files(Side(backend="torch_native", model=str(sent)), 900), after)
+    assert missed.differences[0].says.startswith(f"1 of 26 parameters has other weights: {STALE}")
+
+
+def test_two_ranks_hold_what_one_process_holds_in_its_order(tmp_path: Path) -> None:
+    one, two = (of_side(Side(backend="torch_native", flags=flags), "cpu", 900) for flags in ((), ("--tp-size=2",)))
+    diff = compare_fingerprints(one, two)
+    assert [each.says for each in diff.undeclared] == []
+    assert "weights" in diff.compared
+    assert "weights.order" not in diff.not_compared
+    assert {weight.ranks for weight in two.weights or ()} == {1, 2}, "norms are whole in each, the others are shared"
+    assert all(weight.whole and weight.projections for weight in two.weights or ())
+    assert two.positions == one.positions
+    files = of_files(Side(backend="torch_native"), 900)
+    beside = [each.name for each in compare_fingerprints(files, two).differences if each.part == "weights"]
+    assert beside == ["weights.dtype"], "a checkpoint in bfloat16, served in float32"
+
+    permuted = tmp_path / "permuted"
+    shutil.copytree(SOURCE, permuted)
+    weights = load_file(SOURCE / "model.safetensors")
+    cut_by_rows, cut_by_columns = "model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.o_proj.weight"
+    for name in (cut_by_rows, cut_by_columns):
+        weights[name] = weights[name].flip(0).contiguous()
+    save_file(weights, permuted / "model.safetensors", {"format": "pt"})
+    other = of_side(Side(backend="torch_native", model=str(permuted), flags=("--tp-size=2",)), "cpu", 900)
+    expected = (
+        f"2 of 26 parameters have the same numbers in another order: model.layers.0.self_attn.qkv_proj.weight, {cut_by_columns}"
+    )
+    for left in (one, two):
+        found = compare_fingerprints(left, other).undeclared
+        assert [each.says for each in found if each.part == "weights"] == [expected]
+
+
+def test_a_rank_that_fails_ends_all() -> None:
+    side = Side(backend="torch_native", flags=("--tp-size=2",), environment={"SGLANG_CPU_OMP_THREADS_BIND": "0"})
+    with pytest.raises(EngineError, match="and there is no fingerprint") as raised:
+        of_side(side, "cpu", 240)
+    assert "was not done after" not in raised.value.found
+    assert "NUMA index 1" in raised.value.details

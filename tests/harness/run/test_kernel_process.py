@@ -1,0 +1,359 @@
+"""Kernels that end their process, crash it or hang, outside of a server: the run goes on without a result, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from rich.console import Console
+
+from assay.harness.attention.bugs.faults import rounded_oracle
+from assay.harness.attention.sample_calls import call_of
+from assay.harness.config import RunSpec
+from assay.harness.engines.inside.pack_writer import PackWriter
+from assay.harness.errors import EngineError
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult
+from assay.harness.evidence.layer_diff_record import PACK_FOLDER
+from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.judge.build import build
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.collect import _kernel_aside, collect
+from assay.harness.run.kernel_process import LOG, examine_kernel, try_kernel
+from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.run_folder import open_folder
+
+RECORDED = 7
+"""Layer of the recorded calls; those of the matrix are of layer 0."""
+KERNELS = f"""
+import ctypes, os, time
+from assay.harness.attention.bugs.faults import rounded_oracle
+
+def right(call):
+    print("\\x1b[31m", flush=True)
+    return rounded_oracle(call)
+
+def exits(call):
+    os._exit(0)
+
+def decode_raises(call):
+    if call.phase == "decode":
+        raise ValueError("no decode today")
+    return rounded_oracle(call)
+
+def one_call_raises(call):
+    if call.k.shape[0] == 2:
+        raise ValueError("not two keys")
+    return rounded_oracle(call)
+
+def starts_processes(call):
+    for _ in range(300):
+        os.posix_spawn("/bin/sleep", ["sleep", "600.25"], {{}})
+    time.sleep(600)
+
+def crashes_on_the_matrix(call):
+    if call.layer != {RECORDED}:
+        ctypes.string_at(0)
+    return rounded_oracle(call)
+
+def hangs_on_the_matrix(call):
+    if call.layer != {RECORDED}:
+        print("hanging", flush=True)
+        time.sleep(600)
+    return rounded_oracle(call)
+
+def wrong(call):
+    return 0 * rounded_oracle(call)
+
+def hangs_when_it_is_read(call):
+    if call.layer not in (0, {RECORDED}):
+        time.sleep(600)
+    return 0 * rounded_oracle(call)
+
+def exits_when_it_is_read(call):
+    if call.layer not in (0, {RECORDED}):
+        os._exit(0)
+    return 0 * rounded_oracle(call)
+
+def hangs_on_recorded_calls(call):
+    if call.layer == {RECORDED}:
+        time.sleep(600)
+    return 0 * rounded_oracle(call)
+"""
+
+
+Opened = tuple[Plan, RunFolder]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
+    """A function of a kernel's name that makes a run whose candidate it is, with recorded calls."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "isolated_kernels.py").write_text(KERNELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def make(kernel: str, **spec: float) -> Opened:
+        candidate = f"isolated_kernels:{kernel}"
+        asked = {"reference": "torch_native", "candidate": candidate, "suites": ("layers",), "envelope_tokens": 128, **spec}
+        plan = prepare(RunSpec.of(**asked))
+        folder = open_folder(plan, Path("run"))
+        source = Source(engine="e", model="m", model_hash="", reference="torch_native", candidate=candidate, run=folder.nonce)
+        writer = PackWriter(folder.server_folder("reference") / PACK_FOLDER, source, 10**7)
+        for new, prefix in ((3, 0), (4, 20)):
+            call = call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu").with_spec(layer=RECORDED)
+            metadata = CallMetadata(RECORDED, "extend", (new,), (prefix,), ("a",))
+            assert writer.wants(metadata)
+            is_wrong = kernel in ("wrong", "hangs_on_recorded_calls") or kernel.endswith("_when_it_is_read")
+            out = (0 if is_wrong else 1) * rounded_oracle(call)
+            writer.add(metadata, call, rounded_oracle(call), candidate=out)
+        writer.flush()
+        return plan, folder
+
+    return make
+
+
+ELSEWHERE = set[psutil.Process]()
+
+
+def quiet() -> ProgressDisplay:
+    return ProgressDisplay(Console(file=StringIO()))
+
+
+def results(folder: RunFolder) -> tuple[KernelResult, KernelResult]:
+    cause, matrix = folder.read(CAUSE), folder.read(MATRIX)
+    assert cause is not None
+    assert matrix is not None
+    return cause, matrix
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere() -> Iterator[None]:
+    """Other tests of this process may keep servers."""
+    ELSEWHERE.update(psutil.Process().children(recursive=True))
+    yield
+    ELSEWHERE.clear()
+
+
+def assert_nothing_left(folder: RunFolder) -> None:
+    assert set(psutil.Process().children(recursive=True)) <= ELSEWHERE
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
+    assert {path.name for path in folder.path.iterdir()} <= {
+        "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json", "counters.json",
+    }  # fmt: skip
+
+
+def test_a_kernel_is_examined_in_a_process_of_its_own(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("right")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert (cause.kernel, cause.calls, cause.findings, cause.not_run) == ("isolated_kernels:right", 4, (), "")
+    assert cause.not_tested == ("only 2 calls were tested for nondeterminism, state and overwritten inputs",)
+    assert (matrix.kernel, matrix.failing, matrix.not_run) == ("isolated_kernels:right", (), "")
+    assert matrix.computed > 30
+    assert "\x1b[31m" in (folder.path / LOG).read_text(), "what it prints goes to a log"
+    assert_nothing_left(folder)
+    before = (folder.path / "matrix.json").read_bytes()
+    examine_kernel(plan, folder, quiet())
+    assert (folder.path / "matrix.json").read_bytes() == before, "nothing is done twice"
+
+
+class ServersStartError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)"),
+        pytest.param("exits", "the kernel's process exited with status 0 in a call (layer 0 extend, ", marks=pytest.mark.slow),
+        pytest.param(
+            "starts_processes",
+            "the kernel's process was ended, since it had started more than 256 processes at a time, in a call (layer 0",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("one_call_raises", "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, kernel: str, says: str
+) -> None:
+    def start(*_: object) -> None:
+        raise ServersStartError
+
+    monkeypatch.setattr("assay.harness.run.collect.running", start)
+    plan, folder = opened(kernel)
+    if not says:
+        with pytest.raises(ServersStartError):
+            collect(plan, folder, quiet())
+        return
+    collect(plan, folder, quiet())
+    failure = folder.progress().failure
+    assert failure is not None
+    assert failure.found.startswith(f"No server was started: {says}")
+    assert f"assay check isolated_kernels:{kernel}" in failure.do
+    assert build(folder).verdict == "error"
+    assert_nothing_left(folder)
+    assert not [one.pid for one in psutil.process_iter(["cmdline"]) if "600.25" in (one.info["cmdline"] or ())]
+
+
+@pytest.mark.slow
+def test_a_module_that_starts_too_many_processes_when_it_is_imported_is_said_to(
+    opened: Callable[..., Opened], tmp_path: Path
+) -> None:
+    plan, folder = opened("right")
+    code = 'import os, time\nfor _ in range(300): os.posix_spawn("/bin/sleep", ["sleep", "600.5"], {})\ntime.sleep(600)\n'
+    (tmp_path / "isolated_kernels.py").write_text(code)
+    with pytest.raises(EngineError, match=r"256 processes at a time, outside of a call\."):
+        try_kernel(plan, folder)
+
+
+def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("exits")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert cause.not_run.startswith("the kernel's process exited with status 0 in a call (layer 7 extend, new+prefix ")
+    assert "expected an output or an exception" in cause.not_run
+    assert "run assay check isolated_kernels:exits" in matrix.not_run
+    assert cause.calls == 2, "the recorded outputs were examined all the same"
+    assert_nothing_left(folder)
+    report = build(folder)
+    assert report.verdict not in ("pass", "regression")
+    (suite,) = [suite for suite in report.suites if suite.id == "matrix"]
+    (check,) = [check for check in report.checks if check.id == "matrix-ran"]
+    assert (suite.verdict, check.status) == ("inconclusive", "missing")
+    assert "the kernel's process exited with status 0" in suite.why
+
+
+@pytest.mark.slow
+def test_a_kernel_that_crashes_on_the_matrix_keeps_what_was_found_before(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("crashes_on_the_matrix")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert (cause.calls, cause.not_run) == (4, "")
+    assert "the kernel's process was killed by SIGSEGV in a call (layer " in matrix.not_run
+    assert_nothing_left(folder)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_hangs_on_recorded_calls_is_named_by_their_outputs_and_runs_on_the_matrix(
+    opened: Callable[..., Opened],
+) -> None:
+    plan, folder = opened("hangs_on_recorded_calls", request_timeout=2)
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert cause.not_run.startswith("the kernel did not return from a call within 2 s (layer 7 extend, ")
+    assert [finding.id for finding in cause.findings] == [OUTPUT_NOT_WRITTEN]
+    assert OUTPUT_NOT_WRITTEN in [finding.id for finding in matrix.findings], matrix
+    assert_nothing_left(folder)
+
+
+@pytest.mark.slow
+def test_a_wrong_kernel_is_read_once_for_both_results(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("wrong")
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    for finding in (cause.findings[0], matrix.findings[0]):
+        assert finding.id == OUTPUT_NOT_WRITTEN
+        assert finding.operator == cause.findings[0].operator != ""
+        assert finding.picture is not None
+    took = [line for one in (cause, matrix) for line in one.findings[0].evidence if line.startswith("read off the kernel in ")]
+    assert len(took) == 2
+    assert took[0] == took[1], "the seconds are the same"
+    assert_nothing_left(folder)
+    assert build(folder).suites, "the report reads them"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        ("hangs_when_it_is_read", "the kernel did not return from a call within 2 s (layer "),
+        ("exits_when_it_is_read", "the kernel's process exited with status 0 in a call (layer "),
+    ],
+)
+def test_a_kernel_that_does_not_survive_being_read_keeps_its_findings(opened: Callable[..., Opened], kernel: str, why: str) -> None:
+    plan, folder = opened(kernel, request_timeout=2)
+    examine_kernel(plan, folder, quiet())
+    cause, matrix = results(folder)
+    assert (cause.not_run, matrix.not_run) == ("", "")
+    for finding in (cause.findings[0], matrix.findings[0]):
+        assert (finding.id, finding.operator) == (OUTPUT_NOT_WRITTEN, "")
+        assert finding.evidence[-1].startswith(f"the kernel could not be read: {why}")
+    assert matrix.failing
+    assert_nothing_left(folder)
+
+
+BUSY_S = 180
+"""Seconds that steps may take which take five on an idle machine; thirty were seen on a busy one."""
+
+
+def wait_until_it_hangs(folder: RunFolder) -> None:
+    """Until the kernel hangs, and the result before is on the disk: a run that is killed while it writes leaves half a file."""
+    deadline, log = time.monotonic() + BUSY_S, folder.path / LOG
+    while not (log.exists() and "hanging" in log.read_text() and folder.read(CAUSE)):
+        assert time.monotonic() < deadline, "the kernel does not hang, or the result before is not written"
+        time.sleep(0.05)
+
+
+def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> None:
+    plan, folder = opened("hangs_on_the_matrix", device="cpu")
+    begun: list[float] = []
+
+    def score() -> None:
+        with _kernel_aside(plan, folder, quiet()):
+            wait_until_it_hangs(folder)
+            begun.append(time.monotonic())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score()
+    assert time.monotonic() - begun[0] < 8
+    assert folder.read(MATRIX) is None
+    assert folder.read(CAUSE) is not None
+    assert_nothing_left(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_run_that_ends_takes_the_kernel_with_it(opened: Callable[..., Opened], number: signal.Signals) -> None:
+    _, folder = opened("hangs_on_the_matrix")
+    code = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from assay.harness.run.kernel_process import examine_kernel
+from assay.harness.run.plan import prepare
+from assay.harness.config import recorded_spec
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
+from assay.harness.progress import ProgressDisplay
+folder = RunFolder(Path("run"))
+examine_kernel(prepare(recorded_spec(folder.manifest().spec)), folder, ProgressDisplay(Console(quiet=True)))
+"""
+    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment) as process:
+        wait_until_it_hangs(folder)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        left = psutil.wait_procs(below, timeout=BUSY_S)[1]
+        process.kill()  # whatever came of it, this test does not wait for it
+        assert left == []
+        assert len(below) == 2, "a guardian and the kernel's process"
+    deadline = time.monotonic() + BUSY_S
+    while list(Path(tempfile.gettempdir()).iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert_nothing_left(folder)

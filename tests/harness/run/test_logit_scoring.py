@@ -1,0 +1,245 @@
+"""Scoring both roles on a stand-in that answers as SGLang does but is fast and can be made to misbehave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy.special import log_softmax
+
+from assay.harness.errors import EngineError, EvidenceError
+from assay.harness.evidence.logit_files import logits_path, read_logits
+from assay.harness.evidence.records import Answer, Item, Token
+from assay.harness.judge.logits import LogitsComparison
+from assay.harness.judge.logits_suite import _compare_logits
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.logit_scoring import PROMPT_TAIL, TOP_K, ScoringHandover, is_scored, score_role
+from assay.harness.sides import Role
+
+VOCABULARY, END = 64, 63
+PROMPTS = {"greedy-000": 40, "greedy-001": 18, "greedy-002": 60}
+"""Prompt tokens by item."""
+
+
+class Model:
+    """A server whose next-token distribution follows from the token before alone, and whose fault shows behind a cached prefix."""
+
+    who, backend, label = "the server (stand-in)", "stand-in", "stand-in 1"
+
+    def __init__(self, role: Role, shift: float = 0.0, radix: bool = True) -> None:
+        self.role = role
+        self.shift, self.radix = shift, radix
+        self.cache: list[tuple[int, ...]] = []
+        self.calls: list[str] = []
+        self.scored: list[tuple[int, ...]] = []
+        self.answer_tokens = 5
+
+    def flush_cache(self) -> None:
+        self.cache = []
+        self.calls.append("flush")
+
+    def send(self, path: str, body: Mapping[str, Any]) -> Any:
+        self.calls.append(path)
+        return self._chat(body) if path.startswith("/v1") else self._generate(body)
+
+    def _chat(self, body: Mapping[str, Any]) -> Any:
+        length = int(body["messages"][0]["content"])
+        prompt = [(7 * i + length) % (VOCABULARY - 1) for i in range(length)]
+        ids = [*range(1, min(self.answer_tokens, body["max_tokens"])), END]
+        content = [{"token": f"t{token}", "logprob": 0.0} for token in ids]
+        choice = {"prompt_token_ids": prompt, "response_token_ids": ids, "logprobs": {"content": content}}
+        message = {"message": {"content": ""}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
+        return {"id": "1", "choices": [message | choice], "usage": usage}
+
+    def _generate(self, body: Mapping[str, Any]) -> Any:
+        ids, start, k = tuple(body["input_ids"]), body["logprob_start_len"], body["top_logprobs_num"]
+        self.scored.append(ids)
+        cached = min(start, len(ids) - 1) if self.radix and ids in self.cache else 0
+        self.cache.append(ids)
+        rows = [self._logprobs(ids[i - 1], bool(cached)) for i in range(start + 1, len(ids))]
+        asked = body["token_ids_logprob"]
+        listed = [np.argsort(-np.array(row), kind="stable")[:k].tolist() for row in rows]
+        meta = {
+            "prompt_tokens": len(ids),
+            "cached_tokens": cached,
+            "input_token_logprobs": [
+                (None, ids[start], None),
+                *((row[i], i, None) for row, i in zip(rows, ids[start + 1 :], strict=True)),
+            ],
+            "input_top_logprobs": [None, *([(r[i], i, None) for i in top] for r, top in zip(rows, listed, strict=True))],
+            "input_token_ids_logprobs": asked and [None, *([(row[i], i, None) for i in asked] for row in rows)],
+        }
+        return {"meta_info": meta}
+
+    def _logprobs(self, before: int, cached: bool) -> list[float]:
+        logits = 4 * np.cos(np.arange(VOCABULARY) * (before + 1) * 0.37)
+        if cached:
+            logits[before % 5] += self.shift
+        return [float(value) for value in log_softmax(logits)]
+
+
+def items() -> list[Item]:
+    return [Item(suite="greedy", id=id_, prompt=str(length), prompt_hash="h") for id_, length in PROMPTS.items()]
+
+
+def recorded(item: str, texts: list[str], prompt_tokens: int) -> Answer:
+    return Answer(
+        suite="greedy", role="reference", item=item, prompt_hash="h", text="".join(texts), finish_reason="stop",
+        prompt_tokens=prompt_tokens, completion_tokens=len(texts), latency_s=0.1,
+        tokens=tuple(Token(text=text, logprob=0.0) for text in texts),
+    )  # fmt: skip
+
+
+def display() -> ProgressDisplay:
+    return ProgressDisplay(Console(file=StringIO()))
+
+
+def both(folder: Path, candidate: Model) -> LogitsComparison:
+    for model in (Model("reference"), candidate):
+        score_role(model, items(), (), folder, display())
+    return _compare_logits(folder, 0.05)
+
+
+def test_a_fault_behind_a_cached_prefix_shows_there_and_nowhere_else(tmp_path: Path) -> None:
+    candidate = Model("candidate", shift=2.0)
+    comparison = both(tmp_path, candidate)
+    cold, cached = comparison.rows
+    assert comparison.not_observed == ()
+    assert (cold.condition, cold.mean_kl, cold.floor_mean_kl, cold.same_top) == ("cold", 0.0, 0.0, 1.0)
+    assert cached.mean_kl is not None
+    assert (cached.mean_kl > 0.01, cached.floor_mean_kl) == (True, 0.0)
+    # The tail of the prompt as far as 17 tokens are left before it, and 5 answer tokens.
+    expected = sum(min(PROMPT_TAIL, length - 17) + 5 for length in PROMPTS.values())
+    assert cold.positions == cached.positions == expected
+    assert cold.top_k == TOP_K
+
+
+def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Path) -> None:
+    reference, candidate = Model("reference"), Model("candidate")
+    for model in (reference, candidate):
+        score_role(model, items(), (), tmp_path, display())
+    once = ["flush", "/generate", "/generate"]
+    assert candidate.calls == once * 3
+    assert reference.calls == ["/v1/chat/completions"] * 3 + once * 5
+    assert candidate.scored == reference.scored[:6]
+    assert reference.scored[6:] == [*reference.scored[4:6], *reference.scored[:2]], "every second one again, for the floor"
+    assert [s.cached for s in read_logits(logits_path(tmp_path, "candidate", 0)).header.sequences] == [
+        {"cold": 0, "cached": start} for start in (40 - 1 - PROMPT_TAIL, 16, 60 - 1 - PROMPT_TAIL)
+    ]
+
+
+def test_without_a_prefix_cache_the_condition_is_not_observed(tmp_path: Path) -> None:
+    comparison = both(tmp_path, Model("candidate", shift=2.0, radix=False))
+    assert [row.condition for row in comparison.rows] == ["cold"]
+    assert "at least 16 cached tokens were required" in comparison.not_observed[0]
+    assert "the candidate had 0 to 0" in comparison.not_observed[0]
+
+
+def test_existing_scores_are_kept(tmp_path: Path) -> None:
+    both(tmp_path, Model("candidate"))
+    logits_path(tmp_path, "reference", 1).unlink()
+    idle, rest = Model("candidate"), Model("reference")
+    for model in (idle, rest):
+        score_role(model, items(), (), tmp_path, display())
+    assert idle.calls == []
+    assert len(rest.scored) == 4
+    assert _compare_logits(tmp_path, 0.05).rows[0].floor_mean_kl == 0.0
+
+
+def test_the_floor_is_scored_in_the_opposite_order(tmp_path: Path) -> None:
+    many = [item.model_copy(update={"id": f"greedy-{i:03d}"}) for i, item in enumerate(items() * 3)]
+    reference = Model("reference")
+    score_role(reference, many, (), tmp_path, display())
+    assert reference.scored[18::2] == [reference.scored[2 * i] for i in (8, 6, 4, 2, 0)]
+    header = read_logits(logits_path(tmp_path, "reference", 1)).header
+    assert [sequence.item for sequence in header.sequences] == [f"greedy-{i:03d}" for i in (0, 2, 4, 6, 8)]
+
+
+def test_both_roles_are_scored_at_the_same_time(tmp_path: Path) -> None:
+    """The candidate waits for each sequence of the reference, and is done soon after it."""
+    reference, candidate, handover = Model("reference"), Model("candidate", shift=2.0), ScoringHandover(3)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(score_role, candidate, items(), (), tmp_path / "a", display(), handover=handover)
+        wait([waiting], timeout=0.05)
+        assert not waiting.done()
+        assert candidate.calls == []
+        pool.submit(score_role, reference, items(), (), tmp_path / "a", display(), handover=handover).result(timeout=30)
+        waiting.result(timeout=30)
+    in_turn = both(tmp_path / "b", Model("candidate", shift=2.0))
+    assert _compare_logits(tmp_path / "a", 0.05).rows == in_turn.rows
+
+
+def test_a_reference_that_fails_ends_the_candidates_wait(tmp_path: Path) -> None:
+    class Dead(Model):
+        def send(self, path: str, body: Mapping[str, Any]) -> Any:
+            raise EngineError("the reference died")
+
+    handover = ScoringHandover(3)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(score_role, Model("candidate"), items(), (), tmp_path, display(), handover=handover)
+        with pytest.raises(EngineError, match="the reference died"):
+            score_role(Dead("reference"), items(), (), tmp_path, display(), handover=handover)
+        with pytest.raises(EngineError, match="the reference died"):
+            waiting.result(timeout=30)
+
+
+def test_a_candidate_does_not_wait_for_a_reference_that_was_scored_before(tmp_path: Path) -> None:
+    score_role(Model("reference"), items(), (), tmp_path, display())
+    score_role(Model("candidate"), items(), (), tmp_path, display(), handover=ScoringHandover(3))
+    assert is_scored(tmp_path, "reference")
+    assert is_scored(tmp_path, "candidate")
+
+
+def test_one_server_can_be_both_roles(tmp_path: Path) -> None:
+    server = Model("reference")
+    score_role(server, items(), (), tmp_path, display())
+    server.shift = 2.0
+    score_role(server, items(), (), tmp_path, display(), role="candidate")
+    cold, cached = _compare_logits(tmp_path, 0.05).rows
+    assert cold.mean_kl == 0
+    assert cached.mean_kl is not None
+    assert cached.mean_kl > 0.01
+
+
+def test_the_answer_is_cut_where_it_differs_from_the_recorded_one(tmp_path: Path) -> None:
+    texts = ["t1", "t2", "other", "t4", "t63"]
+    answers = [recorded("greedy-000", texts, 40), recorded("greedy-001", ["t1", "t2"], 18)]
+    score_role(Model("reference"), items(), answers, tmp_path, display())
+    header = read_logits(logits_path(tmp_path, "reference", 0)).header
+    # The second was recorded with two tokens, so that its last one is now the end of the text instead of t2.
+    assert [s.length - s.prompt_tokens for s in header.sequences] == [2, 1, 5]
+
+
+def test_an_answer_to_another_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="recorded answer to greedy-000 had 41 tokens; it has 40 now"):
+        score_role(Model("reference"), items(), [recorded("greedy-000", ["t1"], 41)], tmp_path, display())
+
+
+def test_the_candidate_needs_the_reference_first(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="The candidate cannot be scored"):
+        score_role(Model("candidate"), items(), (), tmp_path, display())
+    with pytest.raises(EvidenceError, match="There is no prompt"):
+        score_role(Model("reference"), [], (), tmp_path, display())
+    with pytest.raises(EvidenceError, match=r"reference-0.safetensors cannot be read"):
+        _compare_logits(tmp_path, 0.05)
+
+
+def test_a_server_that_fails_midway_leaves_no_partial_file(tmp_path: Path) -> None:
+    class Dying(Model):
+        def flush_cache(self) -> None:
+            if len(self.scored) >= 2:
+                raise EngineError("the server died")
+            super().flush_cache()
+
+    with pytest.raises(EngineError, match="the server died"):
+        score_role(Dying("reference"), items(), (), tmp_path, display())
+    assert not (tmp_path / "logits").exists()
+    assert math.isfinite(both(tmp_path, Model("candidate")).rows[0].mean_kl or 0.0)
