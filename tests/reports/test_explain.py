@@ -19,7 +19,7 @@ from assay.reports.explain import explanation, titles
 from assay.reports.run_report import run_document
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("bisect", "judge", "localize", "offline", "readout")
+ROOMS = ("checks", "drivers", "judge", "localize", "readout", "run")
 
 
 def known() -> list[str]:

@@ -16,7 +16,7 @@ from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import BenchFolder, Timing
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run import drive
+from assay.harness.run import bench_drive as drive
 from assay.harness.run.bench_plan import Turn, plan_bench, timed_spec
 from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.harness import cli, doctor
+from assay.harness import cli
+from assay.harness.run import doctor
 from assay.harness.config import make_spec
 from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError

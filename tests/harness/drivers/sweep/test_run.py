@@ -19,7 +19,7 @@ from assay.harness.errors import UsageError
 from assay.harness.progress import ProgressDisplay
 from assay.harness.verdict import Verdict
 
-STAND_IN = Path(__file__).parents[2] / "stand_ins" / "cells"
+STAND_IN = Path(__file__).parents[3] / "stand_ins" / "cells"
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ def test_cells_on_ray_are_commands_of_assay(tmp_path: Path, monkeypatch: pytest.
     pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)  # a worker imports from its working folder first, and the stand-in is no assay
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parents[4]))
     result = swept(tmp_path / "out", "nowhere:kernel", "elsewhere:kernel", ray="local")
     assert [one.verdict for one in result.cells] == ["error", "error"]
     assert all(one.problem.startswith("Exit code 2: ") for one in result.cells), result.cells
