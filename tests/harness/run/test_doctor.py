@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from assay.harness import cli
-from assay.harness.run import doctor
 from assay.harness.config import make_spec
 from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError
+from assay.harness.run import doctor
 from assay.harness.run.doctor import Examination, _RunNeed, examine
 
 KERNELS = """
