@@ -313,10 +313,10 @@ def check(place: Path, wanted: Callable[[str], bool]) -> Cases:
         if wanted(name):
             result = check(kernel, cases=cases, read_out=0)
             findings = sorted(f"{one.id} {one.severity} {one.where}" for one in result.findings)
+            worst = math.nan if result.worst_own is None else result.worst_own / (result.worst_bound or math.nan)
             yield name, {
                 "verdict": result.verdict, "exit": int(result.exit_code), "findings": findings,
-                "wrong": sorted(case.name for case in result.failing), "computed": len(result.computed),
-                "worst": rounded(float(result.worst.ratio)) if result.worst else None,
+                "wrong": sorted(result.failing), "computed": result.computed, "worst": rounded(worst),
             }  # fmt: skip
 
 
@@ -327,7 +327,9 @@ def _case(number: int, sequences: list[tuple[int, int]], heads: tuple[int, int],
     from assay.harness.attention.matrix import Case
     from assay.harness.attention.sample_calls import call_of
 
-    call = call_of(sequences, heads, head_dim, getattr(torch, dtype), "cpu", seed=number).with_spec(layer=number % 4)
+    phase = "decode" if all(new == 1 for new, _ in sequences) else "extend"
+    call = call_of(sequences, heads, head_dim, getattr(torch, dtype), "cpu", seed=number)
+    call = call.with_spec(layer=number % 4, phase=phase)
     batch = " ".join(f"{new}+{prefix}" for new, prefix in sequences)
     condition = {"phase": call.phase, "batch": batch, "head_dim": str(head_dim), "dtype": dtype}
     return Case(f"{number}-{call.phase}-{dtype}", condition, lambda: call)
