@@ -30,18 +30,17 @@ from assay.harness.checks.kernel_matrix import (
     matrix_of,
     named,
 )
-from assay.harness.checks.watcher import count_runs, watched
+from assay.harness.checks.watcher import noting_runs, watched
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize import axes
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import describe, diagnose
-from assay.harness.localize.endurance import endure
-from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
+from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
-from assay.harness.localize.smallest import smallest_call
+from assay.harness.localize.shrink import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
@@ -54,8 +53,8 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 """How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
 `_ENDURANCE_S` seconds."""
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
+# Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-"""Most seconds in which a kernel is read that fails an assertion on one call."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def _task(
 def _examined(task: _Task, repeats: int, journal: Journal) -> MatrixRun:
     """Run the kernel on the matrix, or on as much of it as shows that it is clearly wrong."""
     within = GuardedKernel(task.kernel)
-    guard = Guard(count_runs(within, runs_of(len(task.made), repeats), journal), task.declared)
+    guard = Guard(within, task.declared, noting_runs(journal, runs_of(len(task.made), repeats)))
     case_of = {id(call): case for case, call in task.made}
     cases = [case for case, _ in task.made]
 

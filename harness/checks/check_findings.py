@@ -27,10 +27,10 @@ from assay.harness.verdict import UNEXPLAINED, Finding
 LEAST_COVERED = 0.9
 LEAST_LEFT = 0.1
 """Share of the calls that were asked for that a declaration must leave for a pass."""
+# Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers.
 _ONE_LAYER = 0.8
-"""Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers."""
+# Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch.
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
-"""Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
 
 
 @dataclass(frozen=True)

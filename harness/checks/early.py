@@ -16,12 +16,12 @@ FEWEST, SHARE = 48, 1 / 4
 page and layout, and cached prefixes of up to 200 tokens, at a twentieth of the cost of all."""
 WRONG = 16
 """Clearly wrong calls among them from which on the others need not be made."""
+# Own error of a clearly wrong call, as a multiple of its bound.
 _CLEARLY = 10.0
-"""Own error of a clearly wrong call, as a multiple of its bound."""
+# Tokens of a tile, by which a kernel's work on a call is counted.
 _TILE = 32
-"""Tokens of a tile, by which a kernel's work on a call is counted."""
+# What any call costs, in tiles.
 _OVERHEAD = 8
-"""What any call costs, in tiles."""
 
 
 def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:

@@ -42,26 +42,26 @@ PHASES: dict[str, list[tuple[int, int]]] = {
     "verification": [(5, 40), (5, 20)],
 }
 """(new tokens, cached prefix) of each sequence, by phase. Backends take another path in each."""
+# The calls that are tried for the smallest that shows a state, in this order.
 _SMALL: dict[str, list[list[tuple[int, int]]]] = {
     "prefill": [[(2, 0)], [(3, 0)], [(9, 0)]],
     "prefill with a cached prefix": [[(2, 1)], [(2, 8)]],
     "decode": [[(1, 1)], [(1, 2)], [(1, 8)]],
     "verification": [[(3, 1)]],
 }
-"""The calls that are tried for the smallest that shows a state, in this order."""
 _HEADS, _HEAD_DIM = (4, 2), 64
 _WINDOW, _SCALE = 8, 2.0**-9
+# Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`.
 _TF32 = 2.0**-10
-"""Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`."""
+# A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
+# roundings of the output's dtype. With the attribute and without it differ by 14 % or more.
 _ROUNDINGS = 8
-"""A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
-roundings of the output's dtype. With the attribute and without it differ by 14 % or more."""
 
+# Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does.
 _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
-"""Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
 
+# Begins the names of vLLM's backends.
 _VLLM = "vllm:"
-"""Begins the names of vLLM's backends."""
 
 Change = Callable[[AttentionCall], AttentionCall]
 
@@ -336,6 +336,7 @@ def _said(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", 160)
 
 
+# Words of which an error has one that refuses an attribute.
 _WORDS = {
     "softcap": ("cap",),
     "window": ("window",),
@@ -352,7 +353,6 @@ _WORDS = {
     "bfloat16": ("dtype", "bfloat16", "bf16"),
     "float32": ("dtype", "float32", "fp32", "data type"),
 }
-"""Words of which an error has one that refuses an attribute."""
 
 
 def _names(error: Exception, attribute: _Attribute) -> bool:

@@ -20,8 +20,8 @@ from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
 
+# Other words for a dtype, as engines and PyTorch have them.
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
-"""Other words for a dtype, as engines and PyTorch have them."""
 T = TypeVar("T")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 

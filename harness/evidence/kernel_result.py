@@ -147,7 +147,6 @@ class KernelResult(Part, RunRecord):
     )
     bounds: tuple[LayerBound, ...] = Field((), description="by layer and phase")
     not_tested: tuple[str, ...] = ()
-    first_finding_s: float | None = Field(None, description="seconds until the first findings; null if there are none")
 
     @field_validator("worst_own")
     @classmethod

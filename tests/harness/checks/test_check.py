@@ -128,7 +128,7 @@ def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
 
 @pytest.mark.interpreter
 def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)  # an interpreted kernel would use all of it
+    monkeypatch.setattr("assay.harness.localize.shrink._SECONDS", 1.0)  # an interpreted kernel would use all of it
     alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
     few = [alone[1], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
     result = check(sage_attn_as_shipped, cases=few)
@@ -140,7 +140,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.interpreter
 @pytest.mark.slow
 def test_the_shipped_kernel_is_named_where_scores_are_far_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)
+    monkeypatch.setattr("assay.harness.localize.shrink._SECONDS", 1.0)
     alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
     # INT8 is coarse where scores are far from zero: under a wrong mask, its noise there is not that of the right one.
     far = [case for case in alone if case.condition["data"].startswith("scores far")]
