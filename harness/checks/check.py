@@ -23,7 +23,6 @@ from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
     MatrixOptions,
-    check_names,
     command_of,
     declared_with,
     declined,
@@ -62,9 +61,7 @@ class _Task:
     """A kernel, and the calls on which it is checked.
 
     Attributes:
-        name: the kernel's.
-        path: what a command or a test imports it by; empty if nothing can.
-        kernel: the kernel.
+        path: what a command or a test imports the kernel by; empty if nothing can.
         declared: its declaration, with the noise that is allowed.
         asked: phases that were asked for.
         made: the cases that its declaration does not exclude, with their calls.
@@ -87,7 +84,6 @@ class _Task:
 
     @property
     def calls(self) -> list[AttentionCall]:
-        """The calls of the cases."""
         return [call for _, call in self.made]
 
 
@@ -104,31 +100,22 @@ def check(
     journal: Journal | None = None,
     **options: Unpack[MatrixOptions],
 ) -> KernelResult:
-    """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
-
-    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them states it.
+    """Run a kernel on the op-level matrix in this process; see `assay.harness.checks.jobs.check`.
 
     Args:
-        kernel: a published name, ``module:function``, or the kernel itself.
-        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-        case: run only cases whose name contains this; None for all.
+        kernel: as there, like `noise`, `case`, `calls`, and `options`.
         cases: run these instead of the matrix.
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
-        calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
-            2,000 with the full matrix, and for none but the matrix where `case` or `cases` are given.
         read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 30 s.
         journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
-        options: `phases`, `dtypes`, `size`, `device`, `head_dims`, `like` and `seed` of the matrix; see `MatrixOptions`.
 
     Raises:
         TypeError: no such option.
-        UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
-            installed.
+        UsageError: as there.
     """
     start = time.monotonic()
-    check_names(options)
     task = _task(kernel, options, noise, case, cases, again, calls)
     journal = journal or Journal()
     if journal.kept:

@@ -162,10 +162,8 @@ def check_here(journal: worker.Journal, kernel: str | Kernel, options: MatrixOpt
     """Check a kernel in this process: the job of `check`."""
     from assay.harness.attention.interpreter import interpret_without_gpu
     from assay.harness.checks.check import check as run
-    from assay.harness.checks.kernel_matrix import check_names
 
     interpret_without_gpu()
-    check_names(options)
     return run(kernel, journal=journal, **given, **options)
 
 

@@ -51,7 +51,7 @@ else:
 
 READ_OUT_S = 30.0
 """Most seconds that reading a wrong kernel takes, unless the user says otherwise."""
-PICTURE_CALLS, _PICTURE_S = 300, 10.0
+_PICTURE_CALLS, _PICTURE_S = 300, 10.0
 """Budget of reading one call for its picture."""
 # Most weights of a call that are read at once: 256 MB.
 _MAX_WEIGHTS = 2**25
@@ -332,7 +332,7 @@ def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
 def _picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
     """Draw the picture of a failing call, read off the kernel now; or return why there is none."""
     call = result.call
-    ask = Prober(GuardedKernel(kernel), PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
+    ask = Prober(GuardedKernel(kernel), _PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
     out = ask(call)
     if out is None:
         return f"asked again, the kernel does not answer {describe(call)}"

@@ -41,21 +41,15 @@ def replay(
     read_out: float = READ_OUT_S,
     journal: Journal | None = None,
 ) -> KernelResult:
-    """Run a kernel on recorded calls and name what is wrong with it.
-
-    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
-    kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
+    """Run a kernel on recorded calls in this process; see `assay.harness.checks.jobs.replay`.
 
     Args:
-        pack: folder of a replay pack.
-        candidate: a published kernel, or ``module:function``.
-        reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
-        read_out: most seconds that reading a wrong kernel takes, 30 by default; 0 not to read it.
+        pack: as there, like `candidate`, `reproduce` and `read_out`.
         journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
 
     Raises:
-        UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
-            of a phase that the kernel computes.
+        UsageError: as there.
+        AssayError: the kernel computed no call.
     """
     reproduce = reproduce or replay_command(pack, candidate)
     kernel, journal = kernels.find("", candidate), journal or Journal()

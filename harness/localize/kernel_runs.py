@@ -43,7 +43,7 @@ _FIT_ROUNDINGS = 3.0
 _MAX_QUERIES = 64
 # Calls of which the oracle's output is computed before the kernel's.
 _AHEAD = 16
-MAX_SCORES, MAX_ROWS = 2**27, 1024
+_MAX_SCORES, _MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
 
 
@@ -332,8 +332,8 @@ def _truth(call: AttentionCall) -> Tensor:
 
 def _compared(call: AttentionCall) -> Tensor | None:
     """Choose the packed query rows of a call that are compared; None for all of q."""
-    if call.rows * call.q.shape[1] * call.k.shape[0] > MAX_SCORES:
-        return sample_rows(call, MAX_ROWS)
+    if call.rows * call.q.shape[1] * call.k.shape[0] > _MAX_SCORES:
+        return sample_rows(call, _MAX_ROWS)
     return torch.arange(call.rows, device=call.q.device) if call.spec.padded_rows else None
 
 

@@ -139,7 +139,7 @@ def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
         rows.sort(key=lambda row: len(row.read))
         if len(rows) < 3:
             continue
-        for words, to in POOLS:
+        for words, to in _POOLS:
             if all(row._given(to(row.call)[row.keys][None]).all() for row in rows):
                 yield moved(what, words, to, cost=_COST + 0.5)
         sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
@@ -164,7 +164,7 @@ def _without_gaps(size: int, call: AttentionCall) -> Ints:
     return _slots(size, call)[: call.k.shape[0]]
 
 
-POOLS: tuple[tuple[str, _Rows], ...] = tuple(
+_POOLS: tuple[tuple[str, _Rows], ...] = tuple(
     (
         f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
         partial(_without_gaps, size),
