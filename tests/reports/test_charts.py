@@ -6,8 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.judge.answer_conditions import ConditionRow
-from assay.harness.judge.answers import Tally
+from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.report import Metric
 from assay.reports import charts
 from assay.reports.svg import PALETTE
