@@ -177,7 +177,7 @@ def _signs(picture: Picture, rows: Sequence[str], left: float, cell: int) -> lis
         if kind not in WITH_WEIGHTS:
             continue
         for sign in sorted(set(row) - {NONE}):
-            keys = [k for k, found in enumerate(row) if found == sign]
+            keys = [k for k, shown in enumerate(row) if shown == sign]
             words = "" if sign == SAME else _says(picture, n, sign, keys)
             parts.append(_sign(sign, [(left + (k + 0.5) * cell, y) for k in keys], cell, words))
         if kind in _ROWS:
