@@ -29,7 +29,7 @@ def timeline_svg(timeline: Timeline) -> str:
         return ""
     x = svg.Scale(0, columns, _NAME_WIDTH, _WIDTH - 6)
     kinds = {lane.kind for track in timeline.tracks for lane in track.lanes if set(lane.cells) & set(TENTHS)}
-    keys = [(kind, colour) for kind, colour in _COLOURS.items() if kind in kinds]
+    keys: list[tuple[str, str]] = [(kind, colour) for kind, colour in _COLOURS.items() if kind in kinds]
     polled = any(POLLED in lane.cells for track in timeline.tracks for lane in track.lanes)
     keys += [("polled, computed nothing", svg.RULE)] if polled else []
     parts, y = [], float(_LEGEND)
