@@ -92,9 +92,7 @@ def scored(role: Role, changes: dict[int, float], repeat: int = 0, cached: dict[
 
 def test_a_row_has_the_mean_the_worst_place_and_the_tops() -> None:
     at = 2 * POSITIONS + 15
-    comparison = compare_roles(
-        scored("reference", {}), scored("candidate", {at: -2.0, 3: 0.1}), scored("reference", {}, 1)
-    )
+    comparison = compare_roles(scored("reference", {}), scored("candidate", {at: -2.0, 3: 0.1}), scored("reference", {}, 1))
     assert comparison.not_observed == ()
     assert [row.condition for row in comparison.rows] == ["cold", "cached"]
     row = comparison.rows[0]
