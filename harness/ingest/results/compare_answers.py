@@ -21,9 +21,14 @@ from assay.harness.ingest.results.decision import decide_pairs
 from assay.harness.ingest.results.pairing import ItemPair, ItemPairing, loss, pair_items, refusals
 from assay.harness.ingest.results.result_set import ReadResults, ResultSet
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.judge.answer_ends import AnswerEnd
-from assay.harness.judge.answer_length_check import beyond_words, check_ends, check_lengths
-from assay.harness.judge.answer_lengths import AnswerLengths, compare_lengths
+from assay.harness.judge.answer_lengths import (
+    AnswerEnd,
+    AnswerLengths,
+    beyond_words,
+    check_ends,
+    check_lengths,
+    compare_lengths,
+)
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.judge.report import Report
 from assay.harness.text import one_line
