@@ -41,10 +41,10 @@ def _place(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Format the traceback, without the frames of whoever called the kernel."""
     made = TracebackException.from_exception(error)
-    below: list[TracebackException] = [made]
-    for one in below:  # grows while it is read
-        one.stack[:] = [frame for frame in one.stack if not _calls(frame.filename)]
-        below += [other for other in (one.__cause__, one.__context__) if other is not None]
+    exceptions = [made]
+    for exception in exceptions:  # grows while it is read
+        exception.stack[:] = [frame for frame in exception.stack if not _calls(frame.filename)]
+        exceptions += [other for other in (exception.__cause__, exception.__context__) if other is not None]
     return "".join(made.format()).rstrip("\n").replace("\x1b", "?")  # what it says must not drive a terminal
 
 
