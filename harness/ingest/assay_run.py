@@ -11,8 +11,7 @@ from assay.harness.ingest.result import Fact, FileDocument
 from assay.harness.ingest.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
-from assay.harness.judge.report import Report
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import Report, read_report
 
 _SUITE = "accuracy"
 _REPORT = "report.json"

@@ -20,9 +20,14 @@ from assay.harness.ingest.pairing import ItemPair, ItemPairing, decide_pairs, lo
 from assay.harness.ingest.result import FileRead, FormatReader
 from assay.harness.ingest.result_set import ReadResults, ResultSet
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.judge.answer_ends import AnswerEnd
-from assay.harness.judge.answer_length_check import beyond_words, check_ends, check_lengths
-from assay.harness.judge.answer_lengths import AnswerLengths, compare_lengths
+from assay.harness.judge.answer_lengths import (
+    AnswerEnd,
+    AnswerLengths,
+    beyond_words,
+    check_ends,
+    check_lengths,
+    compare_lengths,
+)
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.judge.report import Report
 from assay.harness.text import one_line

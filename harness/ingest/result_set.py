@@ -13,7 +13,7 @@ from pydantic import Field
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.judge.answer_ends import LIMIT
+from assay.harness.judge.answer_lengths import LIMIT
 from assay.harness.reading import whole_file
 from assay.harness.schema import Part
 from assay.harness.text import one_line

@@ -1,39 +1,23 @@
-"""Faults in what the scheduler hands to the model: the ground truth of ``assay invariance``.
+"""A plugin of SGLang with faults in what its scheduler hands to the model: the ground truth of ``assay invariance``.
 
-A server that is started with `FAULT` has one of them. Each is in every server alike, the base's included, and shows only where the
-features that carry it are on: that is what the features' pairs must find.
+A server with this folder on PYTHONPATH and `FAULT` in its environment has one of them, the base's server included. It shows only
+where the features that carry it are on: that is what the features' pairs must find.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from assay.harness.engines.sglang.graph_passes import graphs_of
-
-FAULT = "ASSAY_SCHEDULER_FAULT"
-"""Environment variable: id of a fault of `FAULTS`; empty for none."""
-_NOWHERE = 0
-"""Slot of the KV pool that SGLang keeps for padding: what is written there is not read."""
+# Environment variable: id of a fault of `FAULTS`; empty for none.
+FAULT = "TEST_SCHEDULER_FAULT"
+# Slot of the KV pool that SGLang keeps for padding: what is written there is not read.
+NOWHERE = 0
 
 
-@dataclass
-class SchedulerFault:
-    """One fault, in one process.
-
-    Attributes:
-        id: kebab-case and stable.
-        title: what goes wrong, in words.
-        carriers: sets of features of which each carries it, smallest first.
-        recurrent: whether only models whose layers keep states have it.
-    """
-
-    id: ClassVar[str]
-    title: ClassVar[str]
-    carriers: ClassVar[tuple[frozenset[str], ...]]
-    recurrent: ClassVar[bool] = False
+class Fault:
+    """One fault, in one process."""
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         """Spoil what the model is given: the ForwardBatch made of a ScheduleBatch, which stays as it is, for a ModelRunner."""
@@ -45,12 +29,8 @@ class SchedulerFault:
         """Spoil a model that loaded its weights again."""
 
 
-class StaleLength(SchedulerFault):
+class StaleLength(Fault):
     """The positions of a later chunk are counted without what the first one found in the cache."""
-
-    id = "stale-length"
-    title = "a later chunk of a prompt with a cached prefix is one position off"
-    carriers = tuple(frozenset({"chunked-prefill", other}) for other in ("prefix-cache", "batch"))
 
     def __init__(self) -> None:
         self._cached: dict[str, int] = {}
@@ -64,12 +44,8 @@ class StaleLength(SchedulerFault):
                 made.positions[rows] -= 1
 
 
-class SharedPage(SchedulerFault):
+class SharedPage(Fault):
     """Two requests of a batch write to one page."""
-
-    id = "shared-page"
-    title = "a request writes its first new token into the page of another one of its batch"
-    carriers = (frozenset({"batch", "page-size"}),)
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         rows = [rows for _, rows, _, _ in _extended(made)]
@@ -79,28 +55,20 @@ class SharedPage(SchedulerFault):
             made.out_cache_loc = slots
 
 
-class RetractedKV(SchedulerFault):
+class RetractedKV(Fault):
     """A request that was retracted reads the K and V that others left in its slots meanwhile."""
-
-    id = "retracted-kv"
-    title = "the K and V of a retracted request are not written again"
-    carriers = (frozenset({"retraction", "batch"}),)
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         retracted = {req.rid for req in scheduled.reqs if req.retraction_count}
         for rid, rows, new, _ in _extended(made):
             if rid in retracted and new > 1:
                 slots = made.out_cache_loc.clone()
-                slots[rows.start : rows.stop - 1] = _NOWHERE
+                slots[rows.start : rows.stop - 1] = NOWHERE
                 made.out_cache_loc = slots
 
 
-class SwappedRows(SchedulerFault):
+class SwappedRows(Fault):
     """Two rows of a decode batch change places."""
-
-    id = "swapped-rows"
-    title = "where scheduling overlaps, two rows of a decode batch get each other's logits"
-    carriers = (frozenset({"batch", "overlap"}),)
 
     def logits(self, runner: Any, logits_output: Any, made: Any) -> None:
         rows = logits_output.next_token_logits
@@ -115,20 +83,12 @@ class SwappedRows(SchedulerFault):
 class ReplayedRows(SwappedRows):
     """Two rows of a decode batch that is replayed from a CUDA graph change places."""
 
-    id = "replayed-rows"
-    title = "where decode runs in CUDA graphs, two rows of a batch get each other's logits"
-    carriers = (frozenset({"batch", "cuda-graph-decode"}),)
-
     def _shows(self) -> bool:
-        return graphs_of(_arguments()).get("decode", "disabled") != "disabled"
+        return not _arguments().disable_cuda_graph and str(_arguments().cuda_graph_config.decode.backend) != "disabled"
 
 
-class LastStepKV(SchedulerFault):
+class LastStepKV(Fault):
     """What the last decode pass of a request wrote is gone when the prefix cache gives it to another one."""
-
-    id = "last-step-kv"
-    title = "the K and V of the last token but one that a request writes are lost once it has ended"
-    carriers = (frozenset({"conversation", "prefix-cache"}),)
 
     def __init__(self) -> None:
         self._last: set[int] = set()
@@ -149,24 +109,16 @@ class LastStepKV(SchedulerFault):
                     runner.token_to_kv_pool.get_key_buffer(layer)[list(lost)] = 0
 
 
-class HalfReloaded(SchedulerFault):
+class HalfReloaded(Fault):
     """One tensor is left out where the weights are loaded again."""
-
-    id = "half-reloaded"
-    title = "one tensor is not what it was after the weights were loaded again"
-    carriers = (frozenset({"weights-again"}),)
 
     def reloaded(self, model: Any) -> None:
         tensor = next(each for name, each in model.named_parameters() if "layers.1." in name)
         tensor.data.mul_(1.25)
 
 
-class DraftKV(SchedulerFault):
+class DraftKV(Fault):
     """What a rejected draft token left in a slot stays there when the slot is written again."""
-
-    id = "draft-kv"
-    title = "the K and V of rejected drafts are left in the slots of the tokens that follow"
-    carriers = tuple(frozenset({drafts}) for drafts in ("eagle", "ngram"))
 
     def __init__(self) -> None:
         self._verified: dict[str, set[int]] = {}
@@ -179,43 +131,31 @@ class DraftKV(SchedulerFault):
         # A request writes to a slot again where the token that it verified there was rejected.
         again = set().union(*(self._verified.get(rid, set()) & written for rid, written in verified.items()))
         self._verified = verified
-        made.out_cache_loc = made.out_cache_loc.new_tensor([_NOWHERE if slot in again else slot for slot in slots])
+        made.out_cache_loc = made.out_cache_loc.new_tensor([NOWHERE if slot in again else slot for slot in slots])
 
 
-class StaleState(SchedulerFault):
+class StaleState(Fault):
     """A request whose prefix is in the cache goes on with the state that another one left in its slot."""
-
-    id = "stale-state"
-    title = "the state of a recurrent layer is not that of the prefix where a prefix comes from the cache"
-    carriers = (frozenset({"prefix-cache"}),)
-    recurrent = True
 
     def batch(self, scheduled: Any, made: Any, runner: Any) -> None:
         made.mamba_cow_src_indices = made.mamba_cow_dst_indices = None
 
 
-FAULTS: dict[str, type[SchedulerFault]] = {
-    fault.id: fault
-    for fault in (
-        StaleLength,
-        SharedPage,
-        RetractedKV,
-        SwappedRows,
-        ReplayedRows,
-        LastStepKV,
-        HalfReloaded,
-        DraftKV,
-        StaleState,
-    )
+FAULTS: dict[str, type[Fault]] = {
+    "stale-length": StaleLength,
+    "shared-page": SharedPage,
+    "retracted-kv": RetractedKV,
+    "swapped-rows": SwappedRows,
+    "replayed-rows": ReplayedRows,
+    "last-step-kv": LastStepKV,
+    "half-reloaded": HalfReloaded,
+    "draft-kv": DraftKV,
+    "stale-state": StaleState,
 }
 
 
 def install() -> None:
-    """Seed the fault that `FAULT` names in this process; nothing if it names none.
-
-    Raises:
-        KeyError: it names no fault.
-    """
+    """Seed the fault that `FAULT` names in this process."""
     if not (name := os.environ.get(FAULT)):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -237,9 +177,7 @@ def install() -> None:
         fault.reloaded(updater.get_model())
         return done
 
-    HookRegistry.register(
-        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", init_new, HookType.AROUND
-    )
+    HookRegistry.register("sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", init_new, HookType.AROUND)
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.BEFORE)
     HookRegistry.register(
         "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk",
