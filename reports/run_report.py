@@ -439,28 +439,26 @@ def _logits(rows: Sequence[LogitsRow]) -> list[Block]:
     if not rows:
         return []
     columns = (
-        "Condition", "Positions", "Mean KL", "Floor", "Median", "99 %", "99.9 %", "Max", "Same top token", "RMS Δp", "Not finite",
+        "Condition", "Positions", "Mean KL", "Floor", "Median", "99 %", "99.9 %", "Max", "Same top token", "Not finite",
     )  # fmt: skip
     note = (
         "KL(reference ‖ candidate) of the next-token distributions on the reference’s own tokens, in nats. The floor is the "
         f"reference against itself. {' '.join(summary.compared_tokens(rows))}"
     )
-    table = Table(columns, list(map(_logits_row, rows)), note=note, numbers=range(1, 11), style="logits")
+    table = Table(columns, list(map(_logits_row, rows)), note=note, numbers=range(1, 10), style="logits")
     return [Box("screen-only", [Section("", "Logits", [table])])]
 
 
 def _logits_row(row: LogitsRow) -> tuple[Words, ...]:
     number = summary.number
-    ends = row.same_top_low is not None and row.same_top_high is not None
     return (
         row.condition,
         Cell(f"{row.positions:,}", note=f"{row.sequences:,} sequences"),
-        Cell(number(row.mean_kl), "strong", note="" if row.stderr is None else f"± {number(row.stderr)}"),
+        Cell(number(row.mean_kl), "strong"),
         "not measured" if row.floor_mean_kl is None else number(row.floor_mean_kl),
         *map(number, (row.median, row.p99, row.p999)),
         Cell(number(row.max), note=one_line(row.max_at, 60)),
-        Cell(number(row.same_top), note=f"{number(row.same_top_low)} to {number(row.same_top_high)}" if ends else ""),
-        number(row.rms_dp),
+        number(row.same_top),
         Cell(f"{row.nonfinite:,}", "beyond" if row.nonfinite else ""),
     )
 
