@@ -9,7 +9,7 @@ from pathlib import Path
 
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import read_report
 from assay.worker import Done, Job, Limits, TimedOut, run, run_command
 
 _BUILD_S = 7200.0
