@@ -262,7 +262,7 @@ class Bisection:
     def _named(self, commit: str) -> BisectResult:
         """Describe the culprit: git's view of it, what fails there and not before, and the bug."""
         info = self._repository.describe(commit)
-        before = next((found for parent in info.parents if (found := self._measured(parent))), None)
+        before = next(filter(None, map(self._measured, info.parents)), None)
         measured = self._measured(commit) or Measurement(status="died")
         notes: list[str] = []
         if measured.rows:
