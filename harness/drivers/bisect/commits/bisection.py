@@ -33,7 +33,7 @@ from assay.harness.drivers.bisect.commits.state import (
     Purpose,
 )
 from assay.harness.errors import UsageError
-from assay.harness.files import FolderLock, is_unused
+from assay.harness.files import is_unused, lock_folder
 
 # Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`.
 _FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
@@ -93,7 +93,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     """
     folder, repository = BisectFolder(out or RUNS / f"bisect-{spec.digest}"), Repository(Path(spec.repo))
     history = repository.between(spec.good, spec.bad, spec.first_parent)
-    lock = FolderLock(folder.path)
+    lock = lock_folder(folder.path)
     state = folder.read()
     if state is None and not is_unused(folder.path, ("probes", "logs")):
         raise UsageError(
