@@ -78,12 +78,12 @@ def examine(spec: RunSpec) -> Iterator[_RunNeed]:
     }  # fmt: skip
     for id_, step in steps.items():
         try:
-            status, found, do = step()
+            status, says, do = step()
         except AssayError as error:
-            status, found, do = "missing", one_line(error.found.rstrip("."), 300), error.do
+            status, says, do = "missing", one_line(error.found.rstrip("."), 300), error.do
         except (ImportError, OSError) as error:
-            status, found, do = "missing", one_line(repr(error), 300), f"make this work: {id_}"
-        yield _RunNeed(id=id_, status=status, found=found, do=do if status == "missing" else "")
+            status, says, do = "missing", one_line(repr(error), 300), f"make this work: {id_}"
+        yield _RunNeed(id=id_, status=status, found=says, do=do if status == "missing" else "")
         if (id_, status) == ("candidate", "missing"):
             return
 
@@ -114,8 +114,8 @@ def _check() -> _Found:
 
 def _packages() -> _Found:
     missing = missing_packages("serve")
-    found = f"not installed: {', '.join(missing)}" if missing else f"all packages of {DISTRIBUTION}[serve]"
-    return _needed(not missing, found, install("serve"))
+    says = f"not installed: {', '.join(missing)}" if missing else f"all packages of {DISTRIBUTION}[serve]"
+    return _needed(not missing, says, install("serve"))
 
 
 def _sglang() -> _Found:
@@ -126,8 +126,8 @@ def _sglang() -> _Found:
 
     backends, installed = sglang_backends(), installed_packages().get("sglang", "")
     enough = not installed or Version(installed) >= Version(MIN_SGLANG)  # a checkout on the path has no version
-    found = f"{installed or 'a checkout without a version'}, {len(backends)} attention backends"
-    return _needed(enough, found, f"install SGLang {MIN_SGLANG} or newer")
+    says = f"{installed or 'a checkout without a version'}, {len(backends)} attention backends"
+    return _needed(enough, says, f"install SGLang {MIN_SGLANG} or newer")
 
 
 def _gpu(device: Device) -> _Found:
@@ -171,8 +171,8 @@ def _triton(device: Device, candidate: str) -> _Found:
 def _ninja(device: Device) -> _Found:
     if path := shutil.which("ninja"):
         return "ok", path, ""
-    found = "not on PATH; FlashInfer and PyTorch compile kernels with it on a GPU"
-    return _absent(device == "cuda", found, "pip install ninja, with the environment's bin folder on PATH")
+    says = "not on PATH; FlashInfer and PyTorch compile kernels with it on a GPU"
+    return _absent(device == "cuda", says, "pip install ninja, with the environment's bin folder on PATH")
 
 
 def _compiler(device: Device) -> _Found:
@@ -241,8 +241,8 @@ def _first_call(device: Device, candidate: str) -> _Found:
         return "not needed", "there is no GPU to make it on", ""
     out = _call(backend, device)
     finite = bool(out.isfinite().all())
-    found = f"an output of shape {tuple(out.shape)}{'' if finite else ', which is not finite'}"
-    return _needed(finite, found, f"assay check {candidate}")
+    says = f"an output of shape {tuple(out.shape)}{'' if finite else ', which is not finite'}"
+    return _needed(finite, says, f"assay check {candidate}")
 
 
 def _call(backend: Backend, device: str) -> Tensor:

@@ -133,11 +133,11 @@ def check_together(plan: Plan, reason: str) -> None:
     """
     if together(plan):
         return
-    found, do = "The servers are set to run in turn.", "leave out --servers"
+    says, do = "The servers are set to run in turn.", "leave out --servers"
     if plan.spec.servers != "in-turn":
-        found = "The two servers do not fit into memory together."
+        says = "The two servers do not fit into memory together."
         do = "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=..."
-    raise UsageError(found, f"both at the same time: {reason}", do)
+    raise UsageError(says, f"both at the same time: {reason}", do)
 
 
 @contextmanager
