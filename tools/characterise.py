@@ -291,15 +291,16 @@ def check(place: Path, wanted: Callable[[str], bool]) -> Cases:
     import torch
 
     import assay
+    from assay.harness.attention.matrix import cases
 
     torch.set_num_threads(1)
-    short = [case for case in assay.cases(seed=0) if case.make().k.shape[0] <= KEYS]
+    short = [case for case in cases(seed=0) if case.make().k.shape[0] <= KEYS]
     some = short[:: max(1, len(short) // CALLS)][:CALLS]
     calls = [case.make().with_spec(layer=number % 4) for number, case in enumerate(some)]
-    cases = [replace(case, make=partial(_same, call)) for case, call in zip(some, calls, strict=True)]
+    made = [replace(case, make=partial(_same, call)) for case, call in zip(some, calls, strict=True)]
     for name, kernel in (*wrong_kernels(), *honest_kernels()):
         if wanted(name):
-            result = assay.check(kernel, cases=cases, read_out=0)
+            result = assay.check(kernel, cases=made, read_out=0)
             findings = sorted(f"{one.id} {one.severity} {one.where}" for one in result.findings)
             yield name, {
                 "verdict": result.verdict, "exit": int(result.exit_code), "findings": findings,

@@ -594,7 +594,7 @@ def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypat
 def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text("def forward(call):\n    raise ValueError('no such tile')\n")
     (tmp_path / "test_raising.py").write_text(
-        "import torch\nfrom assay import assert_correct, call_of\n\n\ndef test_it():\n"
+        "import torch\nfrom assay import assert_correct\nfrom assay.harness.attention.sample_calls import call_of\n\n\ndef test_it():\n"
         "    assert_correct('raising:forward', call_of([(3, 4)], (2, 1), 64, torch.float32, 'cpu'))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
