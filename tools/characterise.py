@@ -304,8 +304,8 @@ def check(place: Path, wanted: Callable[[str], bool]) -> Cases:
             findings = sorted(f"{one.id} {one.severity} {one.where}" for one in result.findings)
             yield name, {
                 "verdict": result.verdict, "exit": int(result.exit_code), "findings": findings,
-                "wrong": sorted(case.name for case in result.failing), "computed": len(result.computed),
-                "worst": rounded(float(result.worst.ratio)) if result.worst else None,
+                "wrong": sorted(result.failing), "computed": result.computed,
+                "worst": rounded(result.worst),
             }  # fmt: skip
 
 
