@@ -4,9 +4,9 @@ What kernels, tests, notebooks and pipelines need most is imported from here::
 
     from assay import AttentionCall, KernelRefused, check, declares
 
-A name is imported when it is first used, so ``import assay`` itself takes milliseconds and imports no torch. These names change only
-as ``CHANGELOG.md`` says. Rarer ones are imported from their modules (`assay.harness` and its neighbours), which may change with any
-version.
+A name is imported when it is first used, so ``import assay`` itself takes milliseconds and imports no torch. These names change
+only as ``CHANGELOG.md`` says. Rarer ones are imported from their modules (`assay.harness` and its neighbours), which may change
+with any version.
 """
 
 from __future__ import annotations
