@@ -35,7 +35,7 @@ from assay.harness.readout.effects import constant
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
-from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding
+from assay.harness.verdict import UNEXPLAINED, Finding
 from assay.worker import Event, Journal
 
 Lens = list[tuple[int, int]]
@@ -150,13 +150,6 @@ def test_a_wrong_kernel_is_not_read_where_it_should_not_be() -> None:
     assert (result.verdict, first(result).operator) == ("regression", "")
 
 
-@pytest.mark.slow
-def test_a_kernel_without_a_known_bug_gets_the_sentence_as_its_diagnosis() -> None:
-    result = checked(lambda call: rounded_oracle(call).roll(-1, 1))
-    assert first(result).id == OPERATOR
-    assert first(result).diagnosis == first(result).operator != ""
-
-
 def test_a_kernel_that_raises_when_it_is_read_keeps_its_findings() -> None:
     given = {case.make().q.shape[0] for case in CASES}
 
@@ -168,18 +161,6 @@ def test_a_kernel_that_raises_when_it_is_read_keeps_its_findings() -> None:
     result = checked(kernel)
     assert (result.verdict, first(result).id) == ("regression", "mask-missing")
     assert any("not answered: SystemExit" in line for line in first(result).evidence)
-
-
-def test_the_declared_noise_is_that_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
-
-    def asked(kernel: Kernel, declared: Declaration, device: str, seconds: float, *_: object) -> str:
-        given.append(f"{declared.noise} {device} {seconds:g}")
-        return "not now"
-
-    monkeypatch.setattr(observed, "read_kernel", asked)
-    check(NO_MASK, cases=CASES, noise="int8_qk", read_out=7)
-    assert given == ["int8_qk cpu 7"]
 
 
 def test_a_reader_reads_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,21 +289,6 @@ def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatc
     assert isinstance(picture, Picture)
     assert set(picture.rows) == {"wrong", "right"}
     assert set(picture.cells) == {""}
-
-
-@pytest.mark.slow
-def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
-    asked: set[tuple[int, int]] = set()
-
-    def textbook(call: AttentionCall) -> Tensor:
-        asked.add((call.q.shape[2], call.v.shape[2]))
-        return NO_MASK(call)
-
-    result, found = read(textbook)
-    assert first(result).diagnosis
-    assert found is not None
-    assert found.sentence == says()
-    assert asked == {(64, 64)}, "with others, a kernel that was written for one head_dim writes beyond its output"
 
 
 @pytest.mark.slow

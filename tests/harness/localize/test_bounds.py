@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Size, cases
 from assay.harness.attention.noise import FAMILIES, NoiseFamily, family
@@ -25,7 +24,6 @@ from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import CallResult, measure, run_and_repeat
 from assay.harness.localize.lse import lse_errors
 from assay.harness.stats.error_sums import relative_l1
-from assay.harness.stats.query_bounds import least_error
 
 LENS = [[(1, 0), (2, 0)], [(41, 0)], [(1, 3)], [(20, 77)], [(60, 76), (10, 119)]]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -125,21 +123,6 @@ def test_a_thousandth_too_much_is_out_of_bounds_in_fp16_and_fp32(factor: float) 
         assert measure(call, (oracle(call) * factor).to(dtype)).fails
 
 
-def test_only_the_cells_that_need_a_bound_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = call_of([(60, 76), (10, 119)], (4, 2), 64, torch.bfloat16, "cpu")
-    seen: list[int] = []
-    simulate = bounds.simulate
-    monkeypatch.setattr(bounds, "simulate", lambda *a: (seen.append(len(a[2].sequence)), simulate(*a))[1])
-    error = own(sdpa(call), call)
-    error[2, 1] = 0.5
-    found = CallNoise(call)
-    where = found.bounds_where(error)
-    assert float(where[2, 1]) == pytest.approx(float(found.bounds[2, 1]), rel=0.2)
-    assert bool((where[torch.arange(len(error)) != 2] == least_error(torch.bfloat16)).all())
-    found.bounds_where(error)
-    assert seen == [1, len(error)]
-
-
 def test_a_long_call_is_compared_on_some_of_its_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay.harness.localize.kernel_runs._MAX_SCORES", 1000)
     monkeypatch.setattr("assay.harness.localize.kernel_runs._MAX_ROWS", 40)
@@ -172,29 +155,10 @@ def test_the_bound_of_a_cell_holds_for_the_members_of_another_seed() -> None:
     assert (flagged, cells > 9000) == (0, True)
 
 
-def test_a_rare_draw_of_coarse_scores_may_make_another_key_win() -> None:
-    def worst(noise: str) -> float:
-        calls = [peaky(call_of([(1, 3)], (4, 1), 128, torch.float32, "cpu", seed=seed), 2.0) for seed in range(5)]
-        return max(float(bounds._rare_excess(call, FAMILIES[noise], cells_of(call)).max()) for call in calls)
-
-    assert worst("fp8_e5m2_kv") > 10 * worst("int8_kv")
-
-
 @pytest.mark.parametrize("size", ["small", pytest.param("full", marks=pytest.mark.slow)])
 def test_no_matrix_has_more_cells_than_the_rate_is_shared_by(size: Size) -> None:
     calls = [case.make() for case in cases(size=size)]
     assert 0 < sum(len(cells_of(call).sequence) * call.q.shape[1] for call in calls) <= bounds.CELLS
-
-
-def test_a_query_with_one_key_is_within_the_noisiest_way_of_its_family() -> None:
-    """TF32 cuts off its only weight in one of two ways: an error that all numbers of the output share."""
-    call = peaky(call_of([(129, 0), (1, 33)], (4, 4), 64, torch.float32, "cpu", 10_026), 2.0)
-    noise, right = CallNoise(call, "tf32"), oracle(call)[:1]
-    for seed in range(1, 6):
-        off = honest_outputs(call, noise.family, members=48, seed=seed)[:, :1] - right
-        own = torch.zeros(len(noise.cells.sequence), 4, dtype=torch.float64)
-        own[0] = (off.abs().sum((1, 3)) / right.abs().sum((0, 2))).amax(0)
-        assert bool((own[0] <= noise.bounds_where(own)[0]).all())
 
 
 def dropping(share: float, call: AttentionCall) -> Tensor:

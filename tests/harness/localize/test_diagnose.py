@@ -159,9 +159,3 @@ def test_zeros_are_not_written_rather_than_scaled() -> None:
     assert [one.id for one in found] == [OUTPUT_NOT_WRITTEN]
     assert found[0].does == "does not write its output once a prefix is cached"
     assert not any("scale" in text or "times" in text for text in (found[0].diagnosis, found[0].title, *found[0].evidence))
-
-
-def test_what_a_known_bug_explains_as_well_is_not_called_scaled() -> None:
-    one_key = calls(1, dtype=torch.float32, matrix=[[(1, 1)]])
-    [finding] = diagnose(run_and_repeat(fault("newest-token-zero"), one_key))
-    assert finding.id == "newest-token-zero"

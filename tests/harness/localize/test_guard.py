@@ -122,18 +122,3 @@ def test_a_wrapper_of_assay_is_not_the_kernel() -> None:
     assert "in attention" in result.traceback
     assert "in helper" in result.traceback
     assert "guard.py" not in result.traceback.replace("test_guard.py", ""), "assay's own lines are left out"
-
-
-def test_what_triton_wraps_is_located_in_the_kernel() -> None:
-    def tile() -> None:
-        raise ValueError("arange's range must be a power of 2")
-
-    def attention(call: AttentionCall) -> Tensor:
-        try:
-            tile()
-        except ValueError as error:
-            raise RuntimeError("at 12:8:\n    tl.arange(0, 80)\n    ^\narange's range must be a power of 2") from error
-        return call.q
-
-    with pytest.raises(KernelRefused, match=r"RuntimeError: arange's range must be a power of 2 \(.*, in tile\)$"):
-        Guard(attention, Declaration())(CALL)

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.family import BY_ID, FAMILY
-from assay.harness.attention.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.bugs.seeded import SeededFault
-from assay.harness.attention.call import AttentionCall
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import does
 from assay.harness.readout.effects import constant, known_bug
@@ -89,22 +87,6 @@ def test_what_explains_too_little_is_not_said(missing_mask: ReadOut) -> None:
     [first] = with_operator([finding(UNEXPLAINED)], replace(missing_mask, all=Agreement(wrong=100, explained=40)))
     assert (first.id, first.operator, first.picture) == (UNEXPLAINED, "", None)
     assert first.evidence[1].endswith("no rule was found that gives its 100 wrong outputs")
-
-
-def test_a_kernel_that_was_right_when_it_was_read_is_said_to_be() -> None:
-    read = read_out(rounded_oracle)
-    [first] = with_operator([finding("mask-top-left")], read)
-    assert (first.operator, first.id) == ("", "mask-top-left")
-    assert first.evidence[1].endswith("answered all of them right: it is wrong only on other calls")
-
-
-def test_a_kernel_that_answers_nothing_is_said_to() -> None:
-    def raises(call: AttentionCall) -> Tensor:
-        raise ValueError("no such tile")
-
-    [first] = with_operator([finding("mask-top-left")], read_out(raises))
-    assert first.evidence[1].startswith("the kernel could not be read: it answered none of ")
-    assert "ValueError" in first.evidence[2]
 
 
 def test_a_name_that_was_read_as_well_is_kept(missing_mask: ReadOut) -> None:

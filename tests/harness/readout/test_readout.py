@@ -22,7 +22,7 @@ from assay.harness.readout import probing
 from assay.harness.readout.finding import Finder, _exactness
 from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import ReadOut, _between, read_out
+from assay.harness.readout.readout import _between, read_out
 from assay.harness.readout.samples import Agreement, Sample
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -122,16 +122,6 @@ def test_a_right_kernel_computes_attention(kernel: Kernel) -> None:
     assert 50 < found.calls < FEW_CALLS
 
 
-def test_the_noise_that_a_kernel_declares_decides_on_which_data_it_is_read() -> None:
-    def data(found: ReadOut) -> set[str]:
-        return {sample.plan.data for sample in found.samples}
-
-    quantised = declares(noise="int8_qk")(lambda call: in_int8(call))
-    assert data(read_out(quantised, calls=12)) == {"levels"}
-    assert data(read_out(in_int8, noise="int8_qk", calls=12)) == {"levels"}
-    assert data(read_out(quantised, noise="", calls=12)) == {"normal"}
-
-
 # Kernels that hardly answer
 
 
@@ -216,16 +206,6 @@ def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     assert not finder.open_limits()
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("phase", ["decode", "extend"])
-def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
-    asked: list[str] = []
-    found = read_out(declares(phases=(phase,))(lambda call: asked.append(call.phase) or nothing(call)))
-    assert (found.sentence, found.exact, found.notes) == ("the output is not written: it is zero", True, ())
-    assert {sample.plan.phase for sample in found.samples} == set(asked) == {phase}
-    assert found.calls == len(asked)
-
-
 # Budgets
 
 
@@ -241,28 +221,6 @@ def test_time_is_kept_to() -> None:
     assert max(found.cpu_seconds, found.seconds / probing._WAITS) > 0.25
     assert found.cpu_seconds < 2  # the call that was begun is not interrupted
     assert found.calls <= 3  # fewer on a busy machine
-
-
-def test_a_kernel_is_slow_if_it_is_so_again() -> None:
-    def sleeping(calls: int) -> Kernel:
-        left = [calls]
-
-        def kernel(call: AttentionCall) -> Tensor:
-            left[0] -= 1
-            until = time.process_time() + 0.1 * (left[0] >= 0)
-            while time.process_time() < until:
-                pass
-            return rounded_oracle(call)
-
-        return kernel
-
-    def slow(calls: int) -> bool:
-        finder = Finder.begun(Prober(sleeping(calls)), "normal", 0, ())
-        assert finder is not None
-        return finder.slow
-
-    assert slow(4)
-    assert not slow(2)  # the first calls compile
 
 
 # What else the kernel does
