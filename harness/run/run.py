@@ -50,11 +50,12 @@ def run(
     """Start the servers of both roles, ask both the same questions, and judge the evidence.
 
     An interrupted or failed run has a report too, whose verdict is "error"; repeated with the same `out`, it resumes where it
-    stopped. Nothing is rendered; `assay.write_reports` writes report files::
+    stopped. Nothing is rendered; `assay.reports.write.write_reports` writes report files::
 
         from pathlib import Path
 
-        from assay import RunSpec, run, write_reports
+        from assay import RunSpec, run
+        from assay.reports.write import write_reports
 
         out = Path("runs/mine")
         report = run(RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512), out)
