@@ -23,9 +23,9 @@ from assay.harness.schema import Record
 from assay.harness.stats.ddmin import ddmin
 from assay.harness.text import ranges
 
-ProbeFunction = Callable[[frozenset[int]], bool]
-"""Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong."""
-SearchOutcome = Literal["found", "nothing", "inconclusive"]
+# Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong.
+_ProbeFunction = Callable[[frozenset[int]], bool]
+_SearchOutcome = Literal["found", "nothing", "inconclusive"]
 
 # Where answers are not repeatable, one must lead by so many, of at most so many.
 _LEAD, _MOST_ANSWERS = 2, 5
@@ -44,7 +44,7 @@ class RestoredLayer:
 class SearchResult(Record):
     """The result of a search: "nothing" if the task is right even with the candidate in all layers."""
 
-    outcome: SearchOutcome
+    outcome: _SearchOutcome
     why: str = Field(description="one sentence")
     restored: tuple[RestoredLayer, ...] = Field(description="layers that must run the reference, in order")
     monotone: bool = Field(description="whether all answers agree with: more layers of the candidate are never better")
@@ -62,7 +62,7 @@ class _Undecided(Exception):
 class _AnswerCache:
     """Answers by set. No set is probed twice, except for the repeats that an unsteady server requires."""
 
-    def __init__(self, probe: ProbeFunction, steady: bool) -> None:
+    def __init__(self, probe: _ProbeFunction, steady: bool) -> None:
         self._probe, self._steady = probe, steady
         self.known: dict[frozenset[int], bool] = {}
         self._probed: list[tuple[frozenset[int], int, int]] = []
@@ -85,14 +85,14 @@ class _AnswerCache:
             self.known[key] = right > wrong
         return self.known[key]
 
-    def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
+    def search(self, outcome: _SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
         """Return the search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
         right = [key for key, answer in self.known.items() if answer]
         monotone = not any(key < other for key, answer in self.known.items() if not answer for other in right)
         return SearchResult(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
 
 
-def find_layers(layers: Sequence[int], probe: ProbeFunction, steady: bool) -> SearchResult:
+def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> SearchResult:
     """Find layers that must run the reference for the task to be right.
 
     Each of them is needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work if layers
