@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -334,7 +333,7 @@ def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs
     for call in some:
         for scale in ("k_scale", "v_scale"):
             asked = E4M3(call)
-            wrong = replace(asked, **{scale: 2 * asked.tensors[scale]})
+            wrong = asked.with_tensors({scale: 2 * asked.tensors[scale]})
             assert measure(asked, tensor_of(kernel(wrong)), "fp8_qp").fails == bool(max(call.prefixes)), scale
 
 
@@ -346,7 +345,7 @@ def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str
         asked = _stored("e4m3", per, call)
         assert not measure(asked, tensor_of(kernel(asked)), "fp8_qp").fails
         for scale in ("k_scale", "v_scale"):
-            wrong = replace(asked, **{scale: asked.tensors[scale] * torch.tensor([[[1.0], [2.0]]])})
+            wrong = asked.with_tensors({scale: asked.tensors[scale] * torch.tensor([[[1.0], [2.0]]])})
             assert measure(asked, tensor_of(kernel(wrong)), "fp8_qp").fails, scale
         with pytest.raises(KernelRefused, match="beside a stored_kv in FP8, FlashAttention computes bfloat16"):
             kernel(E4M3(calls("extend", torch.float16)[0]))

@@ -14,7 +14,7 @@ from torch import Tensor
 from assay.harness.attention.bugs.bug import LEAK, Bug, Form
 from assay.harness.attention.bugs.family import BY_ID, FAMILY
 from assay.harness.attention.bugs.features import CAP, SINK, WINDOW
-from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.call import AttentionCall, Mask, StoredKV
 from assay.harness.attention.oracle import oracle, sequences
 from assay.harness.attention.sample_calls import call_of
 
@@ -69,7 +69,7 @@ def _stored(id_: str, call: AttentionCall) -> AttentionCall:
     size = 16 if id_.endswith("block") else 1
     scale = 2.0 ** -(torch.arange(1, math.prod(shape) + 1) // size % 3).view(shape)
     k, v = (tensor.to(torch.float8_e4m3fn) for tensor in (call.k, call.v))
-    return replace(call, k=k.double() * scale, v=v.double() * 4 * scale, stored_k=k, stored_v=v, k_scale=scale, v_scale=4 * scale)
+    return replace(call, k=k.double() * scale, v=v.double() * 4 * scale, stored=StoredKV(k, v, scale, 4 * scale))
 
 
 def _latent(_id: str, call: AttentionCall) -> AttentionCall:

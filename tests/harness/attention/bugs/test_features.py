@@ -13,7 +13,7 @@ from assay.harness.attention.bugs.bug import Bug, links
 from assay.harness.attention.bugs.catalogue import public_reports
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.features import BUGS
-from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask, StoredKV
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.diagnose import diagnose
@@ -31,9 +31,7 @@ def stored(call: AttentionCall, scales: tuple[torch.Tensor, torch.Tensor]) -> At
     k, v = (
         (tensor / scale).clamp(-448, 448).to(torch.float8_e4m3fn) for tensor, scale in zip((call.k, call.v), scales, strict=True)
     )
-    return replace(
-        call, k=k.float() * scales[0], v=v.float() * scales[1], stored_k=k, stored_v=v, k_scale=scales[0], v_scale=scales[1]
-    )  # fmt: skip
+    return replace(call, k=k.float() * scales[0], v=v.float() * scales[1], stored=StoredKV(k, v, *scales))
 
 
 def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
