@@ -156,7 +156,7 @@ class RunEvidence:
             servers=servers,
             fingerprints=_fingerprints(folder, timed),
             counts=counts,
-            argument_differences=_differences(servers, spec.treatment),
+            argument_differences=argument_differences(servers, spec.treatment),
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
             envelope=envelope,
@@ -193,9 +193,10 @@ def _fingerprints(folder: RunFolder, timed: bool) -> dict[Role, Fingerprint]:
     return fingerprints_of(folder)
 
 
-def _differences(
+def argument_differences(
     servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
+    """Return the server arguments that differ between the roles beyond the treatment."""
     if len(servers) < len(ROLES):
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)

@@ -377,36 +377,18 @@ def read_report(path: Path) -> Report:
         EvidenceError: the file is missing, is not JSON, or is not a report of this schema.
     """
     with reading(path, "report of a run"):
-        return _read_report(path)
+        return _read(path)
 
 
-def _read_report(path: Path) -> Report:
+def _read(path: Path) -> Report:
+    wanted = "a report.json of a run"
     try:
-        content = whole_file(path)
-    except OSError as error:
-        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
-    return parse_report(content, str(path))
-
-
-def parse_report(content: bytes, path: str) -> Report:
-    """Read the content of a ``report.json``.
-
-    Args:
-        content: of the file.
-        path: its path or URL, for an error.
-
-    Raises:
-        EvidenceError: it is not JSON, or is not a report of this schema.
-    """
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
+        document = json.loads(whole_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise EvidenceError(f"{path} cannot be read: {error}.", wanted, "check the path") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
-        raise EvidenceError(
-            f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
-        )
+        raise EvidenceError(f"{path} is no report: it has no schema of one.", wanted, "check the path")
     if schema != SCHEMA:
         raise EvidenceError(
             f"{path} has the schema {schema!r}.",
@@ -417,7 +399,5 @@ def parse_report(content: bytes, path: str) -> Report:
         return Report.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise EvidenceError(
-            f"{path} is damaged at {where}: {first['msg']}.", f"a report of {schema!r}", "run the comparison again"
-        ) from None
+        found = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
+        raise EvidenceError(found, f"a report of {schema!r}", "run the comparison again") from None

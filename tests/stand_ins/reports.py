@@ -352,7 +352,7 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,
-        reference_input_throughput=1.0, candidate_input_throughput=1.0, reference_output_throughput=1.0,
+        reference_output_throughput=1.0,
         candidate_output_throughput=1.0, reference_itl_p99_s=0.01, candidate_itl_p99_s=0.01, reference_cached=0.8,
         candidate_cached=0.8,
     )  # fmt: skip

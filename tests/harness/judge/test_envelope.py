@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from assay.harness.conditions import BATCHES, GRAPH
 from assay.harness.config import make_spec
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, ranges_of
 from assay.harness.judge.decide import SuiteVerdict, decide
@@ -150,13 +149,6 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
     assert "page sizes other than 64" in result.not_covered
 
 
-def test_mixed_batches_are_wanted_where_the_engine_makes_them() -> None:
-    mixing = LIMITS.model_copy(update={"mixed": True})
-    counts = counted(mixing)
-    assert checked(counts, ["extend"]).status == "ok"
-    assert checked(without(counts, "mix", "extend and decode"), ["extend"]).status == "missing"
-
-
 @pytest.mark.parametrize(
     ("graphs", "expected"),
     [
@@ -175,18 +167,6 @@ def test_graphs_in_which_nothing_was_compared_are_not_covered(graphs: dict[str, 
     _, result = claimed(counted(LIMITS.model_copy(update={"graphs": graphs})), ["extend", "decode"])
     assert result is not None
     assert {line for line in result.not_covered if "CUDA graphs" in line} == expected
-
-
-@pytest.mark.parametrize(("fewer", "words"), [(0, "all"), (1, "some")])
-def test_calls_that_graphs_served_are_covered(fewer: int, words: str) -> None:
-    counts = counted(LIMITS.model_copy(update={"graphs": {"extend": "breakable"}}))
-    calls = sum(counts.count("extend", "batch", label) for label in BATCHES.labels)
-    of_graphs = {GRAPH.labels[0]: dict.fromkeys(counts.layers("extend"), calls - fewer)}
-    more = {"extend": counts.calls["extend"] | {"graph": of_graphs}}
-    _, result = claimed(counts.model_copy(update={"calls": counts.calls | more}), ["extend"])
-    assert result is not None
-    assert f", {words} of them in CUDA graphs" in result.sentence
-    assert not any("CUDA graphs" in line for line in result.not_covered)
 
 
 def test_the_sentence_says_how_far_it_reaches_and_what_lies_outside() -> None:
