@@ -194,18 +194,6 @@ def _truth_line(layers: LayersResult) -> str:
     )
 
 
-def envelope_lines(report: Report) -> list[str]:
-    """Return what a verdict covers and what it does not, in two sentences; empty where nothing was counted."""
-    if report.envelope is None:
-        return []
-    return [
-        f"Compared in every layer: {report.envelope.sentence}. Set by {report.envelope.policy}.",
-        *([f"Served by the candidate's own server: {report.envelope.served}."] if report.envelope.served else []),
-        *([f"Gaps: {'; '.join(report.envelope.gaps)}."] if report.envelope.gaps else []),
-        f"Not covered: {'; '.join(report.envelope.not_covered)}.",
-    ]
-
-
 def compared_tokens(rows: Sequence[LogitsRow]) -> tuple[str, ...]:
     """Return which part of each distribution is compared: one sentence, or one per condition if they differ."""
     said = {row.condition: _mass(row) for row in rows}

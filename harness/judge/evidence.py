@@ -28,8 +28,8 @@ from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Finding
 
+# Suites that compare both servers' answers.
 _ANSWERED: tuple[Suite, ...] = ("accuracy", "greedy")
-"""Suites that compare both servers' answers."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,6 @@ class RunEvidence:
         """Read a run's folder.
 
         Args:
-            folder: the run's.
             timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
 
         Raises:

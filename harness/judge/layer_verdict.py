@@ -23,10 +23,10 @@ _WORST_CELL, _WORST_GAIN, _WORST_APART = "worst-own-error", "worst-gain", "worst
 _WORST_QUERY = "worst-query"
 _WORST_CALL, _POLICY = "worst-recorded-call", "largest-own-error"
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
+# Ids of findings that the cells show.
 _QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
-"""Ids of findings that the cells show."""
+# Times the reference's own excess over its bounds, from which on a candidate's cannot have the same origin.
 _DECADE = 10.0
-"""Times the reference's own excess over its bounds, from which on a candidate's cannot have the same origin."""
 _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.labels[-1]))
 
 
@@ -47,8 +47,8 @@ class LayerEvidence:
     foreign: str = ""
 
 
+# The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression.
 _Ruling = tuple[Verdict, str, str, float | None]
-"""The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression."""
 
 
 def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) -> SuiteResult:

@@ -34,18 +34,16 @@ FLOOR_FACTOR = 5.0
 """Mean KL up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
 as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2 (measured: 0.8;
 see ``python benchmarks/logit_verdicts.py``)."""
+# A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not
+# pass. Where mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a
+# mean of half the limit, 1 prompt in 9,000 is.
 _FAR = 20.0
-"""A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not pass. Where
-mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a mean of half the limit, 1
-prompt in 9,000 is.
-"""
+# A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit.
 _FAR_SHARE = 0.01
-"""A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit."""
+# Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing:
+# that of a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11
+# and 28 % of runs of 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
 _WIDEST_SPREAD = 0.95
-"""Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing: that of
-a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11 and 28 % of runs of
-256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
-"""
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
 
 

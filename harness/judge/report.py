@@ -14,6 +14,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.answers import ConditionRow, Tally
@@ -297,10 +298,16 @@ class EnvelopeResult(Part):
     """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
 
     policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
-    sentence: str = Field(description="which lengths were compared in the shadow, in words")
-    served: str = Field(
-        "", description="with which lengths the candidate's own server answered as the reference did, in words"
+    claimed: tuple[str, ...] = Field(description="phases that the candidate claims")
+    features: tuple[str, ...] = Field((), description="what compared calls asked for beyond plain attention")
+    limits: EngineLimits
+    compared: dict[str, dict[str, Ranges]] = Field(
+        description="phase -> condition -> the lengths that were compared in the shadow, and those that they stand for"
     )
+    served: dict[str, dict[str, Ranges]] = Field(
+        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+    )
+    served_in_graphs: bool = Field(False, description="whether its decode ran in CUDA graphs")
     reached: dict[str, dict[str, int]] = Field(
         description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
     )
@@ -309,7 +316,11 @@ class EnvelopeResult(Part):
     )
     gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
-    not_covered: tuple[str, ...] = Field(description="what lies outside")
+
+    def calls(self, phase: str, condition: str, label: str) -> int:
+        """Return the compared calls under a condition, in the layer that has the fewest."""
+        found = (row.calls for row in self.rows if (row.phase, row.condition, row.label) == (phase, condition, label))
+        return next(found, 0)
 
 
 class FaultSeen(Part):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions
 from assay.harness.conditions import condition_id
+from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
@@ -551,16 +552,19 @@ def _calls(candidate: str) -> tuple[CallSummary, ...]:
     )  # fmt: skip
 
 
-_LENGTHS = "prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 0 to 512 cached and at 1 to 513 and 1,024 in all"
-
-
 def _envelope(text: str = "") -> EnvelopeResult:
     wanted = [("new-tokens", "new tokens", "17-128", 74), ("new-tokens", "new tokens", "129-512", 2)]
+    short = ((1, 512),)
+    compared = {
+        "new-tokens": short, "new-behind-prefix": short, "prefix-tokens": ((0, 512),), "total-tokens": ((1, 513), (1024, 1024))
+    }  # fmt: skip
     return EnvelopeResult(
         policy=text or "envelope_tokens = 512 (default)",
-        sentence=text or f"{_LENGTHS}, in batches of up to 12; decode is the reference's",
-        served=text or f"{_LENGTHS}; decode is the reference's",
-        reached={"extend": {"new-tokens": 512}},
+        claimed=("extend",),
+        limits=EngineLimits(chunk_tokens=512, context_tokens=4096),
+        compared={"extend": compared},
+        served={"extend": compared},
+        reached={"extend": {"new-tokens": 512, "batch": 12}},
         gaps=(text,) if text else (),
         rows=tuple(
             EnvelopeRow(
@@ -568,8 +572,7 @@ def _envelope(text: str = "") -> EnvelopeResult:
             )
             for id_, title, label, calls in wanted
         ),
-        not_covered=(text or "extend: more than 512 new tokens at once", text or "speculative decoding"),
-    )  # fmt: skip
+    )
 
 
 def _report(

@@ -90,5 +90,3 @@ def test_flips_are_counted_by_direction() -> None:
     lost, gained = flips(pair([item(name) for name in outcomes], answers).pairs)
     assert [p.item.id for p in lost] == ["b", "e"]
     assert [p.item.id for p in gained] == ["c"]
-
-

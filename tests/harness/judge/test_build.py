@@ -19,9 +19,8 @@ from assay.harness.evidence.manifest import FailureResult
 from assay.harness.evidence.records import Answer
 from assay.harness.judge import latency, policy_checks
 from assay.harness.judge.build import CLAIMS, build
-from assay.harness.judge.evidence import Judged
-from assay.harness.judge.report import EnvelopeResult, Report, SuiteResult
-from assay.harness.verdict import Check, Verdict
+from assay.harness.judge.report import Report
+from assay.harness.verdict import Check
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
 TORCH = ("aten::scaled_dot_product_attention",)
@@ -126,17 +125,6 @@ def test_an_answer_to_another_prompt_does_not_count_as_answered(evidence: Eviden
     check = check_of(report, "all-answered")
     assert (report.verdict, check.status) == ("inconclusive", "missing")
     assert check.found.startswith("575 of 576; answers to another prompt: 1,")
-
-
-@pytest.mark.parametrize("verdict", ["pass", "inconclusive"])
-def test_a_pass_says_what_it_covers(nothing: RunFolder, monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    covers = EnvelopeResult(policy="p", sentence="decode at 1 to 9 tokens", reached={}, rows=(), not_covered=())
-    suite = SuiteResult(id="greedy", title="Greedy texts", verdict=verdict, why="w", synthetic=True)
-    claims = (lambda run: Judged(suite=suite, parts={"envelope": covers}),)
-    monkeypatch.setattr(importlib.import_module("assay.harness.judge.build"), "CLAIMS", claims)
-    report = build(nothing)
-    assert report.verdict == verdict
-    assert ("The verdict covers decode at 1 to 9 tokens." in report.reasons) == (verdict == "pass")
 
 
 def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it(evidence: Evidence) -> None:

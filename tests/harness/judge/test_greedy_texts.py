@@ -102,5 +102,3 @@ def test_what_follows_a_divergence_is_not_in_the_floor_but_its_swing_is() -> Non
     second = (token("a", -0.11), token("y", -0.5, x=-0.53), token("b", -9.0))
     assert floor_between(first, second) == pytest.approx(0.10)
     assert floor_between(second, first) == pytest.approx(0.10)
-
-
