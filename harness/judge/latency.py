@@ -360,7 +360,6 @@ def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
             low=None if worst.high is None else worst.low,
             high=worst.high,
             bound=result.bound,
-            bound_is="most",
             policy=result.policy,
             explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
             f"the worst of {len(result.rows)} ratios",

@@ -318,7 +318,7 @@ def _metric(id_: str, title: str, measured: MeasuredCells, explain: str) -> Metr
     worst = float(measured.excess.max()) if len(measured.index) else None
     value = worst if worst is not None and np.isfinite(worst) else None
     text = "not measured" if worst is None else f"{two_digits(worst)}x its bound" if value is not None else NOT_FINITE
-    return Metric(id=id_, title=title, value=value, text=text, bound=1.0, bound_is="most", explain=explain)
+    return Metric(id=id_, title=title, value=value, text=text, bound=1.0, explain=explain)
 
 
 def _replayed_metric(replay: KernelResult) -> Metric:
@@ -328,7 +328,6 @@ def _replayed_metric(replay: KernelResult) -> Metric:
         value=replay.worst if np.isfinite(replay.worst) else None,
         text=f"{two_digits(replay.worst)}x its bound",
         bound=1.0,
-        bound_is="most",
         explain=f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",
     )
 
@@ -347,7 +346,6 @@ def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]
             value=value,
             text=NOT_FINITE if value is None else f"{value:.3g}",
             bound=policy.bounds[family],
-            bound_is="most",
             policy=policy.line(family),
             explain="Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls",
         ),

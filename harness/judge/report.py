@@ -126,10 +126,7 @@ class Metric(Part):
     text: str = Field(description="the number as a person reads it, with its unit")
     low: float | None = None
     high: float | None = None
-    bound: float | None = None
-    bound_is: Literal["least", "most"] | None = Field(
-        None, description="whether the bound is the least or the most that the entire interval may reach"
-    )
+    bound: float | None = Field(None, description="the most that the entire interval may reach")
     policy: str = Field(
         "",
         description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
@@ -191,7 +188,6 @@ class ErrorGrid(Part):
     id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
     title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
-    rows: Literal["layer"] = "layer"
     columns: Literal["head", "prefix", "position", "batch"]
     row_labels: tuple[str, ...]
     column_labels: tuple[str, ...]
