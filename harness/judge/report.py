@@ -315,8 +315,8 @@ class EnvelopeResult(Part):
 
     def calls(self, phase: str, condition: str, label: str) -> int:
         """Return the compared calls under a condition, in the layer that has the fewest."""
-        found = (row.calls for row in self.rows if (row.phase, row.condition, row.label) == (phase, condition, label))
-        return next(found, 0)
+        key = (phase, condition, label)
+        return next((row.calls for row in self.rows if (row.phase, row.condition, row.label) == key), 0)
 
 
 class FaultSeen(Part):
@@ -406,5 +406,5 @@ def _read(path: Path) -> Report:
         return Report.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        found = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
-        raise EvidenceError(found, f"a report of {schema!r}", "run the comparison again") from None
+        damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
+        raise EvidenceError(damage, f"a report of {schema!r}", "run the comparison again") from None
