@@ -98,7 +98,7 @@ def _interval(result: LatencyResult) -> list[Block]:
     if worst is None:
         return []
     says = f"candidate / reference, {worst.title}, {worst.where}: {ratio_text(worst.ratio, worst.low, worst.high)}"
-    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound, "most"), wide=False)]
+    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound), wide=False)]
 
 
 def _load(load: LoadRow) -> Box:

@@ -291,7 +291,7 @@ def _metric(metric: Metric) -> Box:
     limits += [f"Bound {summary.bound_and_policy(metric)}."] if metric.bound is not None else []
     says = f"{one_line(metric.title)}: {summary.number(metric.value)}, interval {summary.interval(metric)}"
     says += f", bound {summary.bound(metric)}" if metric.bound is not None else ""
-    chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound, metric.bound_is)
+    chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound)
     blocks: list[Block] = [Line(metric.text, "value"), Drawing(chart, wide=False)]
     blocks += [Line(" ".join(limits), "quiet")] if limits else []
     blocks += [Line(metric.explain, "quiet")] if metric.explain else []

@@ -100,13 +100,12 @@ def interval(metric: Metric) -> str:
 
 
 def bound(metric: Metric) -> str:
-    """For example "≥ -0.05"; a dash where the metric has no bound."""
-    sign = {"least": "≥ ", "most": "≤ ", None: ""}[metric.bound_is]
-    return sign + number(metric.bound)
+    """For example "≤ 0.05"; a dash where the metric has no bound."""
+    return NOTHING if metric.bound is None else f"≤ {number(metric.bound)}"
 
 
 def bound_and_policy(metric: Metric) -> str:
-    """For example "≥ -0.05, set by margin = 0.05 (default)"."""
+    """For example "≤ 0.05, set by margin = 0.05 (default)"."""
     return bound(metric) + (f", set by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 

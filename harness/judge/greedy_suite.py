@@ -136,7 +136,6 @@ def _metrics(
             value=float(beyond),
             text=f"{beyond} of {envelope}",
             bound=0.0,
-            bound_is="most",
             explain="Equal tokens are compared by their log-probabilities",
         )
 

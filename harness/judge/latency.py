@@ -227,9 +227,9 @@ def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequen
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    found = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
+    chunks = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
     required = REQUIRED["chunked"].of(shape.name)
-    return required.met(chunked, found, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    return required.met(chunked, chunks, "set a chunk length below the prompt's; see --chunked-prefill-size")
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -360,7 +360,6 @@ def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
             low=None if worst.high is None else worst.low,
             high=worst.high,
             bound=result.bound,
-            bound_is="most",
             policy=result.policy,
             explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
             f"the worst of {len(result.rows)} ratios",

@@ -183,7 +183,7 @@ def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -
         yield _Test(
             Metric(
                 id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=_nats(kl.value),
-                low=_finite(kl.low), high=_finite(kl.high), bound=limit, bound_is="most", policy=line, explain=explain,
+                low=_finite(kl.low), high=_finite(kl.high), bound=limit, policy=line, explain=explain,
             ),
             kl.high / limit,
             min(1.0, number * kl.p_not_above(limit)),
@@ -195,7 +195,7 @@ def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -
             Metric(
                 id=f"likelihood-change-{condition}", title=f"mean change of the log-likelihood, {condition}",
                 value=abs(change.value), text=f"{change.value:+.3g} nats", low=_finite(max(change.low, -change.high, 0.0)),
-                high=_finite(far), bound=most, bound_is="most", policy=line,
+                high=_finite(far), bound=most, policy=line,
                 explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
             ),
             far / most,
@@ -216,7 +216,7 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
     return _Test(
         Metric(
             id=f"{_FAR_PROMPTS}-{prompts.condition}", title=f"prompts far beyond the limit, {prompts.condition}",
-            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE, bound_is="most",
+            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE,
             explain=f"A mean KL of the prompt above {_FAR:g} times the limit of {_nats(limit)}{worst}",
         ),
         0.0,
@@ -270,7 +270,6 @@ def _not_finite(rows: Sequence[LogitsRow]) -> Metric:
         value=float(count),
         text=f"{count:,}",
         bound=0.0,
-        bound_is="most",
         explain=f"In the candidate alone, of {sum(row.positions for row in rows):,} positions",
     )
 

@@ -126,10 +126,7 @@ class Metric(Part):
     text: str = Field(description="the number as a person reads it, with its unit")
     low: float | None = None
     high: float | None = None
-    bound: float | None = None
-    bound_is: Literal["least", "most"] | None = Field(
-        None, description="whether the bound is the least or the most that the entire interval may reach"
-    )
+    bound: float | None = Field(None, description="the most that the entire interval may reach")
     policy: str = Field(
         "",
         description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
@@ -191,7 +188,6 @@ class ErrorGrid(Part):
     id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
     title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
-    rows: Literal["layer"] = "layer"
     columns: Literal["head", "prefix", "position", "batch"]
     row_labels: tuple[str, ...]
     column_labels: tuple[str, ...]
@@ -319,8 +315,8 @@ class EnvelopeResult(Part):
 
     def calls(self, phase: str, condition: str, label: str) -> int:
         """Return the compared calls under a condition, in the layer that has the fewest."""
-        found = (row.calls for row in self.rows if (row.phase, row.condition, row.label) == (phase, condition, label))
-        return next(found, 0)
+        key = (phase, condition, label)
+        return next((row.calls for row in self.rows if (row.phase, row.condition, row.label) == key), 0)
 
 
 class FaultSeen(Part):
@@ -410,5 +406,5 @@ def _read(path: Path) -> Report:
         return Report.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        found = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
-        raise EvidenceError(found, f"a report of {schema!r}", "run the comparison again") from None
+        damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
+        raise EvidenceError(damage, f"a report of {schema!r}", "run the comparison again") from None

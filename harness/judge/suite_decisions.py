@@ -122,7 +122,6 @@ def bounded_metric(
         low=100 * interval.low,
         high=100 * interval.high,
         bound=100 * getattr(policy, limit),
-        bound_is="most",
         policy=policy.line(limit),
         explain=explain,
     )

@@ -59,7 +59,7 @@ def test_a_bug_without_a_name_is_said_as_it_was_read() -> None:
 
 def test_accuracies_show_a_regression_before_other_numbers(examples: ModuleType) -> None:
     assert _shown_by(examples.regression().suites) == "accuracy 0.977 -> 0.121"
-    kl = Metric(id="kl", title="mean KL, cached", value=16.6, text="16.6 nats", bound=0.1, bound_is="most")
+    kl = Metric(id="kl", title="mean KL, cached", value=16.6, text="16.6 nats", bound=0.1)
     assert _shown_by([suite("logits", metrics=(kl,), decided_by="kl")]) == "mean KL, cached 16.6 nats"
     assert _shown_by([suite(verdict="pass")]) == ""
 
