@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.extras import require
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult
+from assay.harness.ingest.result import UNKNOWN, FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
@@ -27,8 +27,6 @@ _READERS = (
     "assay_run", "lm_eval", "inspect_ai", "simple_evals", "tensor_files",
     "sglang_log", "mlc_engine", "lm_eval_table",
 )  # fmt: skip
-UNKNOWN = "unknown"
-"""Format of a file that no reader takes."""
 
 
 @cache

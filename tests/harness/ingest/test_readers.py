@@ -11,7 +11,8 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest import inspect_ai, lm_eval, simple_evals
-from assay.harness.ingest.recognise import UNKNOWN, ingest, readers
+from assay.harness.ingest.recognise import ingest, readers
+from assay.harness.ingest.result import UNKNOWN
 from assay.harness.ingest.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
 
