@@ -80,7 +80,7 @@ def compare(
 
         diff = compare_fingerprints(read_fingerprint(a), read_fingerprint(b))
         raise typer.Exit(deliver(diff_document(diff), json, html, junit))
-        from assay.harness.ingest.comparison import PassLimits
+    from assay.harness.ingest.comparison import PassLimits
     from assay.harness.ingest.recognise import compare as run
     from assay.harness.ingest.tensor_diff import TensorRule
     from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
