@@ -54,14 +54,6 @@ def test_nothing_matches_from_where_the_tokens_first_differ() -> None:
     assert all(sums[:, NONFINITE].max() == 0 for sums in trace_sums(reference, candidate).values())
 
 
-def test_joining_adds_sums_and_not_ratios() -> None:
-    short, long = trace([1]), trace(range(20, 40), seed=1)
-    pairs = [(short, changed(short, 0, short.outputs[0] * 3)), (long, changed(long, 0, long.outputs[0] * 2))]
-    sizes = [np.abs(one.outputs[0].astype(float)).sum() for one in (short, long)]
-    total, inherited = free_running_errors(pairs, np.zeros(4))[0]
-    assert total == inherited == pytest.approx((2 * sizes[0] + 1 * sizes[1]) / sum(sizes))
-
-
 def test_traces_of_different_models_are_refused() -> None:
     reference = trace([1, 2])
     other = Trace("o", reference.tokens, reference.positions, reference.phases, {0: reference.outputs[0]})
