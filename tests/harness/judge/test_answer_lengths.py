@@ -7,9 +7,9 @@ from assay.harness.judge.answer_lengths import (
     SURE,
     AnswerEnd,
     AnswerLengths,
+    _compare_ends,
     check_ends,
     check_lengths,
-    compare_ends,
     compare_lengths,
 )
 
@@ -129,5 +129,5 @@ def test_reasons_that_are_not_recorded_are_not_compared() -> None:
     unknown = AnswerEnd("")
     assert check_ends([(STOP, unknown)] * 9).status == "not checked"
     assert check_ends([]).status == "not checked"
-    assert compare_ends([(STOP, unknown), (unknown, ABORT), (STOP, STOP)])[0].text == "stop at 2: 1 against 1"
+    assert _compare_ends([(STOP, unknown), (unknown, ABORT), (STOP, STOP)])[0].text == "stop at 2: 1 against 1"
     assert check_ends([(CUT, CUT)]).found == "all ran to the limit"
