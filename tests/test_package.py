@@ -366,8 +366,8 @@ except UsageError as error:
 
 IMPORTABLE = {
     ("reports", "serve"): ("run.collect", "run.bench_drive", "drivers.bisect.layer_probes", "cli.run"),
-    (): ("checks.check", "checks.replay", "cli", "cli.check", "cli.explain", "cli.replay"),
-    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.bench", "cli.bisect_commits"),
+    (): ("checks.check", "checks.replay", "cli", "cli.kernel"),
+    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.bench", "cli.bisect"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 

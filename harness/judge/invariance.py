@@ -539,9 +539,7 @@ def other_than_features(
     if says:
         first = next(iter(says.values()))
         said = f"{first}; {counted(len(says), 'arm')} in all"
-        return _SAME.check(
-            "missing", said, "see assay fingerprint diff of both servers' folders, and run it again"
-        ), says
+        return _SAME.check("missing", said, "see assay compare of both servers' folders, and run it again"), says
     agree = f"what {counted(len(servers), 'server')} served agrees in {counted(len(parts), 'part')}"
     return _SAME.check("ok", agree if parts else "every arm ran in the server of its base"), says
 

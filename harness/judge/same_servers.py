@@ -95,7 +95,7 @@ def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) ->
         return check.model_copy(update={"found": f"{check.found}; {agree}"})
     says = "; ".join(difference.says for difference in diff.undeclared)
     observed = f"of what they served (A the reference, B the candidate), {says}"
-    return _SAME.check("failed", observed, "run again so that only the treatment differs; see assay fingerprint diff")
+    return _SAME.check("failed", observed, "run again so that only the treatment differs; see assay compare of both")
 
 
 def _other_backends(sides: Mapping[Role, Side], servers: Mapping[Role, ServerManifest]) -> list[str]:

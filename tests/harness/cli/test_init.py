@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.cli.starter import starter_files, the_kernel
+from assay.harness.cli.init import starter_files, the_kernel
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY

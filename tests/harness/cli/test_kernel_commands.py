@@ -160,20 +160,6 @@ def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None
     assert time.monotonic() - begun < 15
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("arguments", [["check", "torch_sdpa"], ["runs"], ["init"]], ids=" ".join)
-def test_a_working_folder_that_was_deleted_is_wrong_use(tmp_path: Path, arguments: list[str]) -> None:
-    (tmp_path / "gone").mkdir()
-    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
-    command = [sys.executable, "-m", "assay", *arguments]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], cwd=tmp_path / "gone", capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("assay: The working folder is not there any more.")
-
-
 def test_a_folder_to_write_that_is_a_link_to_itself_is_wrong_use(assay: Run, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for out in ("loop", "loop/run"):

@@ -116,22 +116,3 @@ def test_a_question_that_nobody_answers_is_no_regression(
         main()
     assert ended.value.code == 3
     assert "assay: not confirmed, so nothing was done." in capsys.readouterr().err
-
-
-def test_an_interrupted_import_ends_with_the_exit_code_of_no_verdict(tmp_path: Path) -> None:
-    code = """
-from assay.harness.cli import app as _
-import sys
-module = sys.modules["assay.harness.cli.app"]
-def interrupted():
-    try:
-        exec("raise KeyboardInterrupt")  # as where a class is made from text
-    except KeyboardInterrupt:
-        sys.exit(module.CTRL_C)
-module.app = interrupted
-module.main()
-"""
-    (tmp_path / "interrupted_command.py").write_text(code)
-    command = [sys.executable, "-m", "interrupted_command"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, "interrupted; there is no verdict" in done.stderr) == (3, True)

@@ -57,8 +57,6 @@ def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: st
 
 
 def test_kinds_of_options_are_those_of_the_commands() -> None:
-    bench = _options_of("bench", load_command("bench").params)
-    assert (bench["cuda_graphs"].kind, bench["cuda_graphs"].off) == ("switch", "--no-cuda-graphs")
     check = _options_of("check", load_command("check").params)
     assert not check["candidate"].flag
 
@@ -67,7 +65,7 @@ def test_kinds_of_options_are_those_of_the_commands() -> None:
     ("words", "told"),
     [
         (["check", "--set", "candidate=a:f", "--set", "colour=red"], "The axis colour is no option of assay check."),
-        (["check", "--set", "candidate=a:f", "--set", "seed=one"], "assay check --seed=one a:f: invalid value for '--seed'"),
+        (["check", "--set", "candidate=a:f", "--set", "calls=one"], "assay check --calls=one a:f: invalid value for '--calls'"),
         (["run", "--set", "candidate=a:f", "--set", "margin=7"], "assay run --candidate=a:f --margin=7: --margin is 7.0."),
         (["check"], "check: axes is {}."),
         (["check", "--set", "size=small,full"], "assay check --size=small: missing argument"),

@@ -13,10 +13,10 @@ from assay.harness.run.bench_plan import BenchPlan, plan_bench, timed_spec, turn
 from assay.harness.run.plan import prepare
 
 
-def planned(policy: dict[str, Any] | None = None, seed: int = 0, graphs: bool | None = None, **flags: Any) -> BenchPlan:
+def planned(policy: dict[str, Any] | None = None, seed: int = 0, **flags: Any) -> BenchPlan:
     asked = {f"latency_{name}": value for name, value in (policy or {}).items()}
     spec = timed_spec(make_spec({"candidate": "torch_native", "servers": "together"} | asked | flags))
-    return plan_bench(prepare(spec), seed, graphs)
+    return plan_bench(prepare(spec), seed)
 
 
 def test_every_round_plays_every_load_twice_per_role_side_by_side() -> None:
@@ -60,8 +60,6 @@ def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode() -
     assert not planned().eager
     assert not planned(candidate="sage_attn").eager, "its decode is delegated"
     assert planned(candidate="assay.harness.attention.sdpa:torch_sdpa").eager
-    assert not planned(graphs=True, candidate="assay.harness.attention.sdpa:torch_sdpa").eager
-    assert planned(graphs=False).eager
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def _measure_commit(task: ProbeTask, keep: Callable[[Measurement], None]) -> Mea
     origin = str(file.relative_to(task.tree.resolve()))
     if spec.measure_with == "accuracy":
         return Measurement(status="measured", origin=origin)
-    calls = chosen_calls(spec.pack, spec.conditions, spec.calls)
+    calls = chosen_calls(spec.pack, spec.calls)
     try:
         run = run_and_repeat(kernel, [call for call, _ in calls])
     except BaseException as error:

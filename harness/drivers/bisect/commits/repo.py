@@ -74,7 +74,7 @@ class Repository:
         """Return True if a commit is an ancestor of another one, or is that commit."""
         return not self._run("merge-base", "--is-ancestor", commit, descendant, check=False).returncode
 
-    def between(self, good: str, bad: str, first_parent: bool) -> tuple[RangeCommit, ...]:
+    def between(self, good: str, bad: str) -> tuple[RangeCommit, ...]:
         """List the commits reachable from `bad` and not from `good`, parents before children.
 
         Raises:
@@ -91,15 +91,16 @@ class Repository:
                 if base
                 else "give revisions with a common history",
             )
-        order = ["--topo-order", "--reverse", *(["--first-parent"] if first_parent else [])]
-        lines = self._run("log", "-z", "--format=%H%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
+        lines = self._run("log", "-z", "--format=%H%x1f%s", "--topo-order", "--reverse", bad, f"^{good}").stdout.split(
+            "\0"
+        )
         pairs = (line.strip("\n").split("\x1f") for line in lines if line)
         return tuple(RangeCommit(commit=commit, subject=subject) for commit, subject in pairs)
 
-    def halving(self, bad: str, goods: Sequence[str], first_parent: bool) -> list[str]:
+    def halving(self, bad: str, goods: Sequence[str]) -> list[str]:
         """List the commits reachable from `bad` and from none of `goods`; first the one that divides them most evenly."""
-        order = ["--bisect-all", *(["--first-parent"] if first_parent else [])]
-        return [line.split()[0] for line in self._run("rev-list", *order, bad, "--not", *goods).stdout.splitlines()]
+        suspects = self._run("rev-list", "--bisect-all", bad, "--not", *goods).stdout
+        return [line.split()[0] for line in suspects.splitlines()]
 
     def describe(self, commit: str) -> CommitInfo:
         """Return a commit's message and its diffstat against its first parent."""
@@ -147,14 +148,14 @@ class Repository:
         shutil.rmtree(tree.parent, ignore_errors=True)
         self._run("worktree", "prune", check=False)
 
-    def checkout(self, tree: Path, commit: str, keep_ignored: bool) -> None:
-        """Check a commit out in a worktree, with nothing left of another one but, if `keep_ignored`, the files that git ignores.
+    def checkout(self, tree: Path, commit: str) -> None:
+        """Check a commit out in a worktree, with nothing left of another one.
 
         Raises:
             GitFailed: git failed, for instance because the disk is full.
         """
         _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
-        _run_git(tree, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
+        _run_git(tree, "clean", "--quiet", "-ff", "-d", "-x")
 
     def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return _run_git(self.path, *args, check=check)

@@ -13,7 +13,7 @@ from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding
 
-SCHEMA: Literal["assay.bisect-commits/4"] = "assay.bisect-commits/4"
+SCHEMA: Literal["assay.bisect-commits/5"] = "assay.bisect-commits/5"
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "verify", "name"]
 _DAMAGED = "start again with another --out"
@@ -28,16 +28,11 @@ class BisectSpec(Record):
         bad: hash of the bad revision.
         kernel: ``module:function``.
         build: shell command that builds a commit, run at the top of its worktree; empty if there is nothing to build.
-        sources: folders of the worktree that modules are imported from.
-        first_parent: follow first parents only; the culprit is then a commit or a complete merge.
         measure_with: "replay" for layer error on calls, "accuracy" for an ``assay run`` per commit.
         against: what a layer error is compared with: the bound of its call, or the good revision's own error.
         pack: folder of a replay pack; empty for the op-level matrix.
-        conditions: ``axis=value``; only calls that meet them are used.
         calls: maximum number of calls; 0 for all.
         raises: how to classify a commit whose kernel raises, dies or hangs.
-        keep_build: keep the files that git ignores from commit to commit.
-        timeout: time limit of a probe, in seconds; 0 for the default.
         run_args: further arguments of ``assay run``.
     """
 
@@ -46,26 +41,21 @@ class BisectSpec(Record):
     bad: str
     kernel: str
     build: str = ""
-    sources: tuple[str, ...] = (".", "src")
-    first_parent: bool = False
     measure_with: Literal["replay", "accuracy"] = "replay"
     against: Literal["bound", "good"] = "bound"
     pack: str = ""
-    conditions: tuple[str, ...] = ()
     calls: int = Field(0, ge=0)
     raises: Literal["skip", "bad"] = "skip"
-    keep_build: bool = False
-    timeout: float = Field(0.0, ge=0)
     run_args: tuple[str, ...] = ()
 
     @property
     def limit(self) -> float:
         """Seconds that a probe may take: accuracy runs take minutes."""
-        return self.timeout or (7200.0 if self.measure_with == "accuracy" else 300.0)
+        return 7200.0 if self.measure_with == "accuracy" else 300.0
 
     def roots(self, tree: Path) -> list[Path]:
         """Return the folders of a worktree that modules are imported from."""
-        return [tree / source for source in self.sources if (tree / source).is_dir()]
+        return [root for root in (tree, tree / "src") if root.is_dir()]
 
     @property
     def digest(self) -> str:
@@ -167,7 +157,7 @@ class BisectState(Record):
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
-    schema_id: Literal["assay.bisect-commits/4"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect-commits/5"] = Field(SCHEMA, alias="schema")
     spec: BisectSpec
     command: str
     history: tuple[RangeCommit, ...]
