@@ -158,11 +158,3 @@ def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None
     assert process.returncode == 3
     assert "interrupted; there is no verdict" in said
     assert time.monotonic() - begun < 15
-
-
-def test_a_folder_to_write_that_is_a_link_to_itself_is_wrong_use(assay: Run, tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    for out in ("loop", "loop/run"):
-        done = assay(tmp_path, "run", "--candidate", "torch_native", "--out", out)
-        assert done.returncode == 2
-        assert "loop is a link that leads nowhere." in done.stderr
