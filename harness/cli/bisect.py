@@ -88,10 +88,6 @@ def commits(
         Literal["replay", "accuracy"],
         typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
     ] = "replay",
-    against: Annotated[
-        Literal["bound", "good"],
-        typer.Option(help="Compare each call's own error with its bound, or with that of the good revision."),
-    ] = "bound",
     run_args: Annotated[
         list[str] | None,
         typer.Option("--run-arg", help="With --with accuracy: a further argument of assay run; may be repeated."),
@@ -115,7 +111,7 @@ def commits(
 
     settings: dict[str, Any] = {
         "good": good, "bad": bad, "kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises,
-        "measure_with": measure_with, "against": against, "run_args": run_args,
+        "measure_with": measure_with, "run_args": run_args,
     }  # fmt: skip
     spec = bisection_spec(repo, settings)
     with _stoppable(), progress() as display:

@@ -130,9 +130,7 @@ def replay(
     with progress(errors) as display:
 
         def show(event: Event) -> None:
-            if event["event"] == "first":
-                say(f"First: {event['says']}")
-            elif event["event"] == "runs":
+            if event["event"] == "runs":
                 display.count(f"{candidate}: runs on recorded calls", event["done"], event["total"])
 
         result = run(pack, candidate, read_out=read_out, on_event=show)

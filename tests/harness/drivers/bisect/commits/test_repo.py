@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.drivers.bisect.commits.repo import Repository, _GitFailed
-from assay.harness.errors import UsageError
+from assay.harness.drivers.bisect.commits.repo import Repository
+from assay.harness.errors import AssayError, UsageError
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -32,8 +32,8 @@ def made(histories: ModuleType, tmp_path: Path) -> object:
 def test_the_range_holds_commits_of_bad_that_good_lacks(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     listed = repository.between(commits[1], commits[4])
-    assert [one.commit for one in listed] == [commits[2], commits[3], commits[4]]
-    assert listed[0].subject == "Change 2"
+    assert [*listed] == [commits[2], commits[3], commits[4]]
+    assert listed[commits[2]] == "Change 2"
 
 
 def test_good_must_be_an_ancestor_of_bad(made: object) -> None:
@@ -94,7 +94,7 @@ def test_a_checkout_leaves_nothing_of_another_commit(made: object) -> None:
         repository.checkout(tree, commits[2])
         assert sorted(p.name for p in tree.iterdir() if p.name != ".git") == ["attn.py"]
         assert (tree / "attn.py").read_text() == "NUMBER = 2\n"
-        with pytest.raises(_GitFailed, match="checkout failed"):
+        with pytest.raises(AssayError, match="checkout failed"):
             repository.checkout(tree, "0" * 40)
 
 
