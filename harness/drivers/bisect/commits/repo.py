@@ -87,19 +87,15 @@ class Repository:
                 if base
                 else "give revisions with a common history",
             )
-        order = [
-            "--topo-order",
-            "--reverse",
-        ]
-        lines = self._run("log", "-z", "--format=%H%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
+        lines = self._run("log", "-z", "--format=%H%x1f%s", "--topo-order", "--reverse", bad, f"^{good}").stdout.split(
+            "\0"
+        )
         return dict(line.strip("\n").split("\x1f") for line in lines if line)
 
     def halving(self, bad: str, goods: Sequence[str]) -> list[str]:
         """List the commits reachable from `bad` and from none of `goods`; first the one that divides them most evenly."""
-        order = [
-            "--bisect-all",
-        ]
-        return [line.split()[0] for line in self._run("rev-list", *order, bad, "--not", *goods).stdout.splitlines()]
+        suspects = self._run("rev-list", "--bisect-all", bad, "--not", *goods).stdout
+        return [line.split()[0] for line in suspects.splitlines()]
 
     def describe(self, commit: str) -> CommitInfo:
         """Return a commit's message and its diffstat against its first parent."""
