@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
 import signal
@@ -132,8 +131,6 @@ app = typer.Typer(
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict.",
     epilog="See also assay COMMAND --help, --version, --install-completion.",
 )
-if os.environ.get("COLUMNS") == "0":  # of unknown width; Rich would write nothing
-    del os.environ["COLUMNS"]
 console = Console()
 errors = Console(stderr=True)
 

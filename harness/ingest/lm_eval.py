@@ -30,14 +30,14 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean, one_line
 
+# What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``).
 _INVALID = "[invalid]"
-"""What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
 SHARES = ("acc", "exact_match")
 """Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
+# Metrics whose score of a task is the mean of its samples.
 _MEANS = (*SHARES, "acc_norm")
-"""Metrics whose score of a task is the mean of its samples."""
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")

@@ -13,7 +13,7 @@ from assay.harness.extras import require
 from assay.harness.files import timestamp
 from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.reading import LARGEST, reading
+from assay.harness.reading import reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
@@ -27,8 +27,7 @@ _READERS = (
     "assay_run", "lm_eval", "inspect_ai", "simple_evals", "tensor_files",
     "sglang_log", "mlc_engine", "lm_eval_table",
 )  # fmt: skip
-UNKNOWN = "unknown"
-"""Format of a file that no reader takes."""
+UNKNOWN = "unknown"  # format of a file that no reader takes
 
 
 @cache
@@ -85,14 +84,7 @@ def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocu
 
 
 def _unknown(source: SourceFile, why: str) -> FileRead:
-    size = 0 if source.path.is_dir() else source.path.stat().st_size
-    if size > LARGEST:  # a sparse file of terabytes takes no room, and its lines and its hash take minutes
-        notes = (why, f"of its {size:,} bytes, no lines were counted and no hash was made")
-        return FileRead(
-            path=str(source.path), format=UNKNOWN, title="Unknown", bytes=size, sha256="", lines=0, read=0, unread=0,
-            notes=notes,
-        )  # fmt: skip
-    lines = source.count_lines() if size else 0
+    lines = 0 if source.path.is_dir() else source.count_lines()
     return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
 
 

@@ -14,7 +14,6 @@ from assay.harness import cli
 from assay.harness.cli.app import COMMANDS, load_command
 
 WIDTH = 80
-REFUSES_URLS = ("bisect layers",)
 
 
 def paths(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -84,12 +83,6 @@ def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown_and_it
                 continue
             shown = "default" in (param.help or "") or (param.show_default and param.default is not None)
             assert shown or param.default in (None, "", False) or param.multiple, f"{words} {param.name}"
-
-
-def test_a_command_that_refuses_urls_of_servers_offers_none() -> None:
-    for command in REFUSES_URLS:
-        for param in every()[tuple(command.split())].params:
-            assert "--out" in param.opts or "URL" not in f"{param.metavar} {getattr(param, 'help', '')}"
 
 
 def test_what_all_commands_share_says_the_same_everywhere() -> None:

@@ -60,14 +60,3 @@ def test_the_shell_completes_commands_and_their_flags() -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert expected in done.stdout.split(), done.stderr
-
-
-def test_no_color_is_honoured(tmp_path: Path) -> None:
-    code = "from assay.harness.cli.app import console; console.print('[red]x[/red]')"
-    for named, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={"FORCE_COLOR": "1", "TERM": "xterm", "PATH": "", "PYTHONPATH": ":".join(sys.path), **named},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert ("\x1b[31m" in done.stdout) == coloured

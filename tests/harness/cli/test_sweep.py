@@ -56,11 +56,6 @@ def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: st
     assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound"}[command] in options
 
 
-def test_kinds_of_options_are_those_of_the_commands() -> None:
-    check = _options_of("check", load_command("check").params)
-    assert not check["candidate"].flag
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
