@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from assay.harness.ingest.comparison import Comparison, PassLimits
     from assay.harness.ingest.tensor_diff import TensorRule
 
-# Modules that have a `READER`, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
+# Readers by their modules, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
 # engine's trace or a table was printed into is a log.
 _READERS = (
-    "assay_run", "lm_eval", "inspect_ai", "simple_evals", "tensor_files",
-    "sglang_log", "mlc_engine", "lm_eval_table",
+    ("assay_run", "READER"), ("lm_eval", "READER"), ("inspect_ai", "READER"), ("simple_evals", "READER"),
+    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("lm_eval", "TABLE"),
 )  # fmt: skip
 UNKNOWN = "unknown"  # format of a file that no reader takes
 
@@ -33,7 +33,7 @@ UNKNOWN = "unknown"  # format of a file that no reader takes
 @cache
 def readers() -> tuple[FormatReader, ...]:
     """Return all readers. They are imported on the first call."""
-    return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in _READERS)
+    return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name) for module, name in _READERS)
 
 
 def reader_of(source: SourceFile) -> FormatReader | None:
