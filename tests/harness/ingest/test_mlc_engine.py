@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.ingest import mlc_engine
-from assay.harness.ingest.mlc_engine import tokens
+from assay.harness.ingest.mlc_engine import _tokens as tokens
 from assay.harness.ingest.mlc_trace import StepTrace
 from assay.harness.ingest.source_file import SourceFile
 
