@@ -153,9 +153,12 @@ def _left_out(total: int) -> str:
 
 
 def _calls(trace: StepTrace) -> FactTable:
-    segments = [*([trace.setup] if trace.setup else []), *(one for track in trace.tracks for one in track.segments)]
+    segments = [
+        *([trace.setup] if trace.setup else []),
+        *(segment for track in trace.tracks for segment in track.segments),
+    ]
     counts = Counter[tuple[str, str]](
-        (one.kind, step.name) for one in segments for step in one.steps if step.kind != "mark"
+        (segment.kind, step.name) for segment in segments for step in segment.steps if step.kind != "mark"
     )
     kinds = [kind for kind in ("setup", "extend", "mixed", "decode", "idle") if any(key[0] == kind for key in counts)]
     totals = Counter[str]()

@@ -18,7 +18,7 @@ from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
 if TYPE_CHECKING:
-    from assay.harness.ingest.comparison import Comparison, PassLimits
+    from assay.harness.ingest.comparison import Comparison
     from assay.harness.ingest.tensor_diff import TensorRule
 
 # Readers by their modules, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
@@ -106,15 +106,13 @@ def _headline(documents: Sequence[FileDocument], verdict: Verdict) -> str:
     return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"
 
 
-def compare(
-    a: Path, b: Path, limits: PassLimits, tensors: TensorRule, metric: str = "", reproduce: str = ""
-) -> Comparison:
+def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = "", reproduce: str = "") -> Comparison:
     """Compare two results: is B as good as A, or equal to it?
 
     Args:
         a: the accepted result: file or folder.
         b: the new one.
-        limits: of a pass, for answers.
+        margin: largest loss of the mean score that passes, for answers.
         tensors: how tensors are compared.
         metric: which score counts, for the tools that write several.
         reproduce: the command.
@@ -140,7 +138,7 @@ def compare(
 
             left, right = (Loaded(source, reader, reader.results(source, metric)) for source in sources)
             comparing = compare_runs if reader.id == "assay-run" else compare_answers
-            made = comparing(left, right, limits)
+            made = comparing(left, right, margin)
         elif reader.steps is not None:
             from assay.harness.ingest.trace_diff import diff_traces
 

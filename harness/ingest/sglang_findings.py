@@ -209,16 +209,22 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         bursts = _runaway(log, server)
         if not bursts:
             continue
-        latencies = [one for one in log.metrics if one.test == server.test and one.name.endswith("_latency")][:1]
+        latencies = [
+            metric for metric in log.metrics if metric.test == server.test and metric.name.endswith("_latency")
+        ][:1]
         together = f"answers end together, {{}} decode steps after they began, of at most {limit}"
         evidence = [
             *(f"{answers.count} {together.format(steps)}" for answers, steps in bursts),
             f"about {server.decode_tokens / max(1, server.answered.count):,.0f} generated tokens per answered request",
-            *(f"{one.name} = {one.value:.1f} s" for one in latencies),
+            *(f"{metric.name} = {metric.value:.1f} s" for metric in latencies),
         ]
         took = f"; the evaluation took {latencies[0].value:.0f} s." if latencies else "."
         says = f"{sum(answers.count for answers, _ in bursts)} answers ran to the limit of {limit} tokens instead of ending{took}"
-        cites: list[_Cited] = [said, *(answers for answers, _ in bursts), *((one.line, one.text) for one in latencies)]
+        cites: list[_Cited] = [
+            said,
+            *(answers for answers, _ in bursts),
+            *((metric.line, metric.text) for metric in latencies),
+        ]
         yield _finding("runaway-generations", _test_name(log, server.test), says, evidence, cites)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest import trace_diff as module
-from assay.harness.ingest.comparison import Comparison, PassLimits
+from assay.harness.ingest.comparison import Comparison
 from assay.harness.ingest.recognise import compare
 from assay.harness.ingest.tensor_diff import TensorRule
 
@@ -19,7 +19,7 @@ FORK = next(i for i, line in enumerate(LINES) if "fork" in line)
 
 
 def diff_files(a: Path, b: Path) -> Comparison:
-    return compare(a, b, PassLimits(), TensorRule())
+    return compare(a, b, 0.02, TensorRule())
 
 
 def differences(result: Comparison) -> int:
