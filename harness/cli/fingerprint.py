@@ -11,7 +11,7 @@ from assay.harness.cli.app import app
 from assay.harness.cli.output import Html, Json, Junit, deliver, new_file, progress
 from assay.harness.errors import UsageError
 from assay.harness.files import write_whole
-from assay.harness.sides import BUILTIN_MODEL, Device, hide
+from assay.harness.sides import BUILTIN_MODEL, Device, Side, hide, profile_of
 
 if TYPE_CHECKING:
     from assay.harness.evidence.fingerprint import Fingerprint
@@ -62,7 +62,13 @@ def fingerprint(
             raise UsageError(f"{option} does nothing with a URL.", _USAGE, "leave it out")
         made = _of_url(url, model)
     else:
-        made = _of_side(model, backend, device, engine_arg or [], env or [], python, files, startup_timeout)
+        if wrong := next((pair for pair in env or () if "=" not in pair), None):
+            raise UsageError(f"--env={wrong} has no value.", "--env NAME=VALUE", "add it")
+        side = Side(
+            backend=backend or profile_of("sglang").references[device], model=model, interpreter=python,
+            flags=tuple(engine_arg or ()), environment=dict(pair.split("=", 1) for pair in env or ()),
+        )  # fmt: skip
+        made = _of_side(side, device, files, startup_timeout)
     if out and out.name == FINGERPRINT.name:
         FINGERPRINT.write(out.parent, made)
     elif out:
@@ -82,29 +88,10 @@ def _of_url(url: str, model: str) -> Fingerprint:
         return of_url(url, "" if model == BUILTIN_MODEL else model, 60.0)
 
 
-def _of_side(
-    model: str,
-    backend: str,
-    device: Device,
-    flags: list[str],
-    env: list[str],
-    python: str,
-    files: bool,
-    timeout_s: float,
-) -> Fingerprint:
+def _of_side(side: Side, device: Device, files: bool, timeout_s: float) -> Fingerprint:
     from assay.harness.extras import require
     from assay.harness.run.fingerprints import of_files, of_side
-    from assay.harness.sides import Side, profile_of
 
-    if wrong := next((pair for pair in env if "=" not in pair), None):
-        raise UsageError(f"--env={wrong} has no value.", "--env NAME=VALUE", "add it")
     require("serve", "assay fingerprint")
-    side = Side(
-        backend=backend or profile_of("sglang").references[device],
-        model=model,
-        interpreter=python,
-        flags=tuple(flags),
-        environment=dict(pair.split("=", 1) for pair in env),
-    )
-    with progress() as display, display.waiting(f"reading {model}" if files else f"loading {model}"):
+    with progress() as display, display.waiting(f"reading {side.model}" if files else f"loading {side.model}"):
         return of_files(side, timeout_s) if files else of_side(side, device, timeout_s)

@@ -14,7 +14,7 @@ import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app, say
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
 from assay.harness.policy import Policy
 
@@ -46,21 +46,11 @@ def init(
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a new file. Whatever is at `path` already stays as it is; then the result is False.
-
-    Raises:
-        EvidenceError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
+    """Write a new file. Whatever is at `path` already stays as it is; then the result is False."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
         return False
-    except OSError as error:
-        raise EvidenceError(
-            f"{path} cannot be written: {error.strerror}.", "a folder that can be written", "work in another folder"
-        ) from None
+    path.write_text(text, encoding="utf-8")
     return True
 
 
@@ -76,7 +66,6 @@ def _installed_from() -> str:
 
 _SKIPPED = {"build", "dist", "node_modules", "site-packages", "test", "tests", "venv", "env", "__pycache__"}
 _SHOWN = 8
-_MOST_FILES = 5_000
 
 _TOML = Template("""\
 # What `assay run` and `assay gate` do in this folder. Flags of the same names override it; `assay run --help` lists them all.
@@ -182,15 +171,10 @@ def _kernels(root: Path) -> Iterator[str]:
 
 def _sources(root: Path) -> Iterator[Path]:
     """Yield the Python files of a repository, without its tests and what was installed or built into it."""
-    folders, seen = [root], 0
-    while folders and seen < _MOST_FILES:
-        for path in sorted(folders.pop().iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                if path.name not in _SKIPPED and not path.name.startswith(".") and not (path / "pyvenv.cfg").exists():
-                    folders.append(path)
-            elif path.suffix == ".py":
-                seen += 1
-                yield path
+    for path in sorted(root.rglob("*.py")):
+        folders = path.relative_to(root).parts[:-1]
+        if not any(folder in _SKIPPED or folder.startswith(".") for folder in folders):
+            yield path
 
 
 def _takes_a_call(node: ast.FunctionDef) -> bool:
