@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.extras import require
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult
+from assay.harness.ingest.result import UNKNOWN, FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading
 from assay.harness.text import counted, listed
@@ -27,7 +27,6 @@ _READERS = (
     ("assay_run", "READER"), ("lm_eval", "READER"), ("inspect_ai", "READER"), ("simple_evals", "READER"),
     ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("lm_eval", "TABLE"),
 )  # fmt: skip
-UNKNOWN = "unknown"  # format of a file that no reader takes
 
 
 @cache

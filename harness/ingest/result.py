@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from assay.harness.ingest.result_set import ReadResults
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
+UNKNOWN = "unknown"
+"""Format of a file that no reader takes."""
 MAX_TRACKS, MAX_COLUMNS = 16, 160
 """Most tracks and columns of a timeline, so that a picture of 100,000 lines stays below 2 MB."""
 NOTHING, POLLED, TENTHS = ".", "o", "123456789"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import UsageError
-from assay.harness.ingest.recognise import UNKNOWN, ingest, readers
+from assay.harness.ingest.recognise import ingest, readers
+from assay.harness.ingest.result import UNKNOWN
 from assay.harness.ingest.source_file import SourceFile
 
 DATA = Path(__file__).parents[2] / "data"
