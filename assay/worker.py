@@ -38,14 +38,14 @@ from assay.harness.errors import AssayError
 from assay.harness.text import how_ended
 
 # PyTorch compiles in up to 32 processes, Triton in one for each kernel.
-PROCESSES = 256
+_PROCESSES = 256
 _GRACE_S = 1.0
 _POLL_S = 0.01
 _BLOCK = 2**20
 _DONE, _RAISED, _BEGINS, _ENDS = "done", "raised", "begins", "ends"
 
+# A line of the journal: its name as ``event``, and what the function wrote with it.
 Event = Mapping[str, Any]
-"""A line of the journal: its name as ``event``, and what the function wrote with it."""
 
 
 OnEvent = Callable[[Event], None]
@@ -149,7 +149,6 @@ def run(
     *,
     on_event: OnEvent = lambda event: None,
     limits: Limits = Limits(),
-    journal: Path | None = None,
     output: IO[bytes] | int = 2,
     environment: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
@@ -160,7 +159,6 @@ def run(
         job: what to do.
         on_event: called here with each event as it comes.
         limits: limits of time.
-        journal: a file that keeps the journal; by default it is removed at the end.
         output: file that gets what the process prints; by default standard error.
         environment: its environment variables; by default those of this process.
         stop: ends the process once it is set.
@@ -170,7 +168,7 @@ def run(
         OSError: the process cannot be started, or the journal not be written.
     """
     __tracebackhide__ = True  # pytest shows who asked
-    with _Process(job, journal, output, os.environ if environment is None else environment) as process:
+    with _Process(job, output, os.environ if environment is None else environment) as process:
         events: list[Event] = []
         started = since = time.monotonic()
         while True:
@@ -226,35 +224,19 @@ def _raised(event: Event) -> Exception | None:
 class _Process:
     """The process of a job, under a guardian, and the journal that it writes."""
 
-    def __init__(self, job: Job, journal: Path | None, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
+    def __init__(self, job: Job, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
         # The guardian removes this folder; the journal in it stays readable here, since it is open.
         self._scratch = Path(tempfile.mkdtemp(prefix="assay-worker-"))
         try:
-            kept = journal or self._scratch / "journal.jsonl"
-            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            kept = self._scratch / "journal.jsonl"
+            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT, 0o600)
             path = [folder or os.getcwd() for folder in sys.path]
-            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept.resolve()), "path": path}
+            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
             (self._scratch / "job.json").write_bytes(_line(given))
-            command = [
-                sys.executable,
-                "-P",
-                "-X",
-                "faulthandler",
-                "-m",
-                "assay.worker",
-                str(self._scratch / "job.json"),
-            ]
-            guarded = [
-                sys.executable,
-                "-I",
-                "-S",
-                guardian.__file__,
-                str(_GRACE_S),
-                str(self._scratch),
-                f"--most={PROCESSES}",
-            ]
+            given_job = str(self._scratch / "job.json")
+            command = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", given_job]
             self._guardian = subprocess.Popen(
-                [*guarded, *command], stdin=subprocess.PIPE, stdout=output, stderr=output,
+                guardian.guarded(command, _GRACE_S, self._scratch, _PROCESSES), stdin=subprocess.PIPE, stdout=output, stderr=output,
                 env={**environment, "PYTHONPATH": os.pathsep.join(path)},
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C
             )  # fmt: skip
@@ -283,7 +265,7 @@ class _Process:
         """The end of the process in words: "exited with status 2"."""
         status = self.exit_status or 0
         if status == -guardian.TOO_MANY:
-            return f"was ended, since it had started more than {PROCESSES} processes at a time,"
+            return f"was ended, since it had started more than {_PROCESSES} processes at a time,"
         return how_ended(status)
 
     def read(self) -> list[dict[str, Any]]:

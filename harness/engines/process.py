@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -67,7 +66,12 @@ class Trouble:
 
 
 class ServerProcess:
-    """One launch of a command. It is never restarted: a second launch is another `ServerProcess`."""
+    """One launch of a command. It is never restarted: a second launch is another `ServerProcess`.
+
+    Attributes:
+        log: the file that has its output.
+        scratch: the folder of its temporary files, which is removed when it ends.
+    """
 
     def __init__(
         self,
@@ -95,28 +99,22 @@ class ServerProcess:
         self._main: int | None = None
         self._oom_kills = _oom_kills()
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
-        self._scratch = tempfile.mkdtemp(prefix="assay-")
-        guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
+        self.scratch = Path(tempfile.mkdtemp(prefix="assay-"))
         try:
             with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
                 self.log_start = logged.tell()
                 self._guardian = subprocess.Popen(
-                    guarded,
+                    guardian.guarded(command, GRACE_S, self.scratch),
                     stdin=subprocess.PIPE,
                     stdout=printed,
                     stderr=logged,
                     cwd=folder,
-                    env={**environment, "TMPDIR": self._scratch},
+                    env={**environment, "TMPDIR": str(self.scratch)},
                     start_new_session=True,  # out of reach of the terminal's Ctrl-C
                 )
         except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
             raise
-
-    @property
-    def scratch(self) -> Path:
-        """The folder of its temporary files, which is removed when it ends."""
-        return Path(self._scratch)
 
     @property
     def pid(self) -> int:
@@ -216,7 +214,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._guardian.kill()  # the parent-death signal then ends the server too
             self._guardian.wait()
-        shutil.rmtree(self._scratch, ignore_errors=True)  # the guardian did it, unless it was killed
+        shutil.rmtree(self.scratch, ignore_errors=True)  # the guardian did it, unless it was killed
 
 
 class _Look(NamedTuple):

@@ -17,8 +17,8 @@ _OWN_KEYS = frozenset({"api_key", "admin_api_key"})
 _IDENTITY_KEYS = frozenset({"port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
 _TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
+# Arguments that name a model, or that the engine reads from it.
 _MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
-"""Arguments that name a model, or that the engine reads from it."""
 ABSENT = "absent"
 
 

@@ -34,8 +34,8 @@ from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
 
+# Arguments of a backend, beside q, k and v, that have a row per token.
 _BY_TOKEN = ("q_rope", "k_rope")
-"""Arguments of a backend, beside q, k and v, that have a row per token."""
 
 
 def _limits(runner: Any) -> EngineLimits:

@@ -15,29 +15,29 @@ from assay.harness.files import write_whole
 if TYPE_CHECKING:  # the command line names features, and must not wait for torch
     from torch import Tensor
 
+# Stands for the folder of the model in a flag.
 MODEL = "{model}"
-"""Stands for the folder of the model in a flag."""
+# Stands for the folder of a LoRA adapter that adds zeros.
 ADAPTER = "{adapter}"
-"""Stands for the folder of a LoRA adapter that adds zeros."""
+# Stands for the folder of a draft model for EAGLE.
 DRAFT = "{draft}"
-"""Stands for the folder of a draft model for EAGLE."""
+# Folder, beside that of the adapter of zeros, of one that adds something: it shows that adapters are applied.
 OTHER_ADAPTER = "other-adapter"
-"""Folder, beside that of the adapter of zeros, of one that adds something: it shows that adapters are applied."""
+# Architectures whose layers are known to have the projections of Llama, and whose models give their embedding to a draft.
 _FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose layers are known to have the projections of Llama, and whose models give their embedding to a draft."""
+# Architectures whose modules in SGLang divide the heads by the size of attention's own group (``attn_tp_size``).
 _BY_REQUEST = (
     "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM",
     "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
 )  # fmt: skip
-"""Architectures whose modules in SGLang divide the heads by the size of attention's own group (``attn_tp_size``)."""
 _RANK, _ALPHA = 8, 16
+# Standard deviation of what the other adapter's second matrix holds: enough to move every log-probability.
 _SPREAD = 0.1
-"""Standard deviation of what the other adapter's second matrix holds: enough to move every log-probability."""
 
 Config = Mapping[str, Any]
 Weights = dict[str, "Tensor"]
+# Name and content of the configuration, and of the weights.
 MadeModel = tuple[str, Config, str, Weights]
-"""Name and content of the configuration, and of the weights."""
 
 
 def like_llama(config: Config) -> str:

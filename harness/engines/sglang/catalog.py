@@ -16,10 +16,10 @@ from assay.harness.errors import UsageError
 from assay.harness.sides import hide
 from assay.harness.text import did_you_mean
 
+# SGLang's own backends that compute a prefill on cached keys and on new ones apart, and merge both in the model's dtype.
 _MERGE_THE_PREFIX = ("flashinfer",)
-"""SGLang's own backends that compute a prefill on cached keys and on new ones apart, and merge both in the model's dtype."""
+# The oldest version of SGLang that assay is tested with.
 MIN_SGLANG = "0.5.17"
-"""The oldest version of SGLang that assay is tested with."""
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 

@@ -15,15 +15,15 @@ from assay.evals.invariance_load import CHUNK, PAGE
 from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, attends_by_request, has_experts, like_llama
 from assay.harness.sides import Device, flag_values
 
+# Name of the adapter of zeros in a server.
 ADAPTER_NAME = "assay-zeros"
-"""Name of the adapter of zeros in a server."""
 _GPU: tuple[Device, ...] = ("cuda",)
+# Tokens of the KV pool where it goes on in the host's memory: all probes at once fit, and a few more requests evict the prefix.
+# SGLang takes twice as much of the host's, which of a whole pool is 60 GB.
 _HOST_TOKENS = 16384
-"""Tokens of the KV pool where it goes on in the host's memory: all probes at once fit, and a few more requests evict the prefix.
-SGLang takes twice as much of the host's, which of a whole pool is 60 GB."""
+# What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
+# so that arms with it are compared among themselves.
 Cost = Literal["nothing", "another kernel", "a base of its own"]
-"""What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
-so that arms with it are compared among themselves."""
 
 
 @dataclass(frozen=True)

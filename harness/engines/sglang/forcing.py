@@ -15,8 +15,8 @@ from typing import Any
 
 from assay.harness.files import write_whole
 
+# Environment variable: not empty in a server that may be told what to write.
 FORCED = "ASSAY_FORCED"
-"""Environment variable: not empty in a server that may be told what to write."""
 PREFIX = "assay-forced-"
 _FILE = "forced.json"
 

@@ -26,18 +26,18 @@ from torch import Tensor
 from assay.harness.engines.inside.control import Control
 
 _RUNNERS = "sglang.srt.model_executor.runner"
+# SGLang's graph runners: module and class.
 RUNNERS = (
     (f"{_RUNNERS}.decode_cuda_graph_runner", "DecodeCudaGraphRunner"),
     (f"{_RUNNERS}.prefill_cuda_graph_runner", "PrefillCudaGraphRunner"),
 )
-"""SGLang's graph runners: module and class."""
 _BREAKABLE = "BreakableCudaGraphBackend"
 
+# Takes a batch of requests and the tensors of a call, by name, without the rows of padding.
 Observe = Callable[[Any, Mapping[str, Tensor]], None]
-"""Takes a batch of requests and the tensors of a call, by name, without the rows of padding."""
 
+# Counts a pass that a graph served: its phase, "prefill" or "decode", and its requests.
 Count = Callable[[str, int], None]
-"""Counts a pass that a graph served: its phase, "prefill" or "decode", and its requests."""
 
 
 class Replays:
@@ -120,8 +120,8 @@ class GraphObserver:
             self.replays.observe(batch)
 
 
+# The batches that graph runners serve now, the innermost last.
 _serving: list[Any] = []
-"""The batches that graph runners serve now, the innermost last."""
 _observers: list[GraphObserver] = []
 _counts: list[Count] = []
 

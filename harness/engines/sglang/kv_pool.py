@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,14 +12,33 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, cumulative
 from assay.harness.attention.paging import slots_of
-from assay.harness.engines.sglang.layer_numbers import layer_number
 
+# SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill.
 _EXTEND_MODES = ("EXTEND", "MIXED")
-"""SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill."""
+# Arguments with the last dims of q and k, which some backends of latent attention take apart from the others.
 _OF_LATENTS = ("q_rope", "k_rope")
-"""Arguments with the last dims of q and k, which some backends of latent attention take apart from the others."""
+# Dtypes of a KV pool that stores K and V divided by one scale each.
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""Dtypes of a KV pool that stores K and V divided by one scale each."""
+_PATH = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_NUMBER = "assay_layer"
+
+
+def number_layers(model: Any) -> None:
+    """Note in each attention module of a model the number of its decoder layer; one without a numbered path keeps its ``layer_id``.
+
+    SGLang's ``layer_id`` names a place in the KV pool, and several layers may read the same one: Gemma 3n and 4 have layers that
+    read K and V of an earlier one. The two attentions of a layer of DeepSeek's, on latents and on K and V made of them, have one
+    number.
+    """
+    for path, module in model.named_modules():
+        numbers = _PATH.findall(path)
+        if hasattr(module, "layer_id") and hasattr(module, "tp_q_head_num") and numbers:
+            setattr(module, _NUMBER, int(numbers[-1]))
+
+
+def layer_number(attention: Any) -> int:
+    """Return the number of the decoder layer that an attention module is in."""
+    return int(getattr(attention, _NUMBER, attention.layer_id))
 
 
 def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:

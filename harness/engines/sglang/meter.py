@@ -17,7 +17,7 @@ from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.kernel_tracer import kernel_tracer
 from assay.harness.engines.inside.meter import Meter, admissions, replays
 from assay.harness.engines.sglang.graph_passes import observe_graphs, served_batch
-from assay.harness.engines.sglang.layer_numbers import layer_number
+from assay.harness.engines.sglang.kv_pool import layer_number
 from assay.harness.evidence.counters import CounterRow
 
 

@@ -17,8 +17,8 @@ from assay.harness.fingerprint.in_interpreter import written_ids
 from assay.harness.fingerprint.ranks import joined
 from assay.harness.text import one_line
 
+# Seconds that the processes of a server may take after the reply: they read all weights.
 _WAIT_S = 60.0
-"""Seconds that the processes of a server may take after the reply: they read all weights."""
 
 
 class _Asked(Engine, Protocol):

@@ -14,13 +14,13 @@ import torch
 from assay.harness.fingerprint.weights import Piece, WeightPlace
 
 _LAYERS = "sglang.srt.layers."
+# Methods that keep the layout of the checkpoint, but where `_packed` says otherwise.
 _AS_LOADED = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"}
-"""Methods that keep the layout of the checkpoint, but where `_packed` says otherwise."""
+# Attributes of the method of experts that name kernels with a layout of their own.
 _OTHER_ORDER = (
     "use_triton_kernels", "use_flashinfer_cutlass", "use_flashinfer_trtllm_moe", "use_deep_gemm", "load_up_proj_weight_first",
     "w13_swiglu_interleaved",
 )  # fmt: skip
-"""Attributes of the method of experts that name kernels with a layout of their own."""
 
 
 def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> WeightPlace | None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.arguments import differences
 from assay.harness.engines.sglang.common import _common_settings, _resolved_arguments, agree
 from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.errors import EngineError
@@ -59,14 +58,6 @@ def test_a_backend_without_cuda_graphs_takes_them_from_both() -> None:
         "both were given --disable-cuda-graph, because SGLang resolves cuda_graph_config.decode.backend by the backend "
         "(triton: full; torch_native: disabled)",
     )
-
-
-def test_the_backend_itself_is_the_treatment() -> None:
-    other = TRITON | {"attention_backend": "fa3", "prefill_attention_backend": "fa3", "decode_attention_backend": "fa3"}
-    assert flags(other) == ()
-    assert differences(TRITON, other) == {}
-    split = other | {"decode_attention_backend": "flashinfer"}
-    assert differences(TRITON, split) == {"decode_attention_backend": ("null", "flashinfer")}
 
 
 @pytest.mark.parametrize(
@@ -120,11 +111,6 @@ def test_both_are_resolved_again_with_what_was_found() -> None:
     ]  # fmt: skip
 
 
-def test_backends_that_agree_are_given_nothing() -> None:
-    found = agree({"reference": launch("reference", "triton"), "candidate": launch("candidate", "fa3")}, sglang)
-    assert (found.flags, found.because, found.impossible) == ((), (), ())
-
-
 def test_a_flag_that_has_no_effect_is_said() -> None:
     found = agree(PAIR, lambda one: sglang(replace(one, common=())))
     assert found.flags == ("--disable-cuda-graph",)
@@ -138,11 +124,6 @@ def test_what_cannot_be_resolved_is_left_to_the_servers() -> None:
     found = agree(PAIR, refuse)
     assert found.flags == ()
     assert "no GPU" in found.impossible[0]
-
-
-def test_common_flags_come_before_the_users() -> None:
-    argv = command(launch("reference", "triton", common=("--page-size=64",), engine_args=("--page-size=16",)), 1, "n")
-    assert argv[-2:] == ["--page-size=64", "--page-size=16"]
 
 
 @pytest.mark.slow

@@ -83,10 +83,6 @@ def test_the_pool_that_goes_on_in_the_hosts_memory_holds_all_probes_at_once() ->
     assert closed(["hicache"], FEATURES) == {"hicache", "prefix-cache"}
 
 
-def test_compiled_code_needs_the_graphs_that_it_is_captured_in() -> None:
-    assert closed(["torch-compile"], FEATURES) == {"torch-compile", "cuda-graph-decode"}
-
-
 @pytest.mark.parametrize(
     ("id_", "config", "why"),
     [
@@ -126,8 +122,3 @@ def test_the_engines_own_flags_decide_what_they_override(
     found = FEATURES[id_].decided(flags, environment, "flashinfer")
     assert found.startswith(says)
     assert bool(found) == bool(says)
-
-
-def test_features_that_a_running_server_is_switched_to_are_not_decided_by_its_flags() -> None:
-    flags = dict.fromkeys(FEATURES["sleep-wake"].on, "true")
-    assert FEATURES["sleep-wake"].decided(flags, {}, "triton") == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from assay.harness.engines.sglang.layer_numbers import layer_number, number_layers
+from assay.harness.engines.sglang.kv_pool import layer_number, number_layers
 
 
 class Attention(nn.Module):

@@ -126,25 +126,6 @@ def test_a_backend_that_cannot_run_here_ends_the_command_with_the_reason(name: s
         assert word in " ".join(done.stderr.split())
 
 
-_PLANNED = """
-import torch
-from types import SimpleNamespace
-from assay.harness.engines.sglang import native_kernel
-native_kernel._sglang()
-native_kernel._registry()["planning"] = lambda runner: SimpleNamespace(scale=runner.model_config.scaling)
-for scale in (192**-0.5, 0.1):
-    shape = native_kernel._Shape("planning", "cpu", 1, 4, 1, 576, 512, torch.float32, 1, 64, latent_scale=scale)
-    print(native_kernel._runner(shape)._backend.scale == scale)
-"""
-
-
-@pytest.mark.slow
-def test_a_backend_that_plans_with_the_models_scale_plans_with_that_of_the_call() -> None:
-    """FlashInfer's MLA backend does. SGLang's kit has the scale of the 576 dims, which the table of honours took for a fault."""
-    done = subprocess.run([sys.executable, "-c", _PLANNED], capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout.split()[-2:] == ["True", "True"], done.stderr
-
-
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
     writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="", reference="r"), 2**22)
