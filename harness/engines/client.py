@@ -176,13 +176,7 @@ class Client:
     def stream(self, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[Stream]:
         """Send prompts of token ids, each once, since a retry would count as latency, and time the tokens of their answers.
 
-        Args:
-            prompts: token ids; sent in this order.
-            output: tokens of each answer.
-            concurrency: limit of the requests in flight.
-
-        Returns:
-            The streams, in the order of the prompts.
+        Returns the streams in the order of the prompts, each of `output` tokens, with at most `concurrency` requests in flight.
 
         Raises:
             EngineError: the server failed, or an answer has another length.

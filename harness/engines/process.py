@@ -166,13 +166,10 @@ class ServerProcess:
     def trouble(self, essential: str) -> Trouble | None:
         """Examine the server's processes, at most once in `LOOK_INTERVAL_S`; None if nothing is wrong.
 
-        Only what two looks in a row have seen counts: a debugger stops a process for a moment, and a server whose process has died
-        may be about to end. A process without a name yet, which may end normally, counts only if it failed. What a process forks to
-        run a command has its name at first, and may end at any time. Once the main process has ended, nothing counts but how it
-        did: `exit_status` has that when the others have ended, too.
-
-        Args:
-            essential: how those processes call themselves that must not end before the server does.
+        Names that begin with `essential` are those of processes that must not end before the server does. Only what two looks in
+        a row have seen counts: a debugger stops a process for a moment, and a server whose process has died may be about to end.
+        A process without a name yet counts only if it failed. Once the main process has ended, nothing counts but how it did: see
+        `exit_status`.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_INTERVAL_S:
@@ -259,10 +256,7 @@ def _oom_kills() -> int:
 def _telling_lines(log: str) -> list[str]:
     """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
 
-    After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the
-    interpreter's own.
-
-    Lines are cut to `LINE_WIDTH` characters. Empty lines and known noise are omitted.
+    After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the interpreter's.
     """
     lines = _lines(log)
     heads = [number for number, line in enumerate(lines) if HEADER in line]

@@ -121,15 +121,7 @@ def attach(
 
 
 def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages, replays: Replays) -> Any:
-    """Give every call of a backend object to the attachment from now on, and return the object.
-
-    Args:
-        backend: the backend object.
-        name: its name.
-        attachment: receives the calls.
-        pages: the KV pool.
-        replays: keeps what is captured of calls in decode graphs, until they are read.
-    """
+    """Give every call of a backend object to the attachment from now on, and return the object."""
     attachment.attached_to(name)
 
     def attached(phase: Phase, forward: Any) -> Any:

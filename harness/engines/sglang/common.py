@@ -88,13 +88,8 @@ def agree(
 ) -> CommonSettings:
     """Find what both servers must be given so that only the treatment differs. Nothing is started.
 
-    Args:
-        launches: how both would be launched.
-        resolve: returns the resolved arguments of a launch; by default SGLang itself is asked.
-        asked: settings that were asked to differ, beyond the backend.
-
-    Returns:
-        The flags with their reasons. What could not be found out or made equal is in `impossible`; the servers then show it.
+    `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names what was asked to
+    differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
     """
     resolve = resolve or _resolved_arguments
     names = {role: launches[role].backend for role in ROLES}

@@ -92,10 +92,7 @@ class Feature:
     def decided(self, flags: Mapping[str, str], environment: Mapping[str, str], backend: str) -> str:
         """Say what decides already, in every server, whether it is on; empty if nothing certainly does.
 
-        Args:
-            flags: the engine's own, by name: they override the feature's.
-            environment: of every server.
-            backend: attention backend of the base.
+        The engine's own flags override the feature's; `backend` is the attention backend of the base.
         """
         own = {f"--{name.replace('_', '-')}": str(value) for name, value in self.resolved.items()}
         for flag in [*flag_values(self.off), *(flag for flag, value in own.items() if _differ(flags.get(flag), value))]:

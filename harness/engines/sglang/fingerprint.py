@@ -85,12 +85,7 @@ def describe(runner: Any) -> Fingerprint:
 
 
 class FingerprintWriter:
-    """Writes the fingerprint of a process into the server's folder, once for each label that the control names.
-
-    Args:
-        runner: the process's ModelRunner.
-        folder: the server's folder (``ASSAY_EVIDENCE``).
-    """
+    """Writes the fingerprint of a ModelRunner's process into the server's folder, once for each label that the control names."""
 
     def __init__(self, runner: Any, folder: Path) -> None:
         self._runner, self._folder = runner, folder

@@ -80,12 +80,6 @@ class LayerRequest:
 class NativeKernel:
     """One of SGLang's attention backends as a kernel of the contract. Made by `kernel`.
 
-    Args:
-        name: the kernel's name, for errors.
-        backend: the backend's name, as SGLang registers it.
-        page: tokens per page of the KV pool.
-        declared: what the kernel declares.
-
     Attributes:
         assay: what it declares.
         backend: the backend's name, as SGLang registers it.
@@ -140,15 +134,10 @@ class NativeKernel:
 
 @cache
 def kernel(backend: str) -> NativeKernel:
-    """Make the kernel that one of SGLang's attention backends is. It is tried on two small calls.
-
-    Args:
-        backend: a name of SGLang's registry, plugins included, and the page size of the KV pool unless it is 1: "triton", or
-            "triton@16".
+    """Make the kernel that an attention backend of SGLang's is, as "triton", or "triton@16" with pages of 16, and try it.
 
     Raises:
-        KernelRefused: there is no such backend, it cannot compute on this machine, or SGLang fails when it is imported. The
-            cause of the latter two is what it raised.
+        KernelRefused: there is no such backend, it cannot compute on this machine, or SGLang fails when it is imported.
         ImportError: a package is not installed.
     """
     name, at, page = backend.partition("@")

@@ -87,17 +87,10 @@ def generate_all(
     tokens: Sequence[int],
     top_logprobs: int,
 ) -> list[Answer]:
-    """Generate one greedy answer of a given length to each of several prompts, sent at once.
+    """Generate one greedy answer of a given number of tokens to each of several prompts of token ids, sent at once.
 
-    Args:
-        server: a running SGLang server.
-        items: what is asked.
-        prompts: the token ids of their prompts.
-        tokens: tokens of each answer; an end-of-text token does not end it.
-        top_logprobs: alternatives to return with the log-probability of each token.
-
-    Returns:
-        The answers, in order, with the seconds until all had come. Their texts are token ids.
+    An end-of-text token does not end an answer. `top_logprobs` is the number of alternatives with each token. Returns the
+    answers, whose texts are token ids, with the seconds until all had come.
 
     Raises:
         EngineError: the server failed, or did not answer each of them.

@@ -24,13 +24,9 @@ _OTHER_ORDER = (
 
 
 def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> WeightPlace | None:
-    """Return the place of a parameter of a module; None where it is not known.
+    """Return the place of a parameter of a module, by its name there; None where it is not known.
 
-    Args:
-        module: the layer that has it.
-        attribute: its name there.
-        parameter: as it is now.
-        in_order: whether the experts lie in the order of their numbers.
+    `in_order` says whether the experts lie in the order of their numbers.
     """
     kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith(_LAYERS)}
     loader = getattr(parameter, "weight_loader", None)
