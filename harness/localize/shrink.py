@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative, tensor_of
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative
 from assay.harness.attention.kernels import declaration, load
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
@@ -22,7 +22,7 @@ from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
 from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import KernelRun, measure
+from assay.harness.localize.kernel_runs import KernelRun, compute, measure
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
@@ -108,7 +108,7 @@ def shrink(kernel: Kernel, call: AttentionCall, head_dims: Collection[int], bug:
             return False
         runs += 1
         try:
-            out = tensor_of(kernel(smaller.clone()))
+            out = compute(kernel, smaller.clone()).out
         except KernelRefused:
             return False
         result = measure(smaller, out, noise)
