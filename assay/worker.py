@@ -324,7 +324,8 @@ def _guarded(
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start a command under a guardian, which removes `scratch` when the command has ended."""
     return subprocess.Popen(
-        guardian.guarded(words, _GRACE_S, scratch, most), stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
+        guardian.guarded(words, _GRACE_S, scratch, most),
+        stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
         start_new_session=True,  # out of reach of the terminal's Ctrl-C
     )  # fmt: skip
 

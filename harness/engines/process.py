@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -80,11 +80,8 @@ class ServerProcess:
         folder: Path,
         log: Path,
         secret: str = "",
-        output: Path | None = None,
     ) -> None:
         """Launch ``command`` in ``folder`` with its output appended to ``log``; ``secret`` is left out where the log is quoted.
-
-        With ``output``, that file holds what it writes to standard output, and the log has the rest.
 
         Raises:
             OSError: folder or log cannot be written.
@@ -101,12 +98,12 @@ class ServerProcess:
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
         self.scratch = Path(tempfile.mkdtemp(prefix="assay-"))
         try:
-            with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
+            with log.open("ab") as logged:
                 self.log_start = logged.tell()
                 self._guardian = subprocess.Popen(
                     guardian.guarded(command, GRACE_S, self.scratch),
                     stdin=subprocess.PIPE,
-                    stdout=printed,
+                    stdout=logged,
                     stderr=logged,
                     cwd=folder,
                     env={**environment, "TMPDIR": str(self.scratch)},
@@ -139,7 +136,7 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the most informative last lines of this launch's log, indented, under the log's path."""
-        lines = "\n".join(f"  {line}" for line in _telling_lines(self.recent_log()))
+        lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
         log = shown(self.log)
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
@@ -253,7 +250,7 @@ def _oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _telling_lines(log: str) -> list[str]:
+def telling_lines(log: str) -> list[str]:
     """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
 
     After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the interpreter's.

@@ -17,7 +17,7 @@ from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import EVIDENCE
 from assay.harness.engines.model import resolve_model
-from assay.harness.engines.process import ServerProcess
+from assay.harness.engines.process import telling_lines
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.launch import Launch
@@ -30,9 +30,9 @@ from assay.harness.fingerprint.facts import PACKAGES, variables
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.run.asked import ignored_of
 from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
-from assay.harness.text import one_line
+from assay.harness.text import how_ended, one_line
+from assay.worker import run_command
 
-_POLL_S = 0.1
 _AT_ONCE = 4
 """Requests in flight, of an endpoint that others use too."""
 _PROCESS = "assay.harness.engines.sglang.fingerprint_process"
@@ -150,29 +150,23 @@ def _printed(command: list[str], environment: Mapping[str, str], folder: Path, t
     Raises:
         EngineError: it failed, printed nothing, or took too long.
     """
-    printed = folder / "printed"
-    process = ServerProcess(command, environment, folder / "run", folder / "log", output=printed)
-    begun = time.monotonic()
-    try:
-        while process.exit_status is None and time.monotonic() - begun < timeout_s:
-            time.sleep(_POLL_S)
-        status = process.exit_status
-        lines = printed.read_text(errors="replace").splitlines()
-        if status == 0 and lines and lines[-1].startswith("{"):
-            return lines[-1]
-        ended = process.how_it_ended if status is not None else f"was not done after {timeout_s:g} s"
-        # Its log is in a folder that is removed: what it ends with is all there is.
-        tail = "\n".join([*lines[-3:], process.log_tail()])
-        failure = failures.read(process.recent_log())
-    finally:
-        process.stop()
+    (folder / "run").mkdir()
+    log, printed = folder / "log", folder / "printed"
+    status = run_command(command, folder / "run", log=log, seconds=timeout_s, environment=environment, output=printed)
+    lines = printed.read_text(errors="replace").splitlines()
+    if status == 0 and lines and lines[-1].startswith("{"):
+        return lines[-1]
+    ended = f"was not done after {timeout_s:g} s" if status is None else how_ended(status)
+    said = log.read_text(errors="replace")
+    failure = failures.read(said)
     raise EngineError(
         f"{who} {ended}, and there is no fingerprint{f': {failure.line}' if failure.line else '.'}",
         "a model that this interpreter loads",
         failure.do
         if failure.cause
         else "see its last lines; --files reads tokenizer, configuration and weights without the engine",
-        details=tail,
+        # The log is in a folder that is removed: what it ends with is all there is.
+        details="\n".join([*lines[-3:], *telling_lines(said)]),
         cause=failure.cause,
     )
 
