@@ -67,22 +67,12 @@ def test_a_backend_without_cuda_graphs_takes_them_from_both() -> None:
         ({"chunked_prefill_size": 4096}, ("--chunked-prefill-size=4096",)),
         ({"chunked_prefill_size": -1}, ("--chunked-prefill-size=8192",)),
         ({"disable_radix_cache": True}, ("--disable-radix-cache",)),
+        ({"kv_cache_dtype": "fp8_e4m3", "new_argument": 3}, ()),
         ({"cuda_graph_max_bs_decode": 8, "page_size": 128}, ("--cuda-graph-max-bs-decode=8", "--page-size=128")),
     ],
 )  # fmt: skip
 def test_settings_that_a_flag_makes_equal(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert flags(TRITON | changes) == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [({"kv_cache_dtype": "fp8_e4m3"}, "changes what both servers compute"), ({"new_argument": 3}, "no flag that is known")],
-)
-def test_settings_that_no_flag_makes_equal(changes: dict[str, Any], why: str) -> None:
-    found = _common_settings(TRITON, TRITON | changes, NAMES)
-    assert found.flags == ()
-    (one,) = found.impossible
-    assert why in one
 
 
 def sglang(launch: Launch) -> dict[str, Any]:
@@ -94,21 +84,6 @@ def sglang(launch: Launch) -> dict[str, Any]:
         "page_size": 64 if launch.backend == "flashmla" else max(sizes, default=1),
         "cuda_graph_config": {"decode": {"backend": graphs}, "prefill": {"backend": "disabled"}},
     }
-
-
-def test_both_are_resolved_again_with_what_was_found() -> None:
-    asked: list[tuple[str, tuple[str, ...]]] = []
-
-    def resolve(one: Launch) -> dict[str, Any]:
-        asked.append((one.role, one.common))
-        return sglang(one)
-
-    found = agree(PAIR, resolve)
-    assert (found.flags, found.impossible) == (("--disable-cuda-graph",), ())
-    assert sorted(asked) == [
-        ("candidate", ()), ("candidate", ("--disable-cuda-graph",)),
-        ("reference", ()), ("reference", ("--disable-cuda-graph",)),
-    ]  # fmt: skip
 
 
 def test_a_flag_that_has_no_effect_is_said() -> None:

@@ -192,21 +192,9 @@ def test_a_process_writes_once_for_each_label(tmp_path: Path) -> None:
     writer.after(batch("c"))
     assert OF_PROCESS.read_each(folder) == {}
     set_control(folder, Control(fingerprint="second"))
-    writer.after(batch("d"))
+    writer.after(batch(idle=True))  # of a rank without a request
     assert list(OF_PROCESS.read_each(folder)) == ["second-0000"]
     assert json.loads((folder / "fingerprint" / "second-0000.json").read_text())["packages"]["torch"] == torch.__version__
-
-
-def test_a_rank_without_a_request_writes_after_its_idle_batch(tmp_path: Path) -> None:
-    folder = tmp_path / "server"
-    writer = FingerprintWriter(runner(tmp_path, table(500000.0)), folder)
-    idle = batch(idle=True)
-    writer.after(idle)
-    assert OF_PROCESS.read_each(folder) == {}, "nothing is asked for"
-    set_control(folder, Control(fingerprint="first"))
-    writer.after(idle)
-    ((name, made),) = OF_PROCESS.read_each(folder).items()
-    assert (name, made.positions) == ("first-0000", ())
 
 
 def test_loaded_adapters_are_named_and_told_apart(tmp_path: Path) -> None:
@@ -254,19 +242,6 @@ def test_what_auto_was_resolved_to_is_named(tmp_path: Path, monkeypatch: pytest.
     assert "forward_cpu" not in runs, "is named once"
     assert runs["Fp8LinearMethod (triton_linear)"] == runs["AWQLinearMethod"] == "gemm"
     assert runs["Fp8KVCacheMethod"] == "kv cache", "it scales K and V"
-
-
-def test_a_dense_product_names_its_backend_unless_that_is_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(STAND_INS)
-    from sglang.srt.layers.quantization import unquant
-
-    loaded = runner(tmp_path, table(500000.0))
-    linear = type("QKVParallelLinear", (torch.nn.Module,), {"quant_method": unquant.UnquantizedLinearMethod()})()
-    loaded.model.add_module("linear", linear)
-    monkeypatch.setattr("sglang.srt.distributed.parallel_state.get_tp_group", lambda: SimpleNamespace(world_size=1))
-    for backend, runs in ((unquant.Bf16GemmBackend.AUTO, ""), (unquant.Bf16GemmBackend.CUTEDSL, " (cutedsl)")):
-        monkeypatch.setattr(unquant, "_BF16_GEMM_BACKEND", backend)
-        assert f"UnquantizedLinearMethod{runs}" in [row.runs for row in describe(loaded).backends or ()]
 
 
 def test_variables_that_count_are_sglangs_own_and_mean_unset_what_it_takes_them_for() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -173,18 +172,6 @@ def test_a_decode_graph_is_compared_as_an_eager_pass_is(
         assert counts.count("decode", "total-tokens", "17-128") == 1
     assert sums["eager"][0].tolist() == sums["graph"][0].tolist()
     assert (sums["eager"][1], sums["graph"][1]) == (0, 1)
-
-
-def test_a_version_whose_runners_ask_in_another_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Runner:
-        def serves(self, forward_batch: str) -> bool:
-            return True
-
-    monkeypatch.setattr(graph_passes, "RUNNERS", ((__name__, "Runner"), ("no.such.module", "Runner")))
-    monkeypatch.setattr(sys.modules[__name__], "Runner", Runner, raising=False)
-    observing(Control(shadow=True))
-    assert Runner().serves("any")
-    assert not hasattr(Runner, "can_run_graph")
 
 
 class BreakableCudaGraphBackend:

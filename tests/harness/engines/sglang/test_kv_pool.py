@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask
 from assay.harness.engines.inside.truth_sums import check_stored
 from assay.harness.engines.sglang import native_kernel
-from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, spec_of
+from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, layer_number, number_layers, spec_of
 
 HEADS, KV_HEADS, DIM, SLOTS, LATENT, ROPE = 4, 2, 8, 64, 16, 4
 
@@ -55,6 +55,16 @@ def test_what_a_layer_asks_for_is_read() -> None:
     spec = spec_of(layer_of(logit_cap=30.0, temperature=1024), {"sinks": sinks}, "extend", "mine")
     assert (spec.softcap, spec.temperature, spec.sinks) == (30.0, 1024, (1.0, -2.0, 0.5, 3.0))
     assert spec.features == ("softcap", "temperature", "sinks")
+
+
+def test_layers_are_known_by_the_path_of_their_modules_and_not_by_their_place_in_the_pool() -> None:
+    """Layers of Gemma 3n read the cache of an earlier one; DeepSeek's have two attentions."""
+    model, layers = torch.nn.Module(), [{"mqa": layer_of(0), "mha": layer_of(0)}, {"mqa": layer_of(1)}, {"mqa": layer_of(0)}]
+    model.layers = torch.nn.ModuleList(torch.nn.ModuleDict(layer) for layer in layers)
+    number_layers(model)
+    assert [[layer_number(one) for one in layer.values()] for layer in layers] == [[0, 0], [1], [2]]
+    assert layers[2]["mqa"].layer_id == 0
+    assert layer_number(layer_of(5)) == 5
 
 
 class Window:

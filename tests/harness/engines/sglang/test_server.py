@@ -198,15 +198,6 @@ def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer) -> 
 
 
 @pytest.mark.slow
-def test_a_flag_that_sglang_does_not_know_is_named(tmp_path: Path) -> None:
-    server = make(tmp_path, engine_args=("--no-such-flag",))
-    with pytest.raises(EngineError, match="unrecognized arguments: --no-such-flag") as caught:
-        server.start()
-    assert "exited with status 2 during start-up" in str(caught.value)
-    assert str(server.launch.log) in str(caught.value)
-
-
-@pytest.mark.slow
 def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     server = make(tmp_path, startup_timeout=1.0)
     with pytest.raises(EngineError, match="was not ready after 1 s"):
