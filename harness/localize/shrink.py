@@ -222,7 +222,10 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[
         text = f"CALL = replace(call_of({shape}{f', seed={seed}' * bool(seed)}), {own})"
         if changed:
             text += f"\nCALL = replace(CALL, {changed})"
-        imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import CallSpec, Mask, assert_correct, call_of"
+        imports = (
+            "from dataclasses import replace\n\nimport torch\n\nfrom assay import Mask, assert_correct\n"
+            "from assay.harness.attention.call import CallSpec\nfrom assay.harness.attention.sample_calls import call_of"
+        )
         return partial(_test, kernel_path, imports, text, excused)
     numbers = sum(t.numel() for t in (call.q, call.k, call.v))
     if numbers > _MAX_LITERALS:
@@ -233,7 +236,10 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[
         )
     tensors = "".join(f"    {name}={_literal(tensor)},\n" for name, tensor in call.tensors.items())
     text = f"CALL = AttentionCall(\n{tensors}    {own},\n)"
-    imports = "import torch\n\nfrom assay import AttentionCall, CallSpec, Mask, assert_correct"
+    imports = (
+        "import torch\n\nfrom assay import AttentionCall, Mask, assert_correct\n"
+        "from assay.harness.attention.call import CallSpec"
+    )
     return partial(_test, kernel_path, imports, text, excused)
 
 

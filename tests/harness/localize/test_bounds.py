@@ -15,7 +15,6 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import Size, cases
 from assay.harness.attention.noise import FAMILIES, NoiseFamily, family
 from assay.harness.attention.oracle import oracle, requests, scores, sequences
-from assay.harness.attention.sage import sage_attn
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize import bounds
 from assay.harness.localize.bounds import CallNoise, bound_of
@@ -84,17 +83,6 @@ def test_terms_that_a_float32_sum_of_single_keys_loses_are_within_bounds(lost: f
     result = measure(call, key_by_key(call))
     assert float(result.own.max()) > 5 * float(CallNoise(call).largest_bound)
     assert not result.fails
-
-
-@pytest.mark.interpreter
-@pytest.mark.few(2)
-@pytest.mark.parametrize("times", [1.0, 3.0])
-@pytest.mark.parametrize("lens", LENS[1:4])
-def test_int8_is_within_the_bounds_of_int8_and_beyond_those_of_fp16(lens: list[tuple[int, int]], times: float) -> None:
-    call = peaky(call_of(lens, (4, 2), 64, torch.float16, "cpu"), times)
-    error = own(sage_attn(call), call)
-    assert bool((error <= CallNoise(call, "int8_qk").bounds).all())
-    assert bool((error > CallNoise(call).bounds).any())
 
 
 def test_bounds_stay_near_the_published_noise() -> None:
