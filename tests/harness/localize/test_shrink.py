@@ -71,18 +71,10 @@ def run_test(source: str) -> None:
 
 MODULE = """
 from assay.harness.attention.bugs.faults import fault
-from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.noise import FAMILIES
 
 top_left = fault("mask-top-left")
 saturating = fault("values-saturate-fp8-e4m3")
 
-
-def int8(call):
-    return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
-
-
-coarse = fault("mask-top-left", int8)
 """
 
 
