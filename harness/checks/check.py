@@ -310,7 +310,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     with exits_raised():
         out = compute(within, given)
     result = measure(call, out, declared.noise)
-    changed = [name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor)]
+    changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
     if changed:
         raise AssertionError(f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them")
     if within.written:
