@@ -73,7 +73,7 @@ class FileRead(Part):
     format: str = Field(description='id of the reader, such as "sglang-log"; "unknown" where none took it')
     title: str = Field(description='such as "SGLang server log with pytest output"')
     bytes: int
-    sha256: str = Field(description="empty for a folder, and for a file of more than 512 MiB that no reader knows")
+    sha256: str = Field(description="empty for a folder")
     unit: str = Field("line", description='what is counted: "line", "record", "tensor", "event"')
     lines: int = Field(description="units in the file")
     read: int = Field(description="units that were understood")
