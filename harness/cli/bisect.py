@@ -57,8 +57,8 @@ def layers(
     raise typer.Exit(deliver(layers_document(result), json))
 
 
+# Exit codes of ``git bisect run``, by outcome.
 _GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
-"""Exit codes of ``git bisect run``, by outcome."""
 
 _REPOSITORY = existing("a folder of a git repository")
 _Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]

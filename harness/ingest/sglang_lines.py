@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+# A pattern that matches all of a text, its kind (an id in kebab-case), and the kind of notice that it is; empty for none.
 _Rule = tuple[re.Pattern[str], str, str]
-"""A pattern that matches all of a text, its kind (an id in kebab-case), and the kind of notice that it is; empty for none."""
 _GB = r"-?[\d.]+ GB"
+# How a line of SGLang begins that reports an option it chose by itself.
 _CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
-"""How a line of SGLang begins that reports an option it chose by itself."""
 
 
 _RECORDS = (
@@ -133,12 +133,12 @@ BARE = _LineKinds(_BARE)
 LONGEST = 20_000
 """Characters of a line in which progress bars are looked for."""
 _RATE = r"[\d.?]+(?:[kMG]?\w{0,12}/\w{1,12}(?:, [\w=.+-]+)*\]|s/it|it/s|s/i|it/|it|s/|s|i)?"
+# A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |".
 _BAR = re.compile(
     r"(?P<percent>\d{1,3})%(?:\|[^|\r]{0,200}\|| Completed \|) *"
     r"(?P<done>[\d.]+[kMG]?)/(?P<total>[\d.]+[kMG]?) "
     rf"\[(?P<elapsed>[\d:]+)<(?:[\d:]+|\?)(?:, *(?:{_RATE})?)?\]?"
 )
-"""A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |"."""
 _LABEL = re.compile(r"(?P<label>[^][|%\r: ][^][|%\r]{0,80}): +")
 _STARTS = ("Output: ", "Error: ", "stdout: ", "stderr: ")
 _MARKS = ("%|", "% Completed |")

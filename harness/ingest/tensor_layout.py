@@ -85,8 +85,8 @@ def has_heads(name: str) -> bool:
     return _boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
 
 
+# Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over.
 _AXES = "bthd"
-"""Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over."""
 
 
 @dataclass(frozen=True)
