@@ -319,7 +319,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
             "look for what ends the process in the kernel and in what it imports",
         ) from error
     result = measure(call, out, declared.noise)
-    changed = [name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor)]
+    changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
     if changed:
         raise AssertionError(
             f"{name} on {describe(call)}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, StoredKV, cumulative
 from assay.harness.attention.paging import slots_of
 
 # SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill.
@@ -193,7 +193,7 @@ class Pages:
             raise KernelRefused(
                 f"the KV cache is {keys.dtype} and q is {q.dtype}; start the server without --kv-cache-dtype, or with fp8_e4m3"
             )
-        stored, latent = {}, bool(self._latents)
+        stored, latent = None, bool(self._latents)
         if latent and keys.shape[-1] != layer.qk_head_dim:
             raise KernelRefused(
                 f"the KV cache packs latents into {keys.shape[-1]} numbers; start SGLang with its default pool"
@@ -202,7 +202,7 @@ class Pages:
         v = k[..., : layer.v_head_dim] if latent else _gathered(values, kept.slots)
         if keys.dtype != q.dtype:
             scales = [torch.full((1, 1, 1), scale, device=q.device) for scale in _scales_of(layer)]
-            stored = dict(zip(("stored_k", "stored_v", "k_scale", "v_scale"), (k, v, *scales), strict=True))
+            stored = StoredKV(k, v, *scales)
             k, v = ((x.float() * scale).to(q.dtype) for x, scale in zip((k, v), scales, strict=True))
             v = k[..., : layer.v_head_dim] if latent else v
         return AttentionCall(
@@ -212,7 +212,7 @@ class Pages:
             cu_seqlens_q=paging.cu_seqlens_q,
             cu_seqlens_k=kept.cu_seqlens,
             spec=replace(spec, layout="v in k") if latent else spec,
-            **stored,
+            stored=stored,
         )
 
     def _is_of_window(self, layer: Any) -> bool:

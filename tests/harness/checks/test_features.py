@@ -49,9 +49,9 @@ def without(feature: str, call: AttentionCall) -> Tensor:
         "mla": {"scale": call.scale * (3**-0.5 if call.spec.layout == "v in k" else 1)},
     }
     if feature == "stored_kv":  # without scales
-        if call.stored_k is None:
+        if call.stored is None:
             return rounded_oracle(call)
-        return rounded_oracle(replace(call, k=call.stored_k.to(call.q.dtype), v=call.stored_v.to(call.q.dtype)))  # type: ignore[union-attr]
+        return rounded_oracle(replace(call, k=call.stored.k.to(call.q.dtype), v=call.stored.v.to(call.q.dtype)))
     if feature == "padding":  # as if the last sequence went on to the end of q
         ends = call.cu_seqlens_q.clone()
         ends[-1] = len(call.q)
@@ -96,7 +96,7 @@ def test_forms_that_are_declared_are_asked_for_and_others_are_not_covered(forms:
 
 def test_a_form_that_is_declared_and_refused_is_no_pass() -> None:
     def refusing(call: AttentionCall) -> Tensor:
-        if call.stored_k is not None and call.stored_k.dtype == torch.float8_e5m2:
+        if call.stored is not None and call.stored.k.dtype == torch.float8_e5m2:
             raise KernelRefused("e5m2 is not built")
         return rounded_oracle(call)
 

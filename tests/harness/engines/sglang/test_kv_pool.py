@@ -215,11 +215,10 @@ def test_latents_in_fp8_are_stored_k_and_their_first_dims_stored_v() -> None:
     server = Latent(torch.float8_e4m3fn)
     call = server.call({}, torch.randn(3, HEADS * (LATENT + ROPE)))
     assert call.features == ("mla", "stored_kv")
-    assert call.stored_k is not None
-    assert call.stored_v is not None
-    assert torch.equal(call.stored_k.float(), server.k.to(torch.float8_e4m3fn).float())
+    assert call.stored is not None
+    assert torch.equal(call.stored.k.float(), server.k.to(torch.float8_e4m3fn).float())
     assert torch.equal(call.v, call.k[..., :LATENT])
-    assert torch.equal(call.stored_v.float(), call.stored_k.float()[..., :LATENT])
+    assert torch.equal(call.stored.v.float(), call.stored.k.float()[..., :LATENT])
 
 
 @pytest.mark.parametrize("argument", ["topk_indices", "cos_sin_cache", "attn_sink"])
@@ -263,8 +262,9 @@ def test_a_cache_in_fp8_has_what_was_written_divided_by_the_scales_of_the_layer(
     batch, keys, values = server.prefilled(12)
     for number in (0, 1):
         call = server.call(number, batch, 12)
+        assert call.stored is not None
         for written, stored, scale, read in (
-            (keys[number], call.stored_k, 0.5, call.k), (values[number], call.stored_v, 0.03, call.v),
+            (keys[number], call.stored.k, 0.5, call.k), (values[number], call.stored.v, 0.03, call.v),
         ):  # fmt: skip
             assert torch.equal(stored.float(), (written / scale).to(torch.float8_e4m3fn).float())
             assert torch.equal(read, stored.float() * scale)

@@ -50,11 +50,6 @@ def test_good_must_be_an_ancestor_of_bad(made: object) -> None:
         repository.resolve("--all")
 
 
-def test_no_repository_is_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not in a git repository"):
-        Repository(tmp_path)
-
-
 def test_a_commit_is_described_with_its_diffstat(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     note = repository.describe(commits[3])
@@ -100,17 +95,6 @@ def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: obj
         assert not (tree / "built.o").exists()
         with pytest.raises(AssayError, match="checkout failed"):
             repository.checkout(tree, "0" * 40, keep_ignored=False)
-
-
-def test_variables_of_a_hook_are_ignored(made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, commits = made.path, made.commits  # type: ignore[attr-defined]
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(path / ".git" / "index"))
-    before = contents(path)
-    repository = Repository(path)
-    with repository.worktree() as tree:
-        repository.checkout(tree, commits[0], keep_ignored=False)
-    assert contents(path) == before
 
 
 def test_filters_of_the_repository_s_own_configuration_do_not_run(made: object, tmp_path: Path) -> None:
