@@ -26,14 +26,14 @@ BATCH = {"cpu": 9, "cuda": 17}
 """Sequences that a batch must have, by device."""
 DEPTH = {"cpu": 9, "cuda": 33}
 """Tokens that a request must generate, by device, where the candidate claims decode."""
+# Tokens before a border at which a prompt ends that passes it while it is decoded.
 _BEFORE = 3
-"""Tokens before a border at which a prompt ends that passes it while it is decoded."""
+# New tokens of such a prompt; the others are cached.
 _TAIL = 4
-"""New tokens of such a prompt; the others are cached."""
+# Tokens that each request of a batch generates where decode is to be covered.
 _FEW = 4
-"""Tokens that each request of a batch generates where decode is to be covered."""
+# Cached tokens of every second request of a batch.
 _HEADER = 24
-"""Cached tokens of every second request of a batch."""
 
 
 def _border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
@@ -194,20 +194,6 @@ def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, d
         extend=(*_packed(behind, reach.at_once), *_packed(alone, reach.at_once)),
         decode=(tuple(decoded),) if decoded else (),
         batch=(_batch(prompts, batch + 2, _FEW if decodes else 1),),
-    )
-
-
-def short_load(reach: LoadReach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
-    """Make the long prompt, and a wave of short prompts.
-
-    The short ones share none, a few or many of its tokens, end around a border, and pass one while they are decoded. Arguments
-    are those of `envelope_load`.
-    """
-    prompts = _Prompts(reach, vocabulary, seed)
-    some = max(1, reach.tokens // 2 // BORDER) * BORDER
-    lengths = ((8, BORDER - 9), (some, BORDER), (0, BORDER + 1), (0, 10), (0, 2 * BORDER - _BEFORE))
-    return (LoadRequest(prompts.long, 0, reach.depth),), tuple(
-        prompts.request(*length, reach.depth) for length in lengths
     )
 
 

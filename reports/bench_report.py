@@ -24,6 +24,7 @@ from assay.reports.document import (
     Words,
 )
 from assay.reports.summary import latency_lines
+from assay.reports.words import counted_calls
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
@@ -98,7 +99,7 @@ def _interval(result: LatencyResult) -> list[Block]:
     if worst is None:
         return []
     says = f"candidate / reference, {worst.title}, {worst.where}: {ratio_text(worst.ratio, worst.low, worst.high)}"
-    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound, "most"), wide=False)]
+    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound), wide=False)]
 
 
 def _load(load: LoadRow) -> Box:
@@ -126,7 +127,7 @@ def calls_blocks(role: str, calls: tuple[CallSummary, ...], about: str = "") -> 
     none = Line("None were counted, so it is unknown which kernel ran here.", "empty")
     head = [Line((Cell(role, role),)), *([Line(about, "quiet")] if about else [])]
     table = Table(_CALLS, rows, numbers=range(2, 7), style="calls") if rows else none
-    said = "; ".join(one_line(call.sentence, 300) for call in calls) or "none counted"
+    said = "; ".join(one_line(counted_calls(call), 300) for call in calls) or "none counted"
     return [Box("", [Only("page", [*head, table]), Only("terminal", [Line(f"{role}: {said}")])])]
 
 
@@ -159,7 +160,6 @@ def _graphs(result: LatencyResult) -> str:
 def _throughputs(load: LoadRow) -> str:
     """Throughputs, 99th percentile of inter-token latency and cached share of a load, reference vs candidate."""
     parts = [
-        f"{load.reference_input_throughput:,.0f} vs {load.candidate_input_throughput:,.0f} prompt tokens/s",
         f"{load.reference_output_throughput:,.0f} vs {load.candidate_output_throughput:,.0f} answer tokens/s",
         f"99th percentile of inter-token latency {1e3 * load.reference_itl_p99_s:.2f} vs {1e3 * load.candidate_itl_p99_s:.2f} ms",
     ]

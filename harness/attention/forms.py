@@ -21,8 +21,8 @@ _FORMATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
 _SCALES = ("tensor", "head", f"block of {BLOCK} tokens", "token")
 FORMS = tuple(f"{name} per {scales}" for name, scales in product(_FORMATS.values(), _SCALES))
 """What K and V are stored in: a format, and what shares a scale."""
+# The feature that has forms.
 _STORED = "stored_kv"
-"""The feature that has forms."""
 
 
 def feature_of(declared: str) -> str:
@@ -59,8 +59,8 @@ def lacking(features: Sequence[str], call: AttentionCall) -> list[str]:
 def _forms_in(call: AttentionCall) -> list[list[str]]:
     """List the forms that K has, and those that V has, the narrowest first: scales of a block are alike."""
     by_tensor = []
-    for name in ("k", "v"):
-        stored, scale = getattr(call, f"stored_{name}"), getattr(call, f"{name}_scale")
+    assert call.stored is not None
+    for stored, scale in ((call.stored.k, call.stored.k_scale), (call.stored.v, call.stored.v_scale)):
         dtype = str(stored.dtype).removeprefix("torch.")
         shared = [f"per {scales}" for scales in _SCALES if _is_per(scales, stored, scale)]
         scaled = shared or [f"with scales {list(scale.shape)}"]

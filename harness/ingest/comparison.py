@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ConfigDict, Field, FiniteFloat
 
 from assay.harness.ingest.result import Excerpt, FileRead, Timeline
-from assay.harness.judge.answer_lengths import LENGTH_BOUND, AnswerLengths
+from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.report import ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Decided, Requirement, Verdict
 
-ComparedKind = Literal["answers", "runs", "tensors", "trace"]
+_ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 LISTED = 200
 """Most differing tensors and unpaired names in a result; they are counted beyond that."""
-
-
-@dataclass(frozen=True)
-class PassLimits:
-    """The limits of a pass: the largest loss and change of length, and the level of each test."""
-
-    margin: float = 0.02
-    alpha: float = 0.05
-    length_bound: float = LENGTH_BOUND
 
 
 class Unpaired(Part):
@@ -163,7 +153,7 @@ class Comparison(Decided):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     created: str = Field(description="ISO 8601, UTC")
-    kind: ComparedKind
+    kind: _ComparedKind
     headline: str
     reasons: tuple[str, ...]
     covers: str = Field("", description="what the verdict covers, and what it does not")
@@ -187,4 +177,5 @@ def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Ch
         right: what was found otherwise.
         settles: what to do about it.
     """
-    return Requirement(id, title).met(not wrong, f"{wrong}." if wrong else right, settles)
+    required = Requirement(id, title, missing=f"it is not shown that {title}")
+    return required.met(not wrong, f"{wrong}." if wrong else right, settles)

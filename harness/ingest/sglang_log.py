@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from assay.harness.engines.sglang import failures
 from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
-from assay.harness.ingest.sglang_facts import KEPT, PER_SERVER, Log, Server, Test, differing_arguments
+from assay.harness.ingest.sglang_facts import PER_SERVER, Log, Server, Test, differing_arguments
 from assay.harness.ingest.sglang_findings import cite, findings, next_steps
 from assay.harness.ingest.sglang_reader import read_log, seconds_between
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line, percent, ranges
 
+# Most rows of a table, and most excerpts of unread lines.
 _SHOWN = 50
-"""Most rows of a table, and most excerpts of unread lines."""
 _SERVER = (
     "server", "backend", "test", "prefill batches", "sequences", "new tokens", "cached tokens", "cached", "decode lines",
     "best tok/s", "answered", "line",
@@ -23,8 +23,8 @@ _WITHOUT_TENSORS = (
     "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
     "SGLANG_KERNEL_API_DUMP_DIR dumps them"
 )
+# Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole.
 _EXPLAINED = 1 << 26
-"""Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole."""
 _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
 
 
@@ -72,8 +72,6 @@ def _notes(log: Log, source: SourceFile) -> Iterable[str]:
             f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line "
             f"{log.loose_outcomes.first})"
         )
-    for name, count in log.beyond.items():
-        yield f"{count} {name} beyond the first {KEPT:,} are counted but not listed, and nothing follows from them"
     cut = [server.line for server in log.servers if not server.whole]
     if cut:
         yield f"the arguments of the server in line {ranges(cut)} are cut off"

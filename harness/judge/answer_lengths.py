@@ -18,11 +18,12 @@ from pydantic import Field
 
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.answers import Pair
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.policy import Policy
 from assay.harness.schema import Part
 from assay.harness.stats.bootstrap import Floats, bootstrap_t
 from assay.harness.stats.share import mcnemar
-from assay.harness.verdict import Check, Finding, Requirement
+from assay.harness.verdict import Check, Finding
 
 LENGTH_BOUND = 0.05
 """Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too."""
@@ -35,8 +36,8 @@ Length = tuple[int, bool]
 """The length of an answer in tokens, and whether it ran to the token limit."""
 
 
+# Error rate of the statement that lengths differ at all, or that answers of one role run to the limit more often.
 _SEEN = 0.05
-"""Error rate of the statement that lengths differ at all, or that answers of one role run to the limit more often."""
 
 
 class AnswerLengths(Part):
@@ -124,8 +125,6 @@ def compare_lengths(
     """Compare both roles' lengths, prompt by prompt.
 
     Args:
-        pairs: reference's and candidate's answer to each prompt.
-        alpha: error rate of each end of the interval.
         bound: largest change of the ratio from 1 that passes.
         units: what each prompt was drawn with, empty for one drawn alone; prompts of one unit depend on each other, and count once.
     """
@@ -186,7 +185,7 @@ class AnswerEnd(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReasonCount:
+class _ReasonCount:
     """How many answers ended for a reason.
 
     Attributes:
@@ -213,7 +212,7 @@ class ReasonCount:
         return f"{self.reason}: {self.reference:,} against {self.candidate:,}{said}"
 
 
-def compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[ReasonCount]:
+def _compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[_ReasonCount]:
     """Count the answers that ended for each reason but the limit, most frequent first.
 
     What an answer stopped at counts where both servers always tell. An answer that ran to the limit might have stopped in any way:
@@ -231,7 +230,7 @@ def compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[ReasonCou
         for reason in reasons
     ]
     used = [count for count in counts if count.reference or count.candidate]
-    corrected = [ReasonCount(c.reason, c.reference, c.candidate, min(1.0, len(used) * c.p)) for c in used]
+    corrected = [_ReasonCount(c.reason, c.reference, c.candidate, min(1.0, len(used) * c.p)) for c in used]
     return sorted(corrected, key=lambda count: -(count.reference + count.candidate))
 
 
@@ -239,11 +238,11 @@ def _named(end: AnswerEnd, told: bool) -> str:
     return f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason
 
 
-def _count(reason: str, pairs: Sequence[tuple[str, str]]) -> ReasonCount:
+def _count(reason: str, pairs: Sequence[tuple[str, str]]) -> _ReasonCount:
     lost = sum(ours == reason != theirs for ours, theirs in pairs)
     gained = sum(theirs == reason != ours for ours, theirs in pairs)
     both = sum(ours == theirs == reason for ours, theirs in pairs)
-    return ReasonCount(reason, both + lost, both + gained, mcnemar(lost, gained))
+    return _ReasonCount(reason, both + lost, both + gained, mcnemar(lost, gained))
 
 
 LENGTH_RATIO = "answer-length-ratio"
@@ -265,9 +264,7 @@ def lengths_of(pairs: Sequence[Pair], policy: Policy) -> AnswerLengths:
 
 def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
-    requirement = Requirement(
-        "answer-lengths", f"{sides[1]}'s answers are as long as {sides[0]}'s, where no length is forced"
-    )
+    requirement = REQUIRED["answer-lengths"].between(*sides)
     if not lengths.informative:
         observed = f"{lengths.uninformative}, so their lengths prove nothing"
         return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
@@ -283,17 +280,9 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
 
 
 def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, str] = _SIDES) -> Check:
-    """Check that no role's answers end more often for a reason, such as an abort or another stop token; the limit is not counted.
-
-    Args:
-        pairs: reference's and candidate's end of the answer to each prompt.
-        sides: names of both.
-    """
-    ours, theirs = sides
-    requirement = Requirement(
-        "finish-reasons", f"{theirs}'s answers end as {ours}'s do", f"{theirs}'s answers do not end as {ours}'s do"
-    )
-    counts = compare_ends(pairs)
+    """Check that no role's answers end more often for a reason, such as an abort or another stop token, but for the limit."""
+    requirement = REQUIRED["finish-reasons"].between(*sides)
+    counts = _compare_ends(pairs)
     if not any(all(end.reason for end in pair) for pair in pairs):
         return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
     text = "; ".join(count.text for count in [*(c for c in counts if c.differs), *(c for c in counts if not c.differs)])
@@ -314,14 +303,7 @@ def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:
 
 
 def lengths_finding(lengths: AnswerLengths, reproduce: str, consequence: str, *, serious: bool) -> Finding:
-    """Make the finding of answers of another length.
-
-    Args:
-        lengths: of both roles.
-        reproduce: the command.
-        consequence: of it, a sentence.
-        serious: whether it is a regression.
-    """
+    """Make the finding of answers of another length."""
     return Finding(
         id="answer-lengths",
         title="answers differ in length",

@@ -11,17 +11,13 @@ from pydantic import ConfigDict, Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.report import OwnError, Report, excess, read_report
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, CheckStatus, Requirement, Verdict, serious
+from assay.harness.verdict import Check, CheckStatus, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
-_REPEATED = Requirement(
-    "repeated",
-    "no run of the treatment came out otherwise before",
-    unchecked="a run of the treatment came out otherwise before",
-)
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 _Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
@@ -92,7 +88,7 @@ def list_runs(folder: Path) -> RunList:
             "a folder of runs, such as runs",
             "name it, or make a run first: assay run",
         )
-    lines = [_line(path) for path in sorted(folder.iterdir()) if is_run(path)]
+    lines = [_line(path) for path in sorted(folder.iterdir()) if _is_run(path)]
     return RunList(
         folder=str(folder), runs=tuple(sorted(lines, key=lambda line: (line.created, line.folder), reverse=True))
     )
@@ -126,7 +122,9 @@ def check_repeated(run: Path, line: RunLine) -> list[Check]:
         f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"
     )
     status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
-    return [_REPEATED.check(status, observed, "judge the treatment by all of its runs: assay runs lists them")]
+    return [
+        REQUIRED["repeated"].check(status, observed, "judge the treatment by all of its runs: assay runs lists them")
+    ]
 
 
 def _changed(folder: Path) -> float:
@@ -160,7 +158,7 @@ def find_run(named: Path | None, folder: Path) -> Path:
     if named.exists() or not named.name:
         return named
     above = folder if named.parent == Path() else named.parent
-    matching = sorted(path for path in above.glob("*") if path.name.startswith(named.name) and is_run(path))
+    matching = sorted(path for path in above.glob("*") if path.name.startswith(named.name) and _is_run(path))
     if len(matching) > 1:
         raise UsageError(
             f"{len(matching)} runs in {above} begin with {named.name}: {listed([path.name for path in matching[:8]])}.",
@@ -231,7 +229,7 @@ def line_of(report: Report, folder: str) -> RunLine:
     )
 
 
-def is_run(path: Path) -> bool:
+def _is_run(path: Path) -> bool:
     """Return True if a folder is a run's: with a run's manifest, or a report of a run, not of a bisection."""
     if not path.is_dir():
         return False

@@ -21,16 +21,16 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import compare_roles
 from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.report import FaultSeen, SensitivityResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
 from assay.harness.stats.betting import log_wealth, p_value
 from assay.harness.stats.share import p_not_above
-from assay.harness.verdict import Check, Requirement
+from assay.harness.verdict import Check
 
+# Suites that have to see the fault.
 _SUITES = ("accuracy", "logits", "layers")
-"""Suites that have to see the fault."""
-_SENSITIVE = Requirement("workload-sensitive", "every suite saw a fault that was seeded in the running servers")
 _ATTENTIVE = (
     "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
     "prefix cache on"
@@ -57,23 +57,21 @@ def _result(run: RunEvidence) -> SensitivityResult | None:
     for role, record in run.seeded.items():
         place = folder.server_folder(role) / SENSITIVITY
         if record.answers:
-            parts.append(answers_see(policy, run.items, run.answers, record.answers))
+            parts.append(_answers_see(policy, run.items, run.answers, record.answers))
         if record.scored:
-            parts.append(logits_see(policy, folder.path, place, run.noise, folder.nonce))
+            parts.append(_logits_see(policy, folder.path, place, run.noise, folder.nonce))
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
             parts.append(_layers_see(place, run.claimed, role, folder.nonce))
     parts.sort(key=lambda part: _SUITES.index(part.suite))
     return SensitivityResult(fault=next(iter(run.seeded.values())).fault, parts=tuple(parts))
 
 
-def answers_see(
+def _answers_see(
     policy: Policy, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]
 ) -> FaultSeen:
     """Test if answers with a fault lose more than the margin against the reference's, at the policy's alpha.
 
     Args:
-        policy: of the run.
-        items: what was asked.
         answers: both roles' recorded answers; the reference's first ones count.
         faulty: those with the fault, in the order in which they were asked.
     """
@@ -84,15 +82,8 @@ def answers_see(
     return FaultSeen(suite="accuracy", seen=p <= policy.alpha, numbers=f"{net}, p = {p:.2g}")
 
 
-def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
+def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
     """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix.
-
-    Args:
-        policy: of the run.
-        folder: the run's folder, with the reference's scoring.
-        place: the folder with the scoring under the fault.
-        noise: noise families that the roles declare.
-        nonce: the run's.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
@@ -108,7 +99,7 @@ def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], 
         observed = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
         return FaultSeen(suite="logits", seen=lost > 0, numbers=observed)
     limit, _ = limit_of(cached, policy.logits_limit, noise)
-    p = p_within(cached.kl.tolist(), limit)
+    p = _p_within(cached.kl.tolist(), limit)
     above = sum(not kl <= limit for kl in cached.kl.tolist())
     observed = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
     return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, numbers=observed)
@@ -132,20 +123,26 @@ def _check_sensitive(
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
         observed = "no suite that could see a fault was requested"
-        return _SENSITIVE.check("not checked", observed, "add accuracy, logits or layers to --suites")
+        return REQUIRED["workload-sensitive"].check(
+            "not checked", observed, "add accuracy, logits or layers to --suites"
+        )
     if result is None or not result.parts:
         if url:
             observed = "a fault cannot be seeded in a server that assay did not start"
-            return _SENSITIVE.check("missing", observed, _START_BOTH)
-        return _SENSITIVE.check("missing", "no fault was seeded", "repeat the command, which resumes")
+            return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH)
+        return REQUIRED["workload-sensitive"].check(
+            "missing", "no fault was seeded", "repeat the command, which resumes"
+        )
     if (idle := next(_idle(records), None)) is not None:
         why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
-        return _SENSITIVE.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
+        return REQUIRED["workload-sensitive"].check(
+            "missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE
+        )
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
         observed = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return _SENSITIVE.check("missing", observed, _START_BOTH if url else RUN_AGAIN)
-    return _SENSITIVE.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
+        return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH if url else RUN_AGAIN)
+    return REQUIRED["workload-sensitive"].met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
 
 
 def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
@@ -181,13 +178,12 @@ def p_no_loss(lost: Sequence[float], margin: float) -> float:
     """Compute the anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered.
 
     Args:
-        lost: see `losses`.
         margin: of the suite, as a share of 1.
     """
     return p_value(log_wealth(lost, margin, _GAINED, _LOST)) if lost else 1.0
 
 
-def p_within(divergences: Sequence[float], limit: float) -> float:
+def _p_within(divergences: Sequence[float], limit: float) -> float:
     """Compute the exact one-sided sign test's p value of "half of the prompts or more have a mean KL within the limit".
 
     1 without prompts.

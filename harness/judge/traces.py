@@ -37,7 +37,7 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
     """
     total: dict[int, Floats] = {}
     for reference, candidate in pairs:
-        for layer, sums in trace_sums(reference, candidate).items():
+        for layer, sums in _trace_sums(reference, candidate).items():
             total[layer] = total[layer] + sums if layer in total else sums
     errors = {}
     for layer, sums in total.items():
@@ -47,7 +47,7 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
     return errors
 
 
-def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
+def _trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
     """Sum the errors of the candidate's outputs over the rows that two traces of one request have in common.
 
     Rows match if they have the same position and input token and come before the first position at which the tokens differ: from
@@ -62,14 +62,14 @@ def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
     shapes = [{layer: out.shape[1:] for layer, out in trace.outputs.items()} for trace in (reference, candidate)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"the traces {reference.label!r} and {candidate.label!r} are of different models: {shapes}")
-    ours, theirs = matching_rows(reference, candidate).T
+    ours, theirs = _matching_rows(reference, candidate).T
     return {
         layer: sums_of(candidate.outputs[layer][theirs], out[ours], (0, 2))
         for layer, out in sorted(reference.outputs.items())
     }
 
 
-def matching_rows(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
+def _matching_rows(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
     """Return the rows of the reference and of the candidate that match, [matched, 2]."""
     ours, theirs = _rows(reference), _rows(candidate)
     common = sorted(set(ours) & set(theirs))
@@ -91,15 +91,17 @@ Place = Literal["input", "cache", "attention", "behind attention"]
 layer's."""
 Name = Literal["q", "k", "v", "output"]
 _Tensor = tuple[Place, Name]
+# What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the
+# output.
 _ORDER: tuple[_Tensor, ...] = (
     ("input", "q"), ("input", "k"), ("input", "v"), ("cache", "k"), ("cache", "v"), ("attention", "output"),
 )  # fmt: skip
-"""What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the output."""
+# Times the largest difference of the base from itself, in other batches, that is still the floor: as for the mean of
+# an arm.
 _FLOOR_FACTOR = 4.0
-"""Times the largest difference of the base from itself, in other batches, that is still the floor: as for the mean of an arm."""
+# Error below which nothing is a difference, by dtype: some 100 units in the last place in float32, where sums in
+# another order move a row by less than 1e-6; 5 in float16.
 _LEAST: Mapping[str, float] = {"float32": 1e-5, "float16": 5e-3}
-"""Error below which nothing is a difference, by dtype: some 100 units in the last place in float32, where sums in another order
-move a row by less than 1e-6; 5 in float16."""
 _LEAST_BFLOAT16 = 3e-2
 
 
@@ -144,7 +146,6 @@ def least_error(dtype: str, another_kernel: bool = False) -> float:
     """Return the error below which nothing is a difference.
 
     Args:
-        dtype: of the activations.
         another_kernel: whether one of the two is computed by another kernel. In float32 it may multiply in TF32, which has as many
             bits as float16.
     """
@@ -155,10 +156,7 @@ def parting(base: Trace, again: Trace, other: Trace, least: float) -> Parting:
     """Find where a request parts from the base's, in traces that have its queries, and K and V as its last query reads them.
 
     Args:
-        base: the base's.
-        again: the base's in other batches: the floor.
         other: the same request where it differs.
-        least: error below which nothing is a difference.
 
     Raises:
         ValueError: the traces do not end at the same position and token, or have other layers or shapes.
@@ -185,7 +183,7 @@ def _at(place: Place, layer: int, names: tuple[Name, ...], errors: _Errors, boun
 
 def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
     """Compare two traces: by layer, and by what is compared of it."""
-    rows = matching_rows(base, other)
+    rows = _matching_rows(base, other)
     last = max(base.positions, default=-1)
     if not len(rows) or last != max(other.positions, default=-1) or base.positions[rows[-1, 0]] != last:
         raise ValueError("the traces do not end at the same position and token")

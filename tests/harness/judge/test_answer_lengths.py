@@ -3,7 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assay.harness.judge.answer_lengths import SURE, AnswerLengths, check_lengths, compare_lengths
+from assay.harness.judge.answer_lengths import (
+    SURE,
+    AnswerEnd,
+    AnswerLengths,
+    _compare_ends,
+    check_ends,
+    check_lengths,
+    compare_lengths,
+)
 
 LIMIT = 64
 
@@ -18,13 +26,6 @@ def test_longer_answers_are_reported() -> None:
     assert found.differ
     assert found.beyond
     assert (found.prompts, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
-
-
-def test_shorter_answers_are_reported() -> None:
-    found = lengths(list(range(20, 36)), [10] * 16)
-    assert found.differ
-    assert found.beyond
-    assert (found.candidate, found.shorter) == (10, 16)
 
 
 def test_equal_lengths_and_single_flips_are_not_reported() -> None:
@@ -78,16 +79,6 @@ def test_simulated_lengths(true: float, called: bool) -> None:
     assert covered >= 0.8 * sets, "two ends of 0.05 each"
 
 
-def test_lengths_that_a_limit_hides_are_not_shown_to_be_the_same() -> None:
-    found = lengths([63] * 1000, [LIMIT] * 45 + [63] * 955)
-    assert found.high is not None
-    assert found.high < 1.05
-    assert (found.differ, found.same) == (False, False), "4.5 % ran to the limit, and none of the reference"
-    check = check_lengths(found)
-    assert (check.status, check.settles) == ("not checked", "a higher token limit")
-    assert check.found.endswith("one ran to the limit more often")
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "words"),
     [
@@ -102,3 +93,41 @@ def test_why_lengths_prove_nothing(ours: list[int], theirs: list[int], words: st
     assert (found.uninformative, found.informative) == (words, not words)
     if words:
         assert check_lengths(found).found == f"{words}, so their lengths prove nothing"
+
+
+Pairs = list[tuple[AnswerEnd, AnswerEnd]]
+STOP, CUT, ABORT = AnswerEnd("stop", "2"), AnswerEnd("length"), AnswerEnd("abort")
+SAME: Pairs = [(STOP, STOP)] * 90
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "says"),
+    [
+        ([(STOP, STOP)] * 10, "ok", "stop at 2: 100 against 100"),
+        (
+            [(STOP, ABORT)] * 12 + [(ABORT, ABORT)],
+            "failed",
+            "stop at 2: 102 against 90 (p = 0.001); abort: 1 against 13 (p = 0.001)",
+        ),
+        ([(ABORT, STOP)] * 12, "failed", "abort: 12 against 0"),
+        ([(STOP, ABORT)] * 4, "ok", "stop at 2: 94 against 90; abort: 0 against 4"),
+        ([(STOP, AnswerEnd("stop", "7"))] * 16, "failed", "stop at 7: 0 against 16"),
+        ([(STOP, AnswerEnd("stop"))] * 90, "ok", "stop: 180 against 180"),
+        ([(STOP, CUT)] * 90, "ok", "stop at 2: 90 against 90"),
+        ([(CUT, ABORT)] * 16, "failed", "abort: 0 against 16"),
+        ([(STOP, AnswerEnd("tool_calls"))] * 8 + [(STOP, AnswerEnd("content_filter"))] * 8, "failed", "stop at 2: 106 against 90"),
+        ([(STOP, AnswerEnd("content_filter"))] * 16, "failed", "content_filter: 0 against 16"),
+    ],
+)
+def test_reasons_are_counted_in_pairs(changed: Pairs, status: str, says: str) -> None:
+    check = check_ends(SAME + changed)
+    assert (check.id, check.status) == ("finish-reasons", status)
+    assert says in check.found
+
+
+def test_reasons_that_are_not_recorded_are_not_compared() -> None:
+    unknown = AnswerEnd("")
+    assert check_ends([(STOP, unknown)] * 9).status == "not checked"
+    assert check_ends([]).status == "not checked"
+    assert _compare_ends([(STOP, unknown), (unknown, ABORT), (STOP, STOP)])[0].text == "stop at 2: 1 against 1"
+    assert check_ends([(CUT, CUT)]).found == "all ran to the limit"

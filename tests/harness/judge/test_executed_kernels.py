@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.evidence.executed import ExecutedKernel, KernelKind, KernelTrace, TracedPass
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.judge.executed_kernels import MAX_NAME, _check_kernels_executed, listed_passes
+from assay.harness.judge.executed_kernels import _MAX_NAME, _check_kernels_executed, listed_passes
 from assay.harness.sides import Role
 from assay.harness.verdict import Check
 
@@ -70,12 +70,6 @@ def test_pytorchs_attention_in_place_of_the_declared_kernels_fails() -> None:
     (check,) = checked(traced((EXTEND, SDPA), (CACHED, SDPA)))
     assert check.status == "failed"
     assert "ran: aten::scaled_dot_product_attention (8)" in check.found
-
-
-def test_quantising_and_then_attending_with_something_else_fails() -> None:
-    (check,) = checked(traced((EXTEND, RAN[1:]), (CACHED, RAN[1:])))
-    assert check.status == "failed"
-    assert check.found.startswith("declared, but did not run: ^_attn_fwd$")
 
 
 def test_a_declared_kernel_may_belong_to_one_of_two_claimed_phases() -> None:
@@ -164,15 +158,9 @@ def test_kernels_of_sglangs_own_backends_are_known(backend: str, name: str) -> N
     assert status(unknown, other) == "not checked"
 
 
-def test_a_server_that_assay_did_not_start_is_left_to_the_check_of_calls() -> None:
-    server = ServerManifest(role="candidate", backend="http://x", engine="e", claimed_phases=())
-    assert _check_kernels_executed(server, {"candidate": [], "reference": []}) == []
-    assert _check_kernels_executed(None, {"candidate": [], "reference": []}) == []
-
-
 def test_a_report_lists_kernels_by_role_and_shortens_names() -> None:
     long = "void " + "x" * 500
     passes = listed_passes({"candidate": [traced((EXTEND, (*RAN, *SDPA, "aten::mul", long)))], "reference": [reference()]})
     rows = {row.name: row.of for one in passes if one.role == "candidate" for row in one.kernels}
-    assert rows == {"_attn_fwd": "candidate", "quant_per_block_int8_kernel": "candidate", long[:MAX_NAME]: ""}
+    assert rows == {"_attn_fwd": "candidate", "quant_per_block_int8_kernel": "candidate", long[:_MAX_NAME]: ""}
     assert {row.of for one in passes if one.role == "reference" for row in one.kernels} == {"reference"}

@@ -14,7 +14,6 @@ from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.reports.bench_report import bench_document
 from assay.reports.page import to_html
-from assay.reports.summary import latency_lines
 from assay.reports.terminal import render
 
 MakeBench = Any
@@ -46,10 +45,6 @@ def test_a_candidate_that_is_slower_in_one_shape_is_a_regression_there(make_benc
     assert all(finding.id == "latency" and finding.reproduce == "assay bench" for finding in result.findings)
     result = judge_bench(make_bench(slow={"shared": 1.3}, flags={"latency_bound": 1.5}))
     assert (result.verdict, result.policy) == ("pass", "latency_bound = 1.5 (--latency-bound)")
-
-
-def test_a_candidate_that_is_slower_within_the_bound_passes(make_bench: MakeBench) -> None:
-    assert judge_bench(make_bench(slow={"short": 1.05})).verdict == "pass"
 
 
 def test_a_few_rounds_prove_nothing(make_bench: MakeBench) -> None:
@@ -118,14 +113,6 @@ def test_answers_of_another_length_are_a_finding(make_bench: MakeBench, lengths:
     assert f"answers are {word}" in finding.diagnosis
 
 
-def test_answers_that_all_ran_to_the_limit_prove_no_length(make_bench: MakeBench) -> None:
-    result = judge_bench(make_bench(cut=True))
-    (check,) = [check for check in result.checks if check.id == "answer-lengths"]
-    assert check.status == "not checked"
-    assert result.verdict == "pass", "the answers that are timed are of one forced length"
-    assert "all 16 answers of both ran to the limit" in " ".join(latency_lines(result))
-
-
 def test_a_folder_without_a_complete_round_is_no_evidence(make_bench: MakeBench) -> None:
     with pytest.raises(EvidenceError, match="holds no timings"):
         judge_bench(make_bench(rounds=0))
@@ -146,11 +133,3 @@ def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
         for part in ("1.30", "the first 1 discarded as warm-up", "answers are shorter"):
             assert part in " ".join(shown.getvalue().split()), shown.getvalue()
     assert len(re.findall("  ttft ", shown.getvalue())) == 6
-
-
-def test_too_few_rounds_are_written_and_shown_too(make_bench: MakeBench) -> None:
-    folder = make_bench(rounds=2)
-    result = judge_bench(folder)
-    assert "2 rounds" in " ".join(to_html(bench_document(result)).split())
-    assert LatencyResult.model_validate_json(result.model_dump_json()).rows[0].high is None
-    render(bench_document(result), Console(file=StringIO(), width=200))

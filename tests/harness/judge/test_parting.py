@@ -75,28 +75,6 @@ def test_a_key_that_changed_in_the_cache_is_named_by_its_token(key: int) -> None
     assert (at.place, at.layer, at.names, at.head, at.position, at.positions) == ("cache", 0, ("k",), 1, key, 1)
 
 
-def test_keys_that_are_computed_otherwise_are_no_fault_of_the_cache() -> None:
-    def spoil(trace: Trace) -> None:
-        trace.new_keys[1] *= 1.25
-        trace.keys[1][CACHED:] *= 1.25
-        after(2, trace)
-
-    at = parted(spoil)
-    assert (at.place, at.layer, at.names, at.position) == ("input", 1, ("k",), CACHED)
-
-
-def test_a_layer_that_reads_keys_of_another_one_computes_none() -> None:
-    def spoil(trace: Trace) -> None:
-        trace.keys[1][0] *= 2
-
-    traces = [trace(), trace(seed=2), trace()]
-    spoil(traces[2])
-    for each in traces:
-        del each.new_keys[1], each.new_values[1]
-    at = parting(*traces, LEAST)
-    assert (at.place, at.layer, at.names, at.position) == ("cache", 1, ("k",), 0)
-
-
 def test_attention_itself_is_named_with_its_head() -> None:
     def spoil(trace: Trace) -> None:
         trace.outputs[1][4, 3] += 1
@@ -124,24 +102,6 @@ def test_what_the_base_differs_from_itself_by_is_no_difference() -> None:
 
     assert parted(spoil).place == "attention"
     assert parted(spoil, floor=1e-4).place == "behind attention"
-
-
-def test_a_prompt_in_chunks_is_compared_with_a_whole_one() -> None:
-    assert parted(cached=0).place == "behind attention"
-
-
-def test_a_request_that_was_interrupted_counts_as_it_was_first_computed() -> None:
-    whole = trace()
-    again = replace(
-        whole,
-        positions=np.concatenate([whole.positions, whole.positions]),
-        tokens=np.concatenate([whole.tokens, whole.tokens]),
-        queries={layer: np.concatenate([q, 2 * q]) for layer, q in whole.queries.items()},
-        new_keys={layer: np.concatenate([k, 2 * k]) for layer, k in whole.new_keys.items()},
-        new_values={layer: np.concatenate([v, 2 * v]) for layer, v in whole.new_values.items()},
-        outputs={layer: np.concatenate([out, 2 * out]) for layer, out in whole.outputs.items()},
-    )
-    assert parting(whole, whole, again, LEAST).place == "behind attention"
 
 
 def shortened(of: Trace) -> Trace:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,31 +28,24 @@ def no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_passes, "_counts", [])
 
 
+def runner_class(
+    name: str, can_run: Callable[[Any], bool] = lambda batch: True, execute: Callable[[Any], Any] = lambda batch: "done",
+    draft: bool = False, backend: object = None,
+) -> type:  # fmt: skip
+    """Make a class of graph runners that is watched."""
+    fields = {"model_runner": SimpleNamespace(is_draft_worker=draft), "backend": backend}
+    made = type(name, (), fields | {"can_run_graph": lambda _, batch: can_run(batch), "execute": lambda _, batch: execute(batch)})
+    _watch_runner(made)
+    return made
+
+
 @pytest.mark.parametrize("draft", [False, True])
 def test_passes_that_graphs_served_are_counted_by_phase_and_requests(draft: bool, tmp_path: Path) -> None:
-    class PrefillCudaGraphRunner:
-        model_runner = SimpleNamespace(is_draft_worker=draft)
-
-        def can_run_graph(self, forward_batch: Any) -> bool:
-            return True
-
-        def execute(self, forward_batch: Any) -> None: ...
-
-    class DecodeCudaGraphRunner:
-        model_runner = SimpleNamespace(is_draft_worker=draft)
-
-        def can_run_graph(self, forward_batch: Any) -> bool:
-            return True
-
-        def execute(self, forward_batch: Any) -> None: ...
-
-    for kind in (PrefillCudaGraphRunner, DecodeCudaGraphRunner):
-        _watch_runner(kind)
+    prefill, decode = (runner_class(f"{phase}CudaGraphRunner", draft=draft)() for phase in ("Prefill", "Decode"))
     for _ in range(2):  # of a second model runner
         observe_graphs(count=replays(tmp_path))
-    PrefillCudaGraphRunner().execute(SimpleNamespace(batch_size=1))
-    for _ in range(2):
-        DecodeCudaGraphRunner().execute(SimpleNamespace(batch_size=3))
+    for runner, size in ((prefill, 1), (decode, 3), (decode, 3)):
+        runner.execute(SimpleNamespace(batch_size=size))
     counts = {count.phase: count.calls_by_layer for count in read_counters(tmp_path / REPLAYS)}
     assert counts == ({"prefill": {}, "decode": {}} if draft else {"prefill": {1: 1}, "decode": {3: 2}})
 
@@ -77,15 +70,8 @@ def readable() -> Replays:
     [(Control(), False), (Control(profile="p"), False), (Control(shadow=True), True), (Control(trace="t"), True)],
 )
 def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_observed(control: Control, refused: bool) -> None:
-    class Runner:
-        def can_run_graph(self, forward_batch: str) -> bool:
-            return forward_batch == "small"
-
-        def execute(self, forward_batch: str) -> None: ...
-
-    _watch_runner(Runner)
     observing(control)
-    runner = Runner()
+    runner: Any = runner_class("Runner", can_run=lambda batch: batch == "small")()
     assert (runner.can_run_graph("small"), runner.can_run_graph("large")) == (not refused, False)
 
 
@@ -103,21 +89,11 @@ def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_obser
 def test_a_decode_graph_whose_calls_are_kept_serves_what_is_observed_unless_outputs_are_replaced(
     control: Control, draft: bool, refused: bool
 ) -> None:
-    class DecodeCudaGraphRunner:
-        model_runner = SimpleNamespace(is_draft_worker=draft)
-
-        def can_run_graph(self, forward_batch: str) -> bool:
-            return True
-
-        def execute(self, forward_batch: Any) -> str:
-            return "done"
-
-    _watch_runner(DecodeCudaGraphRunner)
     seen: list[Any] = []
     replays = readable()
     replays.observed_by(0, lambda batch, tensors: seen.append((batch.rids, tensors)))
     observing(control, replays)
-    runner = DecodeCudaGraphRunner()
+    runner: Any = runner_class("DecodeCudaGraphRunner", draft=draft)()
     assert runner.can_run_graph("any") is not refused
     assert runner.execute(SimpleNamespace(rids=["a"], input_ids=torch.zeros(3))) == "done"
     assert [(rids, {name: list(kept.shape) for name, kept in tensors.items()}) for rids, tensors in seen] == (
@@ -125,25 +101,21 @@ def test_a_decode_graph_whose_calls_are_kept_serves_what_is_observed_unless_outp
     )
 
 
-def test_a_larger_graph_after_a_smaller_one_cannot_be_read() -> None:
-    replays = readable()
-    replays.keep(0, {"q": torch.ones(2, 2)})
-    assert replays.readable
-    replays.keep(0, {"q": torch.ones(5, 2)})
-    assert not replays.readable
-
-
-def test_graphs_of_which_some_are_compiled_cannot_be_read() -> None:
-    replays = Replays(SimpleNamespace(enable_torch_compile=True))
-    replays.keep(0, {"q": torch.ones(4, 2)})
+@pytest.mark.parametrize(
+    ("kept", "compiled", "read"),
+    [
+        ({"q": torch.ones(2, 2)}, False, True),
+        ({"q": torch.ones(2, 2)}, True, False),
+        ({"q": torch.ones(5, 2)}, False, False),  # a larger graph after a smaller one
+        ({"out": (torch.ones(4, 2), None)}, False, False),
+    ],
+)
+def test_graphs_are_read_where_every_call_is_kept(kept: dict[str, Any], compiled: bool, read: bool) -> None:
+    replays = Replays(SimpleNamespace(enable_torch_compile=compiled))
+    replays.keep(0, {"q": torch.ones(4, 2), "k": None})
     replays.observed_by(0, lambda batch, tensors: None)
-    assert not replays.readable
-
-
-def test_outputs_that_are_no_tensors_cannot_be_read() -> None:
-    replays = readable()
-    replays.keep(0, {"out": (torch.ones(4, 2), None)})
-    assert not replays.readable
+    replays.keep(0, kept)
+    assert replays.readable is read
 
 
 def test_what_was_read_is_not_filled_by_the_next_replay() -> None:
@@ -186,18 +158,6 @@ def test_a_decode_graph_is_compared_as_an_eager_pass_is(
     assert (sums["eager"][1], sums["graph"][1]) == (0, 1)
 
 
-def test_a_version_whose_runners_ask_in_another_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Runner:
-        def serves(self, forward_batch: str) -> bool:
-            return True
-
-    monkeypatch.setattr(graph_passes, "RUNNERS", ((__name__, "Runner"), ("no.such.module", "Runner")))
-    monkeypatch.setattr(sys.modules[__name__], "Runner", Runner, raising=False)
-    observing(Control(shadow=True))
-    assert Runner().serves("any")
-    assert not hasattr(Runner, "can_run_graph")
-
-
 class BreakableCudaGraphBackend:
     """Stands for SGLang's: its graphs call attention from Python."""
 
@@ -220,39 +180,16 @@ class FullCudaGraphBackend:
     ],
 )
 def test_a_graph_that_calls_attention_from_python_serves_what_is_observed(name: str, backend: object, served: bool) -> None:
-    runner = type(name, (), {"can_run_graph": lambda self, batch: True, "execute": lambda self, batch: None})
-    _watch_runner(runner)
     observing(Control(shadow=True))
-    made = runner()
-    made.backend = backend  # type: ignore[attr-defined]
-    assert made.can_run_graph("any") is served  # type: ignore[attr-defined]
+    made: Any = runner_class(name, backend=backend)()
+    assert made.can_run_graph("any") is served
 
 
 def test_attention_in_a_graph_is_of_the_batch_that_is_served() -> None:
-    class Runner:
-        def can_run_graph(self, forward_batch: str) -> bool:
-            return True
-
-        def execute(self, forward_batch: str) -> str:
-            return served_batch("static")
-
-    _watch_runner(Runner)
-    _watch_runner(Runner)
-    assert Runner().execute("of requests") == "of requests"
-    assert served_batch("eager") == "eager"
-
-
-def test_a_pass_that_fails_serves_nothing_afterwards() -> None:
-    class Runner:
-        def can_run_graph(self, forward_batch: str) -> bool:
-            return True
-
-        def execute(self, forward_batch: str) -> str:
-            raise RuntimeError(forward_batch)
-
-    _watch_runner(Runner)
-    with pytest.raises(RuntimeError):
-        Runner().execute("of requests")
+    runner = runner_class("Runner", execute=lambda batch: served_batch("static"))
+    _watch_runner(runner)  # twice is once
+    made: Any = runner()
+    assert made.execute("of requests") == "of requests"
     assert served_batch("eager") == "eager"
 
 
