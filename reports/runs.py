@@ -11,7 +11,7 @@ from assay.harness.judge.report import NOT_FINITE
 from assay.harness.sides import differing
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import WORST_FIRST
-from assay.reports.document import Block, Cell, Document, Items, Line, Section, more
+from assay.reports.document import Block, Cell, Document, Items, Line, Section
 from assay.reports.summary import NOTHING, SIGNS, when
 
 _STRIP = 40
@@ -35,10 +35,11 @@ def runs_document(listed: RunList) -> Document:
     histories = listed.histories
     latest = [history[-1] for history in histories]
     for number, history in enumerate(histories[:_MOST_TREATMENTS], 1):
-        body.append(Section(f"treatment-{number}", _treatment(history[0]), _brief(history), announced=True))
-    body += more(len(histories) - _MOST_TREATMENTS, "treatment")
+        body.append(Section(_treatment(history[0]), _brief(history), f"treatment-{number}"))
+    if (left := len(histories) - _MOST_TREATMENTS) > 0:
+        body.append(Line(f"… and {counted(left, 'treatment')}: see --json"))
     if unread:
-        body.append(Section("unread", "Without a report", [Items(_unread(unread), most=20)], announced=True))
+        body.append(Section("Without a report", [Items(_unread(unread), most=20)], "unread"))
     counts = Counter(run.verdict for run in latest)
     now = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in WORST_FIRST if counts[verdict])
     return Document(

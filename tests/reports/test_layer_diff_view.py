@@ -12,7 +12,7 @@ import pytest
 from assay.harness.judge.report import LayersResult, Report, excess, out_of_bounds
 from assay.harness.text import percent
 from assay.reports import junit, markdown, page
-from assay.reports.document import HeatMaps, blocks_of
+from assay.reports.document import Drawing, blocks_of
 from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import _grid_says, _worst_grid
 from assay.reports.run_report import run_document
@@ -91,11 +91,11 @@ def test_what_a_reader_without_scripts_sees(report: Report) -> None:
 
 def test_the_map_with_the_worst_cell_is_shown_first(layer_diffs: ModuleType) -> None:
     blocks = blocks_of(layer_diff_section(layer_diffs.one_head(8, 8)).blocks)
-    heads = next(block for block in blocks if isinstance(block, HeatMaps) and not block.small)
-    worst = _worst_grid(heads.grids)
+    grids: Any = next(block.drawn for block in blocks if isinstance(block, Drawing) and not block.style)
+    worst = _worst_grid(grids)
     assert worst is not None
     assert worst.id == "extend-cached-prefix-by-head"
-    assert list(map(_grid_says, heads.grids)) == ["within bounds", "2 out of bounds", "within bounds"]
+    assert list(map(_grid_says, grids)) == ["within bounds", "2 out of bounds", "within bounds"]
 
 
 def test_without_bounds_nothing_is_called_within_them(report: Report) -> None:

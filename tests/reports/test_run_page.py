@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.harness.judge.report import DivergenceRow, Report
-from assay.reports import page, run_report
+from assay.reports import page, suite_section
 from assay.reports.run_report import run_document
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
@@ -222,7 +222,7 @@ def test_five_thousand_flips_are_capped_and_the_rest_is_named(examples: ModuleTy
     page = to_html(report)
     parsed = Page(page)
     shown = [a for a in parsed.all("details") if "data-direction" in a]
-    assert len(shown) == run_report.FLIPS_SHOWN
+    assert len(shown) == suite_section.FLIPS_SHOWN
     kinds = Counter((a["data-direction"], a["data-group"]) for a in shown)
     assert set(kinds) == {(flip.direction, flip.group) for flip in report.suites[0].flips}
     assert max(kinds.values()) - min(kinds.values()) <= 1
@@ -256,7 +256,7 @@ def test_split_divergence(reference: str, candidate: str, common: str, reference
         item="i", kind="apart", position=1, gap=None, prompt="", reference_text=reference, candidate_text=candidate,
         candidate_cached_tokens=None,
     )  # fmt: skip
-    assert run_report._split_divergence(divergence) == (common, reference_rest, candidate_rest)
+    assert suite_section._split_divergence(divergence) == (common, reference_rest, candidate_rest)
 
 
 def test_what_was_not_seen_is_not_zero(examples: ModuleType) -> None:
