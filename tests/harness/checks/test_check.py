@@ -174,7 +174,7 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     result = check(only_where(holds, wrong), cases=cases(("extend",))[:: 2 * SOME])
     assert result.exit_code == ExitCode.REGRESSION
     assert where in result.where
-    assert f"fails exactly where: {result.where}" in message(result)
+    assert f"Fails exactly where: {result.where}" in message(result)
     assert kinds(result) == [kind]
 
 
@@ -270,7 +270,7 @@ def test_an_exact_sentence_replaces_the_axes_that_it_explains(apart: bool) -> No
     assert result.read_out.exact
     assert result.findings[0].operator == result.read_out.sentence
     assert ("dtype is" in result.where) == apart, "no read-out speaks of dtypes"
-    assert ("fails exactly where" in message(result)) == apart
+    assert ("Fails exactly where" in message(result)) == apart
     assert bool(result.where) == apart
 
 
@@ -345,8 +345,8 @@ def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
     result = check(halves, phases=["decode"])
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     assert (result.coverage.dtypes, result.coverage.head_dims) == (("bfloat16", "float16"), (64,))
-    assert "not covered: float32, by declaration" in message(result)
-    assert "not covered: head_dim 128, by declaration" in message(result)
+    assert "Not covered: float32, by declaration" in message(result)
+    assert "Not covered: head_dim 128, by declaration" in message(result)
     with pytest.raises(UsageError, match="does not exclude"):
         check(halves, dtypes=["float32"])
 
