@@ -23,7 +23,7 @@ from assay.reports.document import (
 )
 from assay.reports.terminal import plain_text
 
-MAX_REFUSALS = 3
+_MAX_REFUSALS = 3
 _MAX_CAUSES = 3
 """Most wrong kernels whose causes one line names."""
 _MAX_TEST = 3000
@@ -57,8 +57,8 @@ def _not_covered(result: KernelResult) -> list[str]:
     gaps = result.coverage.gaps
     declared = [_gap(gap) for gap in gaps if not gap.why]
     lines = [_gap(gap) for gap in gaps if gap.why]
-    more = len(lines) - MAX_REFUSALS
-    return declared + lines[:MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
+    more = len(lines) - _MAX_REFUSALS
+    return declared + lines[:_MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
 
 
 def _gap(gap: Gap) -> str:

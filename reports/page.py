@@ -25,7 +25,7 @@ from assay.reports.document import CHECK_SIGNS, Document, Drawing, Section, bloc
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
-TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
 """Most characters embedded of a prompt or an answer."""
 
@@ -63,7 +63,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _read(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _style() -> str:
@@ -151,7 +151,7 @@ def _worst(grid: ErrorGrid) -> tuple[float, tuple[int, int]]:
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(TEMPLATES),
+    loader=FileSystemLoader(_TEMPLATES),
     autoescape=True,
     finalize=_finalize,
     undefined=StrictUndefined,

@@ -78,7 +78,7 @@ def _treatment(run: RunLine) -> str:
     return one_line(f"{run.candidate}{against}{settings}, {_where(run)}", 120)
 
 
-def worst_text(worst: Worst | None) -> str:
+def _worst_text(worst: Worst | None) -> str:
     """The worst own error as a multiple of its bound: "140x", "2.4 million x"; "not finite"; a dash where none was observed."""
     if worst is None:
         return NOTHING
@@ -108,7 +108,7 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
     for run in reversed(history):
         assert run.verdict is not None
         verdict = Cell(f"{SIGNS[run.verdict]} {run.verdict:<12} ", run.verdict)
-        rest = f"own error {worst_text(run.worst):<10} {one_line(run.folder, 200)}"
+        rest = f"own error {_worst_text(run.worst):<10} {one_line(run.folder, 200)}"
         lines.append(Line((f"  {when(run.created)}  ", verdict, rest)))
         lines += [Line(f"{'':24}{one_line(run.cause, 58)}", "quiet")] if run.cause else []
     last = history[-_STRIP:]

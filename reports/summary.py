@@ -18,7 +18,7 @@ from assay.harness.judge.report import (
     SuiteResult,
     excess,
 )
-from assay.harness.text import one_line, percent, two_digits, visible
+from assay.harness.text import one_line, percent, two_digits
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 
 NOTHING = "–"
@@ -48,7 +48,7 @@ class _SuiteLine:
 
 def suite_line(suite: SuiteResult) -> _SuiteLine:
     """The row of `suite`, with its deciding metric."""
-    metric = shown_metric(suite)
+    metric = _shown_metric(suite)
     return _SuiteLine(
         suite=one_line(_title(suite)),
         verdict=suite.verdict,
@@ -61,7 +61,7 @@ def suite_line(suite: SuiteResult) -> _SuiteLine:
     )
 
 
-def shown_metric(suite: SuiteResult) -> Metric | None:
+def _shown_metric(suite: SuiteResult) -> Metric | None:
     """The metric that decided; where a finding did, the first with a bound, else the first; None if the suite has none."""
     bounded = (metric for metric in suite.metrics if metric.bound is not None)
     return suite.deciding_metric or next(bounded, None) or next(iter(suite.metrics), None)
@@ -251,16 +251,6 @@ def _sources(layers: LayersResult) -> str:
     if not judged:
         return "No bound applies to any layer."
     return f"None of {judged} layers is out of bounds."
-
-
-def failure_lines(report: Report, most: int) -> list[str]:
-    """Return what shows a failure: the last lines of its details; empty if the run did not fail, or nothing shows it."""
-    if report.failure is None or not report.failure.details:
-        return []
-    lines = visible(report.failure.details).split("\n")
-    head, rest = lines[:2], lines[2:]
-    left_out = max(0, len(rest) - max(most - len(head), 0))
-    return [*head, *([f"  ... {left_out} lines left out"] if left_out else []), *rest[left_out:]]
 
 
 def unmet(report: Report) -> list[Check]:

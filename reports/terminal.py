@@ -175,7 +175,7 @@ def _table(table: doc.Table, console: Console) -> None:
     title = one_line(f"{table.title} ({table.note})" if table.note and table.title else table.title)
     if title:
         say(console, title)
-    made, options = in_columns(console, table), console.options.update(width=1_000)
+    made, options = _in_columns(console, table), console.options.update(width=1_000)
     if console.is_terminal and Measurement.get(console, options, made).minimum <= console.width:
         console.print(made)
     else:
@@ -190,7 +190,7 @@ def _left(console: Console, of: int, most: int | None) -> None:
         say(console, f"  … and {counted(of - most, 'more row')}: see --json or --html")
 
 
-def in_columns(console: Console, table: doc.Table) -> Table:
+def _in_columns(console: Console, table: doc.Table) -> Table:
     """The first rows of a table. Only what names a row may wrap, and all cells of a table of sentences."""
     wraps = "side-by-side" in table.style
     most = 700 if wraps else _CELL_WIDTH

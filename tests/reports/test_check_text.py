@@ -18,7 +18,7 @@ from assay.harness.checks.check import check as check_and_read
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.axes import Axis
-from assay.reports.check import MAX_REFUSALS, _cause, _covered, _indifferent, _not_covered, check_document, message, sentence
+from assay.reports.check import _MAX_REFUSALS, _cause, _covered, _indifferent, _not_covered, check_document, message, sentence
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
@@ -90,7 +90,7 @@ def test_a_correct_kernel_is_one_sentence_and_what_was_covered() -> None:
 def test_what_is_not_covered_is_summarised() -> None:
     result = decoded(picky)
     lines = _not_covered(result)
-    assert len(lines) == MAX_REFUSALS + 1
+    assert len(lines) == _MAX_REFUSALS + 1
     assert lines[-1].endswith("more refusals")
     assert "[bold]no[/] float32" in printed(result)
     assert f"{len(result.refused)} not covered" in sentence([result])

@@ -98,14 +98,6 @@ def test_text_of_others_is_inert(hostile: IngestResult) -> None:
     assert "<script>alert" not in to_junit(hostile)
 
 
-def test_evidence_of_a_finding_is_inert_in_junit(result: IngestResult) -> None:
-    finding = result.documents[0].findings[0].model_copy(update={"evidence": (HOSTILE,)})
-    document = result.documents[0].model_copy(update={"findings": (finding,)})
-    text = to_junit(result.model_copy(update={"documents": (document,)}))
-    assert "\u202e" not in text
-    assert "[U+202E]" in text
-
-
 def test_files_without_findings_are_named_together_and_their_facts_are_printed() -> None:
     result = ingest([LOG, TRACE])
     assert f"Nothing was found in {TRACE}." in shown(to_html(result))
@@ -127,9 +119,3 @@ def test_places() -> None:
     says = [_cited(finding.model_copy(update={"cites": cites}), "event") for cites in ((), (one,), (many,), (one, many))]
     assert says == ["", "event 3", "events 5-9", "events 3, 5-9"]
     assert (_place(one, "line"), _place(many, "line")) == ("line 3", "lines 5-9")
-
-
-def test_the_page_of_a_trace_has_its_timeline() -> None:
-    page = to_html(ingest([TRACE]))
-    assert page.count('class="chart"') == 1
-    assert "request 2: forks its sequence" in page
