@@ -5,7 +5,6 @@ from __future__ import annotations
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
 from assay.harness.text import one_line
-from assay.reports.charts import interval_chart
 from assay.reports.document import (
     Block,
     Cell,
@@ -22,6 +21,7 @@ from assay.reports.document import (
     Words,
 )
 from assay.reports.summary import latency_lines
+from assay.reports.svg import interval_chart
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")

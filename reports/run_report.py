@@ -117,11 +117,12 @@ def _steps(report: Report) -> Section:
 def _rows(suites: Sequence[SuiteResult]) -> list[tuple[Words, ...]]:
     """A row for each suite, which leads to its section."""
     rows: list[tuple[Words, ...]] = []
-    for number, row in enumerate(map(summary.suite_line, suites), 1):
-        verdict = Cell(row.verdict, row.verdict, sign=row.verdict)
-        bound = Cell(row.bound, note=row.policy)
-        name = Cell(row.suite, link=f"#suite-{number}")
-        rows.append((name, verdict, row.measured, bound, row.reference, row.candidate, row.differences))
+    for number, suite in enumerate(suites, 1):
+        measured, bound, policy = summary.deciding(suite)
+        name = Cell(summary.suite_title(suite), link=f"#suite-{number}")
+        verdict = Cell(suite.verdict, suite.verdict, sign=suite.verdict)
+        accuracies = (summary.accuracy_of(suite, role) for role in ("reference", "candidate"))
+        rows.append((name, verdict, measured, Cell(bound, note=policy), *accuracies, summary.differences(suite)))
     return rows
 
 
@@ -229,11 +230,11 @@ def _suite_case(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
         properties[metric.id] = metric.text
         if metric.bound is not None:
             properties[f"bound of {metric.id}"] = summary.bound_and_policy(metric)
-    line = summary.suite_line(suite)
+    said = f"{summary.suite_title(suite)}: {suite.why}"
     output = [
-        f"{line.suite}: {suite.why}",
-        *([f"accuracy: reference {line.reference}, candidate {line.candidate}"] if suite.tallies else []),
-        f"differences: {line.differences}",
+        said,
+        *(f"accuracy: {tally.role} {summary.share(tally.right, tally.total)}" for tally in suite.tallies),
+        f"differences: {summary.differences(suite)}",
         *(
             f"{row.id} ({row.title} {row.bucket}): reference {row.reference_right}/{row.items}, "
             f"candidate {row.candidate_right}/{row.items}, unparsed {row.candidate_unparsed}"
@@ -241,7 +242,7 @@ def _suite_case(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
             if row.items
         ),
     ]
-    case = CaseResult("verdict", classname, suite.verdict, f"{line.suite}: {suite.why}", output)
+    case = CaseResult("verdict", classname, suite.verdict, said, output)
     if ended_early and suite.verdict != "pass":  # one cause is one error: that of the run
         case = replace(case, outcome="not checked", message=f"the run ended early; {suite.why}", lines=())
     return Suite(suite.id, [case], properties)

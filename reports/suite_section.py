@@ -9,9 +9,9 @@ from itertools import groupby
 from assay.harness.judge.report import ConditionRow, DivergenceRow, Flip, LogitsRow, Metric, SuiteResult
 from assay.harness.text import clip, counted, listed, one_line, visible
 from assay.reports import summary
-from assay.reports.charts import interval_chart
 from assay.reports.document import Block, Cell, Drawing, Entries, Entry, Line, Section, Table, Words
 from assay.reports.page import TEXT_SHOWN
+from assay.reports.svg import interval_chart
 
 FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
@@ -96,9 +96,7 @@ def _flips(suite: SuiteResult) -> list[Block]:
     if not suite.flips:
         return []
     flips = _shown(suite.flips)
-    about = (
-        f"{summary.suite_line(suite).differences}. The reference's answer is on the left, the candidate's on the right."
-    )
+    about = f"{summary.differences(suite)}. The reference's answer is on the left, the candidate's on the right."
     if left := len(suite.flips) - len(flips):
         about += (
             f" {len(flips):,} of {len(suite.flips):,} are shown here, balanced over direction and group; the other {left:,} are in "

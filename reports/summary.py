@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
@@ -32,33 +31,19 @@ MEANINGS: dict[Verdict, str] = {
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 
-@dataclass(frozen=True)
-class _SuiteLine:
-    """A suite as one row of a table: every field is one line and ready to print."""
-
-    suite: str
-    verdict: Verdict
-    reference: str
-    candidate: str
-    differences: str
-    measured: str
-    bound: str
-    policy: str
+def suite_title(suite: SuiteResult) -> str:
+    """The title of a suite, which says whether its questions are synthetic."""
+    return one_line(f"{suite.title} (synthetic)" if suite.synthetic else suite.title)
 
 
-def suite_line(suite: SuiteResult) -> _SuiteLine:
-    """The row of `suite`, with its deciding metric."""
+def deciding(suite: SuiteResult) -> tuple[str, str, str]:
+    """The suite's deciding metric with its interval, its bound, and the line of policy that sets it; or why there is none."""
     metric = _shown_metric(suite)
-    return _SuiteLine(
-        suite=one_line(_title(suite)),
-        verdict=suite.verdict,
-        reference=_role_accuracy(suite, "reference"),
-        candidate=_role_accuracy(suite, "candidate"),
-        differences=_differences(suite),
-        measured=_measured(metric) if metric else one_line(suite.why, 80),
-        bound=bound(metric) if metric else NOTHING,
-        policy=one_line(metric.policy, 120) if metric else "",
-    )
+    if metric is None:
+        return one_line(suite.why, 80), NOTHING, ""
+    text = one_line(metric.text, 60)
+    ends = "" if metric.low is None and metric.high is None else f" ({interval(metric)})"
+    return text + ends, bound(metric), one_line(metric.policy, 120)
 
 
 def _shown_metric(suite: SuiteResult) -> Metric | None:
@@ -258,20 +243,13 @@ def unmet(report: Report) -> list[Check]:
     return [check for status in _UNMET_ORDER for check in report.checks if check.status == status]
 
 
-def _title(suite: SuiteResult) -> str:
-    return f"{suite.title} (synthetic)" if suite.synthetic else suite.title
-
-
-def _measured(metric: Metric) -> str:
-    text = one_line(metric.text, 60)
-    return text if metric.low is None and metric.high is None else f"{text} ({interval(metric)})"
-
-
-def _role_accuracy(suite: SuiteResult, role: str) -> str:
+def accuracy_of(suite: SuiteResult, role: str) -> str:
+    """The share of right answers of a role; a dash where there are no answers."""
     return next((share(tally.right, tally.total) for tally in suite.tallies if tally.role == role), NOTHING)
 
 
-def _differences(suite: SuiteResult) -> str:
+def differences(suite: SuiteResult) -> str:
+    """How many texts or answers differ, by kind; a dash where neither was compared."""
     if suite.divergences:
         kinds = [divergence.kind for divergence in suite.divergences]
         counted = [f"{kinds.count(kind)} {kind}" for kind in ("apart", "close", "tie") if kind in kinds]
