@@ -12,7 +12,8 @@ the border: JOB is a file with the function's name and its arguments, and the pr
 which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may not
 return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
 
-The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends.
+The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends. So does a
+command that `run_command` runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -38,14 +39,14 @@ from assay.harness.errors import AssayError
 from assay.harness.text import how_ended
 
 # PyTorch compiles in up to 32 processes, Triton in one for each kernel.
-PROCESSES = 256
+_PROCESSES = 256
 _GRACE_S = 1.0
 _POLL_S = 0.01
 _BLOCK = 2**20
 _DONE, _RAISED, _BEGINS, _ENDS = "done", "raised", "begins", "ends"
 
+# A line of the journal: its name as ``event``, and what the function wrote with it.
 Event = Mapping[str, Any]
-"""A line of the journal: its name as ``event``, and what the function wrote with it."""
 
 
 OnEvent = Callable[[Event], None]
@@ -149,7 +150,6 @@ def run(
     *,
     on_event: OnEvent = lambda event: None,
     limits: Limits = Limits(),
-    journal: Path | None = None,
     output: IO[bytes] | int = 2,
     environment: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
@@ -160,7 +160,6 @@ def run(
         job: what to do.
         on_event: called here with each event as it comes.
         limits: limits of time.
-        journal: a file that keeps the journal; by default it is removed at the end.
         output: file that gets what the process prints; by default standard error.
         environment: its environment variables; by default those of this process.
         stop: ends the process once it is set.
@@ -170,7 +169,7 @@ def run(
         OSError: the process cannot be started, or the journal not be written.
     """
     __tracebackhide__ = True  # pytest shows who asked
-    with _Process(job, journal, output, os.environ if environment is None else environment) as process:
+    with _Process(job, output, os.environ if environment is None else environment) as process:
         events: list[Event] = []
         started = since = time.monotonic()
         while True:
@@ -226,37 +225,18 @@ def _raised(event: Event) -> Exception | None:
 class _Process:
     """The process of a job, under a guardian, and the journal that it writes."""
 
-    def __init__(self, job: Job, journal: Path | None, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
+    def __init__(self, job: Job, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
         # The guardian removes this folder; the journal in it stays readable here, since it is open.
         self._scratch = Path(tempfile.mkdtemp(prefix="assay-worker-"))
         try:
-            kept = journal or self._scratch / "journal.jsonl"
-            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            kept = self._scratch / "journal.jsonl"
+            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT, 0o600)
             path = [folder or os.getcwd() for folder in sys.path]
-            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept.resolve()), "path": path}
+            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
             (self._scratch / "job.json").write_bytes(_line(given))
-            command = [
-                sys.executable,
-                "-P",
-                "-X",
-                "faulthandler",
-                "-m",
-                "assay.worker",
-                str(self._scratch / "job.json"),
-            ]
-            guarded = [
-                sys.executable,
-                "-I",
-                "-S",
-                guardian.__file__,
-                str(_GRACE_S),
-                str(self._scratch),
-                f"--most={PROCESSES}",
-            ]
-            self._guardian = subprocess.Popen(
-                [*guarded, *command], stdin=subprocess.PIPE, stdout=output, stderr=output,
-                env={**environment, "PYTHONPATH": os.pathsep.join(path)},
-                start_new_session=True,  # out of reach of the terminal's Ctrl-C
+            words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(self._scratch / "job.json")]
+            self._guardian = _guarded(
+                self._scratch, words, None, {**environment, "PYTHONPATH": os.pathsep.join(path)}, output, output, _PROCESSES
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -268,9 +248,7 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         """End the process and all that it has started."""
-        assert self._guardian.stdin is not None
-        self._guardian.stdin.close()
-        self._guardian.wait()
+        _end(self._guardian)
         os.close(self._descriptor)
 
     @property
@@ -283,7 +261,7 @@ class _Process:
         """The end of the process in words: "exited with status 2"."""
         status = self.exit_status or 0
         if status == -guardian.TOO_MANY:
-            return f"was ended, since it had started more than {PROCESSES} processes at a time,"
+            return f"was ended, since it had started more than {_PROCESSES} processes at a time,"
         return how_ended(status)
 
     def read(self) -> list[dict[str, Any]]:
@@ -298,6 +276,65 @@ class _Process:
                 event = json.loads(line)
                 events += [event] if isinstance(event, dict) and "event" in event else []
         return events
+
+
+def run_command(
+    words: Sequence[str],
+    folder: Path,
+    *,
+    log: Path,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+    output: Path | None = None,
+    stop: threading.Event | None = None,
+) -> int | None:
+    """Run a command under a guardian, and leave none of its processes running.
+
+    Args:
+        words: the command.
+        folder: its working folder.
+        log: file to which what it prints is appended.
+        seconds: limit of time.
+        environment: its environment variables; by default those of this process.
+        output: file that gets its standard output instead.
+        stop: ends it once it is set.
+
+    Returns:
+        Its exit status, -n for a signal n; None if it was ended here.
+
+    Raises:
+        OSError: it cannot be started, or a file not be written.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    scratch, until = Path(tempfile.mkdtemp(prefix="assay-")), time.monotonic() + seconds
+    with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
+        environment = {**(os.environ if environment is None else environment), "TMPDIR": str(scratch)}
+        process = _guarded(scratch, words, folder, environment, printed, logged)
+    try:
+        while (status := process.poll()) is None and time.monotonic() < until and not (stop and stop.is_set()):
+            time.sleep(_POLL_S)
+        return status
+    finally:
+        _end(process)
+
+
+def _guarded(
+    scratch: Path, words: Sequence[str], folder: Path | None, environment: Mapping[str, str],
+    output: IO[bytes] | int, errors: IO[bytes] | int, most: int | None = None,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """Start a command under a guardian, which removes `scratch` when the command has ended."""
+    return subprocess.Popen(
+        guardian.guarded(words, _GRACE_S, scratch, most),
+        stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
+        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+    )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a guarded command and all that it has started."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
 
 
 def _line(facts: Mapping[str, Any]) -> bytes:

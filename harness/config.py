@@ -27,7 +27,7 @@ FILE = "assay.toml"
 RUNS = Path("runs")
 """Folder of the runs and bisections whose folder is not named."""
 
-Placement = Literal["auto", "together", "in-turn"]
+_Placement = Literal["auto", "together", "in-turn"]
 
 _CANDIDATE = "sage_attn"
 _LOADS: dict[Device, dict[str, int]] = {
@@ -55,7 +55,7 @@ class RunSpec(Settings):
     candidate: Side
     workload: Workload = Workload()
     policy: Policy = Policy()
-    servers: Placement = Field(
+    servers: _Placement = Field(
         "auto", description="run both servers together, in-turn, or auto: together if memory holds both"
     )
     startup_timeout: float = Field(900.0, gt=0, description="seconds until a server must be ready")

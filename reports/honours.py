@@ -43,7 +43,10 @@ def honours_document(result: Honours) -> Document:
     if absent := [f"{backend.backend}: {backend.problem}" for backend in result.backends if backend.problem]:
         body.append(Section("Cannot run here", [Items(absent)], "absent"))
     if tests := [cell.test for backend in ran for cell in _first_tests(backend.measured)]:
-        imports = "import torch\n\nfrom assay import Mask, assert_correct, call_of"
+        imports = (
+            "import torch\n\nfrom assay import Mask, assert_correct\n"
+            "from assay.harness.attention.sample_calls import call_of"
+        )
         code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests)]), language="python")
         body.append(Section("Tests that fail", [code], "tests"))
     what = "what a layer asks for is computed, or an error says that it is not"

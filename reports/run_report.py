@@ -33,6 +33,7 @@ from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.suite_section import suite_section
 from assay.reports.terminal import plain_text
+from assay.reports.words import envelope_lines
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
@@ -129,7 +130,7 @@ def _rows(suites: Sequence[SuiteResult]) -> list[tuple[Words, ...]]:
 def _envelope(report: Report) -> list[Block]:
     if report.envelope is None:
         return []
-    *covered, uncovered = summary.envelope_lines(report)
+    *covered, uncovered = envelope_lines(report.envelope)
     needed = {True: ", but needed", False: ""}
     rows = [
         (row.phase, row.title, row.label, f"{row.calls:,}{needed[row.wanted and not row.calls]}")

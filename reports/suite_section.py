@@ -35,7 +35,7 @@ def _metric(metric: Metric) -> Section:
     limits += [f"Bound {summary.bound_and_policy(metric)}."] if metric.bound is not None else []
     says = f"{one_line(metric.title)}: {summary.number(metric.value)}, interval {summary.interval(metric)}"
     says += f", bound {summary.bound(metric)}" if metric.bound is not None else ""
-    chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound, metric.bound_is)
+    chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound)
     blocks: list[Block] = [Line(metric.text, "value"), Drawing(chart)]
     blocks += [Line(" ".join(limits), "quiet")] if limits else []
     blocks += [Line(metric.explain, "quiet")] if metric.explain else []
@@ -183,27 +183,25 @@ def _logits(rows: Sequence[LogitsRow]) -> list[Block]:
     if not rows:
         return []
     columns = (
-        "Condition", "Positions", "Mean KL", "Floor", "Median", "99 %", "99.9 %", "Max", "Same top token", "RMS Δp", "Not finite",
+        "Condition", "Positions", "Mean KL", "Floor", "Median", "99 %", "99.9 %", "Max", "Same top token", "Not finite",
     )  # fmt: skip
     note = (
         "KL(reference ‖ candidate) of the next-token distributions on the reference’s own tokens, in nats. The floor is the "
         f"reference against itself. {' '.join(summary.compared_tokens(rows))}"
     )
-    table = Table(columns, list(map(_logits_row, rows)), note=note, numbers=range(1, 11), style="logits")
+    table = Table(columns, list(map(_logits_row, rows)), note=note, numbers=range(1, 10), style="logits")
     return [Section("Logits", [table], style="screen-only")]
 
 
 def _logits_row(row: LogitsRow) -> tuple[Words, ...]:
     number = summary.number
-    ends = row.same_top_low is not None and row.same_top_high is not None
     return (
         row.condition,
         Cell(f"{row.positions:,}", note=f"{row.sequences:,} sequences"),
-        Cell(number(row.mean_kl), "strong", note="" if row.stderr is None else f"± {number(row.stderr)}"),
+        Cell(number(row.mean_kl), "strong"),
         "not measured" if row.floor_mean_kl is None else number(row.floor_mean_kl),
         *map(number, (row.median, row.p99, row.p999)),
         Cell(number(row.max), note=one_line(row.max_at, 60)),
-        Cell(number(row.same_top), note=f"{number(row.same_top_low)} to {number(row.same_top_high)}" if ends else ""),
-        number(row.rms_dp),
+        number(row.same_top),
         Cell(f"{row.nonfinite:,}", "beyond" if row.nonfinite else ""),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from assay.harness.text import one_line
@@ -111,9 +110,8 @@ def interval_chart(
     low: float | None,
     high: float | None,
     bound: float | None = None,
-    bound_is: Literal["least", "most"] | None = None,
 ) -> str:
-    """Draw a value and its interval on one axis, with its bound; the side that the bound forbids is tinted.
+    """Draw a value and its interval on one axis, with its bound, beyond which it is tinted.
 
     Returns:
         An ``<svg>`` element with the alternative text `says`; an empty string where there is no interval, for which the number and
@@ -128,8 +126,7 @@ def interval_chart(
     x = Scale(min(known) - slack, max(known) + slack, _MARGIN, _WIDTH - _MARGIN)
     parts, middle = [], _HEIGHT / 2
     if bound is not None:
-        left, right = {"least": (x.low, bound), "most": (bound, x.high), None: (bound, bound)}[bound_is]
-        parts.append(rect(x(left), x(right), 0, _HEIGHT, FORBIDDEN, opacity=0.1))
+        parts.append(rect(x(bound), x(x.high), 0, _HEIGHT, FORBIDDEN, opacity=0.1))
         parts.append(line(x(bound), 0, x(bound), _HEIGHT, FORBIDDEN, 1.5, stroke_dasharray="4 3"))
     parts.append(line(x(low), middle, x(high), middle, CANDIDATE, 3, stroke_linecap="round"))
     parts.append(element("circle", cx=x(value), cy=middle, r=5, fill=CANDIDATE))

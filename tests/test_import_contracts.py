@@ -23,16 +23,16 @@ BREACHES = [
     ("inside-an-engine", "harness/engines/inside/meter.py", "assay.harness.engines.base"),
     ("attention-is-pure", "harness/attention/oracle.py", "transformers"),
     ("evals-stand-alone", "evals/greedy.py", "assay.harness.text"),
-    ("reports-at-the-edges", "harness/run/bench_plan.py", "assay.reports.write"),
+    ("reports-at-the-edges", "harness/run/bench.py", "assay.reports.write"),
     ("reports-only-render", "reports/markdown.py", "assay.harness.engines.sglang.launch"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.judge.build"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.judge.decide"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.judge.baselines"),
-    ("reports-only-render", "reports/markdown.py", "assay.harness.run.bench_plan"),
+    ("reports-only-render", "reports/markdown.py", "assay.harness.run.bench"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.judge.answers"),
     ("reports-decide-nothing", "reports/markdown.py", "assay.harness.stats.share"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.run.collect"),
-    ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.run.bench_drive"),
+    ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.run.bench"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.engines.client"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.engines.process"),
     ("judge-reads-evidence", "harness/judge/build.py", "assay.harness.engines.sglang.server"),
@@ -43,7 +43,7 @@ BREACHES = [
     ("base-install", "harness/localize/bounds.py", "scipy.stats"),
     ("read-out-behind-a-door", "harness/checks/replay.py", "assay.harness.readout.readout"),
     ("ingest-at-the-edges", "suites/plugin.py", "assay.harness.ingest.recognise"),
-    ("readers-in-one-table", "harness/ingest/source_file.py", "assay.harness.ingest.trace.mlc_engine"),
+    ("readers-in-one-table", "harness/ingest/source_file.py", "assay.harness.ingest.mlc_engine"),
 ]
 """For each contract a module, and an import in it that the contract forbids."""
 

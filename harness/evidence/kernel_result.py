@@ -48,14 +48,6 @@ class Reach(Part):
     sequences: int = Field(description="most sequences of a call")
 
 
-class Beyond(Part):
-    """Values of an axis that single calls have beyond the product."""
-
-    axis: str
-    values: tuple[str, ...]
-    keys: int = Field(description="keys of a sequence to which calls with each of these values reach")
-
-
 class Gap(Part):
     """Calls that were not computed."""
 
@@ -66,38 +58,14 @@ class Gap(Part):
 
 
 class Coverage(Part):
-    """The coverage of a check: a product of which every combination was computed in each phase, and what lies beyond it."""
+    """The coverage of a check: the values and the reach of its calls, each by itself, and the gaps."""
 
-    dtypes: tuple[str, ...] = ()
-    head_dims: tuple[int, ...] = ()
-    heads: tuple[tuple[int, int], ...] = Field((), description="q heads and kv heads")
-    least: dict[str, Reach] = Field({}, description="by phase, the reach of every combination of the product")
+    values: dict[str, tuple[str, ...]] = Field({}, description="by axis, the values that computed calls had")
     most: dict[str, Reach] = Field({}, description="by phase, the reach of all calls")
-    beyond: tuple[Beyond, ...] = ()
-    features: tuple[str, ...] = Field((), description="values of features that calls asked for")
     lses: int = Field(0, description="calls of which the log-sum-exps were compared")
     gaps: tuple[Gap, ...] = ()
     runs: int = Field(0, description="how many times the kernel ran")
     device: str = ""
-
-
-class LayerBound(Part):
-    """The largest own error that noise explained in the replayed calls of a layer and phase, and the largest that was found."""
-
-    layer: int
-    phase: str
-    bound: float = Field(description="relative L1")
-    worst: float | None = Field(0.0, description="as a multiple of its own bound; null if it is not finite")
-
-    @field_validator("worst")
-    @classmethod
-    def _finite(cls, value: float | None) -> float | None:
-        return value if value is None or math.isfinite(value) else None
-
-    @property
-    def outside(self) -> bool:
-        """True if a call is out of its bound."""
-        return self.worst is None or self.worst > 1
 
 
 class KernelResult(Part, RunRecord):
@@ -145,9 +113,10 @@ class KernelResult(Part, RunRecord):
         {},
         description="by phase that the kernel claims, what the pack's calls have; empty where it has none of the phase",
     )
-    bounds: tuple[LayerBound, ...] = Field((), description="by layer and phase")
+    outside: tuple[tuple[int, str], ...] = Field(
+        (), description="layers and phases with an examined call that is out of bounds"
+    )
     not_tested: tuple[str, ...] = ()
-    first_finding_s: float | None = Field(None, description="seconds until the first findings; null if there are none")
 
     @field_validator("worst_own")
     @classmethod

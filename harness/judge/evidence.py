@@ -20,17 +20,16 @@ from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.answers import Pair, Pairing, pair
+from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
 from assay.harness.judge.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.judge.report import SuiteResult
-from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Finding
 
+# Suites that compare both servers' answers.
 _ANSWERED: tuple[Suite, ...] = ("accuracy", "greedy")
-"""Suites that compare both servers' answers."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ class RunEvidence:
         kernels: what each role's processes saw in the passes that they traced.
         errors: the candidate's errors on the reference's inputs; None without a layer diff.
         envelope: the conditions of the calls that the layer diff compared; None without one.
-        served: the conditions that the candidate's own server answered; None where no such answer is compared.
         matrix: the candidate's kernel on the op-level matrix; None where it was not run.
         seeded: what the servers did under a seeded fault, by role; empty where none was seeded.
         baselines: the accepted baselines that match; None if the run was not compared with any.
@@ -103,7 +101,6 @@ class RunEvidence:
     kernels: Mapping[Role, Sequence[KernelTrace]]
     errors: ShadowErrors | None
     envelope: EnvelopeCounts | None
-    served: EnvelopeCounts | None
     matrix: KernelResult | None
     seeded: Mapping[Role, SensitivityRecord]
     baselines: Status | None
@@ -124,7 +121,6 @@ class RunEvidence:
         """Read a run's folder.
 
         Args:
-            folder: the run's.
             timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
 
         Raises:
@@ -159,11 +155,10 @@ class RunEvidence:
             servers=servers,
             fingerprints=_fingerprints(folder, timed),
             counts=counts,
-            argument_differences=_differences(servers, spec.treatment),
+            argument_differences=argument_differences(servers, spec.treatment),
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
             envelope=envelope,
-            served=_served(folder, envelope, over_envelope),
             matrix=folder.read(MATRIX),
             seeded={role: record for role, record in seeded.items() if record is not None},
             baselines=status_of(folder),
@@ -197,19 +192,14 @@ def _fingerprints(folder: RunFolder, timed: bool) -> dict[Role, Fingerprint]:
     return fingerprints_of(folder)
 
 
-def _differences(
+def argument_differences(
     servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
+    """Return the server arguments that differ between the roles beyond the treatment."""
     if len(servers) < len(ROLES):
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)
     return differences(reference, candidate, treatment)
-
-
-def _served(folder: RunFolder, envelope: EnvelopeCounts | None, answers: Sequence[Pair]) -> EnvelopeCounts | None:
-    if envelope is None or envelope.limits is None or not answers:
-        return None
-    return served_envelope(envelope.limits, answers, folder.admissions("candidate"))
 
 
 def _claimed(servers: Mapping[Role, ServerManifest], errors: ShadowErrors | None) -> Sequence[str]:

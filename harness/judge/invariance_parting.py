@@ -9,8 +9,8 @@ from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, Trace
 from assay.harness.evidence.trace import Trace, read_trace
 from assay.harness.judge.invariance_outcome import ArmOutcome
 from assay.harness.judge.invariance_result import PartingRow
-from assay.harness.judge.parting import Parting, parting
 from assay.harness.judge.probe_scores import MEASURES, Bound, Measure, places
+from assay.harness.judge.traces import Parting, parting
 from assay.harness.text import counted, listed
 
 _NAMES = {"q": "q", "k": "K", "v": "V", "output": "the output"}
@@ -26,16 +26,7 @@ def parting_of(
     limits: Mapping[Measure, Bound],
     least: float,
 ) -> PartingRow:
-    """Say where an arm that differs parts from its base inside the model, or why that was not observed.
-
-    Args:
-        folder: has the traces.
-        records: all that was run.
-        judged: what the arm shows.
-        base: what it is compared with.
-        limits: bounds of the distances.
-        least: error of a call that is no difference.
-    """
+    """Say where an arm that differs parts from its base inside the model, or why that was not observed."""
     features = tuple(sorted(judged.arm))
     if judged.first is None:
         return PartingRow(features=features, not_observed="no token of a probe differs, only what was written")

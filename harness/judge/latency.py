@@ -9,14 +9,21 @@ from itertools import groupby
 
 from assay.evals.loads import Shape
 from assay.harness.conditions import MIN_CACHED_SHARE
-from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.sglang.arguments import differences
+from assay.harness.config import recorded_spec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest
+from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest, bench_folder
 from assay.harness.evidence.counters import CallCount
-from assay.harness.judge.answer_ends import LIMIT, AnswerEnd
-from assay.harness.judge.answer_length_check import check_ends, check_lengths, lengths_finding
-from assay.harness.judge.answer_lengths import AnswerLengths, compare_lengths
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.judge.answer_lengths import (
+    LIMIT,
+    AnswerEnd,
+    AnswerLengths,
+    check_ends,
+    check_lengths,
+    compare_lengths,
+    lengths_finding,
+)
 from assay.harness.judge.blocks import (
     METRICS,
     Block,
@@ -26,23 +33,20 @@ from assay.harness.judge.blocks import (
     blocks_of,
     first_warm,
     side_by_side,
-    throughputs,
+    throughput,
 )
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.evidence import Judged, argument_differences
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
+from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
-from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
-
-_ON_DEVICE = Requirement(
-    "device-kernels",
-    "kernels ran on the device, not interpreted",
-    "kernels were interpreted and did not run on a device",
-)
+from assay.harness.verdict import WORST_FIRST, Check, Finding
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -68,16 +72,22 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
-    answers = _length_pairs(folder.lengths())
-    lengths = _lengths(answers, spec.policy) if folder.lengths() else None
+    answers = _both_answered(folder.lengths())
+    ran = [((a.tokens, a.finish_reason == LIMIT), (b.tokens, b.finish_reason == LIMIT)) for a, b in answers]
+    lengths = compare_lengths(ran, spec.policy.alpha, spec.policy.length_bound) if folder.lengths() else None
+    ends = [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
-    same = with_fingerprints(_same_servers(spec, manifest), folder.fingerprints())
+    servers = {server.role: server for server in manifest.servers}
+    same = check_same_servers(spec.sides, servers, argument_differences(servers, spec.treatment))
+    same = with_fingerprints(same, folder.fingerprints())
     checks = (
-        *_server_checks(manifest, calls, same),
+        *_server_checks(servers, calls, same),
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
-        *([check_lengths(lengths), check_ends(_ends(answers))] if lengths else []),
+        *([check_lengths(lengths), check_ends(ends)] if lengths else []),
     )
-    judgement = decide(spec.candidate.backend, _load_verdicts(rows), checks)
+    # The rows of a load follow one another.
+    verdicts = [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
+    judgement = decide(spec.candidate.backend, verdicts, checks)
     return LatencyResult(
         verdict=judgement.verdict,
         headline=judgement.headline,
@@ -162,7 +172,6 @@ def _median(values: Sequence[float]) -> float:
 def _load_row(shape: Shape, concurrency: int, measured: Sequence[SideBySide]) -> LoadRow:
     ours = [block for rounds in measured for block in rounds.reference]
     theirs = [block for rounds in measured for block in rounds.candidate]
-    (input_ours, output_ours), (input_theirs, output_theirs) = throughputs(ours), throughputs(theirs)
     return LoadRow(
         shape=shape.name,
         prompt_tokens=shape.prompt,
@@ -170,10 +179,8 @@ def _load_row(shape: Shape, concurrency: int, measured: Sequence[SideBySide]) ->
         shared_tokens=shape.shared,
         concurrency=concurrency,
         rounds=len(measured),
-        reference_input_throughput=input_ours,
-        candidate_input_throughput=input_theirs,
-        reference_output_throughput=output_ours,
-        candidate_output_throughput=output_theirs,
+        reference_output_throughput=throughput(ours),
+        candidate_output_throughput=throughput(theirs),
         reference_itl_p99_s=_median([block.itl_p99_s for block in ours]),
         candidate_itl_p99_s=_median([block.itl_p99_s for block in theirs]),
         reference_cached=_cached(ours),
@@ -188,42 +195,26 @@ def _cached(blocks: Sequence[Block]) -> float | None:
     return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
 
 
-def _load_verdicts(rows: Sequence[LatencyRow]) -> list[SuiteVerdict]:
-    """Decide on each load; its rows follow one another."""
-    return [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
-
-
 def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     """Decide on a load: the worst of its metrics' verdicts, and the metrics that made it, or the one nearest to the bound."""
     verdict = min((row.verdict for row in rows), key=WORST_FIRST.index)
     made = [row for row in rows if row.verdict == verdict]
     if verdict == "pass":
         made = [max(made, key=lambda row: row.high or 0.0)]
-    return SuiteVerdict(
-        id=f"{rows[0].shape}-{rows[0].concurrency}",
-        title=rows[0].where,
-        verdict=verdict,
-        why=" ".join(f"{row.title.capitalize()}: {row.why}" for row in made),
-    )
+    why = " ".join(f"{row.title.capitalize()}: {row.why}" for row in made)
+    return SuiteVerdict(id=f"{rows[0].shape}-{rows[0].concurrency}", title=rows[0].where, verdict=verdict, why=why)
 
 
-def _same_servers(spec: RunSpec, manifest: BenchManifest) -> Check:
-    servers = {server.role: server for server in manifest.servers}
-    differing: dict[str, tuple[str, str]] = {}
-    if len(servers) == 2:
-        differing = differences(servers["reference"].arguments, servers["candidate"].arguments, spec.treatment)
-    return check_same_servers(spec.sides, servers, differing)
-
-
-def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]], same: Check) -> list[Check]:
-    servers = {server.role: server for server in manifest.servers}
+def _server_checks(
+    servers: Mapping[Role, ServerManifest], calls: Mapping[Role, Sequence[CallCount]], same: Check
+) -> list[Check]:
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
     checks.append(same)
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
-        checks.append(_ON_DEVICE.check("failed", observed, "run with --device cuda"))
+        checks.append(REQUIRED["device-kernels"].check("failed", observed, "run with --device cuda"))
     return checks
 
 
@@ -236,9 +227,9 @@ def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequen
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    in_chunks = Requirement(f"chunked-{shape.name}", f"prompts of the shape {shape.name} were prefilled in chunks")
-    observed = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
-    return in_chunks.met(chunked, observed, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    chunks = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
+    required = REQUIRED["chunked"].of(shape.name)
+    return required.met(chunked, chunks, "set a chunk length below the prompt's; see --chunked-prefill-size")
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -248,34 +239,16 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    id_ = f"shared-prefix-{load.shape}-{load.concurrency}"
-    return Requirement(id_, f"the shared prefix came from the cache: {load.where}").met(
-        met,
-        f"{reported} of the prompt tokens were cached",
-        "keep the prefix cache on, and use servers that report cached tokens",
-    )
+    required = REQUIRED["shared-prefix"].of(f"{load.shape}-{load.concurrency}", load.where)
+    settles = "keep the prefix cache on, and use servers that report cached tokens"
+    return required.met(met, f"{reported} of the prompt tokens were cached", settles)
 
 
-_LengthPair = tuple[AnswerLength, AnswerLength]
-
-
-def _length_pairs(measured: Sequence[AnswerLength]) -> list[_LengthPair]:
+def _both_answered(measured: Sequence[AnswerLength]) -> list[tuple[AnswerLength, AnswerLength]]:
     """Pair the answers to the prompts that both answered."""
     by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
     both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]
     return [(ours, theirs) for ours, theirs in both if theirs is not None]
-
-
-def _lengths(answers: Sequence[_LengthPair], policy: Policy) -> AnswerLengths:
-    pairs = [
-        ((ours.tokens, ours.finish_reason == LIMIT), (theirs.tokens, theirs.finish_reason == LIMIT))
-        for ours, theirs in answers
-    ]
-    return compare_lengths(pairs, policy.alpha, policy.length_bound)
-
-
-def _ends(answers: Sequence[_LengthPair]) -> list[tuple[AnswerEnd, AnswerEnd]]:
-    return [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:
@@ -302,3 +275,102 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
         )
         findings.append(lengths_finding(lengths, manifest.command, consequence, serious=False))
     return findings
+
+
+_WORST = "worst-time-ratio"
+
+
+def timed(folder: RunFolder) -> LatencyResult | str:
+    """Judge the times that a run's folder holds.
+
+    Returns:
+        All ratios; in words, why there are none.
+    """
+    try:
+        return judge_bench(bench_folder(folder))
+    except EvidenceError as error:
+        return str(error)
+
+
+def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
+    """Judge the latency of a run, and check that it was timed.
+
+    Args:
+        result: what `timed` returned; empty if no times were asked for.
+        wrong: the suites that found the candidate's answers or outputs wrong: the times of another computation prove nothing.
+    """
+    if not result:
+        return Judged()
+    if isinstance(result, str):
+        return Judged(
+            checks=[REQUIRED["servers-timed"].check("missing", result, "repeat the command, which times both again")]
+        )
+    if wrong and result.verdict == "pass":
+        note = _no_gain(result, wrong)
+        result = result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
+    observed = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
+    return Judged(
+        suite=_suite(result),
+        checks=[REQUIRED["servers-timed"].check("ok", observed)],
+        findings=result.findings,
+        parts={"latency": result},
+    )
+
+
+def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
+    """Explain why the times of a candidate that computes something else are no gain."""
+    faster = any(row.high is not None and row.high < 1 for row in result.rows)
+    suites = f"wrong answers ({', '.join(suite.title for suite in wrong)})"
+    return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
+
+
+def _suite(result: LatencyResult) -> SuiteResult:
+    return SuiteResult(
+        id="latency",
+        title="Latency",
+        synthetic=False,
+        verdict=result.verdict,
+        why=_why(result),
+        metrics=_metrics(result),
+        decided_by=_WORST if result.rows else "",
+    )
+
+
+def _why(result: LatencyResult) -> str:
+    worst = worst_ratio(result)
+    if worst is None:
+        return "No ratio was measured."
+    ratio = f"{worst.title[0].upper()}{worst.title[1:]}, {worst.where}: {worst.why}"
+    # The ratios may be sound while a check is not met: kernels may have been interpreted.
+    overruled = result.verdict == "inconclusive" and worst.verdict == "pass" and not result.note
+    unmet = result.reasons[0] if overruled else ""
+    return " ".join(part for part in (result.note, unmet, ratio, f"Policy: {result.policy}.") if part)
+
+
+def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
+    worst = worst_ratio(result)
+    if worst is None:
+        return ()
+    return (
+        Metric(
+            id=_WORST,
+            title="worst ratio of times",
+            value=worst.ratio,
+            text="not measured" if worst.ratio is None else f"{worst.ratio:.3f} times",
+            low=None if worst.high is None else worst.low,
+            high=worst.high,
+            bound=result.bound,
+            policy=result.policy,
+            explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
+            f"the worst of {len(result.rows)} ratios",
+        ),
+        Metric(
+            id="reference-over-itself",
+            title="reference over itself",
+            value=worst.floor,
+            text="not measured" if worst.floor is None else f"{worst.floor:.3f} times",
+            low=None if worst.floor_high is None else worst.floor_low,
+            high=worst.floor_high,
+            explain=f"The floor of that ratio: {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}",
+        ),
+    )

@@ -20,12 +20,13 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.judge.noise_limits import change_limit, kl_limit
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import percent
-from assay.harness.verdict import Requirement, Verdict
+from assay.harness.verdict import Verdict
 
 MIN_PROMPTS = 64
 """Fewer prompts under a condition give no verdict: the interval's coverage is measured from here on."""
@@ -33,20 +34,17 @@ FLOOR_FACTOR = 5.0
 """Mean KL up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
 as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2 (measured: 0.8;
 see ``python benchmarks/logit_verdicts.py``)."""
+# A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not
+# pass. Where mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a
+# mean of half the limit, 1 prompt in 9,000 is.
 _FAR = 20.0
-"""A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not pass. Where
-mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a mean of half the limit, 1
-prompt in 9,000 is.
-"""
+# A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit.
 _FAR_SHARE = 0.01
-"""A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit."""
+# Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing:
+# that of a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11
+# and 28 % of runs of 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
 _WIDEST_SPREAD = 0.95
-"""Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing: that of
-a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11 and 28 % of runs of
-256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
-"""
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
-_SCORED = Requirement("logits-compared", "the logits were compared")
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,12 @@ def claim(run: RunEvidence) -> Judged:
     """
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
-        comparison = _compare_logits(folder.path, policy.alpha, folder.nonce)
+        comparison = _compare_logits(folder.path, folder.nonce)
         return Judged(suite=judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic))
     if "logits" not in workload.suites:
         return Judged()
     settles = "let assay start both servers, without a URL, or leave logits out of --suites"
-    return Judged(checks=[_SCORED.check("missing", "nothing was scored", settles)])
+    return Judged(checks=[REQUIRED["logits-compared"].check("missing", "nothing was scored", settles)])
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:
@@ -106,20 +104,11 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     )
 
 
-def _compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
-    """Compare both roles' scorings in a run's folder by condition, with the floor.
-
-    Args:
-        folder: the run's.
-        alpha: error rate of each interval.
-        run: the run's nonce; empty to accept any.
-
-    Raises:
-        EvidenceError: a role was not scored, a file is damaged or of another run, or the roles were scored on different tokens.
-    """
+def _compare_logits(folder: Path, run: str = "") -> LogitsComparison:
+    """Compare both roles' scorings in a run's folder by condition, with the floor."""
     reference, candidate = (read_logits(logits_path(folder, role, 0), run) for role in ROLES)
     again = logits_path(folder, "reference", FLOOR_REPEAT)
-    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None, alpha=alpha)
+    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None)
 
 
 def _judge(
@@ -142,13 +131,7 @@ def _judge(
 
 
 def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Verdict, str, str, float | None]:
-    """Decide as `_judge` does, by tests of enough prompts.
-
-    Args:
-        tests: of all numbers.
-        alpha: level of all of them together.
-        fewest: prompts under the condition that has the fewest.
-    """
+    """Decide as `_judge` does, by tests of enough prompts."""
     p = min(test.p for test in tests)
     if worse := [test for test in tests if test.p < alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere
@@ -200,7 +183,7 @@ def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -
         yield _Test(
             Metric(
                 id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=_nats(kl.value),
-                low=_finite(kl.low), high=_finite(kl.high), bound=limit, bound_is="most", policy=line, explain=explain,
+                low=_finite(kl.low), high=_finite(kl.high), bound=limit, policy=line, explain=explain,
             ),
             kl.high / limit,
             min(1.0, number * kl.p_not_above(limit)),
@@ -212,7 +195,7 @@ def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -
             Metric(
                 id=f"likelihood-change-{condition}", title=f"mean change of the log-likelihood, {condition}",
                 value=abs(change.value), text=f"{change.value:+.3g} nats", low=_finite(max(change.low, -change.high, 0.0)),
-                high=_finite(far), bound=most, bound_is="most", policy=line,
+                high=_finite(far), bound=most, policy=line,
                 explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
             ),
             far / most,
@@ -233,7 +216,7 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
     return _Test(
         Metric(
             id=f"{_FAR_PROMPTS}-{prompts.condition}", title=f"prompts far beyond the limit, {prompts.condition}",
-            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE, bound_is="most",
+            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE,
             explain=f"A mean KL of the prompt above {_FAR:g} times the limit of {_nats(limit)}{worst}",
         ),
         0.0,
@@ -287,7 +270,6 @@ def _not_finite(rows: Sequence[LogitsRow]) -> Metric:
         value=float(count),
         text=f"{count:,}",
         bound=0.0,
-        bound_is="most",
         explain=f"In the candidate alone, of {sum(row.positions for row in rows):,} positions",
     )
 

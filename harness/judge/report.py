@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from assay.harness.errors import EvidenceError
+from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.judge.answer_conditions import ConditionRow
-from assay.harness.judge.answers import Tally
+from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement, SuiteVerdict
 from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
+from assay.harness.reading import reading, whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Finding
@@ -122,10 +126,7 @@ class Metric(Part):
     text: str = Field(description="the number as a person reads it, with its unit")
     low: float | None = None
     high: float | None = None
-    bound: float | None = None
-    bound_is: Literal["least", "most"] | None = Field(
-        None, description="whether the bound is the least or the most that the entire interval may reach"
-    )
+    bound: float | None = Field(None, description="the most that the entire interval may reach")
     policy: str = Field(
         "",
         description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
@@ -187,7 +188,6 @@ class ErrorGrid(Part):
     id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
     title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
-    rows: Literal["layer"] = "layer"
     columns: Literal["head", "prefix", "position", "batch"]
     row_labels: tuple[str, ...]
     column_labels: tuple[str, ...]
@@ -294,10 +294,16 @@ class EnvelopeResult(Part):
     """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
 
     policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
-    sentence: str = Field(description="which lengths were compared in the shadow, in words")
-    served: str = Field(
-        "", description="with which lengths the candidate's own server answered as the reference did, in words"
+    claimed: tuple[str, ...] = Field(description="phases that the candidate claims")
+    features: tuple[str, ...] = Field((), description="what compared calls asked for beyond plain attention")
+    limits: EngineLimits
+    compared: dict[str, dict[str, Ranges]] = Field(
+        description="phase -> condition -> the lengths that were compared in the shadow, and those that they stand for"
     )
+    served: dict[str, dict[str, Ranges]] = Field(
+        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+    )
+    served_in_graphs: bool = Field(False, description="whether its decode ran in CUDA graphs")
     reached: dict[str, dict[str, int]] = Field(
         description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
     )
@@ -306,7 +312,11 @@ class EnvelopeResult(Part):
     )
     gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
-    not_covered: tuple[str, ...] = Field(description="what lies outside")
+
+    def calls(self, phase: str, condition: str, label: str) -> int:
+        """Return the compared calls under a condition, in the layer that has the fewest."""
+        key = (phase, condition, label)
+        return next((row.calls for row in self.rows if (row.phase, row.condition, row.label) == key), 0)
 
 
 class FaultSeen(Part):
@@ -365,3 +375,36 @@ class Report(Judgement):
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )
     failure: FailureResult | None = Field(None, description="what ended the run early; null if nothing did")
+
+
+def read_report(path: Path) -> Report:
+    """Read a ``report.json``.
+
+    Raises:
+        EvidenceError: the file is missing, is not JSON, or is not a report of this schema.
+    """
+    with reading(path, "report of a run"):
+        return _read(path)
+
+
+def _read(path: Path) -> Report:
+    wanted = "a report.json of a run"
+    try:
+        document = json.loads(whole_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise EvidenceError(f"{path} cannot be read: {error}.", wanted, "check the path") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
+        raise EvidenceError(f"{path} is no report: it has no schema of one.", wanted, "check the path")
+    if schema != SCHEMA:
+        raise EvidenceError(
+            f"{path} has the schema {schema!r}.",
+            f"{SCHEMA!r}, which this version of assay reads",
+            "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
+        )
+    try:
+        return Report.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
+        raise EvidenceError(damage, f"a report of {schema!r}", "run the comparison again") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,12 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.error_table import SUMS
 from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
+from assay.harness.localize.cells import CallCells, deviation, row_deviation
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
-from assay.harness.localize.screening import Comparisons
-from assay.harness.stats.error_sums import relative_l1, slope
+from assay.harness.stats.error_sums import distance, relative_l1, slope
+from assay.harness.stats.query_bounds import with_all_heads
 
+_Explaining = Callable[[Bug, CallResult], Tensor | None]
 OUTPUT_SCALED = "output-scaled"
 """The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
 OUTPUT_NOT_WRITTEN = "output-not-written"
@@ -26,12 +28,14 @@ OUTPUT_NOT_WRITTEN = "output-not-written"
 GAINS = {OUTPUT_SCALED: "scales its output", OUTPUT_NOT_WRITTEN: "does not write its output"}
 """What a kernel with either does, in words that follow its name."""
 _SIZE = SUMS.index("size")
+# Of the queries of a call with more scores (queries x keys x heads) than this, each 16th is compared first.
+_SMALL_SCORES, _FEW = 2**16, 16
+# A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
+# oracle.
 _FIT_SHARE = 0.5
-"""A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
-oracle."""
+# Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
+# means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one.
 _TIE_FACTOR = 1.5
-"""Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
-means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,14 @@ def causes(run: KernelRun) -> list[Cause]:
     layers = sorted({result.call.layer for result in run.results if result.fails})
     if not layers:
         return []
-    compared = Comparisons()
+    known: dict[tuple[str, int], Tensor | None] = {}
+
+    def compared(hypothesis: Bug, result: CallResult) -> Tensor | None:  # each pair once, alone or with other layers
+        key = hypothesis.id, id(result)
+        if key not in known:
+            known[key] = explaining(hypothesis, result)
+        return known[key]
+
     together = _explain(run.results, layers, compared)
     if together.hypotheses or len(layers) == 1:
         return [together]
@@ -119,7 +130,7 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
     return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
 
 
-def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Comparisons) -> Cause:
+def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Explaining) -> Cause:
     inside = [o for o in results if o.call.layer in layers]
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
@@ -131,7 +142,7 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Com
     chosen = _choose(fits)
     scaled = _scaled(failing)
     # Its factor is free, so it has to fit better than what has none.
-    multiple = _fit(scaled, inside, failing, heads, wrong, right, oracle_error, Comparisons()) if scaled else None
+    multiple = _fit(scaled, inside, failing, heads, wrong, right, oracle_error, explaining) if scaled else None
     if multiple is not None and not any(f.error <= _TIE_FACTOR * multiple.error for f in chosen):
         chosen = [multiple]
     return Cause(
@@ -196,13 +207,13 @@ def _fit(
     wrong: Sequence[SequenceShape],
     right: Sequence[SequenceShape],
     oracle_error: float,
-    compared: Comparisons,
+    compared: _Explaining,
 ) -> _Fit | None:
     total = torch.zeros(len(SUMS), dtype=torch.float64)
     violating: list[SequenceShape] = []
     everywhere = True
     for o in failing:  # smallest first: most hypotheses are ruled out by one small call
-        off = compared.explaining(hypothesis, o)
+        off = compared(hypothesis, o)
         if off is None:
             return None
         total += off[o.failing].sum(0)
@@ -215,7 +226,7 @@ def _fit(
         return None
     seen = {id(o) for o in failing}
     for o in inside:
-        if id(o) not in seen and (off := compared.explaining(hypothesis, o)) is not None:
+        if id(o) not in seen and (off := compared(hypothesis, o)) is not None:
             violating += _where(o, _violated(o, relative_l1(off), heads))
     conditions = separating(wrong, right) if right else []
     if not violating:
@@ -250,3 +261,55 @@ def _sequences(o: CallResult, cells: Tensor) -> list[int]:
 
 def _where(o: CallResult, cells: Tensor) -> list[SequenceShape]:
     return [o.sequence_shapes[b] for b in _sequences(o, cells)]
+
+
+def explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
+    """Sum the errors of an output against that of a hypothesis, float64 [cells, num_q_heads, 7].
+
+    None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
+    result's `fit_bounds`.
+    """
+
+    def against(cells: CallCells) -> Tensor | None:
+        expected = hypothesis.compute(result.call, cells.rows)
+        return None if expected is None else deviation(result.out, expected, cells)
+
+    of_row = result.cells.of_row
+    if of_row.numel() * result.call.k.shape[0] * result.call.q.shape[1] > _SMALL_SCORES:
+        # Most hypotheses are wrong by far, which some queries show: the limit is rigorous, so no right one is lost.
+        few = against(result.cells.at(torch.arange(0, of_row.numel(), _FEW, device=of_row.device)))
+        if few is None or _ruled_out(few, result):
+            return None
+    total = against(result.cells)
+    if total is None or bool((relative_l1(total) > result.fit_bounds)[result.failing].any()):
+        return None
+    return None if _leaves_queries(hypothesis, result) else total
+
+
+def _leaves_queries(hypothesis: Bug, result: CallResult) -> bool:
+    """Return True if a query out of bounds stays so in a cell within its own: its cell would excuse any hypothesis."""
+    wrong = result.wrong_queries
+    if not wrong:
+        return False
+    places = sorted({query.place for query in wrong})
+    cells = result.cells.at(torch.tensor(places, device=result.cells.of_row.device))
+    expected = hypothesis.compute(result.call, cells.rows)
+    if expected is None:
+        return True
+    off = with_all_heads(distance(row_deviation(result.out, expected, cells))).cpu()
+    size = with_all_heads(result.by_row[..., _SIZE]).cpu()
+    columns = [-1 if query.head is None else query.head for query in wrong]
+    return any(
+        float(off[places.index(query.place), head]) > query.bound * float(size[query.place, head])
+        for query, head in zip(wrong, columns, strict=True)
+    )
+
+
+def _ruled_out(some: Tensor, result: CallResult) -> bool:
+    """Return True if the distance over all queries exceeds a failing cell's bounds, judging from some of the queries."""
+    # Let d be the difference over some queries, D that over all, and S the size of what is expected. S is at most |out| + D and D
+    # at least d, so D / S is at least d / (|out| + d).
+    difference = some[..., SUMS.index("difference")]
+    least = difference / (result.size + difference).clamp(min=torch.finfo(torch.float64).tiny)
+    beyond = (least > result.fit_bounds) | (some[..., SUMS.index("nonfinite")] > 0)
+    return bool(beyond[result.failing].any())

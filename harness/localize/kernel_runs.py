@@ -36,14 +36,14 @@ from assay.harness.localize.threads import kernel_threads
 from assay.harness.stats.error_sums import distance, relative_l1, slope
 from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_heads
 
+# A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
+# would be tighter.
 _FIT_ROUNDINGS = 3.0
-"""A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
-would be tighter."""
+# Most queries of a call that are simulated one by one: those with the largest errors.
 _MAX_QUERIES = 64
-"""Most queries of a call that are simulated one by one: those with the largest errors."""
+# Calls of which the oracle's output is computed before the kernel's.
 _AHEAD = 16
-"""Calls of which the oracle's output is computed before the kernel's."""
-MAX_SCORES, MAX_ROWS = 2**27, 1024
+_MAX_SCORES, _MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
 
 
@@ -52,15 +52,9 @@ _SIZE = SUMS.index("size")
 
 @dataclass(frozen=True)
 class _QueryError:
-    """The error of a query that stands out from its cell.
+    """The error of a query that stands out from its cell: relative L1 against the oracle, and the largest that noise explains.
 
-    Attributes:
-        place: its place among the rows that are compared.
-        row: its packed query row.
-        head: q head of the call; None for all heads together.
-        own: relative L1 against the oracle.
-        bound: the largest that noise explains.
-        excess: own error as a multiple of its bound.
+    `place` is its place among the rows that are compared, `row` its packed query row; `head` is None for all heads together.
     """
 
     place: int
@@ -68,7 +62,11 @@ class _QueryError:
     head: int | None
     own: float
     bound: float
-    excess: float
+
+    @property
+    def excess(self) -> float:
+        """Own error as a multiple of its bound."""
+        return self.own / self.bound
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,8 @@ class CallResult:
         off: sums of its errors against the oracle's output, float64 [cells, num_q_heads, 7], on the CPU: the columns of `SUMS`.
         by_row: the same by query, float64 [rows, num_q_heads, 7].
         limits: what noise explains on this call.
-        repeated: whether the call was run twice more in a row. If not, the next four fields are meaningless.
-        repeat: largest relative L1, over cells and heads, between these two runs.
-        late: largest relative L1, over cells and heads, between this output and one computed after all other calls.
+        repeat: largest relative L1, over cells and heads, between two further runs in a row; 0 without these.
+        late: likewise between this output and one computed after all other calls.
         repeats_differ: whether any bit differed between the two runs in a row.
         late_differs: whether any bit differed in the late run.
         mutated: names of the inputs that the kernel wrote to.
@@ -97,7 +94,6 @@ class CallResult:
     off: Tensor
     by_row: Tensor
     limits: CallNoise
-    repeated: bool = False
     repeat: float = 0.0
     late: float = 0.0
     repeats_differ: bool = False
@@ -167,11 +163,10 @@ class CallResult:
 
     @cached_property
     def queries(self) -> tuple[_QueryError, ...]:
-        """Queries of cells within their bounds whose own error is suspiciously large, worst first, by head and over all heads.
-
-        An error is compared with what that very query costs honest implementations, and with `QUERY_SHARE` of what its cell may
-        have per query. Only queries beyond the second are simulated (`assay.harness.localize.bounds.bounds_of_queries`).
-        """
+        """Queries of cells within their bounds whose own error is suspiciously large, worst first, by head and over all heads."""
+        # Two thresholds: `QUERY_SHARE` of what its cell may have per query, which costs nothing, and what that very query costs
+        # honest implementations. Only queries beyond the first are simulated for the second. A cell of 100 queries with a bound
+        # of 1 % may hide one query that is wrong by 90 %: it is beyond the first, and its own noise of 1 % shows it.
         of_row = self.cells.of_row.cpu()
         queries = torch.bincount(of_row, minlength=len(self.own))[:, None]
         limit = with_all_heads(QUERY_SHARE * self.bounds.cpu() * self.off[..., _SIZE] / queries)
@@ -197,7 +192,6 @@ class CallResult:
                 head=head if head < heads else None,
                 own=float(own[at, head] / size[at, head]),
                 bound=float(bounds[at, head] / size[at, head]),
-                excess=float(own[at, head] / bounds[at, head]),
             )
             for at, head in near.nonzero().tolist()
         ]
@@ -260,8 +254,8 @@ class CallResult:
         return sequence_shapes(self.call)
 
 
+# Most results of which the bound is simulated only to say which one is the worst.
 _SIMULATED = 12
-"""Most results of which the bound is simulated only to say which one is the worst."""
 
 
 @dataclass(frozen=True)
@@ -326,14 +320,14 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
 
 
 def _truth(call: AttentionCall) -> Tensor:
-    """Compute what the oracle gives on the queries of a call that are compared, float64 [rows, num_q_heads, head_dim_v]."""
+    """Compute the oracle's output of the queries that are compared, float64 [rows, num_q_heads, head_dim_v]."""
     return oracle(call, _compared(call))
 
 
 def _compared(call: AttentionCall) -> Tensor | None:
     """Choose the packed query rows of a call that are compared; None for all of q."""
-    if call.rows * call.q.shape[1] * call.k.shape[0] > MAX_SCORES:
-        return sample_rows(call, MAX_ROWS)
+    if call.rows * call.q.shape[1] * call.k.shape[0] > _MAX_SCORES:
+        return sample_rows(call, _MAX_ROWS)
     return torch.arange(call.rows, device=call.q.device) if call.spec.padded_rows else None
 
 
@@ -387,7 +381,20 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
         AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
             breaks the contract.
     """
-    return repeat_all(kernel, run_once(kernel, calls))
+    run = run_once(kernel, calls)
+    require_results(run)
+    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
+
+
+def require_results(run: KernelRun) -> None:
+    """Raise an AssayError unless a call was computed: nothing computed is never a pass."""
+    if not run.results:
+        refused, delegated = len(run.refused), len(run.delegated)
+        raise AssayError(
+            f"The kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused).",
+            "at least one call of a phase that the kernel declares",
+            run.refused[0][1] if run.refused else "add calls of the phases that it declares",
+        )
 
 
 def run_once(
@@ -414,7 +421,7 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor))
+        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
         results.append(replace(measure(call, kept, declared.noise, right()), mutated=mutated))
@@ -444,30 +451,12 @@ def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def repeat_all(kernel: Kernel, run: KernelRun) -> KernelRun:
-    """Run each call that was computed twice more in a row, in the same order.
-
-    Raises:
-        AssayError: no call was computed, which is never a pass.
-    """
-    if not run.results:
-        refused, delegated = len(run.refused), len(run.delegated)
-        raise AssayError(
-            f"The kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused).",
-            "at least one call of a phase that the kernel declares",
-            run.refused[0][1] if run.refused else "add calls of the phases that it declares",
-        )
-    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
-
-
 def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     """Run a call twice more in a row, ideally after all other calls: does the output match the earlier one, and itself?"""
     late, again = (compute(kernel, result.call.clone()).out.clone() for _ in range(2))
     late_error, late_differs = _difference(result, result.out, late)
     error, differs = _difference(result, late, again)
-    return result.updated(
-        repeated=True, late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs
-    )
+    return result.updated(late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs)
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:

@@ -5,7 +5,7 @@ Both look at calls that are within their bounds. `assay.harness.localize.causes`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,18 +19,18 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_
 from assay.harness.stats.query_bounds import dropping_cost, least_error
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
+# Fewest calls, as many as they are worth with their weights, of which a slope is judged.
 _MIN_CALLS = 8
-"""Fewest calls, as many as they are worth with their weights, of which a slope is judged."""
+# How far the mean slope of a correct kernel may lie from that of the ensemble, whatever the number of calls: 1/16 of the dtype's
+# eps; with TF32 operands that are cut off, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a
+# quantisation, whose second-order effects depend on details such as blocks. Measured: `benchmarks/honest_kernels.py`.
 _SLOPE_ROUNDINGS, _SLOPE_TF32, _SLOPE_QUANTISED = 1 / 16, 1.5e-3, 0.1
-"""How far the mean slope of a correct kernel may lie from that of the ensemble, whatever the number of calls: 1/16 of the dtype's
-eps; with TF32 operands that are cut off, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a
-quantisation, whose second-order effects depend on details such as blocks. Measured: `benchmarks/honest_kernels.py`."""
+# Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
+# per token instead of one per 128 tokens, 0.65 of it on normal data.
 _LEAST_SHARE = 0.5
-"""Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
-per token instead of one per 128 tokens, 0.65 of it on normal data."""
+# Noise of a quantisation, as a multiple of `least_error`, from which a cell tells it from the rounding of the dtype: that is about
+# half of `least_error`, so without the quantisation the error is at most a quarter of its noise.
 _CLEAR = 2.0
-"""Noise of a quantisation, as a multiple of `least_error`, from which a cell tells it from the rounding of the dtype: that is about
-half of `least_error`, so without the quantisation the error is at most a quarter of its noise."""
 
 Floats = NDArray[np.float64]
 Group = tuple[tuple[str, str], ...]
@@ -38,14 +38,7 @@ Group = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class _Pooled:
-    """An error that shows over many calls.
-
-    Attributes:
-        groups: where, each as (axis, value) pairs.
-        value: the number that shows it, in the worst of the groups; see `scaled` and `not_run`.
-        limit: what noise explains of that number there.
-        results: calls of these groups.
-    """
+    """An error that shows over many calls: the number that shows it in the worst group, and what noise explains of it there."""
 
     groups: tuple[Group, ...]
     value: float
@@ -69,9 +62,12 @@ def scaled(results: Sequence[CallResult]) -> _Pooled | None:
         tests += [
             ((group[0], ("head", str(some[0].call.spec.first_head + h))), some, slice(h, h + 1)) for h in range(heads)
         ]
-    beyond, known = [], dict[int, tuple[Floats, float]]()
+    known = {id(result): _deviations(result) for result in usable}
+    beyond = []
     for group, some, heads_of in tests:
-        factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests), known)
+        factor, limit = _slope(
+            [(result, *known[id(result)]) for result in some], heads_of, FALSE_FLAGS / 4 / len(tests)
+        )
         if abs(factor) > limit:
             beyond.append((group, factor, limit, some))
     if not beyond:
@@ -81,8 +77,7 @@ def scaled(results: Sequence[CallResult]) -> _Pooled | None:
 
 
 def _deviations(result: CallResult) -> tuple[Floats, float]:
-    """Compute the distance of the slopes of a result from what they should be, [num_q_heads], not finite where a slope is not; and
-    how far they may be whatever the number of calls."""
+    """Compute how far slopes are from what they should be, [num_q_heads], and how far they may be for any number of calls."""
     expected = torch.ones_like(result.slopes)
     if result.limits.family.quantises:
         expected = result.limits.ensemble.slopes.mean(0)
@@ -99,18 +94,10 @@ def _dropped(result: CallResult) -> float:
     return float((along / right.square().sum((0, 2))).nan_to_num(posinf=0.0).max())
 
 
-def _slope(
-    results: Sequence[CallResult], heads: slice, rate: float, known: dict[int, tuple[Floats, float]]
-) -> tuple[float, float]:
-    """Compute the slope's mean deviation over calls from what it should be, and its limit; infinite for too few calls.
-
-    What is computed of a result is put into `known`: it is in several groups.
-    """
+def _slope(results: Sequence[tuple[CallResult, Floats, float]], heads: slice, rate: float) -> tuple[float, float]:
+    """Compute the mean deviation of slopes over calls, and its limit; infinite for too few calls."""
     values, weights, tolerances = [], [], []
-    for result in results:
-        if id(result) not in known:
-            known[id(result)] = _deviations(result)
-        slopes, tolerance = known[id(result)]
+    for result, slopes, tolerance in results:
         off = slopes[heads]
         off = off[np.isfinite(off)]
         if len(off):
@@ -191,6 +178,5 @@ def _grouped(results: Sequence[CallResult], by: Sequence[tuple[str, ...]]) -> li
     return list(groups.items())
 
 
-def _union(groups: object) -> tuple[CallResult, ...]:
-    seen: dict[Hashable, CallResult] = {id(result): result for some in groups for result in some}  # type: ignore[attr-defined]
-    return tuple(seen.values())
+def _union(groups: Iterable[Sequence[CallResult]]) -> tuple[CallResult, ...]:
+    return tuple({id(result): result for some in groups for result in some}.values())

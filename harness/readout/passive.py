@@ -1,7 +1,6 @@
 """The read-out of recorded calls: what a kernel computed that nobody can ask, from its q, k, v and outputs alone.
 
-The weights of queries with few keys are solved for, as `assay.harness.readout.passive` says. Rules are mined from these, and tried
-on all calls, long ones too.
+The weights of queries with few keys are solved for. Rules are mined from these, and tried on all calls, long ones too.
 """
 
 from __future__ import annotations
@@ -32,34 +31,29 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
 
+# Most keys that are solved for, as a share of head_dim_v: a quarter of the equations is left to test the solution. The error of a
+# weight is then no larger than that of one number of the output: with random rows of V of size 1 per number, it is that divided by
+# sqrt(head_dim_v - keys).
 _UNKNOWNS = 0.75
-"""Most keys that are solved for, as a share of head_dim_v: a quarter of the equations is left to test the solution. The error of a
-weight is then no larger than that of one number of the output: with random rows of V of size 1 per number, it is that divided by
-sqrt(head_dim_v - keys)."""
+# Multiple of the noise that may be left of an output. The noise is that of the better rows of right calls; single rows have up to
+# three times as much.
 _REST = 4.0
-"""Multiple of the noise that may be left of an output. The noise is that of the better rows of right calls; single rows have up to
-three times as much."""
+# Multiple of the error of a weight, as a standard deviation, beyond which it is told from another: 1 of 16,000 is by chance.
 _UNSURE = 4.0
-"""Multiple of the error of a weight, as a standard deviation, beyond which it is told from another: 1 of 16,000 is by chance."""
+# A row whose weights are not known better than this says nothing of its keys.
 _LEAST = 0.05
-"""A row whose weights are not known better than this says nothing of its keys."""
+# Standard deviation of normal errors as a multiple of their mean size: sqrt(pi / 2).
 _TO_SIGMA = 1.25
-"""Standard deviation of normal errors as a multiple of their mean size: sqrt(pi / 2)."""
+# Sequences of a call whose keys are tried as another's.
 _MOST_SEQUENCES = 6
-"""Sequences of a call whose keys are tried as another's."""
 
 
 @dataclass(frozen=True)
 class _Solved:
-    """The weights of some queries of a recorded call.
-
-    Attributes:
-        reading: the weights; zero, with `off` infinite, where they could not be solved for. `constant` is zero.
-        errors: standard error of a weight, the largest of the row, float64 [rows, num_q_heads].
-        total: sum of the standard errors of all weights of a row, likewise.
-    """
+    """The weights of some queries of a recorded call: zero, with `off` infinite, where they could not be solved for."""
 
     reading: WeightReading
+    # Of each row, the largest standard error of a weight, and the sum of all, float64 [rows, num_q_heads].
     errors: Numbers
     total: Numbers
 
@@ -69,11 +63,7 @@ class _Solved:
         return np.isfinite(self.reading.off)
 
     def shown(self, head: int) -> WeightReading | None:
-        """The known rows of a head, with weights that noise explains as it would have them; None if no row is known.
-
-        A weight that is the right one times the factor of its row, up to `_UNSURE` errors, is that; one that is zero up to as much
-        is zero.
-        """
+        """The known rows of a head, with weights that noise explains as it would have them; None if no row is known."""
         rows = np.flatnonzero(self.known[:, head])
         if not len(rows):
             return None
@@ -96,23 +86,18 @@ class _Solved:
 
 
 def _tolerance_of(error: float, total: float) -> Tolerance:
-    """The tolerance of weights with this standard error, and with this sum of them.
-
-    A log weight is off by error / weight. Where a row is noisy, a larger error of a log weight is accepted, so that fewer of its
-    weights are too faint to be looked at: both grow with the square root of the noise.
-    """
+    """The tolerance of weights with this standard error, and with this sum of them."""
+    # A log weight is off by error / weight. Where a row is noisy, a larger error of a log weight is accepted, so that fewer of its
+    # weights are too faint to be looked at: both grow with the square root of the noise.
     usual = Tolerance()
     log = float(np.clip(10 * np.sqrt(error), usual.log, 0.2))
     return Tolerance(max(usual.weight, _UNSURE * total), log, max(usual.least, _UNSURE * error / log))
 
 
 def _solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> _Solved:
-    """The weights of some queries of a recorded call, where keys can be found that give the outputs.
-
-    The keys that a query should see come first, then those of its sequence, those at its ends, those of other sequences, and other
-    kv heads: the first that give the output, up to the noise of a right one, relative L1, and are no more than `_UNKNOWNS` of
-    head_dim_v.
-    """
+    """The weights of some queries of a recorded call, where keys can be found that give the outputs up to the noise."""
+    # The keys that a query should see come first, then those of its sequence, those at its ends, those of other sequences, and
+    # other kv heads: the first that give the output, and are no more than `_UNKNOWNS` of head_dim_v.
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     values = call.v.double().cpu()
     wanted = torch.from_numpy(out)
@@ -201,26 +186,26 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every
 
 
+# Calls that are mined at first, of those with wrong outputs and of the others: at most half of them.
 _WRONG_CALLS, _RIGHT_CALLS = 24, 12
-"""Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""
+# Calls on which rules are tried: with wrong outputs, and without.
 _MOST_WRONG, _MOST_RIGHT = 96, 48
-"""Calls on which rules are tried: with wrong outputs, and without."""
+# Queries of a call that are looked at.
 _ROWS = 24
-"""Queries of a call that are looked at."""
+# Most weights of a call that are looked at, for all kv heads: 4 MB, of which a call keeps some multiples.
 _MOST_WEIGHTS = 2**19
-"""Most weights of a call that are looked at, for all kv heads: 4 MB, of which a call keeps some multiples."""
+# Most weights of a call that is solved for, with all its queries: forms compare a query with all others.
 _MOST_OF_ALL_QUERIES = 2**24
-"""Most weights of a call that is solved for, with all its queries: forms compare a query with all others."""
+# Wrong outputs after which no more are solved for: about as many as a kernel that is asked gives at first.
 _EXPLAINED = 600
-"""Wrong outputs after which no more are solved for: about as many as a kernel that is asked gives at first."""
+# Rounds in which calls that contradict the rules are mined too.
 _ROUNDS = 4
-"""Rounds in which calls that contradict the rules are mined too."""
+# Calls that contradict the rules and are mined too, in each round.
 _MORE = 4
-"""Calls that contradict the rules and are mined too, in each round."""
+# Error of a right output, relative L1, that is assumed at least: half a unit in the last place, and of float32 what sums lose.
 _LEAST_NOISE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
-"""Error of a right output, relative L1, that is assumed at least: half a unit in the last place, and of float32 what sums lose."""
+# Error of a query from which on it is wrong, at least: as where a kernel is asked.
 _CLEARLY = {torch.float32: 3e-4, torch.float16: 6e-3, torch.bfloat16: 4.5e-2}
-"""Error of a query from which on it is wrong, at least: as where a kernel is asked."""
 Recorded = tuple[AttentionCall, Tensor, float]
 """A call, the output that was recorded, [total_q, num_q_heads, head_dim_v], and the relative error of a query, L1, from which on it
 is wrong."""

@@ -15,14 +15,8 @@ import torch
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_manifest
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.tensors.dump import open_dump
+from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.reading import reading, whole_file
-
-
-def test_a_limit_beyond_all_indices_is_no_obstacle(tmp_path: Path) -> None:
-    path = tmp_path / "small"
-    path.write_bytes(b"abc")
-    assert whole_file(path, 2**70) == b"abc"
 
 
 def test_a_readers_own_fault_says_what_is_not_whole_and_keeps_its_cause() -> None:

@@ -17,15 +17,15 @@ from assay.harness.fingerprint.in_interpreter import written_ids
 from assay.harness.fingerprint.ranks import joined
 from assay.harness.text import one_line
 
+# Seconds that the processes of a server may take after the reply: they read all weights.
 _WAIT_S = 60.0
-"""Seconds that the processes of a server may take after the reply: they read all weights."""
 
 
 class _Asked(Engine, Protocol):
     """A server that takes requests of SGLang's own interface."""
 
-    def send(self, path: str, body: dict[str, Any], *, waits: bool = True) -> Any:
-        """POST a JSON body, and return the JSON response; `waits` as that of `Client.post_json`."""
+    def send(self, path: str, body: dict[str, Any]) -> Any:
+        """POST a JSON body, and return the JSON response."""
 
 
 def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
@@ -92,7 +92,7 @@ def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
     for field, special in (("texts", True), ("bare", False)):
         ids = server.send("/tokenize", {"prompt": list(TEXTS.values()), "add_special_tokens": special})["tokens"]
         fields[field] = dict(zip(names, ids, strict=True))
-    chats, refused = chats_of(lambda body: server.send("/tokenize", body, waits=False))
+    chats, refused = chats_of(lambda body: server.send("/tokenize", body))
     files = (told.arguments or {}).get("tokenizer_path") or str(model)
     fields |= {"chats": chats, "refused": refused, "written": written_ids(files, TEXTS, fields["bare"])}
     rest = told.tokens.model_dump(exclude={"digest"}) if told.tokens else {}
@@ -100,10 +100,7 @@ def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
 
 
 def chats_of(ask: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Have an endpoint make the ids of each chat of the corpus.
-
-    Args:
-        ask: sends a body to ``/tokenize``, and returns the JSON response. It raises EngineError where that is an error.
+    """Have an endpoint make the ids of each chat of the corpus; `ask` sends a body to ``/tokenize``.
 
     Returns:
         The ids of the chats that were answered, and why the others were refused. Without an answer none is: such an endpoint takes

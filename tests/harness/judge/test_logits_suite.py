@@ -46,7 +46,7 @@ def judged(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
         write_logits(folder.path, scored("reference", prompts, change=reference))
         write_logits(folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference))
         write_logits(folder.path, scored("candidate", prompts, noise=noise, seed=1, change=change))
-        comparison = _compare_logits(folder.path, spec.policy.alpha, folder.nonce)
+        comparison = _compare_logits(folder.path, folder.nonce)
         return judge_logits(comparison, spec.policy, declared, synthetic=True)
 
     return judge
@@ -78,14 +78,6 @@ def behind_a_prefix(condition: str, logits: np.ndarray) -> np.ndarray:
     return certain_of_another(condition, logits) if condition == "cached" else logits
 
 
-def test_a_mean_is_printed_within_its_printed_interval(judged: Callable[..., SuiteResult]) -> None:
-    metric = next(metric for metric in judged(change=certain_of_another).metrics if metric.id == "mean-kl-cold")
-    assert metric.low is not None
-    assert metric.high is not None
-    number, _ = metric.text.split()
-    assert float(f"{metric.low:.3g}") <= float(number) <= float(f"{metric.high:.3g}")
-
-
 @pytest.mark.parametrize("change", [nowhere_finite, one_is_nan, excludes_a_token])
 def test_what_is_not_finite_is_a_regression(judged: Callable[..., SuiteResult], change: Change) -> None:
     suite = judged(change=change)
@@ -104,19 +96,6 @@ def test_other_distributions_are_a_regression(judged: Callable[..., SuiteResult]
     assert cached.same_top == 0.0
     assert cached.mean_kl is not None
     assert cached.mean_kl > 15
-
-
-@pytest.mark.parametrize("change", [nowhere_finite, certain_of_another])
-@pytest.mark.parametrize("require", [(), ("logits",)])
-def test_a_run_does_not_pass_with_broken_logits(tmp_path: Path, runs: ModuleType, change: Change, require: tuple[str, ...]) -> None:
-    folder = runs.run_of(tmp_path / "run", runs.spec_of(require=require))
-    runs.answer_all(folder, runs.same_answer)
-    runs.score_both(folder, partial(runs.scored, change=change))
-    report = build(folder)
-    suites = {suite.id: suite for suite in report.suites}
-    assert {id_: suite.verdict for id_, suite in suites.items()} == {"greedy": "pass", "logits": "regression"}
-    assert report.verdict != "pass"
-    assert any("Logits" in reason for reason in report.reasons)
 
 
 def test_logits_that_were_requested_and_not_scored_are_missing(tmp_path: Path, runs: ModuleType) -> None:
@@ -205,7 +184,7 @@ def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, runs: Modul
     logits: Logits = read_logits(path)
     sequences = tuple(s.model_copy(update={"cached": {"cold": 0, "cached": 0}}) for s in logits.header.sequences)
     write_logits(folder.path, replace(logits, header=logits.header.model_copy(update={"sequences": sequences})))
-    suite = judge_logits(_compare_logits(folder.path, spec.policy.alpha, folder.nonce), spec.policy, (), synthetic=True)
+    suite = judge_logits(_compare_logits(folder.path, folder.nonce), spec.policy, (), synthetic=True)
     assert suite.verdict == "inconclusive"
     assert "at least 16 cached tokens were required" in suite.why
 
@@ -217,7 +196,7 @@ def on_means(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
     folder: RunFolder = runs.run_of(tmp_path / "run", spec)
     for role in ("reference", "candidate"):
         write_logits(folder.path, runs.scored(role, MIN_PROMPTS, run=folder.nonce))
-    comparison = _compare_logits(folder.path, spec.policy.alpha, folder.nonce)
+    comparison = _compare_logits(folder.path, folder.nonce)
 
     def judge(multiples: np.ndarray, floor: float = 0.0) -> SuiteResult:
         kl = multiples * kl_limit(())
@@ -248,16 +227,6 @@ def test_a_heavy_tail_is_no_pass_however_small_its_mean(on_means: Callable[..., 
     assert suite.verdict == "inconclusive"
     assert "heavy tail" in suite.why
     assert on_means(heavy * 1e-2).verdict == "pass", "no prompt is beyond the limit"
-
-
-def test_prompts_without_any_divergence_make_no_tail_heavy(on_means: Callable[..., SuiteResult]) -> None:
-    beyond = np.exp(np.linspace(-0.5, 0.5, 50))
-    assert on_means(np.concatenate([np.zeros(1000), beyond])).verdict == "pass"
-    assert on_means(np.zeros(MIN_PROMPTS)).verdict == "pass"
-
-
-def test_a_pass_says_what_so_many_prompts_may_have_missed(on_means: Callable[..., SuiteResult]) -> None:
-    assert "A bug in less than 4.6 % of prompts may have met none of them." in on_means(np.full(MIN_PROMPTS, 0.01)).why
 
 
 def test_an_erratic_reference_raises_the_limit_to_the_widest_of_a_policy_and_no_further(

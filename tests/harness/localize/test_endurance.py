@@ -12,8 +12,7 @@ from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.endurance import endure
-from assay.harness.localize.guard import Guard
+from assay.harness.localize.guard import Guard, endure
 from assay.harness.localize.kernel_runs import run_once
 
 
@@ -51,19 +50,6 @@ def test_a_plan_that_is_kept_by_address_is_another_calls(lens: list[list[tuple[i
     result = endured(kernel, *lens)
     assert "in the buffers of a call with other lengths, on a call that it computed right before" in result
     assert endured(rounded_oracle, *lens) == ""
-
-
-def test_the_largest_calls_are_made_in_kept_buffers_too() -> None:
-    """A plan that is kept on the path for many keys alone: the cheapest pair does not take it."""
-    kept: list[AttentionCall] = []
-    plans: dict[object, list[int]] = {}
-
-    def kernel(call: AttentionCall) -> Tensor:
-        kept.append(call)
-        return plans_by_address(call, plans) if max(call.lens_k) > 256 else rounded_oracle(call)
-
-    short, long = [[(1, 20), (1, 40)], [(1, 40), (1, 20)]], [[(1, 300), (1, 40)], [(1, 40), (1, 300)]]
-    assert "in the buffers of a call with other lengths" in endured(kernel, *short, *long)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -75,6 +75,12 @@ class Server(Engine):
         substitute = frozenset(ControlReader(self.evidence).latest().control.substitute)
         if [one.prompt for one in asks] == [PROMPT_HEADER]:
             self.primed = True
+            on_reply(
+                0,
+                asks[0].answered(
+                    "reference", "A", request_id="r", finish_reason="length", prompt_tokens=9, completion_tokens=1, latency_s=0.1
+                ),
+            )
             return
         assert self.flushed, "the cache was filled under another control"
         self.flushed = False
@@ -149,11 +155,6 @@ def test_each_set_is_asked_once_but_for_the_floors(tmp_path: Path) -> None:
     assert set(often.values()) == {1}
 
 
-def test_no_layer_needs_the_reference(tmp_path: Path) -> None:
-    result = bisect(Server(tmp_path, knows(lambda candidate: False)))
-    assert (result.outcome, result.exit_code, result.findings) == ("nothing", ExitCode.PASS, ())
-
-
 def test_finding_nothing_without_a_cached_prefix_is_inconclusive(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, knows(lambda candidate: False), cached_tokens=1))
     assert (result.outcome, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
@@ -186,17 +187,6 @@ def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:
     assert (result.floor, result.candidate_floor) == (2, 0)
     assert [one.layer for one in result.restored] == [2]
     assert min(server.asked.count(candidate) for candidate in set(server.asked)) >= 2
-
-
-def test_a_candidate_that_is_not_deterministic_asks_for_repeats(tmp_path: Path) -> None:
-    def says(candidate: frozenset[int], item: Item, before: int) -> str:
-        return f"Answer: {'none' if 2 in candidate else item.expected} {before if candidate else ''}"
-
-    server = Server(tmp_path, says)
-    result = bisect(server)
-    assert (result.floor, result.candidate_floor) == (0, 16)
-    assert [one.layer for one in result.restored] == [2]
-    assert len(result.probes) > len({probe.candidate for probe in result.probes})
 
 
 def test_a_substitution_that_did_not_happen_is_an_error(tmp_path: Path) -> None:
