@@ -33,7 +33,7 @@ from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.suite_section import suite_section
 from assay.reports.terminal import plain_text
-from assay.reports.words import envelope_lines
+from assay.reports.words import counted_calls, envelope_lines, traced_kernels
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")
@@ -160,8 +160,8 @@ def _calls(report: Report) -> Section:
     facts: list[tuple[Words, ...]] = []
     tables: list[Block] = []
     for role, server in (("reference", report.reference), ("candidate", report.candidate)):
-        said = [one_line(call.sentence, 300) for call in server.calls]
-        passes = [kernels.sentence for kernels in report.kernels if kernels.role == role]
+        said = [one_line(counted_calls(call), 300) for call in server.calls]
+        passes = [traced_kernels(kernels) for kernels in report.kernels if kernels.role == role]
         traced = [one_line(sentence.removeprefix(f"{role}, "), 300) for sentence in passes]
         facts.append((role, one_line(server.backend), *(said or ["none counted"]), *traced))
         ready = "" if server.startup_s is None else f"; ready after {server.startup_s:.1f} s"
@@ -182,7 +182,7 @@ def _kernels(traced: PassKernels) -> Section:
         for kernel in traced.kernels
     ]
     columns = ("Kernel", "Kind", "Launches", "Attention", "Of")
-    return Section(traced.sentence, [Table(columns, rows, numbers=(2,), style="kernels")], folded=True)
+    return Section(traced_kernels(traced), [Table(columns, rows, numbers=(2,), style="kernels")], folded=True)
 
 
 def _environment(report: Report) -> Section:

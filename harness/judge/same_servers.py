@@ -93,7 +93,7 @@ def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) ->
     says = "; ".join(difference.says for difference in diff.undeclared)
     observed = f"of what they served (A the reference, B the candidate), {says}"
     return REQUIRED["same-servers"].check(
-        "failed", observed, "run again so that only the treatment differs; see assay fingerprint diff"
+        "failed", observed, "run again so that only the treatment differs; see assay compare of both"
     )
 
 

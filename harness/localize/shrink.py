@@ -79,7 +79,7 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
     if not path:
         return _Smallest(describe(call))
     try:
-        return _Smallest(describe(call), reproduction(call, path, guard.assay.noise))
+        return _Smallest(describe(call), _reproduction(call, path, guard.assay.noise))
     except AssayError:  # it fails on its own data only, which is too large for a test
         return _Smallest(describe(call))
 
@@ -195,7 +195,7 @@ def test_the_kernel_is_correct() -> None:
 '''
 
 
-def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[[Finding], str]:
+def _reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[[Finding], str]:
     """Write a call as source: inputs from a seed, if the kernel fails on such data of the same shape, else its numbers.
 
     The result writes a pytest file of it, in the words of a finding.

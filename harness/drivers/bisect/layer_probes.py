@@ -15,7 +15,6 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
 from assay.harness.drivers.bisect.layer_search import find_layers
 from assay.harness.drivers.bisect.layer_task import (
-    Criterion,
     Floors,
     LayerBisection,
     LayerSetup,
@@ -85,12 +84,11 @@ class _ProbeServer:
         return _AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
 
-def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: ProgressDisplay) -> LayerBisection:
+def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBisection:
     """Find the layers that must run the reference for the task to be right again; start one server for it.
 
     Args:
         plan: the validated run: roles, device, limits, alpha, and the questions of each probe, which share `PROMPT_HEADER`.
-        by: what must be right again; None to choose, see `assay.harness.drivers.bisect.layer_task.choose_criterion`.
         folder: new folder for the server's log and ``bisect.json``.
         display: shows every probe.
 
@@ -123,7 +121,7 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
     with running([server], spec.device, display):
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
         probed = _ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency)
-        result = _search_layers(probed, spec, by, display)
+        result = _search_layers(probed, spec, display)
     write_whole(folder / _RESULT, result.model_dump_json(indent=2) + "\n")
     return result
 
@@ -170,17 +168,15 @@ class _Probe:
         return made.outcome == "right"
 
 
-def _search_layers(
-    server: _ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay
-) -> LayerBisection:
+def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay) -> LayerBisection:
     """Bisect on a running server.
 
     The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, each set is
     probed once; otherwise until one outcome leads clearly.
     """
     begun = time.monotonic()
-    reference = _ask_reference(server, spec.workload.token_limit, spec.policy.alpha, by, display)
-    setup = _setup(server, spec, by)
+    reference = _ask_reference(server, spec.workload.token_limit, spec.policy.alpha, display)
+    setup = _setup(server, spec)
     probe = _Probe(server, setup, reference, display)
     floors, search = reference.floors, None
     if can_fail(floors.by, floors.reference_right, setup.prompts, setup.alpha):
@@ -189,17 +185,12 @@ def _search_layers(
     return conclude(setup, floors, search, probe.records, time.monotonic() - begun)
 
 
-def _ask_reference(
-    server: _ProbeServer, token_limit: int, alpha: float, by: Criterion | None, display: ProgressDisplay
-) -> _Reference:
+def _ask_reference(server: _ProbeServer, token_limit: int, alpha: float, display: ProgressDisplay) -> _Reference:
     """Ask the reference alone twice, and choose what must be right. Texts are short, whatever the limit of an answer."""
-    short = min(token_limit, MAX_TOKENS)
-    if by == "text":
-        server.max_tokens = short
     own = server.ask(frozenset())
-    chosen, why = (by, "requested") if by else choose_criterion(server.items, own.texts, alpha)
-    if chosen == "text" and server.max_tokens != short:
-        server.max_tokens = short
+    chosen, why = choose_criterion(server.items, own.texts, alpha)
+    if chosen == "text":
+        server.max_tokens = min(token_limit, MAX_TOKENS)
         own = server.ask(frozenset())
     again = server.ask(frozenset())
     once, twice = (right_prompts(chosen, server.items, own.texts, answers.texts) for answers in (own, again))
@@ -211,7 +202,7 @@ def _ask_reference(
     return _Reference(own.texts, right, floors)
 
 
-def _setup(server: _ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSetup:
+def _setup(server: _ProbeServer, spec: RunSpec) -> LayerSetup:
     command = ["assay", "bisect", "layers", *spec.given_flags(BISECT_FLAGS), f"--questions={len(server.items)}"]
     return LayerSetup(
         reference=spec.reference.backend,
@@ -223,7 +214,7 @@ def _setup(server: _ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSe
         layers=layers_seen(server.evidence),
         prompts=len(server.items),
         alpha=spec.policy.alpha,
-        reproduce=shlex.join([*command, *([f"--by={by}"] if by else [])]),
+        reproduce=shlex.join(command),
     )
 
 

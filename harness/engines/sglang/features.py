@@ -38,7 +38,7 @@ class Feature:
         environment: environment variables of a server in which it is on.
         backend: attention backend in place of the base's; empty for the same.
         resolved: arguments as the server resolves them where it is on.
-        declares: what else it may change of what a server serves, as ``assay fingerprint diff --allow`` names it.
+        declares: what else it may change of what a server serves, as ``assay compare --allow`` names it.
         seen: id of what shows that it was on, beyond its arguments (`assay.harness.run.invariance.proof`).
         cost: what it is declared to change.
         requires: features without which it does nothing.

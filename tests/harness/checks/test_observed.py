@@ -100,19 +100,19 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object, **__: object) -> ReadOut:
         raise AssertionError("the kernel was read")
 
-    monkeypatch.setattr(observed, "read_kernel", asked)
+    monkeypatch.setattr(observed, "_read_kernel", asked)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel is asked for the picture of the failing call only."""
-    monkeypatch.setattr(observed, "read_kernel", lambda *_: "not now")
+    monkeypatch.setattr(observed, "_read_kernel", lambda *_: "not now")
 
 
 @pytest.fixture
 def read_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read is what is read off the kernel without a mask."""
-    monkeypatch.setattr(observed, "read_kernel", lambda *_: read_off(NO_MASK))
+    monkeypatch.setattr(observed, "_read_kernel", lambda *_: read_off(NO_MASK))
 
 
 def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:

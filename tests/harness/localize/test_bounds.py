@@ -17,7 +17,7 @@ from assay.harness.attention.noise import FAMILIES, NoiseFamily, family
 from assay.harness.attention.oracle import oracle, requests, scores, sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize import bounds
-from assay.harness.localize.bounds import CallNoise, bound_of
+from assay.harness.localize.bounds import CallNoise
 from assay.harness.localize.cells import cells_of, deviation
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import CallResult, measure, run_and_repeat
@@ -91,7 +91,7 @@ def test_bounds_stay_near_the_published_noise() -> None:
     noise = CallNoise(call, "int8_qk")
     assert 0.005 < float(noise.ensemble.noise.mean()) < 0.019
     assert 0.008 < float(noise.bounds.median()) < 0.03
-    assert bound_of(call, "int8_qk") < 0.08
+    assert CallNoise(call, "int8_qk").largest_bound < 0.08
 
 
 def test_a_bound_is_that_of_its_own_cell() -> None:

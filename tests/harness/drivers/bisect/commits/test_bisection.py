@@ -47,7 +47,7 @@ class Bench:
             asked.append(self.commits.index(commit))
             return answer(asked[-1])
 
-        history = self.repository.between(self.spec.good, self.spec.bad, self.spec.first_parent)
+        history = self.repository.between(self.spec.good, self.spec.bad)
         state = self.folder.read() or BisectState(spec=self.spec, command="again", history=history)
         return Bisection(self.folder, state, measure, self.repository, lambda line: None).run(), asked
 
@@ -107,9 +107,6 @@ def test_every_commit_of_a_history_with_merges_is_found(histories: ModuleType, t
         bench.folder = BisectFolder(tmp_path / str(culprit))
         state, _ = bench.run(lambda i, wrong=wrong: measured(5.0 if i in wrong else 0.1))
         assert suspects_of(bench, state) == [culprit]
-    first = Bench(histories, tmp_path / "first", parents, first_parent=True)
-    state, _ = first.run(lambda i: measured(5.0 if i in histories.descendants(parents, 4) else 0.1))
-    assert suspects_of(first, state) == [5], "the merge that brought it"
 
 
 def test_a_flaky_kernel_costs_probes_and_not_the_answer(bench: Bench) -> None:
@@ -194,9 +191,8 @@ def test_a_folder_of_something_else_is_refused(bench: Bench) -> None:
 
 
 SETTINGS: dict[str, Any] = {
-    "repo": "/r", "good": "g" * 40, "bad": "b" * 40, "kernel": "m:f", "build": "make all", "sources": ("lib", "src"),
-    "first_parent": True, "pack": "/p", "conditions": ("phase=extend", "prefix=1"), "calls": 6, "raises": "bad",
-    "keep_build": True, "timeout": 9.0,
+    "repo": "/r", "good": "g" * 40, "bad": "b" * 40, "kernel": "m:f", "build": "make all", "pack": "/p", "calls": 6,
+    "raises": "bad",
 }  # fmt: skip
 
 
