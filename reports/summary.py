@@ -236,7 +236,7 @@ def accuracy_of(suite: SuiteResult, role: str) -> str:
 
 
 def differences(suite: SuiteResult) -> str:
-    """How many texts or answers differ, by kind; a dash where neither was compared."""
+    """Count the texts or answers that differ, by kind; a dash where neither was compared."""
     if suite.divergences:
         kinds = [divergence.kind for divergence in suite.divergences]
         counted = [f"{kinds.count(kind)} {kind}" for kind in ("apart", "close", "tie") if kind in kinds]
