@@ -155,7 +155,7 @@ def test_plain_pytest_finds_a_kernel_in_the_root_and_in_the_working_folder(
     assert len(found) > 2
 
 
-SOME_CASES = ("1+16-after_a_short_one-", "1+16-one-MQA")
+SOME_CASES = ("decode-1+16-after_a_short_one-", "decode-1+16-one-")
 """Parts of the names of single calls that are refused or excluded."""
 WRONG_CASES = ("64+0-one-", "64+16-", "1+16-one_token")
 """Without a cached prefix, which is right, and with one."""
