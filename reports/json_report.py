@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from assay.harness.judge.report import NOT_FINITE, SCHEMA, Report
+from assay.harness.judge.decide import SCHEMA
+from assay.harness.judge.report import NOT_FINITE, Report
 
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 _NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
@@ -75,8 +75,6 @@ class Baseline(Record):
         fingerprint: what the server really served; None where it did not tell, and in older baselines.
         answers_sha256: hash of ``answers.jsonl``; empty in a baseline that was accepted before it was recorded.
     """
-
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.baseline/2"] = Field(SCHEMA, alias="schema")
     key: Key

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
@@ -164,8 +164,6 @@ class Fingerprint(RunRecord):
         not_observed: why a part was not observed, by its name.
         seconds: time that each part took.
     """
-
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.fingerprint/1"] = Field(SCHEMA, alias="schema")
     source: Literal["server", "model runner", "files", "endpoint"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from safetensors import SafetensorError
 
 from assay.harness.attention.call import INPUTS, AttentionCall, CallSpec
@@ -100,8 +100,6 @@ class PackManifest(Record):
         seen: calls that were offered, kept or not.
         too_large: calls of which not even one sequence with one kv head fits.
     """
-
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.pack/2"] = Field(SCHEMA, alias="schema")
     source: Source

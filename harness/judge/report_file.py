@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from assay.harness.errors import EvidenceError
-from assay.harness.judge.report import SCHEMA, Report
+from assay.harness.judge.decide import SCHEMA
+from assay.harness.judge.report import Report
 from assay.harness.reading import reading, whole_file
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Decided, Verdict
@@ -38,7 +38,6 @@ class SweepResult(Decided):
     __doc__ = f"A sweep: its verdict is that of its worst cell. {RULE}"
 
     schema_id: Literal["assay.sweep/2"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     command: str = Field(description="the command that repeats it")
     folder: str

@@ -131,5 +131,5 @@ def test_it_is_written_and_comes_back(report: MakeRun, tmp_path: Path) -> None:
     path.write_text(json_report.to_json(made))
     assert read_report(path) == made
     document = json.loads(path.read_text())
-    assert document["latency"]["schema"] == "assay.bench/2"
+    assert document["latency"]["schema"] == "assay.report/2"
     assert document["latency"]["policy"] == BOUND
