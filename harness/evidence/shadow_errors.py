@@ -6,7 +6,6 @@ reference over all queries and against the truth over sampled queries of every c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -24,13 +23,9 @@ from assay.harness.schema import Record
 
 FOLDER = "shadow"
 _ROLES = ("candidate", "reference")
-
-
-def _calls(cells: Iterable[tuple[int, str, int]]) -> dict[tuple[int, str], int]:
-    by_place: dict[tuple[int, str], int] = {}
-    for layer, phase, calls in cells:
-        by_place[layer, phase] = by_place.get((layer, phase), 0) + calls
-    return by_place
+Known = Literal["window", "given"]
+"""What a backend computed that is known, and is not exactly what the layer asks for: a window of one key fewer or more, or
+attention to new K and V as they were given, and not as the cache stores them, in fewer bits. Its own error is that from this."""
 
 
 class WorstCase(Record):
@@ -80,17 +75,14 @@ class ShadowHeader(RunRecord):
         failed: calls that the candidate did not compute.
         unrecorded: layers whose calls could not be recorded, and why.
         untested: layers with a call that could not be compared with the truth, and why.
-        off_by_a_key: calls of a layer and phase in which the reference's window was off by one key: what it computed is known, and
-            its own error is that from attention with such a window. Its difference from the candidate is no error of either.
-        as_given: calls of a layer and phase in which the reference, or a candidate of the engine's own, read new K and V as they
-            were given, and not as the cache stores them, in fewer bits. Its own error is that from attention to these, likewise.
+        known: layers and phases in which one of both computed something else that is known: the difference of both there is an
+            error of neither.
         candidate_noise: the candidate's noise family.
         reference_noise: the reference's, in the phases that it computes itself.
         dtype: dtype of the calls that are compared with the truth; empty if none is.
         accumulation: arithmetic that the candidate's noise family has on this device, such as "tf32".
         features: what calls that were compared with the truth asked for beyond plain attention; see `CallSpec.features`.
         heads: q heads of each layer that was observed, over all processes that share them.
-        seed: of the draw of queries that are compared with the truth.
         rows: queries of the observed passes.
         sampled_rows: those of them that are compared with the truth.
         write_request: the latest write request that was served; see `assay.harness.engines.inside.write_request`.
@@ -104,15 +96,13 @@ class ShadowHeader(RunRecord):
     failed: tuple[FailedCalls, ...] = ()
     unrecorded: dict[int, str] = Field(default_factory=dict)
     untested: dict[int, str] = Field(default_factory=dict)
-    off_by_a_key: tuple[tuple[int, Literal["extend", "decode"], int], ...] = ()
-    as_given: tuple[tuple[int, Literal["extend", "decode"], int], ...] = ()
+    known: tuple[tuple[int, Literal["extend", "decode"], Known], ...] = ()
     candidate_noise: str = ""
     reference_noise: str = ""
     dtype: str = ""
     accumulation: str = ""
     features: tuple[str, ...] = ()
     heads: dict[int, int] = Field(default_factory=dict)
-    seed: int = 0
     rows: int = 0
     sampled_rows: int = 0
     write_request: str = ""
@@ -146,14 +136,9 @@ class ShadowErrors:
         return tuple(calls for header in self.headers for calls in header.failed)
 
     @property
-    def off_by_a_key(self) -> dict[tuple[int, str], int]:
-        """Calls of each layer and phase in which the reference's window was off by one key."""
-        return _calls(cell for header in self.headers for cell in header.off_by_a_key)
-
-    @property
-    def as_given(self) -> dict[tuple[int, str], int]:
-        """Calls of each layer and phase in which new K and V were read before they were stored in fewer bits."""
-        return _calls(cell for header in self.headers for cell in header.as_given)
+    def known(self) -> set[tuple[int, str, Known]]:
+        """See `ShadowHeader.known`, of all processes."""
+        return {place for header in self.headers for place in header.known}
 
     @property
     def heads(self) -> dict[int, int]:

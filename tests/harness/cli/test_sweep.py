@@ -22,7 +22,7 @@ from assay.harness.cli.app import load_command
 from assay.harness.cli.sweep import _options_of
 from assay.harness.drivers.sweep.spec import COMMANDS
 from assay.harness.engines.inside.pack_writer import PackWriter
-from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.pack import Source
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KERNELS = """\
@@ -114,7 +114,7 @@ def test_cells_that_replay_have_the_verdict_of_their_command(tmp_path: Path) -> 
     for number, (new, cached) in enumerate([(9, 0), (4, 20), (8, 40)]):
         call = call_of([(new, cached)], (2, 1), 64, torch.float32, "cpu", seed=number).with_spec(layer=0)
         truth = oracle(call).to(call.q.dtype)
-        writer.add(CallMetadata(0, "extend", (new,), (cached,), ("a",)), call, truth, candidate=truth)
+        writer.add(call, truth, candidate=truth)
     writer.flush()
     done = sweep(tmp_path, "replay", "--set", "candidate=extend:right,extend:top_left", "--set", "pack=pack", "--out", "swept")
     cells = json.loads((tmp_path / "swept" / "report.json").read_text())["cells"]

@@ -117,7 +117,7 @@ def test_a_right_kernel_is_right_although_the_reference_reads_new_k_and_v_as_giv
     assert errors.failed_calls == ()
     assert errors.headers[0].untested == {}
     assert errors.headers[0].features == ("stored_kv",)
-    assert errors.as_given == {(layer, "extend"): 2 for layer in range(LAYERS)}
+    assert errors.known == {(layer, "extend", "given") for layer in range(LAYERS)}
     against = compare_with_noise(errors)
     for measured in (against.cells, against.queries, against.reference, against.reference_queries):
         assert len(measured.index)
@@ -161,7 +161,7 @@ def test_outputs_of_k_and_v_as_given_are_right_only_of_what_has_these(reads_give
     table = sums.cells(0, 0)
     cells = table.chosen(table.index[:, 1] >= 0)  # without all heads together, whose sums are not kept
     errors, references = (relative_l1(role.own) for role in (cells.candidate, cells.reference))
-    assert sums.as_given == reads_given
+    assert sums.known == ({"given"} if reads_given else set())
     assert bool((errors > 5 * references).all()) is not reads_given
 
 

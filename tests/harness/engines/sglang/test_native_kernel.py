@@ -24,7 +24,7 @@ from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.native_kernel import NativeKernel
 from assay.harness.errors import UsageError
-from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.pack import Source
 
 
 def a_call(lens: tuple[int, int] = (3, 5)) -> AttentionCall:
@@ -151,9 +151,7 @@ def pack(tmp_path: Path) -> Path:
     for layer, lens in enumerate([[(24, 0)], [(12, 40), (3, 9)], [(1, 30), (1, 12)]]):
         phase: Any = "decode" if layer == 2 else "extend"
         call = call_of(lens, (4, 2), 64, torch.float32, "cpu").with_spec(layer=layer, phase=phase)
-        names = tuple(f"r{layer}-{i}" for i in range(len(lens)))
-        seen = CallMetadata(layer, phase, tuple(call.lens_q), tuple(call.prefixes), names)
-        writer.add(seen, call, rounded_oracle(call))
+        writer.add(call, rounded_oracle(call))
     writer.flush()
     return tmp_path / "pack"
 
