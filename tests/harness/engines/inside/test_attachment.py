@@ -185,7 +185,7 @@ def test_a_candidate_is_built_at_its_first_use_and_an_unknown_name_is_refused_at
     assert known.computes.phases == ("extend", "decode")
     assert built == ["bare"]
     with pytest.raises(KernelRefused, match=r"no\.such\.module:kernel cannot be built"):
-        _ = kernel.phases
+        _ = kernel.computes
     with pytest.raises(KernelRefused, match="unknown candidate 'unknown'; expected"):
         make_candidate("unknown", runner)
 
