@@ -29,14 +29,9 @@ class LayerDiffRecord(RunRecord):
 
     Attributes:
         traced: labels of the traced prompts, without their role.
-        seconds: from the first question to the last.
-        first_finding_s: seconds from the first question until findings on the first two were shown; None if nothing was out of
-            bounds.
     """
 
     traced: tuple[str, ...]
-    seconds: float
-    first_finding_s: float | None = None
 
 
 LAYER_DIFF = RunFile("layer-diff.json", LayerDiffRecord)

@@ -10,18 +10,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from pydantic import Field, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.error_table import ErrorTable, RoleErrors, joined
-from assay.harness.evidence.nonce import RunRecord, check_run
-from assay.harness.files import write_whole
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
+_DO = "run again in a new folder"
 _ROLES = ("candidate", "reference")
 Known = Literal["window", "given"]
 """What a backend computed that is known, and is not exactly what the layer asks for: a window of one key fewer or more, or
@@ -147,23 +145,13 @@ class ShadowErrors:
 
 
 def write_shadow_errors(path: Path, cells: ErrorTable, header: ShadowHeader) -> None:
-    """Replace the file of a process.
-
-    Args:
-        path: the file.
-        cells: the sums.
-        header: what they describe.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
+    """Replace the file of a process. Raises EvidenceError if the disk is full or not writable."""
     arrays = {"index": cells.index, "apart": cells.apart} | {
         f"{role}.{column.name}": getattr(getattr(cells, role), column.name)
         for role in _ROLES
         for column in fields(RoleErrors)
     }
-    tensors = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(path, save(tensors, {"header": header.model_dump_json()}), durable=False)
+    write_arrays(path, arrays, header, durable=False)
 
 
 def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
@@ -184,33 +172,21 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
             f"files {FOLDER}/*.safetensors",
             "start the server with ASSAY_SHADOW=<candidate>, switch the shadow on and send a request",
         )
-    read = [_read(file) for file in files]
-    for file, table in zip(files, read, strict=True):
-        check_run(file, table.headers[0].run, run)
-    if len({(table.headers[0].reference, table.headers[0].candidate) for table in read}) > 1:
+    headers, tables = zip(*(_read(file, run) for file in files), strict=True)
+    if len({(header.reference, header.candidate) for header in headers}) > 1:
         raise EvidenceError(
             f"{folder} has errors of different backends.", "one reference and one candidate", "use a new folder"
         )
-    return ShadowErrors(
-        joined([table.cells for table in read]), tuple(header for table in read for header in table.headers)
-    )
+    return ShadowErrors(joined(tables), headers)
 
 
-def _read(path: Path) -> ShadowErrors:
+def _read(path: Path, run: str = "") -> tuple[ShadowHeader, ErrorTable]:
+    header, arrays = read_arrays(path, ShadowHeader, run, _DO)
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = ShadowHeader.model_validate_json((file.metadata() or {})["header"])
-            roles = (
-                RoleErrors(*(file.get_tensor(f"{role}.{column.name}") for column in fields(RoleErrors)))
-                for role in _ROLES
-            )
-            return ShadowErrors(ErrorTable(file.get_tensor("index"), file.get_tensor("apart"), *roles), (header,))
-    except (SafetensorError, OSError, KeyError, ValidationError) as error:
-        raise EvidenceError(
-            f"{path} is damaged: {str(error).splitlines()[0]}.",
-            "a file of this version of assay",
-            "run again in a new folder",
-        ) from None
+        roles = (RoleErrors(*(arrays[f"{role}.{column.name}"] for column in fields(RoleErrors))) for role in _ROLES)
+        return header, ErrorTable(arrays["index"], arrays["apart"], *roles)
+    except KeyError as error:
+        raise damaged(path, f"{error} is missing", _DO) from None
 
 
 def written_requests(folder: Path) -> dict[int, str]:
@@ -220,4 +196,4 @@ def written_requests(folder: Path) -> dict[int, str]:
         EvidenceError: a file is damaged.
     """
     files = sorted((folder / FOLDER).glob("*.safetensors"))
-    return {int(file.stem): _read(file).headers[0].write_request for file in files}
+    return {int(file.stem): _read(file)[0].write_request for file in files}

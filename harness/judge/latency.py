@@ -12,8 +12,9 @@ from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest
+from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.answer_ends import LIMIT, AnswerEnd
 from assay.harness.judge.answer_length_check import check_ends, check_lengths, lengths_finding
 from assay.harness.judge.answer_lengths import AnswerLengths, compare_lengths
@@ -56,7 +57,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     folder.check_sealed()
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
-    blocks = blocks_of(folder.timings())
+    blocks = blocks_of(folder.lines(TIMINGS, Timing))
     played = side_by_side(blocks)
     if not any(played.values()):
         raise EvidenceError(f"{folder.path} holds no timings.", "at least one round", "time again with more --seconds")
@@ -68,8 +69,9 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
-    answers = _length_pairs(folder.lengths())
-    lengths = _lengths(answers, spec.policy) if folder.lengths() else None
+    measured_answers = folder.lines(LENGTHS, Answer)
+    answers = _answer_pairs(measured_answers)
+    lengths = _lengths(answers, spec.policy) if measured_answers else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     same = with_fingerprints(_same_servers(spec, manifest), folder.fingerprints())
     checks = (
@@ -256,25 +258,28 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     )
 
 
-_LengthPair = tuple[AnswerLength, AnswerLength]
+_AnswerPair = tuple[Answer, Answer]
 
 
-def _length_pairs(measured: Sequence[AnswerLength]) -> list[_LengthPair]:
+def _answer_pairs(measured: Sequence[Answer]) -> list[_AnswerPair]:
     """Pair the answers to the prompts that both answered."""
     by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
     both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]
     return [(ours, theirs) for ours, theirs in both if theirs is not None]
 
 
-def _lengths(answers: Sequence[_LengthPair], policy: Policy) -> AnswerLengths:
+def _lengths(answers: Sequence[_AnswerPair], policy: Policy) -> AnswerLengths:
     pairs = [
-        ((ours.tokens, ours.finish_reason == LIMIT), (theirs.tokens, theirs.finish_reason == LIMIT))
+        (
+            (ours.completion_tokens, ours.finish_reason == LIMIT),
+            (theirs.completion_tokens, theirs.finish_reason == LIMIT),
+        )
         for ours, theirs in answers
     ]
     return compare_lengths(pairs, policy.alpha, policy.length_bound)
 
 
-def _ends(answers: Sequence[_LengthPair]) -> list[tuple[AnswerEnd, AnswerEnd]]:
+def _ends(answers: Sequence[_AnswerPair]) -> list[tuple[AnswerEnd, AnswerEnd]]:
     return [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
 
 

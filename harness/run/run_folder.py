@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from assay.harness.attention.source import source_hashes
 from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
@@ -25,7 +25,7 @@ from assay.harness.sides import ROLES, Role
 
 _EXPANDED = ("--model", "--data")
 """Flags with a path in which assay expands ``~``; so it does in ``--out``."""
-AnyPart = TypeVar("AnyPart", bound=EndedFolder)
+AnyPart = TypeVar("AnyPart", bound=EndedFolder[Any])
 
 
 def default_folder(candidate: str) -> Path:

@@ -129,8 +129,7 @@ class Tracer:
             rank=self._rank,
             ranks=self._ranks,
         )
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in pending.tensors.items()}
-        write_pass(self._folder, label.name, pending.tokens.long().cpu(), pending.positions.cpu(), tensors, header)
+        write_pass(self._folder, label.name, pending.tokens, pending.positions, pending.tensors, header)
         label.passes += 1
 
 

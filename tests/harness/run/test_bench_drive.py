@@ -14,7 +14,7 @@ from rich.console import Console
 
 from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import BenchFolder, Timing
+from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, Timing
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import bench_drive as drive
 from assay.harness.run.bench_plan import Turn, plan_bench, timed_spec
@@ -43,7 +43,7 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[in
     engine = SimpleNamespace(client=lambda: SimpleNamespace(models=lambda: ["m"]))
     with ProgressDisplay(Console(file=StringIO())) as display:
         drive.play(plan_bench(prepare(spec)), cast(Any, dict.fromkeys(ROLES, engine)), bench, display)
-    played = [timing.round for timing in bench.timings()]
+    played = [timing.round for timing in bench.lines(TIMINGS, Timing)]
     assert all(played.count(number) == 8 for number in set(played)), "two loads of four blocks each"
     return max(played) + 1
 
