@@ -88,11 +88,7 @@ def with_roles_exchanged(errors: ShadowErrors, claimed: Sequence[str]) -> Shadow
 
 
 def layers_seen(place: Path) -> tuple[int, ...]:
-    """Return the layers that called attention in a server.
-
-    Raises:
-        EvidenceError: none was counted.
-    """
+    """Return the layers that called attention in a server. Raises EvidenceError if none was counted."""
     counts = read_counters(place / COUNTERS_FOLDER)
     layers = tuple(sorted({layer for count in counts for layer in count.calls_by_layer}))
     if not layers:

@@ -165,7 +165,7 @@ def read_logits(path: Path, run: str = "") -> Logits:
         shapes |= {f"{condition}.{name}": shape for name, shape in zip(_TENSORS, of_condition, strict=True)}
     for name, shape in shapes.items():
         if name not in arrays or arrays[name].shape != shape:
-            found = f"is {arrays[name].shape}, not {shape}" if name in arrays else "is missing"
-            raise damaged(path, f"{name} {found}", _DO)
+            shaped = f"is {arrays[name].shape}, not {shape}" if name in arrays else "is missing"
+            raise damaged(path, f"{name} {shaped}", _DO)
     conditions = {c: Positions(*(arrays[f"{c}.{name}"] for name in _TENSORS)) for c in CACHE_STATES}
     return Logits(header, arrays["ids"], conditions)

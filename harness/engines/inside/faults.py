@@ -69,11 +69,7 @@ class Faults:
         return wrong.reshape(out.shape).to(out.dtype).contiguous()
 
     def write(self) -> None:
-        """Write at the end of a pass how many calls had the fault.
-
-        Raises:
-            EvidenceError: the disk is full or not writable.
-        """
+        """Write at the end of a pass how many calls had the fault. Raises EvidenceError if the disk is full or not writable."""
         counts = SeededCalls(
             run=nonce_of_process(),
             fault=self._fault,

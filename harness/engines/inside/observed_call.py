@@ -97,11 +97,7 @@ class EngineCall(Protocol):
         """The engine's ids of the requests of the batch."""
 
     def forward_pass(self, number: int) -> ForwardPass:
-        """Describe the pass.
-
-        Raises:
-            KernelRefused: the contract cannot express it.
-        """
+        """Describe the pass. Raises KernelRefused if the contract cannot express it."""
 
     def observed(self, forward_pass: ForwardPass) -> ObservedCall:
         """Return the call, of a pass that was described before."""

@@ -72,10 +72,10 @@ def test_missing_and_damaged_files_are_errors(tmp_path: Path) -> None:
     write_logits(tmp_path, example())
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(EvidenceError, match="cannot be read"):
+    with pytest.raises(EvidenceError, match="is damaged"):
         read_logits(path)
     path.write_bytes(content.replace(b"top_k", b"of_it"))
-    with pytest.raises(EvidenceError, match="cannot be read"):
+    with pytest.raises(EvidenceError, match="is damaged"):
         read_logits(path)
 
 
