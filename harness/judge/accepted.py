@@ -67,20 +67,7 @@ def _compare_accepted(
     *,
     synthetic: bool,
 ) -> SuiteResult:
-    """Compare what was accepted with what is now: paired answers, and own errors by layer and condition.
-
-    Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
-    to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is
-    non-inferior to the reference passes.
-
-    Args:
-        answers: to the questions that both runs asked; None where there were none.
-        before: accepted own errors.
-        now: own errors of this run.
-        policy: of the run.
-        non_inferior: whether this run itself shows that the candidate is non-inferior to the reference.
-        synthetic: whether the questions are.
-    """
+    """Compare what was accepted with what is now: paired answers, and own errors by layer and condition."""
     worst, most = max(
         ((name, growth(before[name], now[name])) for name in before if name in now),
         key=lambda named: named[1],
@@ -119,16 +106,7 @@ def _compare_accepted(
 def _judge(
     answers: Accuracy | None, measured: bool, grown: bool, non_inferior: bool
 ) -> tuple[Verdict, str, float | None]:
-    """Decide the verdict, with the id of the deciding metric and the p value of a regression.
-
-    A regression is shown by answers, which is tested, or by an own error that grew too far, which is measured and not tested.
-
-    Args:
-        answers: to the questions that both runs asked; None where there were none.
-        measured: whether an own error was measured both times.
-        grown: whether one grew too far.
-        non_inferior: see `_compare_accepted`.
-    """
+    """Decide the verdict, with the id of the deciding metric and the p value of a regression."""
     if answers is None:
         return ("regression" if grown else "pass", _GROWTH, None) if measured else ("inconclusive", "", None)
     verdict = "pass" if answers.verdict == "inconclusive" and non_inferior else answers.verdict
@@ -158,14 +136,7 @@ def _served_since(accepted: Fingerprint | None, now: Fingerprint | None) -> str:
 
 
 def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status, served: str = "") -> list[Check]:
-    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale.
-
-    Args:
-        sides: by role.
-        policy: of the run.
-        status: which baselines match.
-        served: see `_served_since`.
-    """
+    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
     checks = [_check_candidate(sides["candidate"].backend, status, policy.baselines, served)]
     if policy.reference_from == "baseline" or "reference" in status.stale:
         checks.append(_check_reference(sides["reference"].backend, status, policy.baselines))

@@ -125,24 +125,14 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
 def _check_kernels_executed(
     server: ServerManifest | None, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool = False
 ) -> list[Check]:
-    """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not.
-
-    Args:
-        server: the candidate's server; without one that assay started, `check_kernel_ran` says so, and nothing is said here.
-        traces: what the processes of each role's server saw.
-        stored: whether the reference has no server of its own in this run.
-    """
+    """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not."""
     if server is None or not server.started:
         return []
     return [_check_traces(phase, server, traces, stored) for phase in server.claimed_phases]
 
 
 def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
-    """Return the names by which a role's own kernels are recognised, as regular expressions; empty if none are known.
-
-    They are those that the kernel declares, else the Triton functions of the package that it declares, else those that are known
-    of an engine's own backend.
-    """
+    """Return the names by which a role's own kernels are recognised, as regular expressions; empty if none are known."""
     if not traces:
         return ()
     if traces[0].kernels:

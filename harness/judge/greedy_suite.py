@@ -154,7 +154,6 @@ def greedy_suite(
                 text=f"{limit.nats:.2g} nats",
                 explain=limit.source,
             ),
-            _equal_metric([divergence for _, divergence in differing], len(pairs)),
             _floor_metric(limit),
             *([_envelope_metric(len(beyond), len(envelope))] if envelope else []),
         ),
@@ -167,19 +166,6 @@ def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
     """List the first pair of each prompt. Where neither role says anything, nothing was compared."""
     asked = list({pair.item.prompt_hash: pair for pair in reversed(pairs)}.values())[::-1]
     return [pair for pair in asked if any(a.text or a.tokens for a in (pair.reference, pair.candidate))]
-
-
-def _equal_metric(divergences: Sequence[TextDivergence], of: int) -> Metric:
-    kinds = [divergence.kind for divergence in divergences]
-    first = min((divergence.position for divergence in divergences), default=None)
-    return Metric(
-        id="texts-equal",
-        title="texts equal",
-        value=float(of - len(kinds)),
-        text=f"{of - len(kinds)} of {of}",
-        explain=f"{kinds.count('tie')} differ first at a tie, {kinds.count('close')} within the limit"
-        + ("" if first is None else f"; earliest difference at token {first}"),
-    )
 
 
 def _floor_metric(limit: _Limit) -> Metric:
@@ -240,30 +226,19 @@ def _erratic_words(floors: Sequence[float], erratic: Sequence[float]) -> str:
 
 
 def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], list[float]]:
-    """Split the floors, in nats, into those of prompts that may set a limit, and those of an erratic reference, which may not.
-
-    Erratic is what exceeds `_FLOOR_FACTOR` times the median, which a few answers do not move, and what noise explains; no floor
-    raises the limit beyond `MAX_SWING`.
-    """
+    """Split the floors, in nats, into those of prompts that may set a limit, and those of an erratic reference, which may not."""
     usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
     return [floor for floor in floors if floor <= most], [floor for floor in floors if floor > most]
 
 
 def _has_tokens(answer: Answer, urls: Collection[Role]) -> bool:
-    """Return True if an answer came with its log-probabilities.
-
-    From a server that assay started, one that is not finite is the candidate's doing; an endpoint may leave them out, or fill
-    them with anything.
-    """
+    """Return True if an answer came with its log-probabilities."""
     return answer.text == "" or (bool(answer.tokens) and (answer.role not in urls or is_finite(answer.tokens)))
 
 
 def _divergence(pair: Pair, floor: float, limit: float, urls: Collection[Role]) -> TextDivergence | None:
-    """Classify how two texts differ.
-
-    The texts are believed over their tokens; equal ones differ only where both have log-probabilities.
-    """
+    """Classify how two texts differ."""
     equal = pair.reference.text == pair.candidate.text
     if equal and not all(_has_tokens(answer, urls) for answer in (pair.reference, pair.candidate)):
         return None

@@ -10,8 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.judge.report import OwnError, Report, excess
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import OwnError, Report, excess, read_report
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted, listed

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest
+from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out
 from assay.harness.judge.invariance_outcome import (
     ArmOutcome,
@@ -23,11 +25,19 @@ from assay.harness.judge.invariance_outcome import (
     widened,
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
-from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
-from assay.harness.judge.invariance_servers import other_than_features
-from assay.harness.judge.parting import least_error
-from assay.harness.judge.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
+from assay.harness.judge.probe_scores import (
+    MEASURES,
+    Bound,
+    Distance,
+    Measure,
+    ProbePlace,
+    accept_length,
+    changed_probes,
+    in_common,
+    places,
+)
+from assay.harness.judge.traces import least_error
 from assay.harness.text import counted, listed
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
 
@@ -46,10 +56,6 @@ _SENSITIVE = Requirement("probes-sensitive", "the probes see a fault that was se
 _SHOWN = Requirement("features-on", "every feature was shown to be on in some arm")
 _DECIDED = Requirement("arms-decided", "every arm decided")
 _COVERED = Requirement("pairs-covered", "every two features were on together")
-_OWN = (
-    "in {}, the log-probabilities of the prompt's own tokens alone differ, and the most probable tokens are the same: they may be "
-    "those of other requests, as in SGLang's issue 36938, where requests are retracted"
-)
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
 _DECODES_OTHERWISE = (
     "decode is not what prefill computes of the same tokens: assay backends --honours compares both with the truth"
@@ -302,22 +308,20 @@ def _partings(
 def _changed(
     arm: Arm, records: Mapping[Arm, ArmRecord], limits: Mapping[Measure, Bound], known: Mapping[str, Feature],
     manifest: InvarianceManifest,
-) -> tuple[list[str], list[str]]:  # fmt: skip
-    """Return the probes that an arm changes, and those of them with nothing wrong but their own log-probabilities."""
+) -> list[str]:  # fmt: skip
+    """Return the probes that an arm changes."""
     compared = records[base_of(arm, known)].replies, records[arm].replies
     bound = widened(limits, arm, known, manifest.dtype)
-    return changed_probes(*compared, bound), own_alone(*compared, bound)
+    return changed_probes(*compared, bound)
 
 
 def _findings(
     manifest: InvarianceManifest, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, tuple[Sequence[str], Sequence[str]]],
+    partings: Mapping[Arm, PartingRow], changed: Mapping[Arm, Sequence[str]],
 ) -> list[Finding]:  # fmt: skip
     """One finding for each smallest set of features that breaks, with the arms that have it."""
     failing = _failing(outcomes)
-    return [
-        _finding(manifest, failing[arm], outcomes, known, parted, *changed[arm]) for arm, parted in partings.items()
-    ]
+    return [_finding(manifest, failing[arm], outcomes, known, parted, changed[arm]) for arm, parted in partings.items()]
 
 
 def _failing(outcomes: Sequence[ArmOutcome]) -> dict[Arm, ArmOutcome]:
@@ -333,7 +337,7 @@ def _askings(arm: Arm, outcomes: Sequence[ArmOutcome]) -> str:
 
 def _finding(
     manifest: InvarianceManifest, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], known: Mapping[str, Feature],
-    parted: PartingRow, changed: Sequence[str], own: Sequence[str],
+    parted: PartingRow, changed: Sequence[str],
 ) -> Finding:  # fmt: skip
     states = {each.arm: each for each in reversed(outcomes)}
     unrun = [_name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
@@ -348,7 +352,6 @@ def _finding(
         for measure, distance in judged.distances.items()
     ]
     evidence += [f"probes that differ: {', '.join(changed)}"] if changed else []
-    evidence += [_OWN.format(counted(len(own), "probe"))] if own else []
     evidence += [f"each alone: {'; '.join(alone)}"] if alone else []
     evidence += [judged.why] if judged.why and judged.first else []
     evidence += [f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}"]
@@ -488,3 +491,66 @@ def _reasons(findings: Sequence[Finding], checks: Sequence[Check]) -> Iterable[s
     for check in checks:
         if check.status == "missing":
             yield f"{check.title}: {check.found}. {check.settles.capitalize()}."
+
+
+_SAME = Requirement(
+    "same-servers",
+    "the arms' servers differed in their features and in nothing else",
+    "the arms' servers did not differ in their features alone",
+)
+_SIZES = "arguments.cuda_graph_config"
+"""The sizes of CUDA graphs follow chunks and drafts; whether there were any is shown by the passes that they served."""
+
+
+def other_than_features(
+    folder: InvarianceFolder, arms: Iterable[tuple[ArmRecord, ArmRecord]], known: Mapping[str, Feature]
+) -> tuple[Check, dict[int, str]]:
+    """Compare the fingerprints of the servers in which arms ran with those of their bases.
+
+    Settings that a feature is switched with declare what they let differ; features say what an engine resolves besides.
+
+    Args:
+        folder: the folder.
+        arms: each arm that was run to its end, and its base.
+        known: features by id.
+
+    Returns:
+        The check, and in words what else differs or was not observed, by number of the arm.
+
+    Raises:
+        EvidenceError: a fingerprint is damaged, or of another run.
+    """
+    fingerprint = cache(folder.fingerprint)
+    says: dict[int, str] = {}
+    parts: set[str] = set()
+    servers: set[int] = set()
+    for record, base in arms:
+        servers |= {record.server, base.server}
+        served, beside = fingerprint(record.server), fingerprint(base.server)
+        if served is None or beside is None:
+            says[record.number] = "what its server served was not observed"
+        elif record.server != base.server:
+            diff = compare_fingerprints(beside, served, _declared(record.features, known))
+            parts |= set(diff.compared)
+            if not diff.compared:
+                says[record.number] = "no part of what its server served was observed of both"
+            elif diff.undeclared:
+                says[record.number] = f"of what its server served (A its base's, B its own), {_sentences(diff)}"
+    if says:
+        first = next(iter(says.values()))
+        said = f"{first}; {counted(len(says), 'arm')} in all"
+        return _SAME.check(
+            "missing", said, "see assay fingerprint diff of both servers' folders, and run it again"
+        ), says
+    agree = f"what {counted(len(servers), 'server')} served agrees in {counted(len(parts), 'part')}"
+    return _SAME.check("ok", agree if parts else "every arm ran in the server of its base"), says
+
+
+def _declared(features: Sequence[str], known: Mapping[str, Feature]) -> list[str]:
+    """Return what may differ beside the settings with which features are switched, as ``--allow`` names it."""
+    resolved = [f"arguments.{name}" for id_ in features for name in known[id_].resolved]
+    return [_SIZES, *resolved, *(name for id_ in features for name in known[id_].declares)]
+
+
+def _sentences(diff: FingerprintDiff) -> str:
+    return "; ".join(difference.says for difference in diff.undeclared)

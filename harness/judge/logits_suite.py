@@ -74,7 +74,7 @@ def claim(run: RunEvidence) -> Judged:
     """
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
-        comparison = _compare_logits(folder.path, policy.alpha, folder.nonce)
+        comparison = _compare_logits(folder.path, folder.nonce)
         return Judged(suite=judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic))
     if "logits" not in workload.suites:
         return Judged()
@@ -106,20 +106,11 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     )
 
 
-def _compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
-    """Compare both roles' scorings in a run's folder by condition, with the floor.
-
-    Args:
-        folder: the run's.
-        alpha: error rate of each interval.
-        run: the run's nonce; empty to accept any.
-
-    Raises:
-        EvidenceError: a role was not scored, a file is damaged or of another run, or the roles were scored on different tokens.
-    """
+def _compare_logits(folder: Path, run: str = "") -> LogitsComparison:
+    """Compare both roles' scorings in a run's folder by condition, with the floor."""
     reference, candidate = (read_logits(logits_path(folder, role, 0), run) for role in ROLES)
     again = logits_path(folder, "reference", FLOOR_REPEAT)
-    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None, alpha=alpha)
+    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None)
 
 
 def _judge(
@@ -142,13 +133,7 @@ def _judge(
 
 
 def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Verdict, str, str, float | None]:
-    """Decide as `_judge` does, by tests of enough prompts.
-
-    Args:
-        tests: of all numbers.
-        alpha: level of all of them together.
-        fewest: prompts under the condition that has the fewest.
-    """
+    """Decide as `_judge` does, by tests of enough prompts."""
     p = min(test.p for test in tests)
     if worse := [test for test in tests if test.p < alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere

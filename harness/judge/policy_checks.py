@@ -48,10 +48,7 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
 
 
 def _check_policy(run: RunEvidence) -> Check:
-    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
-
-    Noise of the candidate that the kernel alone declares widens every bound, and no line of policy states it.
-    """
+    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence."""
     declared, weakened = run.manifest.noise.get("candidate", ""), list(run.spec.weakened)
     if declared and declared not in run.spec.policy.bounds:
         weakened.append(f"noise = {declared} (declared by the kernel alone)")

@@ -30,7 +30,7 @@ from assay.harness.drivers.sweep.spec import DEVICE_AXIS, Limits, SweepSpec
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.extras import require
-from assay.harness.files import FolderLock, is_unused, timestamp, write_whole
+from assay.harness.files import is_unused, lock_folder, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import read_json
 from assay.harness.text import counted, how_ended, one_line
@@ -71,7 +71,7 @@ def run_sweep(
             f"{folder} exists and is not the folder of a sweep.", "a new folder, or that of a sweep",
             "name another one with --out",
         )  # fmt: skip
-    begun, lock, interrupted = time.monotonic(), FolderLock(folder), False
+    begun, lock, interrupted = time.monotonic(), lock_folder(folder), False
     ended = {cell.key: done for cell in cells if (done := ended_in(folder, cell.key)) is not None}
     left = [cell for cell in cells if cell.key not in ended]
     try:

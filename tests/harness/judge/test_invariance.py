@@ -89,18 +89,6 @@ def test_an_arm_that_was_asked_again_is_described_by_its_first_failure(
     assert result.verdict == "regression"
 
 
-def test_log_probabilities_of_other_requests_are_named(judged: Judge, arm_records: ModuleType) -> None:
-    arm = arm_records.arm("streamed")
-    prefill = arm.replies[1].prefill
-    shifted = prefill.model_copy(update={"own": tuple(value - 3.0 for value in prefill.own)})
-    other = arm.replies[1].model_copy(update={"prefill": shifted})
-    (finding,) = judged([arm.model_copy(update={"replies": (arm.replies[0], other, arm.replies[2])})]).findings
-    (said,) = [line for line in finding.evidence if "36938" in line]
-    assert said.startswith("in 1 probe, the log-probabilities of the prompt's own tokens alone differ")
-    (finding,) = judged([arm_records.arm("streamed", prefill=0.8)]).findings
-    assert not [line for line in finding.evidence if "36938" in line]
-
-
 def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
     unseen = arm_records.arm("page-size", number=3).model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
     result = judged([arm_records.arm("prefix-cache"), unseen])

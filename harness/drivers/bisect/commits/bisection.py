@@ -30,7 +30,7 @@ from assay.harness.drivers.bisect.commits.state import (
     Purpose,
 )
 from assay.harness.errors import UsageError
-from assay.harness.files import FolderLock, is_unused
+from assay.harness.files import is_unused, lock_folder
 
 SKIPS_BEFORE_CHECK = 5
 """Skipped commits in a row after which the good revision is probed again: if that fails too, the machine is at fault."""
@@ -94,7 +94,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Say) -> tuple[Bisect
     """
     folder, repository = BisectFolder(out or RUNS / f"bisect-{spec.digest}"), Repository(Path(spec.repo))
     history = repository.between(spec.good, spec.bad, spec.first_parent)
-    lock = FolderLock(folder.path)
+    lock = lock_folder(folder.path)
     state = folder.read()
     if state is None and not is_unused(folder.path, ("probes", "logs")):
         raise UsageError(

@@ -14,7 +14,7 @@ from assay.harness.drivers.bisect.commits.probe import ProbeTask
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import read_report
 from assay.harness.schema import read_json
 
 _PROBE = [sys.executable, "-P", "-m", "assay.harness.drivers.bisect.commits.probe"]

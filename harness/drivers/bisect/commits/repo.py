@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from assay.harness.drivers.bisect.commits.state import CommitInfo, RangeCommit
 from assay.harness.errors import AssayError, UsageError
-from assay.harness.files import LOCK, FolderLock
+from assay.harness.files import LOCK, lock_folder
 
 # Disable everything of the user's that runs automatically: hooks, background maintenance, a file watcher.
 _QUIET = (
@@ -123,13 +123,13 @@ class Repository:
             # Only what is ours: a linked worktree (its .git is a file) in a folder with our prefix and our lock.
             if tree.parent.name.startswith(_PREFIX) and (tree.parent / LOCK).exists() and not (tree / ".git").is_dir():
                 try:
-                    lock = FolderLock(tree.parent)
+                    lock = lock_folder(tree.parent)
                 except UsageError:
                     continue  # its bisection is still running
                 self._remove(tree)
                 del lock
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-        lock, tree = FolderLock(folder), folder / self.path.name
+        lock, tree = lock_folder(folder), folder / self.path.name
         try:
             self._run("worktree", "add", "--detach", "--no-checkout", str(tree), "HEAD")
             yield tree
