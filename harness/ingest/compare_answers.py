@@ -30,6 +30,7 @@ from assay.harness.judge.answer_lengths import (
 )
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.judge.report import Report
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.text import one_line
 from assay.harness.verdict import WORST_FIRST, Check, Requirement, Verdict, cause_of
 
@@ -219,7 +220,8 @@ def _checks(
             f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
         )
         title = "both were asked with the same prompts"
-        checks.append(Requirement("same-prompts", title).check("not checked", unknown))
+        required = Requirement("same-prompts", title, unchecked=f"whether {title}")
+        checks.append(required.check("not checked", unknown))
     return checks if left.reader.id == "assay-run" else [*checks, _EXECUTION]
 
 
@@ -249,15 +251,20 @@ def _other_scores(*sides: dict[str, ResultSet]) -> str:
     return "; ".join(disagreements)
 
 
-_EXECUTION = Requirement("execution", "the kernel under test computed the answers").check(
+_COMPUTED = "the kernel under test computed the answers"
+_EXECUTION = Requirement("execution", _COMPUTED, unchecked=f"whether {_COMPUTED}").check(
     "not checked", "these files do not record which kernels ran", "assay run --reference … --candidate …"
 )
 
 
-_NO_LENGTHS = Requirement("answer-lengths", "B's answers are as long as A's").check(
-    "not checked",
-    "these files do not record the tokens of each answer",
-    "a tool that does: inspect_ai or assay run",
+_NO_LENGTHS = (
+    REQUIRED["answer-lengths"]
+    .between("A", "B")
+    .check(
+        "not checked",
+        "these files do not record the tokens of each answer",
+        "a tool that does: inspect_ai or assay run",
+    )
 )
 
 

@@ -13,22 +13,13 @@ from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.paired_accuracy import Accuracy, accuracy_of, beginning
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.suite_decisions import accuracy_sentence
 from assay.harness.policy import Policy
 from assay.harness.sides import Role, Side
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Check, Requirement, Verdict
+from assay.harness.verdict import Check, Verdict
 
-_OF_CANDIDATE = Requirement(
-    "candidate-baseline",
-    "an accepted baseline of the candidate matches",
-    unchecked="no accepted baseline of the candidate matches",
-)
-_OF_REFERENCE = Requirement(
-    "reference-baseline",
-    "an accepted baseline of the reference matches",
-    unchecked="no accepted baseline of the reference matches",
-)
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
@@ -151,11 +142,11 @@ def _check_reference(reference: str, status: Status, root: str) -> Check:
             if status.stored_reference
             else "not needed"
         )
-        return _OF_REFERENCE.check("ok", f"{used}: {how}")
+        return REQUIRED["reference-baseline"].check("ok", f"{used}: {how}")
     why = status.stale.get("reference")
     observed = f"the baseline of {reference} is stale: {why}" if why else f"none was accepted for {reference}"
     observed = f"{observed}; the reference server was queried instead"
-    return _OF_REFERENCE.check("not checked", observed, _accept_again(root))
+    return REQUIRED["reference-baseline"].check("not checked", observed, _accept_again(root))
 
 
 def _check_candidate(candidate: str, status: Status, root: str, served: str) -> Check:
@@ -163,14 +154,14 @@ def _check_candidate(candidate: str, status: Status, root: str, served: str) -> 
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     if served:
         observed = f"the baseline of {candidate} is stale: its server (A) did not serve what this one (B) does: {served}{unused}"
-        return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
+        return REQUIRED["candidate-baseline"].check("missing", observed, _accept_again(root))
     if used := status.used.get("candidate"):
-        return _OF_CANDIDATE.check("ok", f"{used}{unused}")
+        return REQUIRED["candidate-baseline"].check("ok", f"{used}{unused}")
     if why := status.stale.get("candidate"):
         observed = f"the baseline of {candidate} is stale: {why}{unused}"
-        return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
+        return REQUIRED["candidate-baseline"].check("missing", observed, _accept_again(root))
     observed = f"none was accepted for {candidate}{unused}"
-    return _OF_CANDIDATE.check("not checked", observed, "assay gate accept RUN")
+    return REQUIRED["candidate-baseline"].check("not checked", observed, "assay gate accept RUN")
 
 
 def _accept_again(root: str) -> str:

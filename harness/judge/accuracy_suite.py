@@ -22,17 +22,13 @@ from assay.harness.judge.answers import Pair, by_condition, flips, most_telling,
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.paired_accuracy import Accuracy
 from assay.harness.judge.report import Flip, Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.suite_decisions import accuracy_sentence, bounded_metric
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check, Finding, Requirement
+from assay.harness.verdict import Check, Finding
 from assay.harness.workload import Workload
 
-_ANSWERED = Requirement("all-answered", "both servers answered every question")
-_TESTED = Requirement("accuracy-tested", "accuracy was tested", unchecked="accuracy was not tested")
-_PLANNED = Requirement(
-    "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
-)
 LOSS = "loss-of-accuracy"
 
 
@@ -64,7 +60,9 @@ def accuracy_tested(run: RunEvidence) -> Judged:
     if "accuracy" in run.spec.workload.suites:
         return Judged()
     settles = "assay run, or add accuracy to --suites"
-    return Judged(checks=[_TESTED.check("not checked", "the suite accuracy was not requested", settles)])
+    return Judged(
+        checks=[REQUIRED["accuracy-tested"].check("not checked", "the suite accuracy was not requested", settles)]
+    )
 
 
 def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
@@ -93,8 +91,8 @@ def _check_question_plan(run: RunEvidence) -> Check:
     else:
         at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
         stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
-        return _PLANNED.check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
-    return _PLANNED.check("missing", observed, RUN_AGAIN)
+        return REQUIRED["question-plan"].check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
+    return REQUIRED["question-plan"].check("missing", observed, RUN_AGAIN)
 
 
 def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
@@ -103,7 +101,7 @@ def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) ->
     if mismatched:
         observed += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
         settles = "run again with a new --out: these answers do not belong to this run's questions"
-    return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, observed, settles)
+    return REQUIRED["all-answered"].met(bool(asked) and answered == asked and not mismatched, observed, settles)
 
 
 def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:

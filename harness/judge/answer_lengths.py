@@ -18,11 +18,12 @@ from pydantic import Field
 
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.answers import Pair
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.policy import Policy
 from assay.harness.schema import Part
 from assay.harness.stats.bootstrap import Floats, bootstrap_t
 from assay.harness.stats.share import mcnemar
-from assay.harness.verdict import Check, Finding, Requirement
+from assay.harness.verdict import Check, Finding
 
 LENGTH_BOUND = 0.05
 """Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too."""
@@ -265,9 +266,7 @@ def lengths_of(pairs: Sequence[Pair], policy: Policy) -> AnswerLengths:
 
 def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
-    requirement = Requirement(
-        "answer-lengths", f"{sides[1]}'s answers are as long as {sides[0]}'s, where no length is forced"
-    )
+    requirement = REQUIRED["answer-lengths"].between(*sides)
     if not lengths.informative:
         observed = f"{lengths.uninformative}, so their lengths prove nothing"
         return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
@@ -289,10 +288,7 @@ def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, s
         pairs: reference's and candidate's end of the answer to each prompt.
         sides: names of both.
     """
-    ours, theirs = sides
-    requirement = Requirement(
-        "finish-reasons", f"{theirs}'s answers end as {ours}'s do", f"{theirs}'s answers do not end as {ours}'s do"
-    )
+    requirement = REQUIRED["finish-reasons"].between(*sides)
     counts = compare_ends(pairs)
     if not any(all(end.reason for end in pair) for pair in pairs):
         return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")

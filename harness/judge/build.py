@@ -14,7 +14,7 @@ from assay.harness.judge import (
     envelope,
     executed_kernels,
     greedy_suite,
-    invariance_suite,
+    invariance,
     latency,
     logits_suite,
     own_error,
@@ -44,7 +44,7 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     envelope.claim,
     logits_suite.claim,
     own_error.matrix_claim,
-    invariance_suite.claim,
+    invariance.claim,
     accuracy_suite.accuracy_tested,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on

@@ -12,11 +12,10 @@ from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import first_divergence
 from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.text import counted, few, listed
-from assay.harness.verdict import Check, Requirement
+from assay.harness.verdict import Check
 
-_COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
-_SERVED = Requirement("envelope-served", "the candidate's own server answered over the envelope")
 _MOST_WORDS = 4
 _IN_GRAPH = (GRAPH.id, *GRAPH.labels)
 _FEATURES = {
@@ -196,15 +195,17 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase."""
     counts = run.envelope
     if "layers" not in run.spec.workload.suites:
-        return _COVERED.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
+        return REQUIRED["envelope-covered"].check(
+            "not checked", f"the suite layers was not requested; {line}", "add layers to --suites"
+        )
     if counts is None or not run.claimed:
         settles = "let assay start the servers, without a URL"
-        return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
+        return REQUIRED["envelope-covered"].check("missing", f"no compared call was counted; {line}", settles)
     if lacking := envelope.missing(counts, run.claimed):
         observed = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return _COVERED.check("missing", observed, _settles(lacking, counts.limits))
+        return REQUIRED["envelope-covered"].check("missing", observed, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in run.claimed)
-    return _COVERED.check("ok", f"{calls}; {line}")
+    return REQUIRED["envelope-covered"].check("ok", f"{calls}; {line}")
 
 
 def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> Check:
@@ -214,14 +215,14 @@ def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Env
         observed = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
-        return _SERVED.check("not checked", observed, f"add {listed(lacking)} to --suites")
+        return REQUIRED["envelope-served"].check("not checked", observed, f"add {listed(lacking)} to --suites")
     if counts is None or counts.limits is None or served is None or not run.claimed:
         observed = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        return _SERVED.check("missing", observed, "let assay start the servers, without a URL")
+        return REQUIRED["envelope-served"].check("missing", observed, "let assay start the servers, without a URL")
     if missing := envelope.gaps(served, run.claimed):
         observed = f"no answer was compared with {_some_words(missing)}; {line}"
-        return _SERVED.check("missing", observed, _settles(missing, counts.limits))
-    return _SERVED.check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
+        return REQUIRED["envelope-served"].check("missing", observed, _settles(missing, counts.limits))
+    return REQUIRED["envelope-served"].check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
 
 
 def _some_words(lacking: Sequence[Missing]) -> str:

@@ -41,17 +41,12 @@ from assay.harness.judge.evidence import Judged
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
-from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
-
-_ON_DEVICE = Requirement(
-    "device-kernels",
-    "kernels ran on the device, not interpreted",
-    "kernels were interpreted and did not run on a device",
-)
+from assay.harness.verdict import WORST_FIRST, Check, Finding
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -232,7 +227,7 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
-        checks.append(_ON_DEVICE.check("failed", observed, "run with --device cuda"))
+        checks.append(REQUIRED["device-kernels"].check("failed", observed, "run with --device cuda"))
     return checks
 
 
@@ -245,9 +240,12 @@ def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequen
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    in_chunks = Requirement(f"chunked-{shape.name}", f"prompts of the shape {shape.name} were prefilled in chunks")
     observed = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
-    return in_chunks.met(chunked, observed, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    return (
+        REQUIRED["chunked"]
+        .of(shape.name)
+        .met(chunked, observed, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    )
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -257,11 +255,14 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    id_ = f"shared-prefix-{load.shape}-{load.concurrency}"
-    return Requirement(id_, f"the shared prefix came from the cache: {load.where}").met(
-        met,
-        f"{reported} of the prompt tokens were cached",
-        "keep the prefix cache on, and use servers that report cached tokens",
+    return (
+        REQUIRED["shared-prefix"]
+        .of(f"{load.shape}-{load.concurrency}", load.where)
+        .met(
+            met,
+            f"{reported} of the prompt tokens were cached",
+            "keep the prefix cache on, and use servers that report cached tokens",
+        )
     )
 
 
@@ -313,7 +314,6 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
     return findings
 
 
-_TIMED = Requirement("servers-timed", "both servers were timed")
 _WORST = "worst-time-ratio"
 
 
@@ -339,14 +339,16 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
     if not result:
         return Judged()
     if isinstance(result, str):
-        return Judged(checks=[_TIMED.check("missing", result, "repeat the command, which times both again")])
+        return Judged(
+            checks=[REQUIRED["servers-timed"].check("missing", result, "repeat the command, which times both again")]
+        )
     if wrong and result.verdict == "pass":
         note = _no_gain(result, wrong)
         result = result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
     observed = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
     return Judged(
         suite=_suite(result),
-        checks=[_TIMED.check("ok", observed)],
+        checks=[REQUIRED["servers-timed"].check("ok", observed)],
         findings=result.findings,
         parts={"latency": result},
     )

@@ -20,12 +20,13 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.judge.noise_limits import change_limit, kl_limit
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import percent
-from assay.harness.verdict import Requirement, Verdict
+from assay.harness.verdict import Verdict
 
 MIN_PROMPTS = 64
 """Fewer prompts under a condition give no verdict: the interval's coverage is measured from here on."""
@@ -46,7 +47,6 @@ a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or
 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
 """
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
-_SCORED = Requirement("logits-compared", "the logits were compared")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def claim(run: RunEvidence) -> Judged:
     if "logits" not in workload.suites:
         return Judged()
     settles = "let assay start both servers, without a URL, or leave logits out of --suites"
-    return Judged(checks=[_SCORED.check("missing", "nothing was scored", settles)])
+    return Judged(checks=[REQUIRED["logits-compared"].check("missing", "nothing was scored", settles)])
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:

@@ -21,17 +21,13 @@ from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.traces import free_running_errors
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, ranges, two_digits
-from assay.harness.verdict import Check, Requirement, kernel_verdict, serious
-
-_COMPARED = Requirement(
-    "layers-compared", "every layer's output was compared with the truth", "the candidate did not compute every call"
-)
-_PREFIX = Requirement("cached-prefix", "the cached-prefix condition was exercised")
+from assay.harness.verdict import Check, kernel_verdict, serious
 
 
 def _recorded_phases(header: ShadowHeader, candidate: Backend) -> Collection[str]:
@@ -131,21 +127,25 @@ def _check_layers(
 ) -> Check:
     """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head."""
     if "layers" not in suites:
-        return _COMPARED.check("not checked", "the suite layers was not requested", "add layers to --suites")
+        return REQUIRED["layers-compared"].check(
+            "not checked", "the suite layers was not requested", "add layers to --suites"
+        )
     if errors is None and has_url:
         settles = "let assay start the reference, without a URL"
-        return _COMPARED.check("missing", "no server could be instrumented", settles)
+        return REQUIRED["layers-compared"].check("missing", "no server could be instrumented", settles)
     if errors is None:
-        return _COMPARED.check("missing", "no call was compared", RESUME)
+        return REQUIRED["layers-compared"].check("missing", "no call was compared", RESUME)
     if failed := errors.failed_calls:
         observed = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
-        return _COMPARED.check("failed", observed, "fix the candidate so that it computes every call")
+        return REQUIRED["layers-compared"].check("failed", observed, "fix the candidate so that it computes every call")
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
         observed = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
-        return _COMPARED.check("missing", observed, "run so that the kernel contract can express every call")
+        return REQUIRED["layers-compared"].check(
+            "missing", observed, "run so that the kernel contract can express every call"
+        )
     covered = [_coverage(errors, phase, expected) for phase in claimed]
-    return _COMPARED.met(
+    return REQUIRED["layers-compared"].met(
         bool(covered) and all(met for _, met in covered),
         "; ".join(words for words, _ in covered) or "no phase is claimed",
         "run so that each of these is shadowed; the report lists why calls were not observed",
@@ -174,7 +174,9 @@ def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None 
     if errors is not None:
         longest = CACHED_PREFIX.labels[-1]
         some = bool(elements(errors.cells.distance((), {"prefix": longest})) > 0)
-        return _PREFIX.met(some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles)
+        return REQUIRED["cached-prefix"].met(
+            some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles
+        )
     known = [answer for answer in answers if answer.cached_tokens is not None]
     met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
     observed = (
@@ -182,19 +184,16 @@ def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None 
         f"{percent(MIN_CACHED_SHARE)} of them are needed"
     )
     if not answers:
-        return _PREFIX.check("missing", "no question was answered", RESUME)
+        return REQUIRED["cached-prefix"].check("missing", "no question was answered", RESUME)
     if not known:
         observed = "the server did not report how many tokens were cached"
-        return _PREFIX.check("missing", observed, "use a server that reports cached tokens (--enable-cache-report)")
+        return REQUIRED["cached-prefix"].check(
+            "missing", observed, "use a server that reports cached tokens (--enable-cache-report)"
+        )
     settles += ", and questions that share a header"
-    return _PREFIX.met(len(met) >= MIN_CACHED_SHARE * len(answers), observed, settles)
+    return REQUIRED["cached-prefix"].met(len(met) >= MIN_CACHED_SHARE * len(answers), observed, settles)
 
 
-_RAN = Requirement(
-    "matrix-ran",
-    "the candidate's kernel ran on the op-level matrix",
-    unchecked="the candidate's kernel did not run on the op-level matrix",
-)
 _SUITE = "matrix"
 _WORST = "worst-of-matrix"
 
@@ -247,7 +246,7 @@ def _check_ran(run: RunEvidence) -> list[Check]:
     elif record and record.not_run:
         ran, observed = False, one_line(record.not_run, 300)
         settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
-    return [_RAN.met(ran, observed, settles)]
+    return [REQUIRED["matrix-ran"].met(ran, observed, settles)]
 
 
 def _outside(record: KernelResult) -> bool:

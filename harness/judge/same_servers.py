@@ -14,15 +14,10 @@ from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.sides import HIDDEN, ROLES, Role, Side, treatment
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, Requirement
-
-_SAME = Requirement(
-    "same-servers",
-    "the servers differed in the treatment and in nothing else",
-    "the servers did not differ in the treatment alone",
-)
+from assay.harness.verdict import Check
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -52,25 +47,29 @@ def check_same_servers(
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
     if len(servers) < 2:
-        return _SAME.check("missing", "not both servers started", "start both; see the servers' logs")
+        return REQUIRED["same-servers"].check(
+            "missing", "not both servers started", "start both; see the servers' logs"
+        )
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         observed = "at least one server was not started by assay"
-        return _SAME.check("missing", observed, "let assay start both servers")
+        return REQUIRED["same-servers"].check("missing", observed, "let assay start both servers")
     if other := _other_backends(sides, servers):
-        return _SAME.check("failed", "; ".join(other), RUN_AGAIN)
+        return REQUIRED["same-servers"].check("failed", "; ".join(other), RUN_AGAIN)
     if not any(server.arguments for server in servers.values()):
-        return _SAME.check("missing", "neither server reported its arguments", "use an engine that reports them")
+        return REQUIRED["same-servers"].check(
+            "missing", "neither server reported its arguments", "use an engine that reports them"
+        )
     asked = treatment(sides["reference"], sides["candidate"])
     if differences:
         observed = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
         settles = f"run again so that only {listed(list(asked)) or 'nothing'} differs"
-        return _SAME.check("failed", observed, settles)
+        return REQUIRED["same-servers"].check("failed", observed, settles)
     if unseen := [name for name in asked if name.startswith("--") and _same_argument(name, servers)]:
         observed = f"both servers report the same {listed(unseen)}, which was asked to differ"
-        return _SAME.check("failed", observed, "see why the engine ignores the flag")
+        return REQUIRED["same-servers"].check("failed", observed, "see why the engine ignores the flag")
     compared = len(servers["reference"].arguments)
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
-    return _SAME.check("ok", f"{same}; {compared} server arguments agree")
+    return REQUIRED["same-servers"].check("ok", f"{same}; {compared} server arguments agree")
 
 
 def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
@@ -95,7 +94,9 @@ def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) ->
         return check.model_copy(update={"found": f"{check.found}; {agree}"})
     says = "; ".join(difference.says for difference in diff.undeclared)
     observed = f"of what they served (A the reference, B the candidate), {says}"
-    return _SAME.check("failed", observed, "run again so that only the treatment differs; see assay fingerprint diff")
+    return REQUIRED["same-servers"].check(
+        "failed", observed, "run again so that only the treatment differs; see assay fingerprint diff"
+    )
 
 
 def _other_backends(sides: Mapping[Role, Side], servers: Mapping[Role, ServerManifest]) -> list[str]:
@@ -124,16 +125,6 @@ def _with_common_settings(check: Check, common: CommonSettings | None) -> Check:
     return check.model_copy(update={"found": "; ".join([check.found, *words])})
 
 
-_PARSED = Requirement(
-    "answers-parsed",
-    "the letters of the answers are those of their texts",
-    "letters were recorded that are not those of the texts",
-)
-_RECONCILED = Requirement(
-    "calls-reconciled",
-    "the counted calls are those of the answered requests",
-    "the counted calls are not those of the answered requests",
-)
 _MOST_WORDS = 3
 
 
@@ -157,15 +148,17 @@ def _check_reconciled(served: Mapping[Role, _Left], servers: Mapping[Role, Serve
     absent = [role for role, (_, admissions, _) in served.items() if role not in servers or not admissions]
     if absent or not served:
         observed = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
-        return _RECONCILED.check("missing", observed, "let assay start both servers; see their logs")
+        return REQUIRED["calls-reconciled"].check("missing", observed, "let assay start both servers; see their logs")
     wrong = [f"{role}: {words}" for role, left in served.items() for words in _disagreements(*left, concurrency)]
     if wrong:
         more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
         observed = "; ".join(wrong[:_MOST_WORDS]) + more
-        return _RECONCILED.check("failed", observed, RUN_AGAIN)
+        return REQUIRED["calls-reconciled"].check("failed", observed, RUN_AGAIN)
     passes = " and ".join(f"{len(admissions):,}" for _, admissions, _ in served.values())
     requests = " and ".join(f"{len(answers):,}" for _, _, answers in served.values())
-    return _RECONCILED.check("ok", f"{passes} prefill passes in every layer, {requests} answered requests")
+    return REQUIRED["calls-reconciled"].check(
+        "ok", f"{passes} prefill passes in every layer, {requests} answered requests"
+    )
 
 
 def _disagreements(
@@ -248,7 +241,11 @@ def _check_parsed(run: RunEvidence) -> list[Check]:
         return []
     other = sum(answer.parsed != parse_answer(answer.text, expected.get(answer.item)) for answer in answers)
     if not other:
-        return [_PARSED.check("ok", f"{len(answers):,} of {len(answers):,} letters are those of the texts")]
+        return [
+            REQUIRED["answers-parsed"].check(
+                "ok", f"{len(answers):,} of {len(answers):,} letters are those of the texts"
+            )
+        ]
     observed = f"{other:,} of {len(answers):,} answers were recorded with another letter than their text gives"
     settles = f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
-    return [_PARSED.check("failed", observed, settles)]
+    return [REQUIRED["answers-parsed"].check("failed", observed, settles)]

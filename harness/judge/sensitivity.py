@@ -21,16 +21,16 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import compare_roles
 from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.report import FaultSeen, SensitivityResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
 from assay.harness.stats.betting import log_wealth, p_value
 from assay.harness.stats.share import p_not_above
-from assay.harness.verdict import Check, Requirement
+from assay.harness.verdict import Check
 
 _SUITES = ("accuracy", "logits", "layers")
 """Suites that have to see the fault."""
-_SENSITIVE = Requirement("workload-sensitive", "every suite saw a fault that was seeded in the running servers")
 _ATTENTIVE = (
     "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
     "prefix cache on"
@@ -132,20 +132,26 @@ def _check_sensitive(
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
         observed = "no suite that could see a fault was requested"
-        return _SENSITIVE.check("not checked", observed, "add accuracy, logits or layers to --suites")
+        return REQUIRED["workload-sensitive"].check(
+            "not checked", observed, "add accuracy, logits or layers to --suites"
+        )
     if result is None or not result.parts:
         if url:
             observed = "a fault cannot be seeded in a server that assay did not start"
-            return _SENSITIVE.check("missing", observed, _START_BOTH)
-        return _SENSITIVE.check("missing", "no fault was seeded", "repeat the command, which resumes")
+            return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH)
+        return REQUIRED["workload-sensitive"].check(
+            "missing", "no fault was seeded", "repeat the command, which resumes"
+        )
     if (idle := next(_idle(records), None)) is not None:
         why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
-        return _SENSITIVE.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
+        return REQUIRED["workload-sensitive"].check(
+            "missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE
+        )
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
         observed = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return _SENSITIVE.check("missing", observed, _START_BOTH if url else RUN_AGAIN)
-    return _SENSITIVE.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
+        return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH if url else RUN_AGAIN)
+    return REQUIRED["workload-sensitive"].met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
 
 
 def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
