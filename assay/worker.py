@@ -12,7 +12,8 @@ the border: JOB is a file with the function's name and its arguments, and the pr
 which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may not
 return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
 
-The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends.
+The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends. So does a
+command that `run_command` runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -235,28 +236,10 @@ class _Process:
             path = [folder or os.getcwd() for folder in sys.path]
             given = {"function": job.function, "arguments": job.arguments, "journal": str(kept.resolve()), "path": path}
             (self._scratch / "job.json").write_bytes(_line(given))
-            command = [
-                sys.executable,
-                "-P",
-                "-X",
-                "faulthandler",
-                "-m",
-                "assay.worker",
-                str(self._scratch / "job.json"),
-            ]
-            guarded = [
-                sys.executable,
-                "-I",
-                "-S",
-                guardian.__file__,
-                str(_GRACE_S),
-                str(self._scratch),
-                f"--most={PROCESSES}",
-            ]
-            self._guardian = subprocess.Popen(
-                [*guarded, *command], stdin=subprocess.PIPE, stdout=output, stderr=output,
-                env={**environment, "PYTHONPATH": os.pathsep.join(path)},
-                start_new_session=True,  # out of reach of the terminal's Ctrl-C
+            words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(self._scratch / "job.json")]
+            self._guardian = _guarded(
+                self._scratch, [f"--most={PROCESSES}", *words], None,
+                {**environment, "PYTHONPATH": os.pathsep.join(path)}, output, output,
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -268,9 +251,7 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         """End the process and all that it has started."""
-        assert self._guardian.stdin is not None
-        self._guardian.stdin.close()
-        self._guardian.wait()
+        _end(self._guardian)
         os.close(self._descriptor)
 
     @property
@@ -298,6 +279,65 @@ class _Process:
                 event = json.loads(line)
                 events += [event] if isinstance(event, dict) and "event" in event else []
         return events
+
+
+def run_command(
+    words: Sequence[str],
+    folder: Path,
+    *,
+    log: Path,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+    output: Path | None = None,
+    stop: threading.Event | None = None,
+) -> int | None:
+    """Run a command under a guardian, and leave none of its processes running.
+
+    Args:
+        words: the command.
+        folder: its working folder.
+        log: file to which what it prints is appended.
+        seconds: limit of time.
+        environment: its environment variables; by default those of this process.
+        output: file that gets its standard output instead.
+        stop: ends it once it is set.
+
+    Returns:
+        Its exit status, -n for a signal n; None if it was ended here.
+
+    Raises:
+        OSError: it cannot be started, or a file not be written.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    scratch, until = Path(tempfile.mkdtemp(prefix="assay-")), time.monotonic() + seconds
+    with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
+        environment = {**(os.environ if environment is None else environment), "TMPDIR": str(scratch)}
+        process = _guarded(scratch, words, folder, environment, printed, logged)
+    try:
+        while (status := process.poll()) is None and time.monotonic() < until and not (stop and stop.is_set()):
+            time.sleep(_POLL_S)
+        return status
+    finally:
+        _end(process)
+
+
+def _guarded(
+    scratch: Path, words: Sequence[str], folder: Path | None, environment: Mapping[str, str],
+    output: IO[bytes] | int, errors: IO[bytes] | int,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """Start a command under a guardian, which removes `scratch` when the command has ended."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guardian.__file__, str(_GRACE_S), str(scratch), *words],
+        stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
+        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+    )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a guarded command and all that it has started."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
 
 
 def _line(facts: Mapping[str, Any]) -> bytes:

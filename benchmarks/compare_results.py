@@ -27,9 +27,9 @@ from common import HERE, python_path
 from assay.evals.questions import GROUPS, choice_question
 from assay.evals.synthetic import draw
 from assay.harness.config import make_spec
-from assay.harness.ingest.compare import compare
 from assay.harness.ingest.comparison import PassLimits
-from assay.harness.ingest.tensors.tensor_diff import TensorRule
+from assay.harness.ingest.recognise import compare
+from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.run.plan import prepare
 from assay.harness.run.servers import core_of, make_engine, running
 

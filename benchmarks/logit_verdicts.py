@@ -100,7 +100,7 @@ def verdict_on(kls: Sequence[Array], floor: Array) -> str:
     for condition, kl in zip(CACHE_STATES, kls, strict=True):
         change = np.sqrt(2 * kl / POSITIONS) * RNG.normal(size=len(kl))
         prompts.append(PromptMeans(condition, kl, change, floor))
-        unknown = dict.fromkeys(("mean_kl", "stderr", "median", "p99", "p999", "max", "same_top"))
+        unknown = dict.fromkeys(("mean_kl", "median", "p99", "p999", "max", "same_top"))
         rows.append(
             LogitsRow(
                 condition=condition,

@@ -4,19 +4,20 @@ commands that can be repeated on another machine.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from assay.harness.errors import EvidenceError, UsageError
 
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+# File of a folder's lock. It holds the id of the process that has it.
 LOCK = ".lock"
-"""File of a folder's lock. It holds the id of the process that has it."""
 _UNFINISHED = ".*.part"  # the files that `write_whole` is writing
 
 
@@ -30,47 +31,36 @@ def timestamp() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-class FolderLock:
-    """Keeps other processes from writing to a folder for as long as it exists. The operating system drops it with its process,
-    however that ends; this process can take it twice.
+def lock_folder(folder: Path) -> FileLock:
+    """Keep other processes from writing to a folder for as long as the returned lock exists; this process can take it twice.
+
+    The operating system drops it with its process, however that ends.
 
     Raises:
         UsageError: another process has it.
         EvidenceError: the folder cannot be written.
     """
+    from filelock import FileLock, Timeout
 
-    _held: ClassVar[weakref.WeakValueDictionary[Path, FolderLock]] = weakref.WeakValueDictionary()
-
-    def __new__(cls, folder: Path) -> FolderLock:
-        place = folder.resolve()
-        held = cls._held.get(place)
-        if held is None:
-            held = super().__new__(cls)
-            held._take(place)
-            cls._held[place] = held
-        return held
-
-    def _take(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise EvidenceError(
-                f"{folder} cannot be written: {error.strerror}.", "a writable folder", "name another one with --out"
-            ) from None
-        weakref.finalize(self, os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            raise UsageError(
-                f"{folder} is in use by another run (process {owner}).",
-                "a folder that no other run writes to",
-                "wait until it has ended, or name another folder with --out",
-            ) from None
-        with suppress(OSError):  # the lock holds, even where a full disk has no room for the id
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    place = folder.resolve() / LOCK
+    lock = FileLock(place, timeout=0, is_singleton=True, thread_local=False)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        owner = place.read_text(errors="replace").strip() or "unknown"
+        raise UsageError(
+            f"{folder} is in use by another run (process {owner}).",
+            "a folder that no other run writes to",
+            "wait until it has ended, or name another folder with --out",
+        ) from None
+    except OSError as error:
+        raise EvidenceError(
+            f"{folder} cannot be written: {error.strerror}.", "a writable folder", "name another one with --out"
+        ) from None
+    with suppress(OSError):  # the lock holds, even where a full disk has no room for the id
+        place.write_text(f"{os.getpid()}\n")
+    return lock
 
 
 def is_unused(folder: Path, remains: Iterable[str] = ()) -> bool:

@@ -112,24 +112,35 @@ class Check(Part):
 
 @dataclass(frozen=True)
 class Requirement:
-    """A requirement of a pass, of which `check` states whether a run met it.
+    """A requirement of a pass, with what is the case by the outcome of its check, each a clause.
 
     Attributes:
         id: of its check.
-        title: what is required, as a clause.
-        failed: what is the case where it is shown not to be met, as a clause.
-        unchecked: what is the case where it was not checked; by default only that.
+        ok: what is required.
+        failed: of a check that shows that it is not met; empty where no check can.
+        missing: of one that does not show that it is met; empty where every check does.
+        unchecked: of one that does not look; empty where every check does.
     """
 
     id: str
-    title: str
+    ok: str
     failed: str = ""
+    missing: str = ""
     unchecked: str = ""
 
-    def of(self, part: str) -> Requirement:
-        """Return the same requirement of a part, such as a phase."""
-        failed = self.failed and f"{self.failed}: {part}"
-        return Requirement(f"{self.id}-{part}", f"{self.title}: {part}", failed)
+    def of(self, part: str, title: str = "") -> Requirement:
+        """Return the same requirement of a part, such as a phase; the title names it by `title`, or by its id."""
+        named = [f"{words}: {title or part}" if words else "" for words in self._titles]
+        return Requirement(f"{self.id}-{part}", *named)
+
+    def between(self, reference: str, candidate: str) -> Requirement:
+        """Return the same requirement of two sides with these names."""
+        named = [words.format(reference=reference, candidate=candidate) for words in self._titles]
+        return Requirement(self.id, *named)
+
+    @property
+    def _titles(self) -> tuple[str, str, str, str]:
+        return self.ok, self.failed, self.missing, self.unchecked
 
     def check(self, status: CheckStatus, found: str, settles: str = "") -> Check:
         """Make its check, whose title says how it came out.
@@ -140,18 +151,12 @@ class Requirement:
             settles: what would resolve it; left out where it is met.
 
         Raises:
-            ValueError: it has failed, and has no words for that.
+            ValueError: it has no words for this outcome.
         """
-        if status == "failed" and not self.failed:
-            raise ValueError(f"the requirement {self.id} cannot fail")
-        titles: dict[CheckStatus, str] = {
-            "ok": self.title,
-            "failed": self.failed,
-            "missing": f"it is not shown that {self.title}",
-            "not checked": self.unchecked or f"whether {self.title}",
-        }
-        settles = "" if status == "ok" else settles
-        return Check(id=self.id, title=titles[status], status=status, found=found, settles=settles)
+        title = dict(zip(("ok", "failed", "missing", "not checked"), self._titles, strict=True))[status]
+        if not title:
+            raise ValueError(f"the requirement {self.id} has no title for a check that is {status!r}")
+        return Check(id=self.id, title=title, status=status, found=found, settles="" if status == "ok" else settles)
 
     def met(self, met: bool, found: str, settles: str) -> Check:
         """Make its check, which is missing if it was not met."""

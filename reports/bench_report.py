@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
 from assay.harness.text import one_line
-from assay.reports import charts
+from assay.reports.charts import interval_chart
 from assay.reports.document import (
     Block,
     Box,
@@ -65,10 +65,10 @@ def latency_blocks(result: LatencyResult) -> list[Block]:
         f"{_graphs(result)}. Timed on separate servers without a layer diff. {titles[:1].upper()}{titles[1:]}."
     )
     rows = [_row(row) for row in result.rows]
-    blocks: list[Block] = [Line(first, "deciding"), *(Line(line, "quiet") for line in [*lines, about])]
+    blocks: list[Block] = [Line(first, "deciding"), *_interval(result)]
+    blocks += [Line(line, "quiet") for line in [*lines, about]]
     blocks.append(Table(_COLUMNS, rows, numbers=(2, 3, 4, 5), style="stacked"))
-    ends = charts.ratio_ends(result.rows)  # one axis for all, so that loads can be compared by eye
-    blocks.append(Box("split", [_load(load, result, ends) for load in result.loads]))
+    blocks.append(Box("split", list(map(_load, result.loads))))
     if (lengths := result.lengths) is not None:
         means = [
             (Cell("reference", "reference"), f"{lengths.reference:.1f}", f"{lengths.reference_cut}"),
@@ -92,14 +92,21 @@ def latency_blocks(result: LatencyResult) -> list[Block]:
     return [*blocks, Only("page", [Code(result.reproduce, "Repeat this timing")])]
 
 
-def _load(load: LoadRow, result: LatencyResult, ends: tuple[float, float]) -> Box:
-    rows = [row for row in result.rows if (row.shape, row.concurrency) == (load.shape, load.concurrency)]
+def _interval(result: LatencyResult) -> list[Block]:
+    """The worst ratio, drawn with its bound."""
+    worst = worst_ratio(result)
+    if worst is None:
+        return []
+    says = f"candidate / reference, {worst.title}, {worst.where}: {ratio_text(worst.ratio, worst.low, worst.high)}"
+    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound, "most"), wide=False)]
+
+
+def _load(load: LoadRow) -> Box:
     shared = f", {load.shared_tokens} of them shared" if load.shared_tokens else ""
     asked = f"{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {load.rounds} rounds. "
     words = f"{load.where}, reference vs candidate: {_throughputs(load)}."
     drawn = [Line(load.where, "strong"), Line(f"{asked}Reference vs candidate: {_throughputs(load)}.", "quiet")]
-    chart = Drawing(charts.ratio_chart(rows, ends), wide=False)
-    return Box("condition", [Only("page", [*drawn, chart]), Only("terminal", [Line(words)])])
+    return Box("condition", [Only("page", drawn), Only("terminal", [Line(words)])])
 
 
 def calls_blocks(role: str, calls: tuple[CallSummary, ...], about: str = "") -> list[Block]:

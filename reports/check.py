@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.kernel_result import Axis, Beyond, Coverage, Gap, KernelResult, Reach
+from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, KernelResult
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (
@@ -74,35 +74,14 @@ def _covered(coverage: Coverage) -> str:
     """The coverage in one line; empty if nothing was covered."""
     if not coverage.most:
         return ""
-    parts = []
-    if coverage.least:
-        dims, heads = ", ".join(map(str, coverage.head_dims)), ", ".join(f"{q}/{kv}" for q, kv in coverage.heads)
-        # Four conditions at a time are tried in some combinations only, so the line must not read as a product of its limits.
-        limits = "; ".join(_reach(phase, reach) for phase, reach in coverage.least.items())
-        parts.append(
-            f"each of {', '.join(coverage.dtypes)} with head_dim {dims} and {heads} q/kv heads, at sampled lengths: {limits}; each "
-            "limit by itself, not their combinations"
-        )
-    beyond = [
-        *map(_beyond, coverage.beyond),
-        *(_reach(phase, reach) for phase, reach in coverage.most.items() if coverage.least.get(phase) != reach),
-        *([f"asked for: {', '.join(coverage.features)}"] if coverage.features else []),
-        *([f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []),
-    ]
-    if beyond:
-        parts.append(f"{'Beyond that, single' if parts else 'Single'} calls: {'; '.join(beyond)}")
-    return ". ".join([*parts, f"{coverage.runs:,} runs on {coverage.device}"])
-
-
-def _reach(phase: str, reach: Reach) -> str:
-    new = f"{reach.new:,} new tokens, {reach.behind:,} behind a cached prefix, " if phase == "extend" else ""
-    return f"{phase} to {new}{reach.keys:,} keys of a sequence and {counted(reach.sequences, 'sequence')}"
-
-
-def _beyond(beyond: Beyond) -> str:
-    listed = ", ".join(beyond.values)
-    words = {"heads": f"{listed} q/kv heads", "layout": f"inputs {listed}", "layer": f"layers {listed}"}
-    return f"{words.get(beyond.axis, f'{beyond.axis} {listed}')} (to {beyond.keys:,} keys)"
+    parts = [f"{axis} {', '.join(values)}" for axis, values in coverage.values.items()]
+    for phase, reach in coverage.most.items():
+        new = f"{reach.new:,} new tokens, {reach.behind:,} behind a cached prefix, " if phase == "extend" else ""
+        parts.append(f"{phase} to {new}{reach.keys:,} keys of a sequence and {counted(reach.sequences, 'sequence')}")
+    parts += [f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []
+    # Conditions are tried in some combinations only, so the line must not read as a product.
+    limits = f"{'; '.join(parts)}; each limit by itself, not their combinations"
+    return f"{limits}. {coverage.runs:,} runs on {coverage.device}"
 
 
 def message(result: KernelResult) -> str:

@@ -9,7 +9,7 @@ from assay.harness.text import clip, counted, one_line, some
 from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Only, Section, Table
 from assay.reports.page import TEXT_SHOWN
 
-_COLUMNS = ("probe", "for", "commit", "outcome", "error / limit", "where, or why skipped", "seconds")
+_COLUMNS = ("probe", "for", "commit", "outcome", "error / bound", "where, or why skipped", "seconds")
 _STATUS = {"good": "pass", "bad": "regression", "skip": "warning"}
 _SUSPECTS = 100
 
@@ -41,8 +41,7 @@ def bisection_document(state: BisectState) -> Document:
 
 def _asked(state: BisectState) -> Facts:
     spec = state.spec
-    bound = "the bound of each call" if spec.against == "bound" else "the good revision's"
-    by = "an assay run" if spec.measure_with == "accuracy" else f"layer error, compared with {bound}"
+    by = "an assay run" if spec.measure_with == "accuracy" else "own error, compared with the bound of each call"
     named = [("kernel", spec.kernel), ("good", spec.good[:12]), ("bad", spec.bad[:12])]
     return Facts([*((name, Cell(value, code=True)) for name, value in named), ("classified by", by)])
 
@@ -50,9 +49,9 @@ def _asked(state: BisectState) -> Facts:
 def _named(state: BisectState, result: BisectResult) -> Section:
     """The commit; the suspects where none could be named."""
     if (note := result.commit) is None:
-        subjects = {commit.commit: commit.subject for commit in state.history}
         suspects = [
-            (Cell(commit[:12], code=True), f" {one_line(subjects[commit])}") for commit in result.suspects[:_SUSPECTS]
+            (Cell(commit[:12], code=True), f" {one_line(state.history[commit])}")
+            for commit in result.suspects[:_SUSPECTS]
         ]
         return Section("suspects", "Suspects", [Items(suspects, ordered=True)], announced=True)
     blocks: list[Block] = [
@@ -73,12 +72,11 @@ def _changed(result: BisectResult) -> Section:
 
 
 def _probes(state: BisectState) -> Table:
-    subjects = {commit.commit: commit.subject for commit in state.history}
     rows = [
         (
             str(probe.number),
             probe.purpose.replace("-", " "),
-            (Cell(probe.commit[:12], code=True), f" {one_line(subjects.get(probe.commit, ''), 60)}"),
+            (Cell(probe.commit[:12], code=True), f" {one_line(state.history.get(probe.commit, ''), 60)}"),
             Cell(probe.outcome, _STATUS[probe.outcome]),
             _error(probe) or "–",
             one_line(probe.where or probe.reason),
@@ -139,7 +137,7 @@ def probe_line(outcome: ProbeOutcome, measured: Measurement) -> str:
 
 
 def _error(probe: ProbeOutcome) -> str:
-    """A probe's worst error as a multiple of its limit; empty if it has none."""
+    """A probe's worst error as a multiple of its bound; empty if it has none."""
     if probe.worst is None:
         return ""
     return "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.3g}"

@@ -15,7 +15,7 @@ from assay.harness.ingest.comparison import (
     TensorRow,
 )
 from assay.harness.ingest.result import FileRead
-from assay.harness.ingest.tensors.tensor_diff import cell_text
+from assay.harness.ingest.tensor_diff import cell_text
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports.document import (

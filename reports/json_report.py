@@ -1,7 +1,7 @@
 """``report.json`` and the JSON Schema that it must satisfy.
 
 ``python -m assay.reports.json_report`` regenerates ``reports/report.schema.json``, after a change of `assay.harness.judge.report`.
-The schema's description states what may change within a version; `assay.harness.judge.report_file` reads what is written here.
+The schema's description states what may change within a version; `assay.harness.judge.report` reads what is written here.
 """
 
 from __future__ import annotations

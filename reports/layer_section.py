@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from assay.harness.evidence.pack import replay_command
-from assay.harness.judge.report import LayersResult, OwnError, TruthRow, out_of_bounds
+from assay.harness.judge.report import DepthRow, LayersResult, OwnError, TruthRow, out_of_bounds
 from assay.harness.text import one_line
-from assay.reports import charts
-from assay.reports.document import Block, Box, Cell, Code, Drawing, Fold, HeatMaps, Items, Line, Section, Table, Words
+from assay.reports.document import Block, Box, Cell, Code, Fold, HeatMaps, Items, Line, Section, Table, Words
 from assay.reports.summary import error_percent, layer_diff_lines, worst_cells
 
 _SHOWN = 10
@@ -15,13 +14,13 @@ _CALLS = ("Layer", "Head", "Phase", "Error", "Position", "Prefix", "New", "Batch
 
 
 def layer_diff_section(layers: LayersResult) -> Section:
-    """Build the section on each layer's distance from the truth or the reference: charts, heat maps, the worst cells and calls."""
+    """Build the section on each layer's distance from the truth or the reference: maps, tables, the worst cells and calls."""
     judged = any(row.bound is not None for row in layers.depth)
     blocks: list[Block] = [
         Line(_about(layers, judged), "quiet after"),
-        *_profiles(layers),
-        *_truth(layers),
         *_maps(layers),
+        *_depth(layers),
+        *_truth(layers),
     ]
     blocks.append(Fold("Worst cells and calls", [Box("split", [*_cells(layers), *_calls(layers)])]))
     if layers.not_observed:
@@ -52,19 +51,22 @@ def _about(layers: LayersResult, judged: bool) -> str:
     )
 
 
-def _profiles(layers: LayersResult) -> list[Block]:
-    blocks: list[Block] = []
-    if cells := charts.cells_chart(layers.depth):
-        truth = ", against the truth" if layers.against_truth else ""
-        blocks.append(Section("", f"Worst cell of each layer{truth}", [Box("profile", [Drawing(cells)])]))
-    if whole := charts.layers_chart(layers.depth):
-        about = (
-            "Total: a layer’s output where the candidate serves, against the reference’s. Inherited: the part that comes from the "
-            "layers before. Own: the rest. A cell is a part of a layer, so its error may be larger."
-        )
-        drawn: list[Block] = [Line(about, "quiet"), Box("profile", [Drawing(whole)])]
-        blocks.append(Section("", "Whole layers, against the reference", drawn))
-    return blocks
+def _depth(layers: LayersResult) -> list[Block]:
+    """Each layer's worst cell, and its own, inherited and total error where a free-running candidate was traced."""
+    traced = any(row.total is not None and row.whole is not None for row in layers.depth)
+    note = (
+        "Total: a layer’s output where the candidate serves, against the reference’s. Inherited: the part that comes from the "
+        "layers before. Own: the rest. A cell is a part of a layer, so its error may be larger."
+    )
+    columns = ("Layer", "Worst cell", "Bound", *(("Own", "Inherited", "Total") if traced else ()))
+    rows = [_depth_row(row, traced) for row in layers.depth]
+    table = Table(columns, rows, note=note if traced else "", numbers=range(len(columns)), style="cells")
+    return [Fold("Errors by layer", [table])] if rows else []
+
+
+def _depth_row(row: DepthRow, traced: bool) -> tuple[Words, ...]:
+    whole = map(error_percent, (row.whole, row.inherited, row.total)) if traced else ()
+    return (str(row.layer), _error(row.own, row.out_of_bounds), error_percent(row.bound), *whole)
 
 
 def _truth(layers: LayersResult) -> list[Block]:

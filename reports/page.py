@@ -164,9 +164,9 @@ _ENVIRONMENT.filters |= {
     "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its sign stay on one line
     "code": _code,
     "when": summary.when,
-    "picture": lambda picture: Markup(operator_picture.svg(picture)),
-    "narrow_picture": lambda picture: Markup(operator_picture.svg(picture, operator_picture.NARROW)),
+    "panels": operator_picture.panels,
     "caption": operator_picture.caption,
+    "legend": operator_picture.legend,
     "explaining": explaining,
     "kind": lambda block: type(block).__name__,
     "svg": Markup,

@@ -24,8 +24,9 @@ from assay.harness.judge.report import (
 )
 from assay.harness.text import clip, counted, listed, one_line, visible
 from assay.harness.verdict import Finding
-from assay.reports import charts, summary
+from assay.reports import summary
 from assay.reports.bench_report import calls_blocks, latency_blocks
+from assay.reports.charts import interval_chart
 from assay.reports.document import (
     Block,
     Box,
@@ -287,7 +288,10 @@ def _suite(anchor: str, suite: SuiteResult) -> Section:
 def _metric(metric: Metric) -> Box:
     limits = [f"Interval {summary.interval(metric)}."] if metric.low is not None else []
     limits += [f"Bound {summary.bound_and_policy(metric)}."] if metric.bound is not None else []
-    blocks: list[Block] = [Line(metric.text, "value"), Drawing(charts.interval_chart(metric), wide=False)]
+    says = f"{one_line(metric.title)}: {summary.number(metric.value)}, interval {summary.interval(metric)}"
+    says += f", bound {summary.bound(metric)}" if metric.bound is not None else ""
+    chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound, metric.bound_is)
+    blocks: list[Block] = [Line(metric.text, "value"), Drawing(chart, wide=False)]
     blocks += [Line(" ".join(limits), "quiet")] if limits else []
     blocks += [Line(metric.explain, "quiet")] if metric.explain else []
     return Box("card", [Section("", metric.title, blocks)])
@@ -305,25 +309,19 @@ def _answers(suite: SuiteResult) -> list[Block]:
         )
         for tally in suite.tallies
     ]
-    beside: list[Block] = [
-        Drawing(charts.tally_chart(suite.tallies), wide=False),
-        Table(columns, rows, numbers=range(1, 7)),
-    ]
-    note = Line("Answers that ran to the token limit are also counted as right, wrong or unparsed.", "quiet")
-    return [Section("", "Answers", [Box("beside", beside), note])]
+    note = "Answers that ran to the token limit are also counted as right, wrong or unparsed."
+    return [Section("", "Answers", [Table(columns, rows, note=note, numbers=range(1, 7))])]
 
 
 def _conditions(suite: SuiteResult) -> list[Block]:
-    """A chart and a table for each condition that questions differ in; what they share, in a line."""
+    """A table for each condition that questions differ in; what they share, in a line."""
     alike, boxes = [], []
     for _, group in groupby(suite.conditions, key=lambda row: row.by):
         rows = tuple(group)
         seen = [row for row in rows if row.items]
         if len(seen) > 1:
             columns = (rows[0].title, "Items", "Reference", "Candidate", "Unparsed")
-            table = Table(columns, list(map(_condition, rows)), numbers=range(1, 5))
-            chart = Drawing(charts.condition_chart(rows), wide=False)
-            boxes.append(Box("condition", [Line(f"By {rows[0].title}", "strong"), chart, table]))
+            boxes.append(Box("condition", [Table(columns, list(map(_condition, rows)), numbers=range(1, 5))]))
             continue
         unseen = [row.bucket for row in rows if not row.items]
         alike += [f"{row.title} {row.bucket}{f', none {listed(unseen)}' if unseen else ''}" for row in seen]
@@ -441,28 +439,26 @@ def _logits(rows: Sequence[LogitsRow]) -> list[Block]:
     if not rows:
         return []
     columns = (
-        "Condition", "Positions", "Mean KL", "Floor", "Median", "99 %", "99.9 %", "Max", "Same top token", "RMS Δp", "Not finite",
+        "Condition", "Positions", "Mean KL", "Floor", "Median", "99 %", "99.9 %", "Max", "Same top token", "Not finite",
     )  # fmt: skip
     note = (
         "KL(reference ‖ candidate) of the next-token distributions on the reference’s own tokens, in nats. The floor is the "
         f"reference against itself. {' '.join(summary.compared_tokens(rows))}"
     )
-    table = Table(columns, list(map(_logits_row, rows)), note=note, numbers=range(1, 11), style="logits")
+    table = Table(columns, list(map(_logits_row, rows)), note=note, numbers=range(1, 10), style="logits")
     return [Box("screen-only", [Section("", "Logits", [table])])]
 
 
 def _logits_row(row: LogitsRow) -> tuple[Words, ...]:
     number = summary.number
-    ends = row.same_top_low is not None and row.same_top_high is not None
     return (
         row.condition,
         Cell(f"{row.positions:,}", note=f"{row.sequences:,} sequences"),
-        Cell(number(row.mean_kl), "strong", note="" if row.stderr is None else f"± {number(row.stderr)}"),
+        Cell(number(row.mean_kl), "strong"),
         "not measured" if row.floor_mean_kl is None else number(row.floor_mean_kl),
         *map(number, (row.median, row.p99, row.p999)),
         Cell(number(row.max), note=one_line(row.max_at, 60)),
-        Cell(number(row.same_top), note=f"{number(row.same_top_low)} to {number(row.same_top_high)}" if ends else ""),
-        number(row.rms_dp),
+        number(row.same_top),
         Cell(f"{row.nonfinite:,}", "beyond" if row.nonfinite else ""),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.harness.drivers.sweep.result import LOG, SweepResult, SweptCell
+from assay.harness.drivers.sweep.spec import LOG, SweepResult, SweptCell
 from assay.harness.progress import duration
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import WORST_FIRST

@@ -6,33 +6,16 @@ from itertools import groupby
 
 from assay.harness.ingest.result import NOTHING, POLLED, TENTHS, Lane, Timeline, TimelineTrack
 from assay.harness.text import one_line
-from assay.reports import charts
-from assay.reports.svg import (
-    AXIS_HEIGHT,
-    INK,
-    LEGEND_HEIGHT,
-    MUTED,
-    NAME_SIZE,
-    PALETTE,
-    RULE,
-    TITLE_HEIGHT,
-    LegendKey,
-    LinearScale,
-    axis_below,
-    element,
-    image,
-    legend,
-    line,
-    text,
-    ticks,
-)
+from assay.reports import svg
 
+_WIDTH = 1000  # CSS pixels: a narrow page scrolls it in its own frame
+_LEGEND = 24
 _ROW, _HEAD, _GAP = 15, 20, 8
 """Heights in CSS pixels: of a lane, of the name of a track, and between tracks."""
 _NAME_WIDTH, _NAME_LENGTH = 150, 24
 """Room for the name of a lane: CSS pixels, and characters."""
 _COLOURS = {
-    "extend": PALETTE["chart-candidate"], "decode": PALETTE["chart-right"], "other": PALETTE["chart-unparsed"],
+    "extend": svg.CANDIDATE, "decode": svg.PALETTE["chart-right"], "other": svg.PALETTE["chart-unparsed"],
 }  # fmt: skip
 
 
@@ -44,34 +27,36 @@ def timeline_svg(timeline: Timeline) -> str:
     columns = max((len(lane.cells) for track in timeline.tracks for lane in track.lanes), default=0)
     if not columns:
         return ""
-    x = LinearScale(0, columns, _NAME_WIDTH, charts.WIDE - 6)
+    x = svg.Scale(0, columns, _NAME_WIDTH, _WIDTH - 6)
     kinds = {lane.kind for track in timeline.tracks for lane in track.lanes if set(lane.cells) & set(TENTHS)}
-    keys = [LegendKey(kind, colour, "square") for kind, colour in _COLOURS.items() if kind in kinds]
+    keys: list[tuple[str, str]] = [(kind, colour) for kind, colour in _COLOURS.items() if kind in kinds]
     polled = any(POLLED in lane.cells for track in timeline.tracks for lane in track.lanes)
-    keys += [LegendKey("polled, computed nothing", RULE, "square")] if polled else []
-    parts, y = legend(keys, x.start), float(LEGEND_HEIGHT)
+    keys += [("polled, computed nothing", svg.RULE)] if polled else []
+    parts, y = [], float(_LEGEND)
+    for number, (name, colour) in enumerate(keys):
+        at = x.start + 90 * number
+        parts += [svg.rect(at, at + 9, 4, 13, colour), svg.text(name, at + 15, 8, size=svg.NAME_SIZE, colour=svg.INK)]
     for track in timeline.tracks:
         parts += _track(track, x, y, timeline.segments / columns)
         y += _HEAD + _ROW * len(track.lanes) + _GAP
-    axis = LinearScale(0, timeline.segments, x.start, x.stop)
-    parts += axis_below(axis, y, ticks(axis.low, axis.high, 8), "segment of the request")
+    parts += svg.axis_below(svg.Scale(0, timeline.segments, x.start, x.stop), y, 10, "segment of the request")
     says = "; ".join(f"{track.name}: {track.note}" for track in timeline.tracks)
-    return image(charts.WIDE, y + AXIS_HEIGHT + TITLE_HEIGHT, one_line(says, 600), parts)
+    return svg.image(_WIDTH, y + svg.AXIS_HEIGHT + 16, one_line(says, 600), parts)
 
 
-def _track(track: TimelineTrack, x: LinearScale, y: float, per: float) -> list[str]:
+def _track(track: TimelineTrack, x: svg.Scale, y: float, per: float) -> list[str]:
     parts = [
-        text(one_line(track.name, 40), 4, y + _HEAD / 2, size=NAME_SIZE, colour=INK),
-        text(one_line(track.note, 120), x.start, y + _HEAD / 2),
+        svg.text(one_line(track.name, 40), 4, y + _HEAD / 2, size=svg.NAME_SIZE, colour=svg.INK),
+        svg.text(one_line(track.note, 120), x.start, y + _HEAD / 2),
     ]
     for number, lane in enumerate(track.lanes):
         top = y + _HEAD + number * _ROW
-        parts.append(text(one_line(lane.name, _NAME_LENGTH), 12, top + _ROW / 2))
+        parts.append(svg.text(one_line(lane.name, _NAME_LENGTH), 12, top + _ROW / 2))
         parts += _cells(lane, x, top, per)
     return parts
 
 
-def _cells(lane: Lane, x: LinearScale, top: float, per: float) -> list[str]:
+def _cells(lane: Lane, x: svg.Scale, top: float, per: float) -> list[str]:
     """Draw a lane; a column stands for so many segments."""
     colour = _COLOURS[lane.kind]
     parts, at = [], 0
@@ -83,13 +68,11 @@ def _cells(lane: Lane, x: LinearScale, top: float, per: float) -> list[str]:
         says = f"{one_line(lane.name, 60)}, segment {start * per:,.6g} to {at * per:,.6g}"
         middle = top + _ROW / 2
         if cell == POLLED:
-            shape: dict[str, str | float | None] = {"y": middle - 1, "height": 2, "fill": MUTED, "fill_opacity": 0.5}
+            parts.append(svg.rect(left, left + width, middle - 1, middle + 1, svg.MUTED, says, 0.5))
         elif per == 1:  # segments can be counted
             across = f"{width / (at - start) - 1:.2f} 1"
-            parts.append(line(left, middle, left + width, middle, colour, _ROW - 4, stroke_dasharray=across))
-            continue
+            parts.append(svg.line(left, middle, left + width, middle, colour, _ROW - 4, stroke_dasharray=across))
         else:
             opacity = 0.3 + 0.7 * (TENTHS.index(cell) + 1) / len(TENTHS)
-            shape = {"y": top + 2, "height": _ROW - 4, "fill": colour, "fill_opacity": opacity}
-        parts.append(element("rect", says, x=left, width=width, **shape))
+            parts.append(svg.rect(left, left + width, top + 2, top + _ROW - 2, colour, says, opacity))
     return parts

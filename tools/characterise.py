@@ -23,6 +23,8 @@ The parts:
 - ``compare``: pairs of result sets, and of runs;
 - ``servers``: whole runs on a stand-in for an engine, sound and failing.
 
+With ``--decisions``, prose is left out of the comparison: only exit codes, verdicts, ids and numbers count.
+
 A table of renames is TOML. ``[ids]`` maps whole strings and first words, ``[words]`` parts of strings; both are applied to what was
 frozen. ``[changed]`` maps the beginning of a case's name to the reason why it may differ.
 """
@@ -46,7 +48,6 @@ import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -109,10 +110,23 @@ def honest_kernels() -> Iterator[tuple[str, Any]]:
 
 Essence = dict[str, Any]
 Cases = Iterator[tuple[str, Essence]]
-CALLS = 13
-"""Calls of the op-level matrix on which a kernel is checked: short ones, in all phases and dtypes."""
-KEYS = 300
-"""Most keys of such a call."""
+# (new tokens, cached prefix) of each sequence, heads of Q and of K, head dim and dtype of the calls on which a kernel is checked.
+# They are short and lie in all phases and dtypes. The op-level matrix has other calls, so it may change.
+CALLS = (
+    ([(41, 1)], (4, 2), 64, "float16"),
+    ([(30, 0), (129, 17)], (8, 2), 64, "float16"),
+    ([(20, 0), (65, 200)], (4, 1), 128, "float32"),
+    ([(7, 1), (1, 40)], (4, 2), 64, "float32"),
+    ([(1, 17), (1, 3)], (8, 2), 64, "float32"),
+    ([(65, 16), (1, 16)], (4, 1), 128, "bfloat16"),
+    ([(1, 30), (1, 65), (1, 9)], (4, 1), 64, "bfloat16"),
+    ([(1, 5), (1, 63), (1, 130)], (4, 1), 128, "float32"),
+    ([(1, 1)], (4, 4), 64, "bfloat16"),
+    ([(9, 0)] * 8, (4, 4), 64, "bfloat16"),
+    ([(10, 0)] * 7, (8, 2), 128, "float32"),
+    ([(34, 157)], (4, 2), 64, "bfloat16"),
+    ([(34, 0)], (24, 2), 128, "float16"),
+)
 STAND_IN = ("--reference=torch_native", "--candidate=triton", "--questions=96", "--greedy-prompts=16")
 FAILURES = (
     "", "candidate:dies-starting", "candidate:dies-loading", "candidate:dies-answering", "reference:dies-answering",
@@ -169,6 +183,7 @@ def writes_into_q(call):
 def ends(call):
     raise SystemExit(0)
 """
+PROSE = ("found", "expected", "do", "said", "reasons")
 VOLATILE = (
     (re.compile(r"\b[0-9a-f]{12,64}\b"), "<hash>"),
     (re.compile(r"\b20\d\d-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"), "<time>"),
@@ -290,26 +305,34 @@ def check(place: Path, wanted: Callable[[str], bool]) -> Cases:
     """Faults, hypotheses and honest kernels on some calls of the op-level matrix."""
     import torch
 
-    import assay
+    from assay.harness.checks.check import check
 
     torch.set_num_threads(1)
-    short = [case for case in assay.cases(seed=0) if case.make().k.shape[0] <= KEYS]
-    some = short[:: max(1, len(short) // CALLS)][:CALLS]
-    calls = [case.make().with_spec(layer=number % 4) for number, case in enumerate(some)]
-    cases = [replace(case, make=partial(_same, call)) for case, call in zip(some, calls, strict=True)]
+    cases = [_case(number, *one) for number, one in enumerate(CALLS)]
     for name, kernel in (*wrong_kernels(), *honest_kernels()):
         if wanted(name):
-            result = assay.check(kernel, cases=cases, read_out=0)
+            result = check(kernel, cases=cases, read_out=0)
             findings = sorted(f"{one.id} {one.severity} {one.where}" for one in result.findings)
+            worst = math.nan if result.worst_own is None else result.worst_own / (result.worst_bound or math.nan)
             yield name, {
                 "verdict": result.verdict, "exit": int(result.exit_code), "findings": findings,
-                "wrong": sorted(case.name for case in result.failing), "computed": len(result.computed),
-                "worst": rounded(float(result.worst.ratio)) if result.worst else None,
+                "wrong": sorted(result.failing), "computed": result.computed, "worst": rounded(worst),
             }  # fmt: skip
 
 
-def _same(call: Any) -> Any:
-    return call
+def _case(number: int, sequences: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, dtype: str) -> Any:
+    """A case with a call of four layers in turn."""
+    import torch
+
+    from assay.harness.attention.matrix import Case
+    from assay.harness.attention.sample_calls import call_of
+
+    phase = "decode" if all(new == 1 for new, _ in sequences) else "extend"
+    call = call_of(sequences, heads, head_dim, getattr(torch, dtype), "cpu", seed=number)
+    call = call.with_spec(layer=number % 4, phase=phase)
+    batch = " ".join(f"{new}+{prefix}" for new, prefix in sequences)
+    condition = {"phase": call.phase, "batch": batch, "head_dim": str(head_dim), "dtype": dtype}
+    return Case(f"{number}-{call.phase}-{dtype}", condition, lambda: call)
 
 
 def kernels(place: Path, wanted: Callable[[str], bool]) -> Cases:
@@ -323,7 +346,7 @@ def kernels(place: Path, wanted: Callable[[str], bool]) -> Cases:
         if wanted(f"check/{name}"):
             yield (
                 f"check/{name}",
-                apart(f"check {kernel} --json --read-out 0 --calls 0 --dtype float32 --case ragged", place),
+                apart(f"check {kernel} --json --read-out 0 --calls 0 --dtype float32 --phase decode", place),
             )
         for pack, folder in packs.items():
             if wanted(f"replay/{pack}/{name}"):
@@ -505,9 +528,12 @@ def renamed(value: Any, renames: Mapping[str, Mapping[str, str]]) -> Any:
 
 
 def differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], renames: Mapping[str, Mapping[str, str]]
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    renames: Mapping[str, Mapping[str, str]],
+    skipped: Sequence[str] = (),
 ) -> list[str]:
-    """Where two freezes differ, in lines; what the table of renames allows is left out."""
+    """Where two freezes differ, in lines, without the keys `skipped` and what the table of renames allows."""
     before, allowed = renamed(before, renames), tuple(renames.get("changed", {}))
     lines = []
     for case in sorted(before.keys() | after.keys()):
@@ -517,7 +543,7 @@ def differences(
             lines.append(f"{case}: {'is gone' if case in before else 'is new'}")
             continue
         old, new = before[case], after[case]
-        for key in sorted(old.keys() | new.keys()):
+        for key in sorted((old.keys() | new.keys()) - set(skipped)):
             a, b = old.get(key), new.get(key)
             if key != "reasons" and isinstance(a, list) and isinstance(b, list):
                 a, b = sorted(a, key=str), sorted(b, key=str)  # a rename may have moved one; only reasons have an order
@@ -539,6 +565,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a file for what is frozen, as JSON")
     parser.add_argument("--against", type=Path, help="such a file, to compare with")
     parser.add_argument("--renames", type=Path, help="a table of renames, as TOML")
+    parser.add_argument(
+        "--decisions", action="store_true", help="compare exit codes, verdicts, ids and numbers, not prose"
+    )
     parser.add_argument("--recorded", type=Path, help="a folder of recorded runs, which are judged too")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="a part, or part/case; may be repeated"
@@ -557,7 +586,7 @@ def main(words: Sequence[str] | None = None) -> int:
     frozen = json.loads(given.against.read_text(encoding="utf-8"))
     before = {name: case for name, case in frozen.items() if _wanted("", [f"/{word}" for word in given.only], name)}
     renames = tomllib.loads(given.renames.read_text(encoding="utf-8")) if given.renames else {}
-    lines = differences(before, after, renames)
+    lines = differences(before, after, renames, PROSE if given.decisions else ())
     for line in lines:
         print(line)
     print(f"{len(after)} cases, {len(lines)} differences", file=sys.stderr)

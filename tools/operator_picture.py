@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.picturing import picture_of
 from assay.harness.localize.reading import read
-from assay.reports.operator_picture import svg
+from assay.reports import svg
+from assay.reports.operator_picture import caption, panels
 
 IMAGE = Path(__file__).parent.parent / "docs" / "operator.svg"
 
@@ -28,8 +30,13 @@ def main() -> None:
     reading = read(ask, call, range(len(call.q)))
     if reading is None:
         raise SystemExit("The kernel could not be read; expected finite outputs.")
-    head, _, rest = svg(picture_of(reading, head=0)).partition("><title>")
-    IMAGE.write_text(f'{head}><rect width="100%" height="100%" fill="#ffffff"/><title>{rest}\n', encoding="utf-8")
+    picture = picture_of(reading, head=0)
+    parts, x, height = ['<rect width="100%" height="100%" fill="#ffffff"/>'], 0.0, 0.0
+    for panel in panels(picture):
+        width, tall = map(float, re.findall(r'(?:width|height)="([\d.]+)"', panel)[:2])
+        parts.append(panel.replace("<svg ", f'<svg x="{x:g}" ', 1))
+        x, height = x + width + 12, max(height, tall)
+    IMAGE.write_text(svg.image(x, height, caption(picture), parts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

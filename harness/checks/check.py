@@ -23,25 +23,23 @@ from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
     MatrixOptions,
-    check_names,
     command_of,
     declared_with,
     declined,
     matrix_of,
     named,
 )
-from assay.harness.checks.watcher import count_runs, watched
+from assay.harness.checks.watcher import noting_runs, watched
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize import axes
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import describe, diagnose
-from assay.harness.localize.endurance import endure
-from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
+from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
-from assay.harness.localize.smallest import smallest_call
+from assay.harness.localize.shrink import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
@@ -54,8 +52,8 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 """How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
 `_ENDURANCE_S` seconds."""
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
+# Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-"""Most seconds in which a kernel is read that fails an assertion on one call."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,7 @@ class _Task:
     """A kernel, and the calls on which it is checked.
 
     Attributes:
-        name: the kernel's.
-        path: what a command or a test imports it by; empty if nothing can.
-        kernel: the kernel.
+        path: what a command or a test imports the kernel by; empty if nothing can.
         declared: its declaration, with the noise that is allowed.
         asked: phases that were asked for.
         made: the cases that its declaration does not exclude, with their calls.
@@ -88,7 +84,6 @@ class _Task:
 
     @property
     def calls(self) -> list[AttentionCall]:
-        """The calls of the cases."""
         return [call for _, call in self.made]
 
 
@@ -105,31 +100,22 @@ def check(
     journal: Journal | None = None,
     **options: Unpack[MatrixOptions],
 ) -> KernelResult:
-    """Run a kernel on the op-level matrix and compare every output with the oracle, within the bound of its call.
-
-    A kernel with serious findings is then read: it is asked on further calls what it computes, and the first of them states it.
+    """Run a kernel on the op-level matrix in this process; see `assay.harness.checks.jobs.check`.
 
     Args:
-        kernel: a published name, ``module:function``, or the kernel itself.
-        noise: quantisation whose noise is allowed, for example "int8_qk"; None for what the kernel declares.
-        case: run only cases whose name contains this; None for all.
+        kernel: as there, like `noise`, `case`, `calls`, and `options`.
         cases: run these instead of the matrix.
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
-        calls: how often the kernel runs in all, the matrix included: the rest on one cheap call of each phase. None for 1,000, for
-            2,000 with the full matrix, and for none but the matrix where `case` or `cases` are given.
         read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 30 s.
         journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
-        options: `phases`, `dtypes`, `size`, `device`, `head_dims`, `like` and `seed` of the matrix; see `MatrixOptions`.
 
     Raises:
         TypeError: no such option.
-        UsageError: no such kernel, phase, dtype, noise, size or device, no case, or a package that the kernel imports is not
-            installed.
+        UsageError: as there.
     """
     start = time.monotonic()
-    check_names(options)
     task = _task(kernel, options, noise, case, cases, again, calls)
     journal = journal or Journal()
     if journal.kept:
@@ -216,7 +202,7 @@ def _task(
 def _examined(task: _Task, repeats: int, journal: Journal) -> MatrixRun:
     """Run the kernel on the matrix, or on as much of it as shows that it is clearly wrong."""
     within = GuardedKernel(task.kernel)
-    guard = Guard(count_runs(within, runs_of(len(task.made), repeats), journal), task.declared)
+    guard = Guard(within, task.declared, noting_runs(journal, runs_of(len(task.made), repeats)))
     case_of = {id(call): case for case, call in task.made}
     cases = [case for case, _ in task.made]
 

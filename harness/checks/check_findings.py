@@ -24,13 +24,13 @@ from assay.harness.verdict import UNEXPLAINED, Finding
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in its
 # declaration: there it is a statement, and not a matter of what happened to be refused.
-LEAST_COVERED = 0.9
+_LEAST_COVERED = 0.9
 LEAST_LEFT = 0.1
 """Share of the calls that were asked for that a declaration must leave for a pass."""
+# Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers.
 _ONE_LAYER = 0.8
-"""Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers."""
+# Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch.
 _NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
-"""Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,8 @@ def _refused_too_much(made: Sequence[Case], computed_cases: Sequence[Case]) -> l
         there = [condition for condition in computed if condition["phase"] == phase]
         if not there:
             continue  # `_untested` says so
-        if len(there) < LEAST_COVERED * len(asked):
-            share = percent(LEAST_COVERED)
+        if len(there) < _LEAST_COVERED * len(asked):
+            share = percent(_LEAST_COVERED)
             missing.append(f"only {len(there)} of {len(asked)} {phase} calls were computed; a pass needs {share}")
         missing += _never_computed(phase, asked, there)
     return missing

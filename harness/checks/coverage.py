@@ -1,20 +1,26 @@
-"""The coverage of a check: a product of dtypes, head dims and heads, the reach of its calls, what lies beyond it, and the gaps."""
+"""The coverage of a check: the values of each axis that calls had, the reach of the calls, and the gaps."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
-from assay.harness.evidence.kernel_result import Axis, Beyond, Coverage, Gap, Reach
+from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, Reach
 from assay.harness.localize import axes
 
-_Kind = tuple[str, int, tuple[int, int]]
+_VALUES: dict[str, Callable[[AttentionCall], object]] = {
+    "dtype": lambda call: str(call.q.dtype).removeprefix("torch."),
+    "head_dim": lambda call: call.q.shape[2],
+    "head_dim_v": lambda call: call.v.shape[2] if call.v.shape[2] != call.q.shape[2] else "",
+    "q/kv heads": lambda call: f"{call.q.shape[1]}/{call.k.shape[1]}",
+    "layout": lambda call: call.spec.layout,
+    "layer": lambda call: call.layer,
+}
+# Axes whose values a kernel can declare.
+DECLARABLE = ("dtype", "head_dim", "cached prefix")
 
 
 def coverage_of(
@@ -40,49 +46,20 @@ def coverage_of(
         lses: calls of which the log-sum-exps were compared.
     """
     phases: dict[str, list[AttentionCall]] = {}
-    kinds: dict[str, dict[_Kind, list[AttentionCall]]] = {}
-    for call, case in zip(computed, cases, strict=True):
+    for call in computed:
         phases.setdefault(call.phase, []).append(call)
-        # What a kernel claims only by declaration is tried in single calls, and is no part of the product.
-        if not case.beyond and not call.features:
-            of_phase = kinds.setdefault(call.phase, {})
-            if call.spec.layout == "packed" and call.v.shape[2] == call.q.shape[2]:
-                of_phase.setdefault((_dtype(call), call.q.shape[2], _heads(call)), []).append(call)
-    dtypes, head_dims, heads = _product(set.intersection(*map(set, kinds.values())) if kinds else set())
-    least = {
-        phase: _least([_reach(by[kind]) for kind in product(dtypes, head_dims, heads)]) for phase, by in kinds.items()
+    values = {
+        axis: tuple(sorted({str(value) for call in computed if (value := value_of(call)) != ""}, key=_by_numbers))
+        for axis, value_of in _VALUES.items()
     }
     asked = dict.fromkeys(case.condition.get("asked for", "nothing") for case in cases)
-    core = Coverage(
-        dtypes=dtypes, head_dims=head_dims, heads=heads, least=least if heads else {},
-        most={phase: _reach(calls) for phase, calls in phases.items()},
-        features=tuple(value for value in asked if value != "nothing"), lses=lses,
+    values["asked for"] = tuple(value for value in asked if value != "nothing")
+    return Coverage(
+        values={axis: some for axis, some in values.items() if some},
+        most={phase: _reach(calls) for phase, calls in phases.items()}, lses=lses,
         gaps=(*_left_out(left_out), *_gaps(cases, refused, excluded, declined)),
         runs=runs, device=computed[0].q.device.type if computed else "",
     )  # fmt: skip
-    return core.model_copy(update={"beyond": tuple(_beyond(core, computed))})
-
-
-def _heads(call: AttentionCall) -> tuple[int, int]:
-    return call.q.shape[1], call.k.shape[1]
-
-
-def _dtype(call: AttentionCall) -> str:
-    return str(call.q.dtype).removeprefix("torch.")
-
-
-def _product(kinds: set[_Kind]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Find a product of dtypes, head dims and heads within these kinds, without the values that lack most of theirs."""
-    while True:
-        values = [sorted({kind[axis] for kind in kinds}) for axis in range(3)]
-        every: list[Any] = list(product(*values))
-        lacking = Counter((axis, kind[axis]) for kind in every if kind not in kinds for axis in range(3))
-        if not lacking:
-            dtypes, head_dims, heads = map(tuple, values)
-            return dtypes, head_dims, heads  # type: ignore[return-value]
-        of = Counter((axis, kind[axis]) for kind in every for axis in range(3))
-        axis, value = max(lacking, key=lambda which: lacking[which] / of[which])
-        kinds = {kind for kind in kinds if kind[axis] != value}
 
 
 def _reach(calls: Sequence[AttentionCall]) -> Reach:
@@ -94,30 +71,6 @@ def _reach(calls: Sequence[AttentionCall]) -> Reach:
         keys=max(new + cached for new, cached in lens),
         sequences=max(len(call.cu_seqlens_q) - 1 for call in calls),
     )
-
-
-def _least(reached: Sequence[Reach]) -> Reach:
-    """Return how far all of them reach."""
-    return Reach(**{name: min((getattr(each, name) for each in reached), default=0) for name in Reach.model_fields})
-
-
-def _beyond(core: Coverage, computed: Sequence[AttentionCall]) -> Iterator[Beyond]:
-    """List the values of axes outside of the product, with the fewest keys to which the calls of one of them reach."""
-    axes_: tuple[tuple[str, Callable[[AttentionCall], object], Iterable[object]], ...] = (
-        ("dtype", _dtype, core.dtypes),
-        ("head_dim", lambda call: call.q.shape[2], core.head_dims),
-        ("head_dim_v", lambda call: call.v.shape[2] if call.v.shape[2] != call.q.shape[2] else 0, (0,)),
-        ("heads", lambda call: "{}/{}".format(*_heads(call)), ["{}/{}".format(*pair) for pair in core.heads]),
-        ("layout", lambda call: call.spec.layout, ("packed",)),
-        ("layer", lambda call: call.layer, (0,)),
-    )
-    for name, value_of, known in axes_:
-        keys: dict[str, int] = {}
-        for call in computed:
-            if (value := value_of(call)) not in (*known,):
-                keys[str(value)] = max(keys.get(str(value), 0), *call.lens_k)
-        if keys:
-            yield Beyond(axis=name, values=tuple(sorted(keys, key=_by_numbers)), keys=min(keys.values()))
 
 
 def _by_numbers(value: str) -> tuple[object, ...]:
@@ -188,7 +141,3 @@ def advice_on(axis: str, computed: Sequence[str]) -> str:
         return ""
     words = [f'"{value}"' if axis == "dtype" else value for value in values]
     return f"; declare what it supports: {axis}s=({', '.join(words)}{',' * (len(words) == 1)})"
-
-
-DECLARABLE = ("dtype", "head_dim", "cached prefix")
-"""Axes whose values a kernel can declare."""

@@ -11,17 +11,17 @@ from assay.harness.attention.matrix import Case
 from assay.harness.localize import axes
 from assay.harness.localize.kernel_runs import CallResult
 
-FEWEST, SHARE = 48, 1 / 4
+_FEWEST, _SHARE = 48, 1 / 4
 """Calls that are made in any case, and their share of all. In the small matrix they have each usual number of heads, head_dim,
 page and layout, and cached prefixes of up to 200 tokens, at a twentieth of the cost of all."""
-WRONG = 16
+_WRONG = 16
 """Clearly wrong calls among them from which on the others need not be made."""
+# Own error of a clearly wrong call, as a multiple of its bound.
 _CLEARLY = 10.0
-"""Own error of a clearly wrong call, as a multiple of its bound."""
+# Tokens of a tile, by which a kernel's work on a call is counted.
 _TILE = 32
-"""Tokens of a tile, by which a kernel's work on a call is counted."""
+# What any call costs, in tiles.
 _OVERHEAD = 8
-"""What any call costs, in tiles."""
 
 
 def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
@@ -63,7 +63,7 @@ def _cost(call: AttentionCall) -> float:
 def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
     """Return True if further calls would change neither a kernel's verdict nor where it is reported to be wrong.
 
-    At least `WRONG` calls are wrong by a wide margin, some in each phase and dtype that the kernel computes: one that is right in
+    At least `_WRONG` calls are wrong by a wide margin, some in each phase and dtype that the kernel computes: one that is right in
     some of them is run on all calls, which say where. So is one whose failing calls an axis separates from the others, until each
     value of that axis was computed.
 
@@ -72,10 +72,10 @@ def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: 
         runs: how many calls were made so far, those that it refused included.
         cases: all cases of the matrix.
     """
-    if runs < max(FEWEST, SHARE * len(cases)) or not results[-1][1].fails:
+    if runs < max(_FEWEST, _SHARE * len(cases)) or not results[-1][1].fails:
         return False
     wrong = [(case, result) for case, result in results if result.fails and result.worst >= _CLEARLY]
-    if len(wrong) < WRONG or {_kind(result) for _, result in wrong} != {_kind(result) for _, result in results}:
+    if len(wrong) < _WRONG or {_kind(result) for _, result in wrong} != {_kind(result) for _, result in results}:
         return False
     failing = [case.condition for case, result in results if result.fails]
     right = [case.condition for case, result in results if not result.fails]

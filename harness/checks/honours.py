@@ -42,56 +42,43 @@ PHASES: dict[str, list[tuple[int, int]]] = {
     "verification": [(5, 40), (5, 20)],
 }
 """(new tokens, cached prefix) of each sequence, by phase. Backends take another path in each."""
-_SMALL: dict[str, list[list[tuple[int, int]]]] = {
-    "prefill": [[(2, 0)], [(3, 0)], [(9, 0)]],
-    "prefill with a cached prefix": [[(2, 1)], [(2, 8)]],
-    "decode": [[(1, 1)], [(1, 2)], [(1, 8)]],
-    "verification": [[(3, 1)]],
-}
-"""The calls that are tried for the smallest that shows a state, in this order."""
 _HEADS, _HEAD_DIM = (4, 2), 64
 _WINDOW, _SCALE = 8, 2.0**-9
+# Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`.
 _TF32 = 2.0**-10
-"""Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`."""
+# A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
+# roundings of the output's dtype. With the attribute and without it differ by 14 % or more.
 _ROUNDINGS = 8
-"""A computation is told from others by its error, relative L1 of the worst query and head: that of a right one is at most so many
-roundings of the output's dtype. With the attribute and without it differ by 14 % or more."""
-
+# Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does.
 _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
-"""Attributes for which a backend is refused as a kernel, so that no test of a call can show what it does."""
-
+# Begins the names of vLLM's backends.
 _VLLM = "vllm:"
-"""Begins the names of vLLM's backends."""
 
 Change = Callable[[AttentionCall], AttentionCall]
 
 
 @dataclass(frozen=True)
 class _Attribute:
-    """Something that a layer can ask of a backend.
-
-    Attributes:
-        name: how it is named in results.
-        about: who asks for it.
-        spec: what a call asks for, by field of `CallSpec`.
-        layer: what else the layer asks for.
-        prepare: changes the data of a call that asks for it.
-        page: tokens per page of the KV pool.
-        dtype: of q, k and v.
-        mistaken: what else a backend may compute, in words; "" names what it computes if it ignores the attribute.
-        phases: phases in which a layer may ask for it.
-        limit: largest error of a right computation, where it is not that of rounding to the output's dtype.
-    """
+    """Something that a layer can ask of a backend."""
 
     name: str
+    # Who asks for it.
     about: str
+    # An error that refuses it has one of these words.
+    words: tuple[str, ...]
+    # What a call asks for, by field of `CallSpec`, and what else the layer asks for.
     spec: Mapping[str, Any] = field(default_factory=dict)
     layer: LayerRequest = field(default_factory=LayerRequest)
+    # Changes the data of a call that asks for it.
     prepare: Change = lambda call: call
+    # Tokens per page of the KV pool, and the dtype of q, k and v.
     page: int = 1
     dtype: torch.dtype = torch.float16
+    # What else a backend may compute, in words; "" names what it computes if it ignores the attribute.
     mistaken: Mapping[str, Change] = field(default_factory=dict)
+    # Phases in which a layer may ask for it.
     phases: Sequence[str] = tuple(PHASES)[:3]
+    # Largest error of a right computation, where it is not that of rounding to the output's dtype.
     limit: float | None = None
 
 
@@ -135,34 +122,43 @@ def _narrow(call: AttentionCall) -> AttentionCall:
 
 
 ATTRIBUTES = (
-    _Attribute("softcap", "Gemma 2, Grok", {"softcap": 1.0}, mistaken={"": _plain}),
+    _Attribute("softcap", "Gemma 2, Grok", ("cap",), {"softcap": 1.0}, mistaken={"": _plain}),
     _Attribute(
-        "window", "Gemma 2 and 3, gpt-oss, Mistral", {"mask": Mask(window=_WINDOW)},
+        "window", "Gemma 2 and 3, gpt-oss, Mistral", ("window",), {"mask": Mask(window=_WINDOW)},
         mistaken={
             "": _plain, "one key fewer": partial(_with_window, _WINDOW - 1), "one key more": partial(_with_window, _WINDOW + 1),
         },
     ),
-    _Attribute("sinks", "gpt-oss", {"sinks": (1.0, 2.0, -1.0, 3.0)}, mistaken={"": _plain}),
-    _Attribute("temperature", "Grok", {"temperature": 8}, mistaken={"": _plain}),
+    _Attribute("sinks", "gpt-oss", ("sink",), {"sinks": (1.0, 2.0, -1.0, 3.0)}, mistaken={"": _plain}),
+    _Attribute("temperature", "Grok", ("temperature",), {"temperature": 8}, mistaken={"": _plain}),
     _Attribute(
-        "KV scales", "checkpoints with an FP8 KV cache", layer=LayerRequest(torch.float8_e4m3fn, (_SCALE, _SCALE)), prepare=_small,
+        "KV scales", "checkpoints with an FP8 KV cache", ("scale", "fp8", "float8"),
+        layer=LayerRequest(torch.float8_e4m3fn, (_SCALE, _SCALE)), prepare=_small,
         mistaken={"": partial(_unscaled, True), "stored without scales": partial(_unscaled, False)},
         phases=tuple(PHASES)[1:3], limit=0.3,  # q and the weights may be rounded to FP8 too; without scales it is 0.6 or more
     ),
-    _Attribute("not causal", "encoders", {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",)),
     _Attribute(
-        "cross attention", "Mllama, Whisper", {"mask": Mask(causal=False)}, LayerRequest(cross=True), phases=("prefill", "decode"),
+        "not causal", "encoders", ("causal", "encoder"), {"mask": Mask(causal=False)}, mistaken={"": _plain}, phases=("prefill",),
     ),
-    _Attribute("chain of drafts", "EAGLE, n-grams", layer=LayerRequest(drafts=True), phases=("verification",)),
     _Attribute(
-        "mla", "DeepSeek, Kimi", prepare=_latent,
+        "cross attention", "Mllama, Whisper", ("cross", "encoder", "non-causal"), {"mask": Mask(causal=False)},
+        LayerRequest(cross=True), phases=("prefill", "decode"),
+    ),
+    _Attribute(
+        "chain of drafts", "EAGLE, n-grams", ("verify", "speculative", "draft"), layer=LayerRequest(drafts=True),
+        phases=("verification",),
+    ),
+    _Attribute(
+        "mla", "DeepSeek, Kimi", ("mla", "latent"), prepare=_latent,
         mistaken={"without the dims with RoPE": _without_rope, "scaled for 576 dims": lambda call: call.with_spec(scale=576**-0.5)},
     ),
-    _Attribute("head_dim_v 32", "DeepSeek, MiMo", prepare=_narrow),
-    _Attribute("pages of 16", "--page-size 16", page=16),
-    _Attribute("pages of 64", "--page-size 64", page=64),
-    _Attribute("bfloat16", "--dtype bfloat16", dtype=torch.bfloat16),
-    _Attribute("float32", "--dtype float32", dtype=torch.float32, limit=_ROUNDINGS * _TF32),
+    _Attribute("head_dim_v 32", "DeepSeek, MiMo", ("head_dim", "head dim", "v_head"), prepare=_narrow),
+    _Attribute("pages of 16", "--page-size 16", ("page",), page=16),
+    _Attribute("pages of 64", "--page-size 64", ("page",), page=64),
+    _Attribute("bfloat16", "--dtype bfloat16", ("dtype", "bfloat16", "bf16"), dtype=torch.bfloat16),
+    _Attribute(
+        "float32", "--dtype float32", ("dtype", "float32", "fp32", "data type"), dtype=torch.float32, limit=_ROUNDINGS * _TF32,
+    ),
 )  # fmt: skip
 
 
@@ -260,10 +256,10 @@ def _measured(backend: str, attribute: _Attribute, phase: str) -> Measured:
         return Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(error), 160))
     # An encoder has another number of tokens than its decoder.
     lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
-    cell = _attempt(made, attribute, phase, lens, _HEADS)
+    cell = _attempt(made, attribute, phase, lens)
     in_a_call = attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT
     if cell.state in ("ignores", "wrong") and in_a_call:
-        cell = cell.model_copy(update={"test": _smallest(made, attribute, cell)})
+        cell = cell.model_copy(update={"test": _test(made, attribute, phase)})
     return cell
 
 
@@ -295,10 +291,9 @@ def _attempt(
     attribute: _Attribute,
     phase: str,
     lens: list[tuple[int, int]],
-    heads: tuple[int, int],
 ) -> Measured:
     """Run a backend on a call that asks for an attribute, and tell what it computed."""
-    call = _call(attribute, phase, lens, heads)
+    call = _call(attribute, phase, lens)
     measured = partial(Measured, attribute=attribute.name, phase=phase)
     try:
         out = _output(backend, call, attribute.layer)
@@ -318,12 +313,9 @@ def _attempt(
     return measured(state="wrong", says="neither with nor without it", error=error)
 
 
-def _call(attribute: _Attribute, phase: str, lens: list[tuple[int, int]], heads: tuple[int, int]) -> AttentionCall:
-    call = attribute.prepare(call_of(lens, heads, _HEAD_DIM, attribute.dtype, default_device()))
-    spec = dict(attribute.spec)
-    if "sinks" in spec:
-        spec["sinks"] = spec["sinks"][: heads[0]]
-    return call.with_spec(phase="decode" if phase == "decode" else "extend", **spec)
+def _call(attribute: _Attribute, phase: str, lens: list[tuple[int, int]]) -> AttentionCall:
+    call = attribute.prepare(call_of(lens, _HEADS, _HEAD_DIM, attribute.dtype, default_device()))
+    return call.with_spec(phase="decode" if phase == "decode" else "extend", **attribute.spec)
 
 
 def _error(out: Tensor, truth: Tensor) -> float:
@@ -336,44 +328,20 @@ def _said(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", 160)
 
 
-_WORDS = {
-    "softcap": ("cap",),
-    "window": ("window",),
-    "sinks": ("sink",),
-    "temperature": ("temperature",),
-    "KV scales": ("scale", "fp8", "float8"),
-    "not causal": ("causal", "encoder"),
-    "chain of drafts": ("verify", "speculative", "draft"),
-    "mla": ("mla", "latent"),
-    "cross attention": ("cross", "encoder", "non-causal"),
-    "head_dim_v 32": ("head_dim", "head dim", "v_head"),
-    "pages of 16": ("page",),
-    "pages of 64": ("page",),
-    "bfloat16": ("dtype", "bfloat16", "bf16"),
-    "float32": ("dtype", "float32", "fp32", "data type"),
-}
-"""Words of which an error has one that refuses an attribute."""
-
-
 def _names(error: Exception, attribute: _Attribute) -> bool:
     """Return True if an error is a refusal of the attribute: an error on purpose that names it.
 
     A `TypeError` for an argument that a function does not have names it too, and is no refusal.
     """
     on_purpose = isinstance(error, (NotImplementedError, AssertionError, ValueError, RuntimeError))
-    return on_purpose and any(word in str(error).lower() for word in _WORDS[attribute.name])
+    return on_purpose and any(word in str(error).lower() for word in attribute.words)
 
 
-def _smallest(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, measured: Measured) -> str:
-    """Write a test of the smallest call in which a backend does the same."""
-    for lens in [*_SMALL[measured.phase], PHASES[measured.phase]]:
-        heads = (1, 1) if len(lens) == 1 else _HEADS
-        if _attempt(backend, attribute, measured.phase, lens, heads).state == measured.state:
-            break
-    asked = {"phase": repr("decode" if measured.phase == "decode" else "extend")}
-    asked |= {name: repr(getattr(_call(attribute, measured.phase, lens, heads).spec, name)) for name in attribute.spec}
-    words = ", ".join(f"{name}={value}" for name, value in asked.items())
-    call = f'call_of({lens}, {heads}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
+def _test(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, phase: str) -> str:
+    """Write a test of a call with which a backend does not honour an attribute."""
+    spec = {"phase": "decode" if phase == "decode" else "extend", **attribute.spec}
+    words = ", ".join(f"{name}={value!r}" for name, value in spec.items())
+    call = f'call_of({PHASES[phase]}, {_HEADS}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
     of = "vllm" if isinstance(backend, vllm.NativeKernel) else "sglang"
-    name = f"test_{backend.backend}_honours_{attribute.name}_in_{measured.phase}".replace(" ", "_")
+    name = f"test_{backend.backend}_honours_{attribute.name}_in_{phase}".replace(" ", "_")
     return f'def {name}():\n    call = {call}\n    assert_correct("{of}:{backend.backend}", call.with_spec({words}))\n'

@@ -6,7 +6,6 @@ computed before counts:
 - "asked": kernel, cases (how many), again. The check knows its calls.
 - "runs": done, total. The kernel has run so often, of so often in all.
 - "computed": case, condition, fails, own, bound. A case of the matrix was computed.
-- "first": says. The first finding of a replay.
 - "stands": result, reading. The result as it would be if nothing followed, and whether the kernel is now read.
 - "case": name, result. One of several cases was checked by itself.
 """
@@ -163,10 +162,8 @@ def check_here(journal: worker.Journal, kernel: str | Kernel, options: MatrixOpt
     """Check a kernel in this process: the job of `check`."""
     from assay.harness.attention.interpreter import interpret_without_gpu
     from assay.harness.checks.check import check as run
-    from assay.harness.checks.kernel_matrix import check_names
 
     interpret_without_gpu()
-    check_names(options)
     return run(kernel, journal=journal, **given, **options)
 
 

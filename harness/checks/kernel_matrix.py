@@ -20,8 +20,8 @@ from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
 
+# Other words for a dtype, as engines and PyTorch have them.
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
-"""Other words for a dtype, as engines and PyTorch have them."""
 T = TypeVar("T")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -47,16 +47,6 @@ class MatrixOptions(TypedDict, total=False):
     head_dims: Sequence[int] | None
     like: Sequence[str] | None
     seed: int
-
-
-def check_names(options: MatrixOptions) -> None:
-    """Refuse what is no option, as Python does with an unknown argument.
-
-    Raises:
-        TypeError: there is such a name.
-    """
-    for name in options.keys() - MatrixOptions.__annotations__.keys():
-        raise TypeError(f"unexpected option {name!r}; expected one of {', '.join(MatrixOptions.__annotations__)}")
 
 
 def named(kernel: str | Kernel) -> tuple[str, Kernel]:
@@ -94,7 +84,8 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
         TypeError: no such option.
         UsageError: no such phase, dtype, size, device or model, or none that is both asked for and declared.
     """
-    check_names(options)
+    for name in options.keys() - MatrixOptions.__annotations__.keys():
+        raise TypeError(f"unexpected option {name!r}; expected one of {', '.join(MatrixOptions.__annotations__)}")
     asked = _asked(declared.phases, options.get("phases"))
     dtypes = _asked(declared.dtypes, options.get("dtypes"))
     head_dims = _asked(declared.head_dims, options.get("head_dims"))
@@ -112,7 +103,7 @@ def matrix_of(declared: Declaration, **options: Unpack[MatrixOptions]) -> list[C
                 raise UsageError(f"The {what} is {value!r}.", f"one of {', '.join(expected)}", f"choose another {what}")
     return cases_of(
         tuple(asked),
-        checked_device(options.get("device")),
+        _checked_device(options.get("device")),
         [_DTYPES[word] for word in words],
         options.get("seed", 0),
         size,
@@ -150,12 +141,8 @@ def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int 
     return shlex.join(words)
 
 
-def checked_device(device: str | None) -> str:
-    """Check that a device of PyTorch is here, and return it: the one named, or the default.
-
-    Raises:
-        UsageError: it is neither the CPU nor a GPU, or there is no such GPU.
-    """
+def _checked_device(device: str | None) -> str:
+    """Return the device of PyTorch that is named, or the default; raise a UsageError if it is not here."""
     if device is None:
         return default_device()
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):

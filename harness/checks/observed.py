@@ -51,25 +51,25 @@ else:
 
 READ_OUT_S = 30.0
 """Most seconds that reading a wrong kernel takes, unless the user says otherwise."""
-PICTURE_CALLS, _PICTURE_S = 300, 10.0
+_PICTURE_CALLS, _PICTURE_S = 300, 10.0
 """Budget of reading one call for its picture."""
+# Most weights of a call that are read at once: 256 MB.
 _MAX_WEIGHTS = 2**25
-"""Most weights of a call that are read at once: 256 MB."""
+# Relative error of a weight that is not shown where a quantisation is declared: INT8 scores are off by up to a few tenths.
 _NOISY_WEIGHT = 0.3
-"""Relative error of a weight that is not shown where a quantisation is declared: INT8 scores are off by up to a few tenths."""
+# An operator holds on recorded calls if it gives this share of the wrong outputs of so many calls, the smallest that fail, at so
+# many wrong queries of each, and as many right ones.
 _HELD_ON, _HELD_ROWS, _HELD_SHARE = 8, 16, 0.95
-"""An operator holds on recorded calls if it gives this share of the wrong outputs of so many calls, the smallest that fail, at so
-many wrong queries of each, and as many right ones."""
+# Failing calls of a kind that a read-out begins with.
 _FAILING_OF_A_KIND = 2
-"""Failing calls of a kind that a read-out begins with."""
+# Calls that do not fail on which an operator is tried.
 _PASSING = 40
-"""Calls that do not fail on which an operator is tried."""
+# Number of a call that no period of two to twelve calls takes for the first.
 _LATER = 10_007
-"""Number of a call that no period of two to twelve calls takes for the first."""
+# Read-outs that a `Reader` keeps: each holds the calls that it rests on.
 _KEPT = 4
-"""Read-outs that a `Reader` keeps: each holds the calls that it rests on."""
+# Noise of a single query, as a multiple of the bound of its cell, which is an average.
 _ROW_SPREAD = 3.0
-"""Noise of a single query, as a multiple of the bound of its cell, which is an average."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
 def _picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
     """Draw the picture of a failing call, read off the kernel now; or return why there is none."""
     call = result.call
-    ask = Prober(GuardedKernel(kernel), PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
+    ask = Prober(GuardedKernel(kernel), _PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
     out = ask(call)
     if out is None:
         return f"asked again, the kernel does not answer {describe(call)}"

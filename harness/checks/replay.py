@@ -10,31 +10,28 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, default_device
+from assay.harness.attention.call import AttentionCall, Kernel, default_device
 from assay.harness.backend import Backend
 from assay.harness.checks.check_findings import breach
 from assay.harness.checks.observed import READ_OUT_S, Reader
-from assay.harness.checks.watcher import count_runs, watched
+from assay.harness.checks.watcher import noting_runs, watched
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.engines.sglang.catalog import native_noise
-from assay.harness.errors import AssayError, UsageError
+from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult, LayerBound
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
-from assay.harness.localize.guard import Guard, run_guarded
+from assay.harness.localize.guard import Guard, run_guarded, runs_of
 from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
-from assay.harness.localize.smallest import smallest_call
-from assay.harness.localize.staged import diagnose_kernel, smallest_of_each
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, require_results, worst_of
+from assay.harness.localize.shrink import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
 from assay.worker import Journal
 
-_RUNS_OF_A_CALL = 3
-"""See `diagnose_kernel`: once, and then twice more in a row."""
+# Recorded calls that a backend is read from, besides those that are examined.
 _MORE_CALLS = 64
-"""Recorded calls that a backend is read from, besides those that are examined."""
 
 
 def replay(
@@ -44,21 +41,15 @@ def replay(
     read_out: float = READ_OUT_S,
     journal: Journal | None = None,
 ) -> KernelResult:
-    """Run a kernel on recorded calls and name what is wrong with it.
-
-    A kernel with serious findings is then read: the first of them shows the weights of the smallest failing call and what the
-    kernel was observed to compute on further calls, if that gives the wrong outputs of the recorded ones too.
+    """Run a kernel on recorded calls in this process; see `assay.harness.checks.jobs.replay`.
 
     Args:
-        pack: folder of a replay pack.
-        candidate: a published kernel, or ``module:function``.
-        reproduce: a command that reproduces the findings; by default ``assay replay`` with these arguments.
-        read_out: most seconds that reading a wrong kernel takes, 30 by default; 0 not to read it.
+        pack: as there, like `candidate`, `reproduce` and `read_out`.
         journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
 
     Raises:
-        UsageError: there is no such kernel, or a package that it imports is not installed; `pack` is not a pack, or holds no call
-            of a phase that the kernel computes.
+        UsageError: as there.
+        AssayError: the kernel computed no call.
     """
     reproduce = reproduce or replay_command(pack, candidate)
     kernel, journal = kernels.find("", candidate), journal or Journal()
@@ -70,50 +61,41 @@ def replay(
         raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
     chosen = choose(recorded)
     calls = [_on_device(record.call) for record in chosen]
-    within = GuardedKernel(kernel)
-    guard, examined = Guard(within, kernels.declaration(kernel)), _Examined(pack, recorded, chosen)
-    counted = count_runs(guard, _RUNS_OF_A_CALL * len(calls), journal)
-    start = time.monotonic()
+    within, declared = GuardedKernel(kernel), kernels.declaration(kernel)
+    guard = Guard(within, declared, noting_runs(journal, runs_of(len(calls), len(calls))))
+    examined, start = _Examined(pack, recorded, chosen), time.monotonic()
     with few_threads(calls):
-        try:
-            run, findings, first_finding_s = diagnose_kernel(
-                counted, calls, reproduce, on_first=lambda early: journal.write("first", says=early[0].sentence)
-            )
-        except (AssayError, KernelRefused):
-            if not guard.breaches:
-                raise
-            broken, seconds = _breaches(guard, calls, reproduce), time.monotonic() - start
-            return _result(candidate, KernelRun(()), examined, broken, seconds, seconds, reproduce)
+        run = run_guarded(guard, calls, repeats=len(calls))
+        if not guard.breaches:
+            require_results(run)
+        findings = [
+            finding
+            for finding in diagnose(run, reproduce)
+            if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
+        ]
+        broken = [call for call, why in (*run.refused, *guard.failed_repeats) if why in guard.breaches]
+        findings += [
+            breach(how, f"{len(broken)} recorded calls", _example(broken[0]), reproduce)
+            for how in sorted(guard.breaches)
+        ]
+        findings += [breach(how, "recorded calls", _example(call), reproduce) for call, how in within.written[:1]]
         seconds = time.monotonic() - start
-        broken = _breaches(guard, [call for call, why in run.refused if why in guard.breaches], reproduce)
-        named = [
-            finding for finding in findings if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
-        ]
-        broken += [
-            breach(how, "recorded calls", (f"for example {describe(call)}",), reproduce)
-            for call, how in within.written[:1]
-        ]
         smallest = smallest_call(guard, run, findings, candidate)
-        named = smallest.named_in(named)
-
+        findings = smallest.named_in(findings)
         envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
 
         def result_of(findings: Sequence[Finding]) -> KernelResult:
-            made = _result(candidate, run, examined, findings, seconds, first_finding_s, reproduce, envelope)
+            made = _result(candidate, run, examined, findings, seconds, reproduce, envelope)
             return made.model_copy(update={"smallest": smallest.words, "test": smallest.test(findings)})
 
-        reader, known = Reader(read_out), (*named, *broken)
-        journal.write("stands", result=result_of(known), reading=reader.wants(known, run.results))
-        observed = reader.observe(known, kernel, guard.assay, run.results, recorded=True)
+        reader = Reader(read_out)
+        journal.write("stands", result=result_of(findings), reading=reader.wants(findings, run.results))
+        observed = reader.observe(findings, kernel, declared, run.results, recorded=True)
     return result_of(observed.findings)
 
 
-def _breaches(guard: Guard, calls: Sequence[AttentionCall], reproduce: str) -> list[Finding]:
-    """Describe how a kernel broke its contract on these calls."""
-    return [
-        breach(how, f"{len(calls)} recorded calls", (f"for example {describe(calls[0])}",), reproduce)
-        for how in sorted(guard.breaches)
-    ]
+def _example(call: AttentionCall) -> tuple[str, ...]:
+    return (f"for example {describe(call)}",)
 
 
 def replay_recorded(
@@ -151,14 +133,13 @@ def replay_recorded(
     runs_here = candidate.is_kernel and not not_run
     kernel = (kernel or candidate.kernel()) if runs_here else None
     findings = diagnose(run, reproduce)
-    first_finding_s = time.monotonic() - start if findings else None
     why = not_run or "a backend of SGLang's runs only in a server"
     not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
     if kernel:
-        smallest = smallest_of_each([result.call for result in run.results])
-        chosen = {has_any_prefix(call.prefixes): call for call in reversed(smallest)}
+        largest_first = sorted((result.call for result in run.results), key=lambda call: -call.k.shape[0])
+        smallest = {has_any_prefix(call.prefixes): call for call in largest_first}
         guard = Guard(kernel, kernels.declaration(kernel))
-        here = run_guarded(guard, list(chosen.values()))
+        here = run_guarded(guard, list(smallest.values()))
         if guard.breaches:
             # What it needs may exist only in a server, such as a group of ranks. Its recorded outputs still count, but are no pass.
             not_run = f"outside a server, the kernel {min(guard.breaches)}"
@@ -170,9 +151,7 @@ def replay_recorded(
     seconds = time.monotonic() - start
     left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
     said = (not_tested, left_out) if examined.left_out else (not_tested,)
-    result = _result(
-        candidate.name, run, examined, findings, seconds, first_finding_s, reproduce, not_tested=said, not_run=not_run
-    )
+    result = _result(candidate.name, run, examined, findings, seconds, reproduce, not_tested=said, not_run=not_run)
     if kernel is None or not_run:
         return _read_passively(result, reader or Reader(), examined, run, served)
     if reader is None or not reader.wants(findings, run.results):
@@ -275,7 +254,6 @@ def _result(
     examined: _Examined,
     findings: Sequence[Finding],
     seconds: float,
-    first_finding_s: float | None,
     again: str,
     envelope: Mapping[str, str] | None = None,
     not_tested: Sequence[str] = (),
@@ -304,7 +282,6 @@ def _result(
         envelope=dict(envelope),
         bounds=tuple(_bounds_of(run.results)),
         not_tested=tuple(not_tested),
-        first_finding_s=first_finding_s,
     )
 
 

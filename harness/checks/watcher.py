@@ -1,11 +1,11 @@
-"""Wrappers of a kernel that write its calls to a journal: a kernel may end its process at any of them."""
+"""A wrapper of a kernel that writes its calls to a journal: a kernel may end its process at any of them."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import mmap
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from assay.harness.attention.call import AttentionCall, Kernel, Outputs
@@ -21,19 +21,9 @@ class _CopiedError(Exception):
     """A kernel forked its process, and a call returned in the copy too."""
 
 
-def count_runs(kernel: Kernel, total: int, journal: Journal) -> Kernel:
-    """Wrap the kernel to note after each of its first `total` runs how many there were. It declares what it declared."""
-    runs = itertools.count(1)
-
-    def counted(call: AttentionCall) -> Tensor | Outputs:
-        try:
-            return kernel(call)
-        finally:
-            if (done := next(runs)) <= total:
-                journal.write("runs", done=done, total=total)
-
-    vars(counted)["assay"] = declaration(kernel)
-    return counted
+def noting_runs(journal: Journal, total: int) -> Callable[[int], None]:
+    """Return what notes after each of the first `total` runs of a kernel how many there were."""
+    return lambda done: journal.write("runs", done=done, total=total) if done <= total else None
 
 
 def watched(kernel: Kernel, journal: Journal) -> Kernel:

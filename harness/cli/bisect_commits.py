@@ -61,10 +61,6 @@ class _Searched(_Measured):
         Literal["replay", "accuracy"],
         typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
     ] = "replay"
-    against: Annotated[
-        Literal["bound", "good"],
-        typer.Option(help="Compare each call's own error with its bound, or with that of the good revision."),
-    ] = "bound"
     first_parent: Annotated[bool, typer.Option("--first-parent", help="Follow first parents only.")] = False
     keep_build: Annotated[
         bool, typer.Option("--keep-build", help="Keep the files that git ignores from commit to commit.")

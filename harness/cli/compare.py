@@ -80,10 +80,10 @@ def compare(
 
         diff = compare_fingerprints(read_fingerprint(a), read_fingerprint(b))
         raise typer.Exit(deliver(diff_document(diff), json, html, junit))
-    from assay.harness.ingest.compare import compare as run
-    from assay.harness.ingest.comparison import PassLimits
-    from assay.harness.ingest.tensors.layout import ModelHeads, check_axes
-    from assay.harness.ingest.tensors.tensor_diff import TensorRule
+        from assay.harness.ingest.comparison import PassLimits
+    from assay.harness.ingest.recognise import compare as run
+    from assay.harness.ingest.tensor_diff import TensorRule
+    from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
     from assay.reports.compare import compare_document
 
     rule = TensorRule(tolerance, ModelHeads.of(model) if model else None, check_axes(layout))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import ReadOut, app, errors, report_error, say
+from assay.harness.cli.app import ReadOut, app, errors, report_error
 from assay.harness.cli.output import Json, deliver, progress
 from assay.worker import Event
 
@@ -27,9 +27,7 @@ def replay(
     with progress(errors) as display:
 
         def show(event: Event) -> None:
-            if event["event"] == "first":
-                say(f"First: {event['says']}")
-            elif event["event"] == "runs":
+            if event["event"] == "runs":
                 display.count(f"{candidate}: runs on recorded calls", event["done"], event["total"])
 
         result = run(pack, candidate, read_out=read_out, on_event=show)

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from assay.evals.questions import PROMPT_HEADER, parse_answer
+from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.evidence.records import Answer, Item
@@ -85,9 +86,9 @@ class Engine(Protocol):
     backend: str
     url: str
     label: str
-    startup_s: float | None
-    launch_command: str
-    evidence: Path | None
+    startup_s: float | None = None
+    launch_command: str = ""
+    evidence: Path | None = None
     scorer: Scorer | None = None
 
     def start(self) -> None:
@@ -101,6 +102,7 @@ class Engine(Protocol):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments as the server resolved them; empty if it does not report them."""
+        return {}
 
     def fingerprint(self) -> Fingerprint | None:
         """Observe what is really served; None for an engine that does not tell.
@@ -151,6 +153,7 @@ class Engine(Protocol):
         Raises:
             EngineError: on the first failure; answers that arrived before it were passed on.
         """
+        self.client().ask(asks, concurrency, on_answer, enough)
 
     def client(self) -> Client:
         """Return a client that talks to the running server."""
@@ -180,10 +183,16 @@ class Scorer(Engine, Protocol):
 
 
 def answers(engine: Engine, asks: Sequence[ChatRequest], concurrency: int) -> list[Answer]:
-    """Send requests and return the answers in their order. Raises EngineError on the first failure."""
+    """Send requests and return the answers in their order. Raises EngineError on the first failure, or if an answer is missing."""
     by_index: dict[int, Answer] = {}
     engine.ask(asks, concurrency, by_index.__setitem__)
-    return [by_index[index] for index in sorted(by_index)]
+    if len(by_index) != len(asks):
+        raise EngineError(
+            f"the {engine.role} server gave {len(by_index)} answers to {len(asks)} requests.",
+            "an answer to each request",
+            "repeat the command, which resumes",
+        )
+    return [by_index[index] for index in range(len(asks))]
 
 
 def cache_header(engine: Engine) -> None:

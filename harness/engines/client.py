@@ -15,11 +15,11 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -31,30 +31,24 @@ from assay.harness.evidence.records import Answer, Token
 from assay.harness.sides import Role
 
 if TYPE_CHECKING:  # the openai client takes a third of a second to import
-    import ssl
-
     import httpx
     from openai import AsyncOpenAI
 
-_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# Seconds that a server may take to describe itself.
+INFO_TIMEOUT_S = 60.0
+_CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 _WATCH_INTERVAL_S = 0.25
 # A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
 # waits this long to be explained by it.
-DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
-INFO_TIMEOUT_S = 60.0
-"""Seconds that a server may take to describe itself."""
+_DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
 _RETRIES = 2
 _EXCERPT = 300
-# A token has one event, unless its text looks like the start of another; then come usage and the end.
-_EVENTS_OF_A_TOKEN, _FURTHER_EVENTS = 4, 64
 _DATA, _DONE = "data:", "[DONE]"
+# What reading a body raises that is not the expected JSON; a ValidationError is a ValueError.
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 
 Done = TypeVar("Done")
 Asked = TypeVar("Asked")
-
-
-class BadReply(ValueError):
-    """A body that is not a valid completion; the message states what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +72,6 @@ class Stream:
     cached_tokens: int | None
 
 
-class _Session(NamedTuple):
-    """The openai client, and the connections that it uses."""
-
-    api: AsyncOpenAI
-    connections: httpx.AsyncClient
-
-
 class Client:
     """Talks to one server.
 
@@ -94,6 +81,7 @@ class Client:
         role: which side of the comparison it is.
         api_key: sent with each request.
         timeout_s: seconds that a request may take, retries included; of a stream, seconds without a token.
+        model: the model that requests name.
         proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
         check: raises EngineError if the server's process is gone, which explains any other failure; None if assay did not start it.
         log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
@@ -107,14 +95,14 @@ class Client:
         role: Role,
         api_key: str,
         timeout_s: float,
-        proxies: bool,
-        check: Callable[[], None] | None,
-        log_tail: Callable[[], str],
+        model: str = "",
+        proxies: bool = False,
+        check: Callable[[], None] | None = None,
+        log_tail: Callable[[], str] = str,
         unreported_cache: int | None = None,
     ) -> None:
-        self.url, self.who, self.role, self.timeout_s = url, who, role, timeout_s
-        self._api_key, self._proxies, self._log_tail = api_key, proxies, log_tail
-        self._can_die, self._check = check is not None, check or (lambda: None)
+        self.url, self.who, self.role, self.timeout_s, self.model = url, who, role, timeout_s, model
+        self._api_key, self._proxies, self._check, self._log_tail = api_key, proxies, check, log_tail
         self._unreported_cache = unreported_cache
 
     def error(self, found: str, expected: str = "", do: str = "") -> EngineError:
@@ -124,38 +112,39 @@ class Client:
 
     def get(self, path: str, timeout_s: float) -> Any:
         """Get the JSON document at ``path``. Raises EngineError if there is none."""
-        return self._document(path, self._run(partial(self._send, "GET", path, timeout_s)).text)
+        return self._document(path, self._run(partial(self._send, "GET", path, timeout_s)))
 
     def post(self, path: str, timeout_s: float) -> None:
         """POST to ``path``. Raises EngineError unless the status is a success."""
         self._run(partial(self._send, "POST", path, timeout_s))
 
-    def post_json(self, path: str, body: Mapping[str, Any], *, waits: bool = True) -> Any:
+    def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST ``body`` to ``path`` and return the JSON response, within the time-out of a request.
-
-        Args:
-            path: below the URL.
-            body: what is sent.
-            waits: whether HTTP 500 waits `DEATH_WAIT_S` to be explained by the server's death.
 
         Raises:
             EngineError: no JSON came back. If the server died, the error states that.
         """
-        send = partial(self._send, "POST", path, self.timeout_s, body=body, waits=waits)
-        return self._document(path, self._run(send).text)
+        return self._document(path, self._run(partial(self._send, "POST", path, self.timeout_s, body=body)))
 
     def post_events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """POST ``body`` to ``path`` and return the JSON of each event of the response. Errors are those of `post_json`."""
-        text = self._run(partial(self._send, "POST", path, self.timeout_s, body=body)).text
+        text = self._run(partial(self._send, "POST", path, self.timeout_s, body=body))
         data = [line.removeprefix(_DATA).strip() for line in text.splitlines() if line.startswith(_DATA)]
         return [self._document(path, each) for each in data if each != _DONE]
 
     def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:
         """Return the HTTP status of ``path``, asked with the key or without; None if there is no response."""
+        import openai
+
+        async def ask(api: AsyncOpenAI) -> int:
+            async with asyncio.timeout(timeout_s):
+                return (await self._exchange(method, path, api, authorized=authorized)).status_code
+
         try:
-            exchange = partial(self._exchange, method, path, timeout_s, authorized=authorized)
-            return self._run(exchange, watched=False).status_code
-        except OSError:
+            return self._run(ask, watched=False)
+        except openai.APIStatusError as error:
+            return error.status_code
+        except (TimeoutError, openai.OpenAIError):
             return None
 
     def models(self, timeout_s: float = INFO_TIMEOUT_S) -> list[str]:
@@ -166,10 +155,8 @@ class Client:
         """
         listed = self.get("/v1/models", timeout_s)
         try:
-            names = [str(model["id"]) for model in listed["data"]]
-            "".join(names).encode()  # a request with half of a surrogate pair cannot be sent
-            return names
-        except (TypeError, KeyError, UnicodeEncodeError):
+            return [str(model["id"]) for model in listed["data"]]
+        except (TypeError, KeyError):
             raise EngineError(
                 f"{self.who} answered /v1/models with {str(listed)[:_EXCERPT]}.",
                 "a list of models in OpenAI's format",
@@ -178,20 +165,18 @@ class Client:
 
     def ask(
         self,
-        model: str,
         asks: Sequence[ChatRequest],
         concurrency: int,
         on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
     ) -> None:
-        """Call `Engine.ask` with the name of the model."""
-        self._each(partial(self._answer, model), asks, concurrency, on_answer, enough)
+        """Do what `Engine.ask` says."""
+        self._each(self._answer, asks, concurrency, on_answer, enough)
 
-    def stream(self, model: str, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[Stream]:
+    def stream(self, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[Stream]:
         """Send prompts of token ids, each once, since a retry would count as latency, and time the tokens of their answers.
 
         Args:
-            model: the model's name.
             prompts: token ids; sent in this order.
             output: tokens of each answer.
             concurrency: limit of the requests in flight.
@@ -203,12 +188,12 @@ class Client:
             EngineError: the server failed, or an answer has another length.
         """
         streams: dict[int, Stream] = {}
-        self._each(partial(self._stream, model, output), prompts, concurrency, streams.__setitem__, never)
+        self._each(partial(self._stream, output), prompts, concurrency, streams.__setitem__, never)
         return [streams[index] for index in range(len(prompts))]
 
     def _each(
         self,
-        exchange: Callable[[Asked, _Session], Awaitable[Done]],
+        exchange: Callable[[Asked, AsyncOpenAI], Awaitable[Done]],
         asks: Sequence[Asked],
         concurrency: int,
         on_done: Callable[[int, Done], None],
@@ -217,31 +202,33 @@ class Client:
         """Send requests, each worker one after the other."""
         waiting = iter(enumerate(asks))
 
-        async def work(session: _Session) -> None:
+        async def work(api: AsyncOpenAI) -> None:
             for index, ask in waiting:
                 if enough():
                     return
-                on_done(index, await exchange(ask, session))
+                on_done(index, await exchange(ask, api))
 
-        async def all_of_them(session: _Session) -> None:
-            await asyncio.gather(*(work(session) for _ in range(min(concurrency, len(asks)))))
+        async def all_of_them(api: AsyncOpenAI) -> None:
+            await asyncio.gather(*(work(api) for _ in range(min(concurrency, len(asks)))))
 
         if asks:
             self._run(all_of_them)
 
-    def _run(self, work: Callable[[_Session], Awaitable[Done]], *, watched: bool = True) -> Done:
+    def _run(self, work: Callable[[AsyncOpenAI], Awaitable[Done]], *, watched: bool = True) -> Done:
         """Do work in a session; `watched` ends it with an EngineError as soon as the server's process is gone or stopped."""
 
         async def run() -> Done:
             from openai import AsyncOpenAI, DefaultAioHttpClient
 
+            # Reading this machine's certificates takes 25 ms, and a starting server is asked a hundred times over plain HTTP.
             # A redirected POST would become a GET.
             connections = DefaultAioHttpClient(
-                verify=_certificates(), trust_env=self._proxies, follow_redirects=False, timeout=None
+                verify=self.url.startswith("https:"), trust_env=self._proxies, follow_redirects=False, timeout=None
             )
-            api = AsyncOpenAI(api_key=self._api_key, base_url=self.url, timeout=None, http_client=connections)
-            async with api:
-                doing = asyncio.ensure_future(work(_Session(api, connections)))
+            async with AsyncOpenAI(
+                api_key=self._api_key, base_url=self.url, timeout=None, max_retries=0, http_client=connections
+            ) as api:
+                doing = asyncio.ensure_future(work(api))
                 return await (self._while_alive(doing) if watched else doing)
 
         return asyncio.run(run())
@@ -262,160 +249,123 @@ class Client:
         """Raise EngineError if the server's process is seen to be gone within so many seconds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._check()
+            if self._check is not None:
+                self._check()
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
     async def _exchange(
         self,
         method: str,
         path: str,
-        timeout_s: float,
-        session: _Session,
+        api: AsyncOpenAI,
         *,
         body: Mapping[str, Any] | None = None,
         retries: int = 0,
         authorized: bool = True,
+        stream: bool = False,
     ) -> httpx.Response:
-        """Send one request. Raises OSError if no answer comes in time."""
+        """Send one request and return its raw response; with `stream` its body is still to be read."""
         import httpx
         import openai
 
-        headers = {} if authorized else {"Authorization": openai.Omit()}
-        options: Any = {"max_retries": retries, "headers": headers}
-        with _os_errors():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    if method == "GET":
-                        return await session.api.get(path, cast_to=httpx.Response, options=options)
-                    return await session.api.post(path, cast_to=httpx.Response, body=body, options=options)
-            except openai.APIStatusError as error:
-                return error.response
+        options: Any = {"max_retries": retries, "headers": {} if authorized else {"Authorization": openai.Omit()}}
+        if method == "GET":
+            return await api.get(path, cast_to=httpx.Response, options=options)
+        if stream:
+            options["headers"]["Accept-Encoding"] = "identity"
+        response: httpx.Response = await api.post(
+            path, cast_to=httpx.Response, body=body, options=options, stream=stream
+        )
+        return response
 
     async def _send(
         self,
         method: str,
         path: str,
         timeout_s: float,
-        session: _Session,
+        api: AsyncOpenAI,
         *,
         body: Mapping[str, Any] | None = None,
         retries: int = 0,
-        waits: bool = True,
-    ) -> httpx.Response:
-        """Send one request and return a success. Raises EngineError otherwise; the death of the server explains it best."""
-        try:
-            response = await self._exchange(method, path, timeout_s, session, body=body, retries=retries)
-        except OSError as error:
-            raise await self._no_answer(path, timeout_s, error) from error
-        if response.is_success:
-            return response
-        raise await self._refusal(path, response, waits)
+    ) -> str:
+        """Send one request and return the text of a success. Raises EngineError otherwise."""
+        async with self._explained(path, timeout_s):
+            return (await self._exchange(method, path, api, body=body, retries=retries)).text
 
-    async def _no_answer(self, path: str, timeout_s: float, error: OSError) -> EngineError:
-        if isinstance(error, TimeoutError):
-            self._check()
-            return self.error(
+    @asynccontextmanager
+    async def _explained(self, path: str, timeout_s: float) -> AsyncIterator[asyncio.Timeout]:
+        """Limit the time of a request, and make its failure an EngineError; the death of the server explains it best."""
+        import httpx
+        import openai
+
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                yield limit
+        except openai.APIStatusError as error:
+            if (
+                error.status_code >= 500 and path != _TOKENIZE
+            ):  # SGLang refuses chats that a template does not take with 500
+                await self._death()
+            said = _excerpt(error.response.text)
+            raise self.error(f"answered {path} with HTTP {error.status_code}: {said}.", "HTTP 200") from None
+        except TimeoutError as error:
+            if self._check is not None:
+                self._check()
+            raise self.error(
                 f"has not answered a request to {path} for {timeout_s:g} s.",
                 "an answer within the request time-out",
                 "find out why it hangs, or raise --request-timeout",
-            )
-        await self._death()
-        return self.error(
-            f"did not answer {self.url}{path}: {error}.",
-            "an answer",
-            "check that the server runs and that this machine reaches it, and repeat the command, which resumes",
-        )
-
-    async def _refusal(self, path: str, response: httpx.Response, waits: bool = True) -> EngineError:
-        if response.status_code >= 500 and waits:
+            ) from error
+        except (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL) as error:
             await self._death()
-        return self.error(f"answered {path} with HTTP {response.status_code}: {excerpt(response.text)}.", "HTTP 200")
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise self.error(
+                f"did not answer {self.url}{path}: {f'{type(cause).__name__}: {cause}'.rstrip(': .')}.",
+                "an answer",
+                "check that the server runs and that this machine reaches it, and repeat the command, which resumes",
+            ) from error
 
     async def _death(self) -> None:
         """Raise EngineError if the server's process is gone, or will be in a moment."""
-        await self._watch(DEATH_WAIT_S if self._can_die else 0.0)
+        await self._watch(_DEATH_WAIT_S if self._check is not None else 0.0)
 
     def _document(self, path: str, text: str) -> Any:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):  # lists in lists in lists are JSON too
-            raise self.error(f"answered {path} with {excerpt(text)}.", "JSON") from None
+            raise self.error(f"answered {path} with {_excerpt(text)}.", "JSON") from None
 
-    async def _answer(self, model: str, ask: ChatRequest, session: _Session) -> Answer:
-        started, body = time.monotonic(), {"model": model, **chat_body(ask)}
-        response = await self._send("POST", _CHAT, self.timeout_s, session, body=body, retries=_RETRIES)
+    async def _answer(self, ask: ChatRequest, api: AsyncOpenAI) -> Answer:
+        started, body = time.monotonic(), {"model": self.model, **chat_body(ask)}
+        text = await self._send("POST", _CHAT, self.timeout_s, api, body=body, retries=_RETRIES)
         try:
-            return read_answer(response.text, ask, self.role, time.monotonic() - started, self._unreported_cache)
-        except BadReply as error:
+            return _read_answer(text, ask, self.role, time.monotonic() - started, self._unreported_cache)
+        except _MALFORMED as error:
             raise self.error(
-                f"sent something other than a chat completion: {error}. It sent: {excerpt(response.text)}.",
+                f"sent something other than a chat completion: {problem(error)}. It sent: {_excerpt(text)}.",
                 "JSON with choices, a message text, a finish reason and usage",
             ) from None
 
-    async def _stream(self, model: str, output: int, prompt: tuple[int, ...], session: _Session) -> Stream:
-        """Read a stream of tokens as raw lines: parsed by the openai client, a token costs seven times the CPU time."""
+    async def _stream(self, output: int, prompt: tuple[int, ...], api: AsyncOpenAI) -> Stream:
         arrivals: list[tuple[float, bytes]] = []
-        told = session.api.default_headers | {"Accept-Encoding": "identity"}
-        headers = {name: value for name, value in told.items() if isinstance(value, str)}
-        body, events, sent_s = _completion_body(model, prompt, output), 0, time.perf_counter()
+        body, sent_s = _completion_body(self.model, prompt, output), time.perf_counter()
         clock = asyncio.get_running_loop().time
+        async with self._explained(_COMPLETIONS, self.timeout_s) as silence:
+            response = await self._exchange("POST", _COMPLETIONS, api, body=body, stream=True)
+            async for data in response.aiter_raw():
+                arrivals.append((time.perf_counter(), data))
+                if _DATA.encode() in data:  # comments keep a connection alive, and may come for ever
+                    silence.reschedule(clock() + self.timeout_s)
         try:
-            with _os_errors():
-                async with (
-                    asyncio.timeout(self.timeout_s) as silence,
-                    session.connections.stream(
-                        "POST", f"{self.url}{_COMPLETIONS}", json=body, headers=headers
-                    ) as response,
-                ):
-                    if response.status_code != 200:
-                        await response.aread()
-                        raise await self._refusal(_COMPLETIONS, response)
-                    async for data in response.aiter_raw():
-                        arrivals.append((time.perf_counter(), data))
-                        if carried := data.count(
-                            _DATA.encode()
-                        ):  # comments keep a connection alive, and may come for ever
-                            events += carried
-                            silence.reschedule(clock() + self.timeout_s)
-                        if events > _EVENTS_OF_A_TOKEN * output + _FURTHER_EVENTS:
-                            raise self.error(
-                                f"streams without end: {events:,} events so far.",
-                                f"{output:,} tokens",
-                                "time a server that supports max_tokens",
-                            )
-        except OSError as error:
-            raise await self._no_answer(_COMPLETIONS, self.timeout_s, error) from error
-        try:
-            return read_stream(_lines(arrivals), output, sent_s)
-        except BadReply as error:
+            return _read_stream(_lines(arrivals), output, sent_s)
+        except _MALFORMED as error:
             raise self.error(
-                f"did not stream a completion of the requested length: {error}.",
+                f"did not stream a completion of the requested length: {problem(error)}.",
                 "chunks with usage, a finish reason, and [DONE]",
                 "time a server that supports ignore_eos, such as SGLang or vLLM",
             ) from None
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Read the certificates of this machine, once: a client takes 25 ms for it, and a starting server is asked a hundred times."""
-    import httpx
-
-    return httpx.create_ssl_context()
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    """Turn what the openai client and httpx raise where no answer comes into a ConnectionError with its first cause."""
-    import httpx
-    import openai
-
-    try:
-        yield
-    except (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL) as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise ConnectionError(f"{type(cause).__name__}: {cause}".rstrip(": .")) from error
 
 
 def chat_body(ask: ChatRequest) -> dict[str, Any]:
@@ -441,41 +391,33 @@ def _completion_body(model: str, prompt: tuple[int, ...], output: int) -> dict[s
     }
 
 
-def read_answer(
+def _read_answer(
     body: str, ask: ChatRequest, role: Role, latency_s: float, unreported_cache: int | None = None
 ) -> Answer:
     """Parse the body of a chat completion, once, into the answer that a run stores.
 
     A log-probability of null, which is how SGLang writes NaN, becomes NaN: that is a finding about the candidate, not an
-    engine failure.
-
-    Raises:
-        BadReply: the body is not JSON, or lacks a field of a chat completion, or the log-probabilities that ``ask`` requests.
+    engine failure. Raises one of `_MALFORMED` if a field is missing or the log-probabilities that ``ask`` requests are.
     """
-    try:
-        told = json.loads(body)
-        choice, usage = told["choices"][0], told["usage"]
-        stopped = choice.get("matched_stop")
-        positions = (choice.get("logprobs") or {}).get("content")
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        if ask.top_logprobs and positions is None:
-            raise BadReply("log-probabilities were requested, and there are none")
-        return ask.answered(
-            role,
-            choice["message"]["content"],
-            request_id=told["id"],
-            finish_reason=choice["finish_reason"],
-            stopped_at="" if stopped is None else str(stopped),
-            prompt_tokens=usage["prompt_tokens"],
-            completion_tokens=usage["completion_tokens"],
-            cached_tokens=unreported_cache if cached is None else cached,
-            latency_s=latency_s,
-            tokens=tuple(map(_token, positions or ())),
-        )
-    except ValidationError as error:
-        raise BadReply(problem(error)) from None
-    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise BadReply(f"{type(error).__name__}: {error}") from None
+    told = json.loads(body)
+    choice, usage = told["choices"][0], told["usage"]
+    stopped = choice.get("matched_stop")
+    positions = (choice.get("logprobs") or {}).get("content")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    if ask.top_logprobs and positions is None:
+        raise ValueError("log-probabilities were requested, and there are none")
+    return ask.answered(
+        role,
+        choice["message"]["content"],
+        request_id=told["id"],
+        finish_reason=choice["finish_reason"],
+        stopped_at="" if stopped is None else str(stopped),
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        cached_tokens=unreported_cache if cached is None else cached,
+        latency_s=latency_s,
+        tokens=tuple(map(_token, positions or ())),
+    )
 
 
 def _token(position: Mapping[str, Any]) -> Token:
@@ -484,16 +426,10 @@ def _token(position: Mapping[str, Any]) -> Token:
     return Token(text=position["token"], logprob=number(position["logprob"]), top=tuple(top))
 
 
-def read_stream(lines: Sequence[tuple[float, str]], output: int, sent_s: float) -> Stream:
-    """Parse the lines of a streamed completion.
+def _read_stream(lines: Sequence[tuple[float, str]], output: int, sent_s: float) -> Stream:
+    """Parse the lines of a streamed completion, with their arrivals by the clock of ``sent_s``.
 
-    Args:
-        lines: (arrival by the clock of ``sent_s``, line), in order.
-        output: tokens that were requested.
-        sent_s: when the request was sent.
-
-    Raises:
-        BadReply: a line is not a chunk, the stream ended early, or the answer does not have the requested length.
+    Raises one of `_MALFORMED` if a line is not a chunk, the stream ended early, or the answer does not have the requested length.
     """
     times: list[float] = []
     tokens: list[int] = []
@@ -513,13 +449,13 @@ def read_stream(lines: Sequence[tuple[float, str]], output: int, sent_s: float) 
                     times.append(came_s - sent_s)
                     tokens.append(after)
                 finished = finished or bool(choice.get("finish_reason"))
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise BadReply(f"{type(error).__name__}: {error} in {excerpt(line)}") from None
+        except _MALFORMED as error:
+            raise ValueError(f"{problem(error)} in {_excerpt(line)}") from None
     if usage is None or not finished or not lines[-1][1].endswith(_DONE):
-        raise BadReply("the stream ended without a finish reason, usage and [DONE]")
+        raise ValueError("the stream ended without a finish reason, usage and [DONE]")
     counted = usage.get("completion_tokens")
     if counted != output or tokens[-1:] != [output]:
-        raise BadReply(
+        raise ValueError(
             f"{counted} tokens by its usage and {tokens[-1] if tokens else 0} by its chunks, but "
             f"{output} were requested with ignore_eos"
         )
@@ -550,13 +486,15 @@ def number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def problem(error: ValidationError) -> str:
-    """Describe what is wrong with an answer: the field, and what it should be."""
+def problem(error: BaseException) -> str:
+    """Describe what is wrong with an answer; for a field that pydantic refuses, the field and what it should be."""
+    if not isinstance(error, ValidationError):
+        return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
-def excerpt(body: str) -> str:
+def _excerpt(body: str) -> str:
     """Quote the beginning of a response for an error message."""
     return repr(body if len(body) <= _EXCERPT else body[:_EXCERPT] + "...")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from assay.harness.sides import BUILTIN_MODEL, flag_values
 
 TINY_MODEL = SOURCE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+# Ends of the names of tensors that are scales of stored K and V, as SGLang takes them.
 _KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale")
-"""Ends of the names of tensors that are scales of stored K and V, as SGLang takes them."""
+# Fields of configurations of models whose layers keep states: Qwen3-Next, Falcon-H1 and Granite, Nemotron-H, LFM2.
 _OF_STATES = ("full_attention_interval", "linear_conv_kernel_dim", "mamba_d_state", "ssm_state_size", "conv_L_cache")
-"""Fields of configurations of models whose layers keep states: Qwen3-Next, Falcon-H1 and Granite, Nemotron-H, LFM2."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
@@ -56,17 +57,17 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
         raise UsageError(
             f"--model {name} has no config.json.", "a folder as save_pretrained writes it", "check the path"
         )
-    _read_json(folder / "config.json", name)
-    if not any((folder / tokenizer).exists() for tokenizer in _TOKENIZERS):
+    tokenizers = [folder / tokenizer for tokenizer in _TOKENIZERS if (folder / tokenizer).exists()]
+    if not tokenizers:
         raise UsageError(
             f"--model {name} has no tokenizer.",
             f"one of {', '.join(_TOKENIZERS)}",
             "save the tokenizer beside the weights",
         )
-    for tokenizer in _TOKENIZERS:
-        if tokenizer.endswith(".json") and (folder / tokenizer).exists():
-            _read_json(folder / tokenizer, name)
-    dummy = "dummy" in " ".join(engine_args).replace("=", " ").split("--load-format")[-1].split()[:1]
+    for path in (folder / "config.json", *tokenizers):
+        if path.suffix == ".json":
+            _read_json(path, name)
+    dummy = flag_values(tuple(engine_args)).get("--load-format") == "dummy"
     if not dummy and not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UsageError(
             f"--model {name} has no weights.",
@@ -74,7 +75,8 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
             "finish the download, or --engine-arg=--load-format=dummy",
         )
     for path in [] if dummy else sorted(folder.glob("*.safetensors")):
-        _check_whole(path, name)
+        with _opened(path, name):
+            pass
     return folder.resolve()
 
 
@@ -95,29 +97,21 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     )
 
 
-def _header(path: Path) -> tuple[int, bytes]:
-    """Read the header of a safetensors file: its length, as stated, and its text, which is empty if the file is shorter."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return length, file.read(length) if length <= path.stat().st_size else b""
+@contextmanager
+def _opened(path: Path, name: str) -> Iterator[Any]:
+    """Open a safetensors file, whose header must state its size. Raises UsageError."""
+    import safetensors
 
-
-def _check_whole(path: Path, name: str) -> None:
-    """Refuse a safetensors file that is shorter or longer than its header states. Raises UsageError."""
-    size = path.stat().st_size
-    length, text = _header(path)
     try:
-        header = json.loads(text)
-        ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
-        problem = f"has {size:,} bytes, and its header states {(whole := 8 + length + max(ends, default=0)):,}"
-        if size == whole:
-            return
-    except (ValueError, AttributeError, TypeError, LookupError):
-        pointer = "is a pointer of Git LFS" if length.to_bytes(8, "little") == b"version " else "has no header"
-        problem = f"{pointer}, in {size:,} bytes"
-    raise UsageError(
-        f"{path.name} of --model {name} {problem}.", "a whole safetensors file", f"download {path.name} again"
-    )
+        with safetensors.safe_open(path, "np") as file:
+            yield file
+    except (safetensors.SafetensorError, OSError) as error:
+        lfs = path.open("rb").read(8) == b"version "
+        raise UsageError(
+            f"{path.name} of --model {name} {'is a pointer of Git LFS' if lfs else f'cannot be read: {error}'}.",
+            "a whole safetensors file",
+            f"download {path.name} again",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -221,8 +215,10 @@ def _asked_of_cache(model: Path, config: Mapping[str, Any], flags: tuple[str, ..
         return {}
     asked = {"stored_kv": f"{name}: {value}"}
     for path in sorted(model.glob("*.safetensors")):
-        if tensor := next((word for word in json.loads(_header(path)[1] or b"{}") if word.endswith(_KV_SCALES)), ""):
-            return asked | {"KV scales": f"{tensor}, for {name}: {value}"}
+        with _opened(path, str(model)) as file:
+            tensors: list[str] = list(file.keys())
+        if scale := next((tensor for tensor in tensors if tensor.endswith(_KV_SCALES)), ""):
+            return asked | {"KV scales": f"{scale}, for {name}: {value}"}
     return asked
 
 
@@ -245,8 +241,8 @@ def _cache_of_checkpoint(model: Path, config: Mapping[str, Any]) -> tuple[str, s
     return "", ""
 
 
+# Tokens that a chat template adds to a prompt, at most.
 _TEMPLATE_TOKENS = 64
-"""Tokens that a chat template adds to a prompt, at most."""
 
 
 def fit_of(model: Path, answer: int) -> PromptRoom:

@@ -14,22 +14,25 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from assay.harness.engines import guardian
 from assay.harness.files import shown
 from assay.harness.text import how_ended
 from assay.harness.tracebacks import HEADER
 
+# Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait.
 GRACE_S = 2.0
-"""Seconds from SIGTERM to SIGKILL. SGLang checks for a SIGTERM every 5 s and has nothing to save that is worth the wait."""
+# Seconds between two looks at the states of a server's processes.
 LOOK_INTERVAL_S = 1.0
-"""Seconds between two looks at the states of a server's processes."""
 TAIL_LINES, _TAIL_BYTES, LINE_WIDTH, _NAME_WIDTH = 20, 256 * 1024, 300, 60
 
+# A warning: Python's, with the indented line of source below it, or one that the server logged. Every server gives some.
+_WARNS = re.compile(r"\b\w*Warning: |^\s|\bWARNING\b|\bdeprecated\b", re.IGNORECASE)
 # Never the reason for an exit: the "leaks" that nanobind (in Triton) reports at every exit, up to a hundred lines; successful
 # requests; SGLang's replies to our readiness queries; and the 400 lines of usage before an argparse error.
-_WARNS = re.compile(r"\b\w*Warning: |^\s|\bWARNING\b|\bdeprecated\b", re.IGNORECASE)
-"""A warning: Python's, with the indented line of source below it, or one that the server logged. Every server gives some."""
 _NOISE = re.compile(
     r"nanobind: |See https://nanobind\.|\s+- (leaked (instance|type|function) |\.\.\. skipped remainder)"
     r"|\s+\[-"
@@ -37,8 +40,10 @@ _NOISE = re.compile(
 )
 _CRASH, _CRASHED = "Fatal Python error: ", "Current thread "
 _SPAWNED = "multiprocessing.spawn import spawn_main"
+# How a process is called that Python's multiprocessing has made and that has not named itself.
 _UNNAMED = "a process without a name yet"
-"""How a process is called that Python's multiprocessing has made and that has not named itself."""
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 @dataclass(frozen=True)
@@ -127,9 +132,7 @@ class ServerProcess:
     def how_it_ended(self) -> str:
         """The end in words: "exited with status 2", "was killed by SIGKILL"."""
         status = self.exit_status
-        if status is None:
-            return "is running"
-        return how_ended(status)
+        return "is running" if status is None else how_ended(status)
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -177,25 +180,25 @@ class ServerProcess:
         if now - self._looked < LOOK_INTERVAL_S:
             return None
         self._looked = now
-        states = {pid: _state(pid) for pid in {self.pid, *guardian.descendants(self.pid), *self._essential}}
+        family = psutil.Process(self.pid).children(recursive=True) if psutil.pid_exists(self.pid) else []
+        seen = {pid: _look(pid) for pid in {self.pid, *(process.pid for process in family), *self._essential}}
         if self._main is None:  # a later child of the guardian is an orphan of the server
-            self._main = min((pid for pid in states if _stat(pid)[1:2] == [str(self.pid)]), default=None)
-        elif states.get(self._main, "X") in "XZ":
+            self._main = min((pid for pid, look in seen.items() if look.parent == self.pid), default=None)
+        elif self._main not in seen or seen[self._main].state in _ENDED:
             return None
-        names = {pid: _name_of(pid) for pid in states}
-        self._essential |= {
-            pid: name
-            for pid, name in names.items()
-            if (name.startswith(essential) or name == _UNNAMED) and not _has_name_of_parent(pid, name)
-        }
+        for pid, look in seen.items():
+            parent = seen.get(look.parent) or _look(look.parent)
+            if look.name.startswith(essential) or look.name == _UNNAMED:
+                # Until it runs something else, a fork has its parent's name.
+                self._essential |= {} if not look.parent or look.name == parent.name else {pid: look.name}
         troubles = {
-            pid: Trouble(self._essential.get(pid) or names[pid], pid, "is stopped, as by SIGSTOP", ended=False)
-            for pid, state in states.items()
-            if state in "Tt"
+            pid: Trouble(self._essential.get(pid, look.name), pid, "is stopped, as by SIGSTOP", ended=False)
+            for pid, look in seen.items()
+            if look.state in _STOPPED
         }
         for pid, name in self._essential.items():
-            status = _exit_status(pid) if states[pid] == "Z" else None
-            if states[pid] in "XZ" and (name.startswith(essential) or status):
+            status = _exit_status(pid) if seen[pid].state == psutil.STATUS_ZOMBIE else None
+            if seen[pid].state in _ENDED and (name.startswith(essential) or status):
                 what = "has ended" if status is None else how_ended(status)
                 troubles[pid] = Trouble(name, pid, what, ended=True)
         still = [trouble for pid, trouble in sorted(troubles.items()) if self._trouble.get(pid) == trouble]
@@ -216,27 +219,33 @@ class ServerProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)  # the guardian did it, unless it was killed
 
 
-def _state(pid: int) -> str:
-    """Return the state of a process as in ``/proc/<pid>/stat``: "T" stopped, "t" stopped by a debugger; "X" if it has ended."""
-    return next(iter(_stat(pid)), "X")
+class _Look(NamedTuple):
+    """What is seen of a process: its state, the name that it gives itself, as "sglang::scheduler", and its parent."""
+
+    state: str
+    name: str
+    parent: int
 
 
-def _stat(pid: int) -> list[str]:
-    """List the fields of ``/proc/<pid>/stat`` from the third on, the state and the parent first; empty if the process has ended."""
+def _look(pid: int) -> _Look:
+    """Look at a process, which may have ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+        process = psutil.Process(pid)
+        try:
+            title = " ".join(process.cmdline()).strip()
+        except psutil.ZombieProcess:
+            title = ""
+        name = _UNNAMED if _SPAWNED in title else title[:_NAME_WIDTH] or process.name()
+        return _Look(process.status(), name, process.ppid())
+    except psutil.Error:
+        return _Look(psutil.STATUS_DEAD, "a process", 0)
 
 
 def _exit_status(pid: int) -> int | None:
-    """Return the exit status of a process that its parent has not reaped, as `subprocess` has it;
-
-    None if the system does not tell.
-    """
+    """Return the exit status, as `subprocess` has it, of a process that its parent has not reaped; None if it cannot be read."""
     try:
-        return os.waitstatus_to_exitcode(int(_stat(pid)[49]))
-    except (IndexError, ValueError):
+        return os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[49]))
+    except (OSError, IndexError, ValueError):
         return None
 
 
@@ -247,23 +256,6 @@ def _oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _name_of(pid: int) -> str:
-    """Return the name that a process gives itself, for example "sglang::scheduler"."""
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        if _SPAWNED in title:
-            return _UNNAMED
-        return title[:_NAME_WIDTH] or Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return "a process"
-
-
-def _has_name_of_parent(pid: int, name: str) -> bool:
-    """Return True if a process is called as its parent is, as a fork is until it runs something else, or if it has ended."""
-    parent = _stat(pid)[1:2]
-    return not parent or _name_of(int(parent[0])) == name
 
 
 def _telling_lines(log: str) -> list[str]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from assay.harness.engines.base import ChatRequest, Engine, never
+from assay.harness.engines.base import Engine
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
-from assay.harness.evidence.records import Answer
 from assay.harness.sides import Role
 
 _NAMED_MODELS = 8
@@ -25,9 +21,6 @@ class RemoteServer(Engine):
         url: its address; a final ``/v1`` is optional.
         request_timeout: seconds until an answer must be complete.
         model: the model to ask where the server has several; a server with one is asked for that.
-
-    Attributes:
-        model: the model that is asked; empty before `start`.
     """
 
     def __init__(self, role: Role, url: str, request_timeout: float, model: str = "") -> None:
@@ -35,12 +28,8 @@ class RemoteServer(Engine):
         self.url = url.rstrip("/").removesuffix("/v1")
         self.backend = self.url
         self.label = f"OpenAI-compatible server at {self.url}"
-        self.startup_s: float | None = None
-        self.launch_command = ""
-        self.evidence: Path | None = None
-        self.model, self._named = "", model
+        self._named, self._flushes = model, True
         self._info_timeout_s = min(INFO_TIMEOUT_S, request_timeout)
-        self._flushes = True
         self._client = Client(
             self.url,
             f"the {role} server ({self.url})",
@@ -48,12 +37,7 @@ class RemoteServer(Engine):
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
             timeout_s=request_timeout,
             proxies=urlsplit(self.url).hostname not in _LOOPBACK,
-            check=None,
-            log_tail=str,
         )
-
-    def client(self) -> Client:
-        return self._client
 
     def start(self) -> None:
         """Check that the server answers, and find the model to ask. Raises EngineError otherwise."""
@@ -65,7 +49,12 @@ class RemoteServer(Engine):
                 "one model",
                 "serve a single model under this URL, or name one with --model",
             )
-        self.model = self._named if self._named in names else names[0]
+        self._client.model = self._named if self._named in names else names[0]
+
+    def client(self) -> Client:
+        if not self._client.model:
+            self.start()
+        return self._client
 
     def stop(self) -> None:
         pass
@@ -73,21 +62,7 @@ class RemoteServer(Engine):
     def check(self) -> None:
         pass
 
-    def arguments(self) -> dict[str, Any]:
-        return {}
-
     def flush_cache(self) -> None:
         """POST /flush_cache, which SGLang has. Other servers may refuse it; one that does not answer is not asked again."""
         if self._flushes:
             self._flushes = self._client.status("/flush_cache", self._info_timeout_s, method="POST") is not None
-
-    def ask(
-        self,
-        asks: Sequence[ChatRequest],
-        concurrency: int,
-        on_answer: Callable[[int, Answer], None],
-        enough: Callable[[], bool] = never,
-    ) -> None:
-        if not self.model:
-            self.start()
-        self._client.ask(self.model, asks, concurrency, on_answer, enough)

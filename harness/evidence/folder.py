@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -19,9 +19,12 @@ from assay.harness.evidence.nonce import RunRecord, check_run, new_nonce
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.run_file import RUN_AGAIN, Kind, RunFile
 from assay.harness.evidence.seal import check_seal, seal_of
-from assay.harness.files import FolderLock, is_unused, remove_unfinished, write_whole
+from assay.harness.files import is_unused, lock_folder, remove_unfinished, write_whole
 from assay.harness.schema import read_json
 from assay.harness.sides import ROLES, Role
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 # What may change when a run is resumed: how fast and how patiently it asks.
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
@@ -58,7 +61,7 @@ class BoundFolder(Generic[_ManifestKind]):
 
     def __init__(self, path: Path, nonce: str = "") -> None:
         self.path, self._nonce = path, nonce
-        self._lock: FolderLock | None = None
+        self._lock: FileLock | None = None
 
     @classmethod
     def new(cls, path: Path, nonce: str = "") -> Self:
@@ -72,7 +75,7 @@ class BoundFolder(Generic[_ManifestKind]):
             UsageError: it is not empty, or another process writes to it.
             EvidenceError: it cannot be created.
         """
-        lock = FolderLock(path) if is_unused(path) else None
+        lock = lock_folder(path) if is_unused(path) else None
         if lock is None or not is_unused(path):
             raise UsageError(f"{path} is not empty.", "a new folder", "name another one with --out")
         folder = cls(path, nonce or new_nonce())
@@ -170,7 +173,7 @@ class RunFolder(EvidenceFolder[Manifest]):
             raise UsageError(
                 f"{path} exists and is not the folder of a run.", "a new or empty folder", "name another one with --out"
             )
-        folder._lock = FolderLock(path)
+        folder._lock = lock_folder(path)
         remove_unfinished(path)
         if not written.exists():
             write_whole(path / "items.jsonl", jsonl.lines_of(items))

@@ -21,7 +21,7 @@ class Measured(Record):
         says: what it computes if it is wrong, in which precision if that is not the output's, the first line of what it raised, or
             why it was not measured.
         error: relative L1 to attention with the attribute, of the worst query and head; None if it computed nothing.
-        test: a test that fails, of the smallest call that shows it; empty where the contract has no such call.
+        test: a test that fails, of a call that shows it; empty where the contract has no such call.
     """
 
     attribute: str

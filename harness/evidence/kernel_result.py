@@ -48,14 +48,6 @@ class Reach(Part):
     sequences: int = Field(description="most sequences of a call")
 
 
-class Beyond(Part):
-    """Values of an axis that single calls have beyond the product."""
-
-    axis: str
-    values: tuple[str, ...]
-    keys: int = Field(description="keys of a sequence to which calls with each of these values reach")
-
-
 class Gap(Part):
     """Calls that were not computed."""
 
@@ -66,15 +58,10 @@ class Gap(Part):
 
 
 class Coverage(Part):
-    """The coverage of a check: a product of which every combination was computed in each phase, and what lies beyond it."""
+    """The coverage of a check: the values and the reach of its calls, each by itself, and the gaps."""
 
-    dtypes: tuple[str, ...] = ()
-    head_dims: tuple[int, ...] = ()
-    heads: tuple[tuple[int, int], ...] = Field((), description="q heads and kv heads")
-    least: dict[str, Reach] = Field({}, description="by phase, the reach of every combination of the product")
+    values: dict[str, tuple[str, ...]] = Field({}, description="by axis, the values that computed calls had")
     most: dict[str, Reach] = Field({}, description="by phase, the reach of all calls")
-    beyond: tuple[Beyond, ...] = ()
-    features: tuple[str, ...] = Field((), description="values of features that calls asked for")
     lses: int = Field(0, description="calls of which the log-sum-exps were compared")
     gaps: tuple[Gap, ...] = ()
     runs: int = Field(0, description="how many times the kernel ran")
@@ -147,7 +134,6 @@ class KernelResult(Part, RunRecord):
     )
     bounds: tuple[LayerBound, ...] = Field((), description="by layer and phase")
     not_tested: tuple[str, ...] = ()
-    first_finding_s: float | None = Field(None, description="seconds until the first findings; null if there are none")
 
     @field_validator("worst_own")
     @classmethod

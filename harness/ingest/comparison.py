@@ -186,4 +186,5 @@ def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Ch
         right: what was found otherwise.
         settles: what to do about it.
     """
-    return Requirement(id, title).met(not wrong, f"{wrong}." if wrong else right, settles)
+    required = Requirement(id, title, missing=f"it is not shown that {title}")
+    return required.met(not wrong, f"{wrong}." if wrong else right, settles)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from assay.harness.errors import AssayError, UsageError
+from assay.harness.extras import require
 from assay.harness.files import timestamp
 from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
@@ -15,11 +17,15 @@ from assay.harness.reading import LARGEST, reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
+if TYPE_CHECKING:
+    from assay.harness.ingest.comparison import Comparison, PassLimits
+    from assay.harness.ingest.tensor_diff import TensorRule
+
 # Modules that have a `READER`, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
 # engine's trace or a table was printed into is a log.
 _READERS = (
-    "results.assay_run", "results.lm_eval", "results.inspect_ai", "results.simple_evals", "tensors.dump",
-    "sglang_log.sglang_reader", "trace.mlc_engine", "results.lm_eval_table",
+    "assay_run", "lm_eval", "inspect_ai", "simple_evals", "tensor_files",
+    "sglang_log", "mlc_engine", "lm_eval_table",
 )  # fmt: skip
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
@@ -106,3 +112,61 @@ def _headline(documents: Sequence[FileDocument], verdict: Verdict) -> str:
         return " ".join(finding.diagnosis for finding in findings if finding.severity == "serious") + also
     warned = sum(finding.severity == "warning" for finding in findings)
     return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"
+
+
+def compare(
+    a: Path, b: Path, limits: PassLimits, tensors: TensorRule, metric: str = "", reproduce: str = ""
+) -> Comparison:
+    """Compare two results: is B as good as A, or equal to it?
+
+    Args:
+        a: the accepted result: file or folder.
+        b: the new one.
+        limits: of a pass, for answers.
+        tensors: how tensors are compared.
+        metric: which score counts, for the tools that write several.
+        reproduce: the command.
+
+    Raises:
+        UsageError: a path holds nothing that can be compared, both are the same, or they hold different things.
+        EvidenceError: one of them is damaged.
+    """
+    if a.resolve() == b.resolve():
+        raise UsageError(f"{a} was named twice.", "two results", "name the other one")
+    sources = SourceFile.of(a), SourceFile.of(b)
+    with reading(f"{a} or {b}", "file that can be compared"):
+        reader, other = map(_reader_of, sources)
+        if reader.id != other.id:
+            raise UsageError(
+                f"{a} is of {reader.title}, and {b} is of {other.title}: they do not name things alike.",
+                "two results of one tool",
+                "run the same tool on both",
+            )
+        if reader.results is not None:
+            require("reports", "assay compare with results")  # the tests of scores need scipy
+            from assay.harness.ingest.compare_answers import Loaded, compare_answers, compare_runs
+
+            left, right = (Loaded(source, reader, reader.results(source, metric)) for source in sources)
+            comparing = compare_runs if reader.id == "assay-run" else compare_answers
+            made = comparing(left, right, limits)
+        elif reader.steps is not None:
+            from assay.harness.ingest.trace_diff import diff_traces
+
+            made = diff_traces(reader.steps(sources[0]), reader.steps(sources[1]))
+        else:
+            from assay.harness.ingest.tensor_diff import diff_tensors
+
+            made = diff_tensors(a, b, tensors)
+    return made.model_copy(update={"reproduce": reproduce})
+
+
+def _reader_of(source: SourceFile) -> FormatReader:
+    known = [reader for reader in readers() if reader.compared]
+    reader = reader_of(source)
+    if reader is None or not reader.compared:
+        raise UsageError(
+            f"{source.path} is not recognised as something to compare{f': it is of {reader.title}' if reader else ''}.",
+            f"one of: {', '.join(reader.title for reader in known)}",
+            "name a file, or the output folder of the tool",
+        )
+    return reader

@@ -14,8 +14,8 @@ from assay.harness.text import one_line
 from assay.harness.verdict import Decided, Finding
 
 if TYPE_CHECKING:
-    from assay.harness.ingest.results.result_set import ReadResults
-    from assay.harness.ingest.trace.steps import StepTrace
+    from assay.harness.ingest.mlc_trace import StepTrace
+    from assay.harness.ingest.result_set import ReadResults
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
 MAX_TRACKS, MAX_COLUMNS = 16, 160

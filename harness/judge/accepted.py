@@ -13,22 +13,13 @@ from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.paired_accuracy import Accuracy, accuracy_of, beginning
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.suite_decisions import accuracy_sentence
 from assay.harness.policy import Policy
 from assay.harness.sides import Role, Side
 from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Check, Requirement, Verdict
+from assay.harness.verdict import Check, Verdict
 
-_OF_CANDIDATE = Requirement(
-    "candidate-baseline",
-    "an accepted baseline of the candidate matches",
-    unchecked="no accepted baseline of the candidate matches",
-)
-_OF_REFERENCE = Requirement(
-    "reference-baseline",
-    "an accepted baseline of the reference matches",
-    unchecked="no accepted baseline of the reference matches",
-)
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
 
@@ -67,20 +58,7 @@ def _compare_accepted(
     *,
     synthetic: bool,
 ) -> SuiteResult:
-    """Compare what was accepted with what is now: paired answers, and own errors by layer and condition.
-
-    Both runs stop asking when they have compared the candidate with the reference, so the questions that they share may be too few
-    to show that nothing was lost in between. Where that is so, and nothing shows a loss beyond the margin, a candidate that is
-    non-inferior to the reference passes.
-
-    Args:
-        answers: to the questions that both runs asked; None where there were none.
-        before: accepted own errors.
-        now: own errors of this run.
-        policy: of the run.
-        non_inferior: whether this run itself shows that the candidate is non-inferior to the reference.
-        synthetic: whether the questions are.
-    """
+    """Compare what was accepted with what is now: paired answers, and own errors by layer and condition."""
     worst, most = max(
         ((name, growth(before[name], now[name])) for name in before if name in now),
         key=lambda named: named[1],
@@ -119,16 +97,7 @@ def _compare_accepted(
 def _judge(
     answers: Accuracy | None, measured: bool, grown: bool, non_inferior: bool
 ) -> tuple[Verdict, str, float | None]:
-    """Decide the verdict, with the id of the deciding metric and the p value of a regression.
-
-    A regression is shown by answers, which is tested, or by an own error that grew too far, which is measured and not tested.
-
-    Args:
-        answers: to the questions that both runs asked; None where there were none.
-        measured: whether an own error was measured both times.
-        grown: whether one grew too far.
-        non_inferior: see `_compare_accepted`.
-    """
+    """Decide the verdict, with the id of the deciding metric and the p value of a regression."""
     if answers is None:
         return ("regression" if grown else "pass", _GROWTH, None) if measured else ("inconclusive", "", None)
     verdict = "pass" if answers.verdict == "inconclusive" and non_inferior else answers.verdict
@@ -158,14 +127,7 @@ def _served_since(accepted: Fingerprint | None, now: Fingerprint | None) -> str:
 
 
 def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status, served: str = "") -> list[Check]:
-    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale.
-
-    Args:
-        sides: by role.
-        policy: of the run.
-        status: which baselines match.
-        served: see `_served_since`.
-    """
+    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
     checks = [_check_candidate(sides["candidate"].backend, status, policy.baselines, served)]
     if policy.reference_from == "baseline" or "reference" in status.stale:
         checks.append(_check_reference(sides["reference"].backend, status, policy.baselines))
@@ -180,11 +142,11 @@ def _check_reference(reference: str, status: Status, root: str) -> Check:
             if status.stored_reference
             else "not needed"
         )
-        return _OF_REFERENCE.check("ok", f"{used}: {how}")
+        return REQUIRED["reference-baseline"].check("ok", f"{used}: {how}")
     why = status.stale.get("reference")
     observed = f"the baseline of {reference} is stale: {why}" if why else f"none was accepted for {reference}"
     observed = f"{observed}; the reference server was queried instead"
-    return _OF_REFERENCE.check("not checked", observed, _accept_again(root))
+    return REQUIRED["reference-baseline"].check("not checked", observed, _accept_again(root))
 
 
 def _check_candidate(candidate: str, status: Status, root: str, served: str) -> Check:
@@ -192,14 +154,14 @@ def _check_candidate(candidate: str, status: Status, root: str, served: str) -> 
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
     if served:
         observed = f"the baseline of {candidate} is stale: its server (A) did not serve what this one (B) does: {served}{unused}"
-        return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
+        return REQUIRED["candidate-baseline"].check("missing", observed, _accept_again(root))
     if used := status.used.get("candidate"):
-        return _OF_CANDIDATE.check("ok", f"{used}{unused}")
+        return REQUIRED["candidate-baseline"].check("ok", f"{used}{unused}")
     if why := status.stale.get("candidate"):
         observed = f"the baseline of {candidate} is stale: {why}{unused}"
-        return _OF_CANDIDATE.check("missing", observed, _accept_again(root))
+        return REQUIRED["candidate-baseline"].check("missing", observed, _accept_again(root))
     observed = f"none was accepted for {candidate}{unused}"
-    return _OF_CANDIDATE.check("not checked", observed, "assay gate accept RUN")
+    return REQUIRED["candidate-baseline"].check("not checked", observed, "assay gate accept RUN")
 
 
 def _accept_again(root: str) -> str:

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.manifest import order_hash
-from assay.harness.evidence.records import Item
 from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.harness.judge.answer_conditions import by_condition, most_telling
-from assay.harness.judge.answer_length_check import (
+from assay.harness.judge.answer_lengths import (
     LENGTH_RATIO,
+    AnswerLengths,
     beyond_words,
     check_ends,
     check_lengths,
     end_of,
     lengths_finding,
     lengths_of,
-    ratio_metric,
 )
-from assay.harness.judge.answer_lengths import AnswerLengths
-from assay.harness.judge.answers import Pair, Tally, flips, tally
+from assay.harness.judge.answers import Pair, by_condition, flips, most_telling, tally
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.paired_accuracy import Accuracy
 from assay.harness.judge.report import Flip, Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.suite_decisions import accuracy_sentence, bounded_metric
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check, Finding, Requirement
+from assay.harness.verdict import Check, Finding
 from assay.harness.workload import Workload
 
-_ANSWERED = Requirement("all-answered", "both servers answered every question")
-_TESTED = Requirement("accuracy-tested", "accuracy was tested", unchecked="accuracy was not tested")
-_PLANNED = Requirement(
-    "question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"
-)
 LOSS = "loss-of-accuracy"
 
 
@@ -68,7 +60,9 @@ def accuracy_tested(run: RunEvidence) -> Judged:
     if "accuracy" in run.spec.workload.suites:
         return Judged()
     settles = "assay run, or add accuracy to --suites"
-    return Judged(checks=[_TESTED.check("not checked", "the suite accuracy was not requested", settles)])
+    return Judged(
+        checks=[REQUIRED["accuracy-tested"].check("not checked", "the suite accuracy was not requested", settles)]
+    )
 
 
 def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
@@ -97,30 +91,21 @@ def _check_question_plan(run: RunEvidence) -> Check:
     else:
         at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
         stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
-        return _PLANNED.check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
-    return _PLANNED.check("missing", observed, RUN_AGAIN)
+        return REQUIRED["question-plan"].check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
+    return REQUIRED["question-plan"].check("missing", observed, RUN_AGAIN)
 
 
 def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
-    """Check that both roles answered every question.
-
-    Args:
-        asked: questions, counted once for each role.
-        answered: answers to these questions, with the same prompt.
-        mismatched: items that a role answered with another prompt.
-    """
+    """Check that both roles answered every question."""
     observed, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
     if mismatched:
         observed += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
         settles = "run again with a new --out: these answers do not belong to this run's questions"
-    return _ANSWERED.met(bool(asked) and answered == asked and not mismatched, observed, settles)
+    return REQUIRED["all-answered"].met(bool(asked) and answered == asked and not mismatched, observed, settles)
 
 
 def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
-    """Judge if the candidate's accuracy is non-inferior, within the policy's margin, at answers of the same length.
-
-    Answers that are shown to be longer or shorter than the policy allows are a regression, however right they are.
-    """
+    """Judge if the candidate's accuracy is non-inferior, within the policy's margin, at answers of the same length."""
     # Only what the test read: one set of answers for every number of the suite. Answers that arrived after the verdict are in none.
     pairs, result, policy, workload = run.read, run.accuracy, run.spec.policy, run.spec.workload
     lost, gained = flips(pairs)
@@ -135,23 +120,14 @@ def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
         why=f"{beyond_words(lengths)} {why}" if by_length else why,
         p_regression=None if by_length else result.p_regression,
         metrics=(
-            *_metrics(run, tallies),
-            ratio_metric(lengths, policy),
+            *_metrics(run),
+            _ratio_metric(lengths, policy),
         ),
         decided_by=LENGTH_RATIO if by_length else LOSS,
         tallies=tallies,
         conditions=tuple(by_condition(pairs)),
         flips=(*(_flip(pair, "lost") for pair in lost), *(_flip(pair, "gained") for pair in gained)),
     )
-
-
-def _units(items: Sequence[Item]) -> str:
-    """Describe how many questions share a unit, in words that end a sentence; empty if none does."""
-    sizes = Counter(item.unit for item in items if item.unit)
-    if not sizes:
-        return ""
-    shared = f"{sum(sizes.values()):,} questions are of passages or templates that they share"
-    return f"; {shared}, each of which counts once ({len(sizes):,})"
 
 
 def _title(workload: Workload) -> str:
@@ -161,34 +137,15 @@ def _title(workload: Workload) -> str:
     return f"Questions of {workload.data}" if named else f"Multiple-choice questions of {workload.data}"
 
 
-def _metrics(run: RunEvidence, tallies: tuple[Tally, Tally]) -> tuple[Metric, ...]:
+def _metrics(run: RunEvidence) -> tuple[Metric, ...]:
     n, most, result = len(run.read), len(run.questions), run.accuracy
-    lost, gained = result.flips
-    accuracies = [
-        Metric(
-            id=f"{own.role}-accuracy",
-            title=f"{own.role} accuracy",
-            value=own.right / n if n else None,
-            text=f"{own.right / n:.3f}" if n else "nothing compared",
-            explain=f"{own.right} of {n} answers, up to the verdict",
-        )
-        for own in tallies
-    ]
     return (
-        *accuracies,
         loss_metric(
             run.spec.policy,
             result,
             LOSS,
             "loss of accuracy",
             f"Over the first {n:,} questions: reference minus candidate",
-        ),
-        Metric(
-            id="flips",
-            title="flips",
-            value=lost + gained,
-            text=f"{lost} lost, {gained} gained",
-            explain=f"Exact McNemar p = {result.p_mcnemar:.2g}, which decides nothing",
         ),
         Metric(
             id="flip-floor",
@@ -202,9 +159,24 @@ def _metrics(run: RunEvidence, tallies: tuple[Tally, Tally]) -> tuple[Metric, ..
             title="questions until the verdict",
             value=n,
             text=f"{n:,} of at most {most:,}",
-            explain="The test looks after each question, in random order, and asking stops when it has decided"
-            + _units(run.questions[:n]),
+            explain="The test looks after each question, in random order, and asking stops when it has decided",
         ),
+    )
+
+
+def _ratio_metric(lengths: AnswerLengths, policy: Policy) -> Metric:
+    """Express the ratio with its interval and its bound."""
+    return Metric(
+        id=LENGTH_RATIO,
+        title="length of answers, candidate over reference",
+        value=lengths.ratio,
+        text="not measured" if lengths.ratio is None else f"{lengths.ratio:.3f}",
+        low=lengths.low,
+        high=lengths.high,
+        bound=1 + lengths.bound,
+        bound_is="most",
+        policy=policy.line("length_bound"),
+        explain=f"{lengths.text[0].upper()}{lengths.text[1:]}; as far below 1 is out of bounds too",
     )
 
 

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
 
+from assay.harness.evidence.records import Answer
+from assay.harness.judge.answers import Pair
+from assay.harness.judge.requirements import REQUIRED
+from assay.harness.policy import Policy
 from assay.harness.schema import Part
 from assay.harness.stats.bootstrap import Floats, bootstrap_t
 from assay.harness.stats.share import mcnemar
+from assay.harness.verdict import Check, Finding
 
 LENGTH_BOUND = 0.05
 """Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too."""
@@ -160,3 +167,170 @@ def _ratio(reference: Floats, candidate: Floats, alpha: float, bound: float) -> 
         "high": float(ratio + apart.high),
         "p_beyond": min(1.0, 2 * min(longer, shorter)),
     }
+
+
+LIMIT = "length"
+"""The reason of an answer that ran to the token limit, of which `assay.harness.judge.answer_lengths` decides."""
+_STOP = "stop"
+
+
+class AnswerEnd(NamedTuple):
+    """Why an answer ended.
+
+    Attributes:
+        reason: "stop", "length", "abort", "content_filter", ...; empty where it is not known.
+        at: the token or the string at which it stopped; empty where the server does not tell.
+    """
+
+    reason: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class ReasonCount:
+    """How many answers ended for a reason.
+
+    Attributes:
+        reason: in words, such as "stop at 2".
+        reference: answers.
+        candidate: answers.
+        p: exact McNemar p value of "as many ended so", times the number of reasons (Bonferroni).
+    """
+
+    reason: str
+    reference: int
+    candidate: int
+    p: float
+
+    @property
+    def differs(self) -> bool:
+        """True if one role's answers are shown to end so more often, at the level `SURE`."""
+        return self.p < SURE
+
+    @property
+    def text(self) -> str:
+        """The counts in words, the reference first: "abort: 0 against 45 (p = 6e-14)"."""
+        said = f" (p = {self.p:.1g})" if self.differs else ""
+        return f"{self.reason}: {self.reference:,} against {self.candidate:,}{said}"
+
+
+def compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[ReasonCount]:
+    """Count the answers that ended for each reason but the limit, most frequent first.
+
+    What an answer stopped at counts where both servers always tell. An answer that ran to the limit might have stopped in any way:
+    prompts with such an answer are left out where ways to stop are counted, and not where others are, as "abort".
+
+    Args:
+        pairs: reference's and candidate's end of the answer to each prompt; those with an unknown reason are left out.
+    """
+    known = [pair for pair in pairs if all(end.reason for end in pair)]
+    told = all(end.at for pair in known for end in pair if end.reason == _STOP)
+    named = [(_named(ours, told), _named(theirs, told)) for ours, theirs in known]
+    reasons = sorted({reason for pair in named for reason in pair} - {LIMIT})
+    counts = [
+        _count(reason, [pair for pair in named if not (reason.startswith(_STOP) and LIMIT in pair)])
+        for reason in reasons
+    ]
+    used = [count for count in counts if count.reference or count.candidate]
+    corrected = [ReasonCount(c.reason, c.reference, c.candidate, min(1.0, len(used) * c.p)) for c in used]
+    return sorted(corrected, key=lambda count: -(count.reference + count.candidate))
+
+
+def _named(end: AnswerEnd, told: bool) -> str:
+    return f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason
+
+
+def _count(reason: str, pairs: Sequence[tuple[str, str]]) -> ReasonCount:
+    lost = sum(ours == reason != theirs for ours, theirs in pairs)
+    gained = sum(theirs == reason != ours for ours, theirs in pairs)
+    both = sum(ours == theirs == reason for ours, theirs in pairs)
+    return ReasonCount(reason, both + lost, both + gained, mcnemar(lost, gained))
+
+
+LENGTH_RATIO = "answer-length-ratio"
+"""Id of the metric."""
+_SIDES = ("the reference", "the candidate")
+
+
+def lengths_of(pairs: Sequence[Pair], policy: Policy) -> AnswerLengths:
+    """Compare the lengths of answers to questions; those that share a passage count once."""
+    lengths = [
+        (
+            (pair.reference.completion_tokens, pair.reference.finish_reason == LIMIT),
+            (pair.candidate.completion_tokens, pair.candidate.finish_reason == LIMIT),
+        )
+        for pair in pairs
+    ]
+    return compare_lengths(lengths, policy.alpha, policy.length_bound, [pair.item.unit for pair in pairs])
+
+
+def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
+    """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
+    requirement = REQUIRED["answer-lengths"].between(*sides)
+    if not lengths.informative:
+        observed = f"{lengths.uninformative}, so their lengths prove nothing"
+        return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
+    if lengths.differ or lengths.beyond:
+        return requirement.check("missing", lengths.text, "compare the answers themselves; see assay run")
+    if not lengths.same:
+        cut = lengths.p_cut < SURE
+        why = "one ran to the limit more often" if cut else f"not shown to be within {lengths.bound:.0%}"
+        return requirement.check(
+            "not checked", f"{lengths.text}: {why}", "a higher token limit" if cut else "more questions"
+        )
+    return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
+
+
+def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, str] = _SIDES) -> Check:
+    """Check that no role's answers end more often for a reason, such as an abort or another stop token; the limit is not counted.
+
+    Args:
+        pairs: reference's and candidate's end of the answer to each prompt.
+        sides: names of both.
+    """
+    requirement = REQUIRED["finish-reasons"].between(*sides)
+    counts = compare_ends(pairs)
+    if not any(all(end.reason for end in pair) for pair in pairs):
+        return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
+    text = "; ".join(count.text for count in [*(c for c in counts if c.differs), *(c for c in counts if not c.differs)])
+    if any(count.differs for count in counts):
+        return requirement.check("failed", text, "see the answers that end so, and the server's log")
+    return requirement.check("ok", text or "all ran to the limit")
+
+
+def end_of(answer: Answer) -> AnswerEnd:
+    """Return why an answer ended."""
+    return AnswerEnd(answer.finish_reason, answer.stopped_at)
+
+
+def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:
+    """Describe a difference beyond the bound, in a sentence that names the test."""
+    sure = f"above {lengths.bound:.0%} at an error rate of {SURE:g}, which is not corrected for other suites"
+    return f"{whose}'s answers are {_other(lengths)}: {lengths.text}; {sure}."
+
+
+def lengths_finding(lengths: AnswerLengths, reproduce: str, consequence: str, *, serious: bool) -> Finding:
+    """Make the finding of answers of another length.
+
+    Args:
+        lengths: of both roles.
+        reproduce: the command.
+        consequence: of it, a sentence.
+        serious: whether it is a regression.
+    """
+    return Finding(
+        id="answer-lengths",
+        title="answers differ in length",
+        severity="serious" if serious else "warning",
+        where="answer lengths when not forced",
+        diagnosis=f"The candidate's answers are {_other(lengths)}: {consequence}",
+        evidence=(lengths.text,),
+        reproduce=reproduce,
+    )
+
+
+def _other(lengths: AnswerLengths) -> str:
+    """Return "longer" or "shorter"; of equal means, by the answers that ran to the limit."""
+    if lengths.candidate == lengths.reference:
+        return "longer" if lengths.candidate_cut > lengths.reference_cut else "shorter"
+    return "longer" if lengths.candidate > lengths.reference else "shorter"

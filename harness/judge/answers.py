@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
 
+from assay.harness.conditions import BATCH_SIZE, CACHED_PREFIX, PROMPT_LENGTH, Buckets, condition_id
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.schema import Part
 from assay.harness.sides import Role
+from assay.harness.stats.multiple import holm
+from assay.harness.stats.share import fisher_exact_greater
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,17 @@ def _refuse_second(what: str) -> None:
     raise EvidenceError(f"The records hold {what}.", "one", "use a separate folder for the run, with --out")
 
 
+def envelope_pairs(answers: Sequence[Answer]) -> Sequence[Pair]:
+    """Return both roles' answers to the requests of the envelope.
+
+    Raises:
+        EvidenceError: a role answered a request twice.
+    """
+    asked = {answer.item: answer for answer in answers if answer.suite == "envelope"}
+    items = [Item(suite="envelope", id=id_, prompt=id_, prompt_hash=a.prompt_hash) for id_, a in asked.items()]
+    return pair(items, answers, "envelope").pairs
+
+
 class Tally(Part):
     """One role's answers; right + wrong + unparsed = total."""
 
@@ -119,3 +134,139 @@ def tally(pairs: Sequence[Pair], role: Role) -> Tally:
 def flips(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
     """List the questions that the candidate lost, right by the reference only, and those that it gained."""
     return [pair for pair in pairs if pair.loss > 0], [pair for pair in pairs if pair.loss < 0]
+
+
+_INTACT_SHARE = 0.1
+"""A condition is intact if the candidate lost at most this share of what the reference got right there."""
+_CAUSE_ALPHA = 0.01
+"""A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no verdict, but names
+one of several conditions as the cause, and a wrong name misleads more than none."""
+
+
+_Place = Callable[[Pair], tuple[float, str]]
+"""Maps a pair to its bucket's sort key, infinite if the bucket is unknown, and the bucket's label."""
+
+
+def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = "unknown") -> tuple[str, str, _Place]:
+    def place(pair: Pair) -> tuple[float, str]:
+        value = of(pair)
+        return (math.inf, unknown) if value is None else (buckets.index(value), buckets.label(value))
+
+    return buckets.id, buckets.title, place
+
+
+_SPLITS: tuple[tuple[str, str, _Place], ...] = (
+    _number(CACHED_PREFIX, lambda p: p.candidate.cached_tokens),
+    _number(PROMPT_LENGTH, lambda p: p.candidate.prompt_tokens),
+    _number(BATCH_SIZE, lambda p: p.candidate.batch_size, "not observed"),
+    ("group", "group", lambda p: (0, p.item.group)),
+)
+"""The ways to split the pairs: stable id, title, and place of a pair."""
+
+
+class ConditionRow(Part):
+    """Both roles' results on the items of one condition, which is the candidate's own."""
+
+    id: str = Field(description='stable, such as "cached-prefix-at-least-16"')
+    by: str = Field(description='stable id of the quantity that splits the items: "cached-prefix", ..., "group"')
+    title: str = Field(description='the quantity in prose, such as "cached prefix"')
+    bucket: str = Field(description='such as ">= 16"')
+    known: bool = Field(True, description="whether the quantity is known for these items")
+    items: int
+    reference_right: int
+    candidate_right: int
+    candidate_unparsed: int
+    lost: int | None = Field(None, description="right by the reference only")
+
+
+def by_condition(pairs: Sequence[Pair]) -> list[ConditionRow]:
+    """Split the pairs by each quantity in turn; only buckets that hold a pair have a row."""
+    rows = []
+    for by, title, place in _SPLITS:
+        buckets: dict[tuple[float, str], list[Pair]] = {}
+        for p in sorted(pairs, key=place):
+            buckets.setdefault(place(p), []).append(p)
+        rows += [_row(by, title, bucket, inside) for bucket, inside in buckets.items()]
+    return rows
+
+
+def _row(by: str, title: str, bucket: tuple[float, str], pairs: Sequence[Pair]) -> ConditionRow:
+    order, label = bucket
+    return ConditionRow(
+        id=condition_id(by, label),
+        by=by,
+        title=title,
+        bucket=label,
+        known=order < math.inf,
+        items=len(pairs),
+        reference_right=sum(p.right("reference") for p in pairs),
+        candidate_right=sum(p.right("candidate") for p in pairs),
+        candidate_unparsed=sum(p.candidate.parsed is None for p in pairs),
+        lost=sum(p.right("reference") and not p.right("candidate") for p in pairs),
+    )
+
+
+def most_telling(rows: Sequence[ConditionRow]) -> tuple[float, Sequence[ConditionRow], str] | None:
+    """Find the split that best separates where the candidate is right from where it is not.
+
+    Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
+    other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of
+    all splits are one family (Holm's correction). A split counts only if the candidate is intact (loses at most `_INTACT_SHARE`)
+    in another of its buckets. Unknown conditions are left out.
+
+    Args:
+        rows: from `by_condition`.
+
+    Returns:
+        The p value of its worst condition, corrected for the number of conditions; its conditions under which the candidate loses
+        more than elsewhere, worst first; and a sentence, without its full stop. None if no split separates them.
+    """
+    known = [row for row in rows if row.known and row.reference_right]
+    tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
+    if not tested:
+        return None
+    p_values = [_p_loses_more(row, others) for row, others in tested]
+    corrected = holm(p_values)
+    broken = [(float(p), row) for p, (row, _) in zip(corrected, tested, strict=True) if p < _CAUSE_ALPHA]
+    splits = [_telling(by, broken, known) for by in dict.fromkeys(row.by for row in known)]
+    # Of two equivalent splits, the one that comes first in `_SPLITS` is nearer to a cause.
+    return min(filter(None, splits), key=lambda telling: telling[0], default=None)
+
+
+def _telling(
+    by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]
+) -> tuple[float, Sequence[ConditionRow], str] | None:
+    """Describe a split whose buckets are partly broken and partly intact, as `most_telling` does; None if they are not."""
+    here = sorted(((p, row) for p, row in broken if row.by == by), key=lambda entry: (entry[0], -_share_lost(entry[1])))
+    worst = [row for _, row in here]
+    intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]
+    if not worst or not intact:
+        return None
+    p_value = here[0][0]
+    return p_value, worst, _summary(worst, intact, p_value)
+
+
+def _lost(row: ConditionRow) -> int:
+    return row.lost or 0  # counted in every row of `by_condition`
+
+
+def _share_lost(row: ConditionRow) -> float:
+    return _lost(row) / row.reference_right
+
+
+def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
+    lost, right = sum(_lost(o) for o in others), sum(o.reference_right for o in others)
+    return fisher_exact_greater(_lost(row), row.reference_right - _lost(row), lost, right - lost)
+
+
+def _summary(broken: Sequence[ConditionRow], intact: Sequence[ConditionRow], p_value: float) -> str:
+    return (
+        f"Correct answers by {broken[0].title}: {_counts(intact)}, but {_counts(broken)}; "
+        f"p = {p_value:.2g} (Fisher's exact test, Holm's correction)"
+    )
+
+
+def _counts(rows: Sequence[ConditionRow]) -> str:
+    return ", ".join(
+        f"{r.candidate_right}/{r.items} at {r.bucket} (reference {r.reference_right}/{r.items})" for r in rows
+    )

@@ -275,11 +275,7 @@ def accept(folder: RunFolder, proposals: Sequence[Proposal], root: Path) -> list
 
 
 def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> Baseline:
-    """Make a baseline of a role's results in a run.
-
-    Raises:
-        UsageError: the run has no verdict, or did not ask the role itself.
-    """
+    """Make a baseline of a role's results in a run."""
     if verdict not in ("pass", "regression"):
         raise UsageError(
             f"{folder.path} is {verdict}.",

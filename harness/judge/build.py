@@ -11,20 +11,18 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge import (
     accepted,
     accuracy_suite,
-    binding,
     envelope,
     executed_kernels,
     greedy_suite,
-    invariance_suite,
-    latency_suite,
+    invariance,
+    latency,
     logits_suite,
-    op_matrix,
     own_error,
     policy_checks,
     same_servers,
     sensitivity,
 )
-from assay.harness.judge.answer_length_check import LENGTH_RATIO
+from assay.harness.judge.answer_lengths import LENGTH_RATIO
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import BASELINE, WHOLE, decide, holm_corrected
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -38,7 +36,6 @@ from assay.harness.verdict import Finding, cause_of
 CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     executed_kernels.claim,
     same_servers.claim,
-    binding.claim,
     accuracy_suite.claim,
     greedy_suite.claim,
     own_error.claim,
@@ -46,8 +43,8 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     sensitivity.claim,
     envelope.claim,
     logits_suite.claim,
-    op_matrix.claim,
-    invariance_suite.claim,
+    own_error.matrix_claim,
+    invariance.claim,
     accuracy_suite.accuracy_tested,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
@@ -70,7 +67,7 @@ def _build(folder: RunFolder) -> Report:
     manifest, progress = folder.manifest(), folder.progress()
     folder.check_sealed()
     spec = recorded_spec(manifest.spec)
-    times = latency_suite.timed(folder) if "latency" in spec.workload.suites else ""
+    times = latency.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.of(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
@@ -127,7 +124,7 @@ def _judged(run: RunEvidence, times: LatencyResult | str) -> list[Judged]:
     """Judge every claim."""
     judged = [claim(run) for claim in CLAIMS]
     wrong = [suite for suite in _suites(judged) if suite.verdict == "regression"]
-    judged.append(latency_suite.claim(times, wrong))
+    judged.append(latency.claim(times, wrong))
     judged.append(policy_checks.claim(run, [suite.id for suite in _suites(judged)]))
     return judged
 
@@ -181,17 +178,7 @@ def _tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
 def _scope_of(
     model: str, questions: int, synthetic: bool, envelope: EnvelopeResult | None, claimed: Sequence[str]
 ) -> str:
-    """Describe what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's".
-
-    The tokens are those up to which calls were compared without a gap; with what was served, where that is less.
-
-    Args:
-        model: its name or path.
-        questions: that both roles answered; 0 if none was asked.
-        synthetic: whether they are synthetic.
-        envelope: what the layer diff covers; None without one.
-        claimed: phases that the candidate claims.
-    """
+    """Describe what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's"."""
     reach = [f"{questions:,} {'synthetic ' if synthetic else ''}questions"] if questions else []
     if envelope and (tokens := _tokens(envelope.reached)):
         served = _tokens(envelope.served_reached)

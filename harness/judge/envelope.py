@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, GRAPH, PHASES
+from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, in_words, stood_for
+from assay.harness.evidence.envelope_counting import EnvelopeCounting
+from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.greedy_texts import first_divergence
 from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.text import counted, few, listed
-from assay.harness.verdict import Check, Requirement
+from assay.harness.verdict import Check
 
-_COVERED = Requirement("envelope-covered", "the envelope of the policy was covered")
-_SERVED = Requirement("envelope-served", "the candidate's own server answered over the envelope")
 _MOST_WORDS = 4
 _IN_GRAPH = (GRAPH.id, *GRAPH.labels)
 _FEATURES = {
@@ -27,14 +30,15 @@ def claim(run: RunEvidence) -> Judged:
     """Check that the policy's envelope was covered, in the shadow and as served, and describe what was."""
     policy = run.spec.policy
     envelope, line = Envelope.of(policy.envelope_tokens, run.spec.device), policy.line("envelope_tokens")
-    result = _result(run, envelope, line)
-    checks = [_check_covered(run, envelope, line), _check_served(run, envelope, line)]
+    served = _served(run)
+    result = _result(run, served, envelope, line)
+    checks = [_check_covered(run, envelope, line), _check_served(run, served, envelope, line)]
     return Judged(checks=checks, parts={"envelope": result} if result else {})
 
 
-def _result(run: RunEvidence, envelope: Envelope, line: str) -> EnvelopeResult | None:
+def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> EnvelopeResult | None:
     """Determine what a verdict covers; None where no call was compared."""
-    counts, served = run.envelope, run.served
+    counts = run.envelope
     if counts is None or counts.limits is None or not counts.calls:
         return None
     phases = [phase for phase in PHASES if phase in run.claimed]
@@ -191,35 +195,34 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase."""
     counts = run.envelope
     if "layers" not in run.spec.workload.suites:
-        return _COVERED.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
+        return REQUIRED["envelope-covered"].check(
+            "not checked", f"the suite layers was not requested; {line}", "add layers to --suites"
+        )
     if counts is None or not run.claimed:
         settles = "let assay start the servers, without a URL"
-        return _COVERED.check("missing", f"no compared call was counted; {line}", settles)
+        return REQUIRED["envelope-covered"].check("missing", f"no compared call was counted; {line}", settles)
     if lacking := envelope.missing(counts, run.claimed):
         observed = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return _COVERED.check("missing", observed, _settles(lacking, counts.limits))
+        return REQUIRED["envelope-covered"].check("missing", observed, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in run.claimed)
-    return _COVERED.check("ok", f"{calls}; {line}")
+    return REQUIRED["envelope-covered"].check("ok", f"{calls}; {line}")
 
 
-def _check_served(run: RunEvidence, envelope: Envelope, line: str) -> Check:
-    """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope.
-
-    What runs in the shadow is the same kernel, but not what serves: not with its own KV cache, and not in CUDA graphs.
-    """
-    counts, served = run.envelope, run.served
+def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> Check:
+    """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope."""
+    counts = run.envelope
     if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
         observed = (
             f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
         )
-        return _SERVED.check("not checked", observed, f"add {listed(lacking)} to --suites")
+        return REQUIRED["envelope-served"].check("not checked", observed, f"add {listed(lacking)} to --suites")
     if counts is None or counts.limits is None or served is None or not run.claimed:
         observed = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        return _SERVED.check("missing", observed, "let assay start the servers, without a URL")
+        return REQUIRED["envelope-served"].check("missing", observed, "let assay start the servers, without a URL")
     if missing := envelope.gaps(served, run.claimed):
         observed = f"no answer was compared with {_some_words(missing)}; {line}"
-        return _SERVED.check("missing", observed, _settles(missing, counts.limits))
-    return _SERVED.check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
+        return REQUIRED["envelope-served"].check("missing", observed, _settles(missing, counts.limits))
+    return REQUIRED["envelope-served"].check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
 
 
 def _some_words(lacking: Sequence[Missing]) -> str:
@@ -240,3 +243,57 @@ def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:
     if limits is not None and not limits.prefix_cache:
         return "keep the prefix cache on (without --disable-radix-cache)"
     return "run again, or set envelope_tokens to what the engine can reach; see the servers' logs"
+
+
+_ANY_LAYER = 0
+"""A request passes through all layers, so one stands for them."""
+
+
+def _served(run: RunEvidence) -> EnvelopeCounts | None:
+    """Count what the candidate's own server answered over the envelope; None where no such answer is compared."""
+    if run.envelope is None or run.envelope.limits is None or not run.over_envelope:
+        return None
+    return served_envelope(run.envelope.limits, run.over_envelope, run.folder.admissions("candidate"))
+
+
+def served_envelope(
+    limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]
+) -> EnvelopeCounts | None:
+    """Count the passes of the candidate's own server by condition, as of one layer; None where no answer is compared.
+
+    The batches of decode are not known.
+
+    Args:
+        limits: the engine's limits.
+        pairs: answers of both roles with the log-probabilities of their tokens.
+        admissions: the prefill batches of the candidate's server, in order.
+    """
+    if not pairs:
+        return None
+    counting = EnvelopeCounting(limits)
+    _count_extend(counting, {both.candidate.request_id for both in pairs}, admissions)
+    for both in pairs:
+        for step in range(_compared_tokens(both) - 1):
+            length = both.candidate.prompt_tokens + step
+            counting.count("decode", _ANY_LAYER, counting.decode([length], [both.candidate.request_id]))
+    return counting.counts("")
+
+
+def _count_extend(counting: EnvelopeCounting, compared: Collection[str], admissions: Iterable[Admission]) -> None:
+    """Count the prefill batches of the requests whose answers are compared."""
+    seen = set()
+    for batch in admissions:
+        passed = (batch.rids, batch.new, batch.prefix)
+        rows = [row for row, rid in enumerate(batch.rids) if rid in compared]
+        if not rows or passed in seen:  # processes that share the heads of a layer admit the same batches
+            continue
+        seen.add(passed)
+        new, prefix = ([lengths[row] for row in rows] for lengths in (batch.new, batch.prefix))
+        counting.count("extend", _ANY_LAYER, counting.extend(new, prefix, [batch.rids[row] for row in rows]))
+
+
+def _compared_tokens(both: Pair) -> int:
+    """Count the tokens of the candidate's answer whose history is that of the reference's, the first differing one included."""
+    tokens = both.candidate.tokens
+    parting = first_divergence(both.reference.tokens, tokens)
+    return len(tokens) if parting is None else min(parting + 1, len(tokens))

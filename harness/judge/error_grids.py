@@ -44,12 +44,7 @@ _DIGITS = 4
 
 
 def _own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
-    """Tabulate the own error of the finest cells, by phase and cached prefix, for those that were observed.
-
-    Returns:
-        (phase, prefix bucket) -> float64 [layers, heads, positions, places in the batch], relative L1: NaN where
-        nothing was observed, infinite where an output is not finite.
-    """
+    """Tabulate the own error of the finest cells, by phase and cached prefix, for those that were observed."""
     finest = {}
     for phase in shadow.cells.observed("phase"):
         for prefix in shadow.cells.observed("prefix"):

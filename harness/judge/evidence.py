@@ -20,11 +20,10 @@ from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import QUESTION_PLAN, Manifest, QuestionPlan, ServerManifest
 from assay.harness.evidence.records import Answer, Item, Suite
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.answers import Pair, Pairing, pair
+from assay.harness.judge.answers import Pair, Pairing, envelope_pairs, pair
 from assay.harness.judge.baselines import Status, counts_of, fingerprints_of, measured_roles, status_of
 from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning
 from assay.harness.judge.report import SuiteResult
-from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Finding
@@ -72,7 +71,6 @@ class RunEvidence:
         kernels: what each role's processes saw in the passes that they traced.
         errors: the candidate's errors on the reference's inputs; None without a layer diff.
         envelope: the conditions of the calls that the layer diff compared; None without one.
-        served: the conditions that the candidate's own server answered; None where no such answer is compared.
         matrix: the candidate's kernel on the op-level matrix; None where it was not run.
         seeded: what the servers did under a seeded fault, by role; empty where none was seeded.
         baselines: the accepted baselines that match; None if the run was not compared with any.
@@ -103,7 +101,6 @@ class RunEvidence:
     kernels: Mapping[Role, Sequence[KernelTrace]]
     errors: ShadowErrors | None
     envelope: EnvelopeCounts | None
-    served: EnvelopeCounts | None
     matrix: KernelResult | None
     seeded: Mapping[Role, SensitivityRecord]
     baselines: Status | None
@@ -163,7 +160,6 @@ class RunEvidence:
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
             envelope=envelope,
-            served=_served(folder, envelope, over_envelope),
             matrix=folder.read(MATRIX),
             seeded={role: record for role, record in seeded.items() if record is not None},
             baselines=status_of(folder),
@@ -204,12 +200,6 @@ def _differences(
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)
     return differences(reference, candidate, treatment)
-
-
-def _served(folder: RunFolder, envelope: EnvelopeCounts | None, answers: Sequence[Pair]) -> EnvelopeCounts | None:
-    if envelope is None or envelope.limits is None or not answers:
-        return None
-    return served_envelope(envelope.limits, answers, folder.admissions("candidate"))
 
 
 def _claimed(servers: Mapping[Role, ServerManifest], errors: ShadowErrors | None) -> Sequence[str]:

@@ -21,21 +21,11 @@ from assay.harness.evidence.executed import (
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import KernelRow, PassKernels
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.sides import ENGINES, ROLES, Role, profile_of
 from assay.harness.text import percent
 from assay.harness.verdict import Check, Requirement
 
-_RAN = Requirement(
-    "kernel-ran",
-    "the candidate's own kernel ran in every phase that it claims",
-    "something else computed calls that the candidate claims",
-)
-_COMPILED = Requirement("decode-compiled", "decode ran compiled, as --enable-torch-compile asks")
-_EXECUTED = Requirement(
-    "kernel-executed",
-    "the candidate's own kernels ran in a traced pass",
-    "a traced pass does not show that the candidate's own kernels ran",
-)
 _MIN_COMPILED_SHARE = 0.5
 """More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 MAX_NAME = 160
@@ -68,17 +58,19 @@ def check_kernel_ran(
     """
     if server is None:
         settles = "start it; see candidate.log for why it did not"
-        return [_RAN.check("missing", "its server never started", settles)]
+        return [REQUIRED["kernel-ran"].check("missing", "its server never started", settles)]
     if not server.started:
         observed = f"{server.backend} is a server that assay did not start and cannot instrument"
-        return [_RAN.check("missing", observed, "let assay start the candidate, by its backend's name")]
+        return [
+            REQUIRED["kernel-ran"].check("missing", observed, "let assay start the candidate, by its backend's name")
+        ]
     return [_check_counts(phase, server, counts, reference) for phase in server.claimed_phases]
 
 
 def _check_counts(
     phase: str, server: ServerManifest, counts: Sequence[CallCount], reference: Sequence[CallCount]
 ) -> Check:
-    ran = _RAN.of(phase)
+    ran = REQUIRED["kernel-ran"].of(phase)
     here = [count for count in counts if count.phase == phase]
     own = [count for count in here if count.backend == server.backend and not count.delegated_by]
     other = [count for count in here if count not in own]
@@ -119,30 +111,20 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
         met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
     observed = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
     settles = "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none"
-    return [_COMPILED.met(met, observed, settles)]
+    return [REQUIRED["decode-compiled"].met(met, observed, settles)]
 
 
 def _check_kernels_executed(
     server: ServerManifest | None, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool = False
 ) -> list[Check]:
-    """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not.
-
-    Args:
-        server: the candidate's server; without one that assay started, `check_kernel_ran` says so, and nothing is said here.
-        traces: what the processes of each role's server saw.
-        stored: whether the reference has no server of its own in this run.
-    """
+    """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not."""
     if server is None or not server.started:
         return []
     return [_check_traces(phase, server, traces, stored) for phase in server.claimed_phases]
 
 
 def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:
-    """Return the names by which a role's own kernels are recognised, as regular expressions; empty if none are known.
-
-    They are those that the kernel declares, else the Triton functions of the package that it declares, else those that are known
-    of an engine's own backend.
-    """
+    """Return the names by which a role's own kernels are recognised, as regular expressions; empty if none are known."""
     if not traces:
         return ()
     if traces[0].kernels:
@@ -191,7 +173,7 @@ def _matches(kernel: ExecutedKernel, patterns: Iterable[str]) -> bool:
 def _check_traces(
     phase: str, server: ServerManifest, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool
 ) -> Check:
-    executed, passes = _EXECUTED.of(phase), passes_of(traces["candidate"], phase)
+    executed, passes = REQUIRED["kernel-executed"].of(phase), passes_of(traces["candidate"], phase)
     own, theirs = _kernel_patterns(traces["candidate"]), _kernel_patterns(traces["reference"])
     if not passes:
         return executed.check("missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -29,21 +29,47 @@ _APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Judge the greedy texts, and report a reference that does not repeat its own."""
-    pairs = run.pairings["greedy"].pairs
-    if not pairs:
+    """Judge if few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
+
+    The limit of "close" is the larger of what the declared noise explains and `_FLOOR_FACTOR` times the reference's floor, which
+    erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
+    than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to the envelope's requests
+    are tested apart (`with_envelope`), with the same limit; the p value is that of both tests, by Bonferroni.
+    """
+    policy, margin = run.spec.policy, run.spec.policy.greedy_margin
+    if not run.pairings["greedy"].pairs:
         return Judged()
-    erratic = _erratic_reference(pairs, run.answers, run.noise, run.manifest.command)
-    suite = greedy_suite(
-        run.spec.policy,
-        pairs,
-        run.answers,
-        run.noise,
-        run.over_envelope,
-        urls=run.urls,
-        synthetic=run.spec.workload.synthetic,
+    pairs, envelope = _comparable(run.pairings["greedy"].pairs), run.over_envelope
+    limit = _limit_of(_floors(pairs, run.answers), [name for name in run.noise if name])
+    compared = [(pair, _divergence(pair, limit, run.urls)) for pair in pairs]
+    differing = [(pair, divergence) for pair, divergence in compared if divergence]
+    apart = sum(divergence.kind == "apart" for _, divergence in differing)
+    decision = decide_share(
+        apart, len(pairs), margin, policy.alpha, items="greedy texts", bad_clause="differ by more than noise"
     )
-    return Judged(suite=suite, findings=[erratic] if erratic else [])
+    verdict, why = _verdict(decision, pairs, run.urls)
+    steady = len(limit.erratic) <= margin * len(limit.floors)
+    if limit.erratic:
+        why = f"{_erratic_words(limit)} {why}"
+        verdict = "inconclusive" if verdict == "pass" or not steady else verdict
+    over, beyond = compare_envelope(envelope, limit.floor, limit.nats)
+    trusted = steady and all(is_finite(pair.reference.tokens) for pair in pairs)
+    alone = verdict
+    verdict, why = with_envelope(verdict, why, envelope, beyond, policy, trusted=trusted)
+    tests = [decision.p_regression] * bool(pairs)
+    tests += [p_not_above(len(beyond), len(envelope), margin)] * bool(envelope)
+    suite = SuiteResult(
+        id="greedy",
+        title="Greedy texts",
+        synthetic=run.spec.workload.synthetic,
+        verdict=verdict,
+        why=f"{why} Policy: {policy.line('greedy_margin')}.",
+        p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
+        metrics=tuple(_metrics(policy, decision, f"{apart} of {len(pairs)}", limit, len(beyond), len(envelope))),
+        decided_by=_APART if verdict == alone else _OVER_ENVELOPE,
+        divergences=tuple(_row(pair, divergence) for pair, divergence in (*differing, *over)),
+    )
+    return Judged(suite=suite, findings=_erratic_reference(limit, run.manifest.command))
 
 
 @dataclass(frozen=True)
@@ -51,116 +77,68 @@ class _Limit:
     """The limit of "close", from the declared noise and the reference's own floor.
 
     Attributes:
-        declared: noise families.
+        nats: the limit.
+        source: where it comes from.
         floors: the differences between the reference's two answers, in nats, by prompt that it was asked twice.
         floor: the largest of them that may set a limit; 0 for none.
         erratic: those that may not.
     """
 
-    declared: Sequence[str]
+    nats: float
+    source: str
     floors: Sequence[float]
     floor: float
     erratic: Sequence[float]
 
-    @classmethod
-    def of(cls, floors: Sequence[float], noise: Sequence[str]) -> _Limit:
-        declared = [name for name in noise if name]
-        steady, erratic = _steady(floors, swing_limit(declared))
-        return cls(declared, floors, max(steady, default=0.0), erratic)
 
-    @property
-    def nats(self) -> float:
-        return max(swing_limit(self.declared), _FLOOR_FACTOR * self.floor)
-
-    @property
-    def source(self) -> str:
-        if self.nats > swing_limit(self.declared):
-            return f"{_FLOOR_FACTOR:g} times the floor"
-        noise = " and ".join(self.declared)
-        return f"What is explained by {f'declared noise {noise}' if noise else 'rounding, since no other noise is declared'}"
-
-    def is_steady(self, margin: float) -> bool:
-        """Return True if the share of erratic answers is within the margin."""
-        return len(self.erratic) <= margin * len(self.floors)
-
-
-def greedy_suite(
-    policy: Policy,
-    pairs: Sequence[Pair],
-    answers: Sequence[Answer],
-    noise: Sequence[str],
-    envelope: Sequence[Pair] = (),
-    *,
-    urls: Collection[Role] = (),
-    synthetic: bool,
-) -> SuiteResult:
-    """Judge if few enough texts differ by more than noise, by the policy's greedy margin. Ties and close texts do not count.
-
-    The limit of "close" is the larger of what the declared noise explains and `_FLOOR_FACTOR` times the reference's floor, which
-    erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
-    than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to the envelope's requests
-    are tested apart (`with_envelope`), with the same limit; the p value is that of both tests, by Bonferroni.
-
-    Args:
-        policy: of the run.
-        pairs: greedy answers of both roles. Equal prompts count once.
-        answers: all answers: the reference's second ones give its run-to-run floor.
-        noise: noise families that the roles declare.
-        envelope: answers of both roles to the envelope's requests.
-        urls: roles whose server assay did not start.
-        synthetic: whether the prompts are.
-    """
-    pairs, margin = _comparable(pairs), policy.greedy_margin
-    limit = _Limit.of(_floors(pairs, answers), noise)
-    compared = [(pair, _divergence(pair, limit.floor, limit.nats, urls)) for pair in pairs]
-    differing = [(pair, divergence) for pair, divergence in compared if divergence]
-    apart = sum(divergence.kind == "apart" for _, divergence in differing)
-    decision = decide_share(
-        apart, len(pairs), margin, policy.alpha, items="greedy texts", bad_clause="differ by more than noise"
+def _limit_of(floors: Sequence[float], declared: Sequence[str]) -> _Limit:
+    """Set the limit. What exceeds both noise and `_FLOOR_FACTOR` times the median of the floors is erratic and raises nothing."""
+    explained = swing_limit(declared)
+    # A few erratic answers do not move the median, and no floor raises the limit beyond `MAX_SWING`.
+    usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
+    most = max(explained, usual)
+    floor = max((each for each in floors if each <= most), default=0.0)
+    noise = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
+    source = (
+        f"{_FLOOR_FACTOR:g} times the floor" if _FLOOR_FACTOR * floor > explained else f"What is explained by {noise}"
     )
-    verdict, why = _verdict(decision, pairs, urls)
-    if limit.erratic:
-        why = f"The reference is erratic: {_erratic_words(limit.floors, limit.erratic)} {why}"
-        verdict = "inconclusive" if verdict == "pass" or not limit.is_steady(margin) else verdict
-    over, beyond = compare_envelope(envelope, limit.floor, limit.nats)
-    trusted = limit.is_steady(margin) and all(is_finite(pair.reference.tokens) for pair in pairs)
-    alone = verdict
-    verdict, why = with_envelope(verdict, why, envelope, beyond, policy, trusted=trusted)
-    tests = [decision.p_regression] * bool(pairs)
-    tests += [p_not_above(len(beyond), len(envelope), margin)] * bool(envelope)
-    return SuiteResult(
-        id="greedy",
-        title="Greedy texts",
-        synthetic=synthetic,
-        verdict=verdict,
-        why=f"{why} Policy: {policy.line('greedy_margin')}.",
-        p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
-        metrics=(
-            bounded_metric(
-                decision.value,
-                decision.interval,
-                _APART,
-                "texts that differ by more than noise",
-                "%",
-                policy,
-                "greedy_margin",
-                f"{apart} of {len(pairs)} texts: at the first difference, log-odds change by more than the limit, a "
-                "role's token is not among the other's best five, or a log-probability is not finite",
-            ),
-            Metric(
-                id="close-limit",
-                title="limit of the log-odds' change",
-                value=limit.nats,
-                text=f"{limit.nats:.2g} nats",
-                explain=limit.source,
-            ),
-            _equal_metric([divergence for _, divergence in differing], len(pairs)),
-            _floor_metric(limit),
-            *([_envelope_metric(len(beyond), len(envelope))] if envelope else []),
-        ),
-        decided_by=_APART if verdict == alone else _OVER_ENVELOPE,
-        divergences=tuple(_row(pair, divergence) for pair, divergence in (*differing, *over)),
+    erratic = [each for each in floors if each > most]
+    return _Limit(max(explained, _FLOOR_FACTOR * floor), source, floors, floor, erratic)
+
+
+def _metrics(
+    policy: Policy, decision: Decision, apart: str, limit: _Limit, beyond: int, envelope: int
+) -> Iterator[Metric]:
+    yield bounded_metric(
+        decision.value, decision.interval, _APART, "texts that differ by more than noise", "%", policy, "greedy_margin",
+        f"{apart} texts: at the first difference, log-odds change by more than the limit, a role's token is not among the "
+        "other's best five, or a log-probability is not finite",
+    )  # fmt: skip
+    yield Metric(
+        id="close-limit",
+        title="limit of the log-odds' change",
+        value=limit.nats,
+        text=f"{limit.nats:.2g} nats",
+        explain=limit.source,
     )
+    yield Metric(
+        id="reference-floor",
+        title="reference's own floor",
+        value=limit.floor if limit.floors else None,
+        text=f"{limit.floor:.2g} nats" if limit.floors else "not measured",
+        explain=f"Largest change of log-odds of the reference asked twice, over {len(limit.floors)} prompts, "
+        f"{len(limit.erratic)} of them erratic and left out",
+    )
+    if envelope:
+        yield Metric(
+            id=_OVER_ENVELOPE,
+            title="answers over the envelope that differ by more than noise",
+            value=float(beyond),
+            text=f"{beyond} of {envelope}",
+            bound=0.0,
+            bound_is="most",
+            explain="Equal tokens are compared by their log-probabilities",
+        )
 
 
 def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
@@ -169,61 +147,22 @@ def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
     return [pair for pair in asked if any(a.text or a.tokens for a in (pair.reference, pair.candidate))]
 
 
-def _equal_metric(divergences: Sequence[TextDivergence], of: int) -> Metric:
-    kinds = [divergence.kind for divergence in divergences]
-    first = min((divergence.position for divergence in divergences), default=None)
-    return Metric(
-        id="texts-equal",
-        title="texts equal",
-        value=float(of - len(kinds)),
-        text=f"{of - len(kinds)} of {of}",
-        explain=f"{kinds.count('tie')} differ first at a tie, {kinds.count('close')} within the limit"
-        + ("" if first is None else f"; earliest difference at token {first}"),
-    )
-
-
-def _floor_metric(limit: _Limit) -> Metric:
-    return Metric(
-        id="reference-floor",
-        title="reference's own floor",
-        value=limit.floor if limit.floors else None,
-        text=f"{limit.floor:.2g} nats" if limit.floors else "not measured",
-        explain=f"Largest change of log-odds of the reference asked twice, over {len(limit.floors)} prompts, "
-        f"{len(limit.erratic)} of them erratic and left out",
-    )
-
-
-def _envelope_metric(beyond: int, of: int) -> Metric:
-    return Metric(
-        id=_OVER_ENVELOPE,
-        title="answers over the envelope that differ by more than noise",
-        value=float(beyond),
-        text=f"{beyond} of {of}",
-        bound=0.0,
-        bound_is="most",
-        explain="Of the candidate's own server, to the requests that take the shadow through the envelope; equal tokens are"
-        " compared by their log-probabilities",
-    )
-
-
-def _erratic_reference(
-    pairs: Sequence[Pair], answers: Sequence[Answer], noise: Sequence[str], reproduce: str
-) -> Finding | None:
-    """Make the finding that the reference, asked again, answers differently by more than noise; None if it does not."""
-    limit = _Limit.of(_floors(pairs, answers), noise)
+def _erratic_reference(limit: _Limit, reproduce: str) -> list[Finding]:
+    """Make the finding that the reference, asked again, answers differently by more than noise."""
     if not limit.erratic:
-        return None
-    return Finding(
-        id="reference-erratic",
-        title="erratic reference",
-        severity="warning",
-        where="the reference's greedy texts",
-        diagnosis=f"The reference is erratic: {_erratic_words(limit.floors, limit.erratic)}",
-        evidence=(
-            f"changes in nats, the largest first: {', '.join(f'{nats:.2g}' for nats in sorted(limit.erratic)[:-6:-1])}",
-        ),
-        reproduce=reproduce,
-    )
+        return []
+    largest = ", ".join(f"{nats:.2g}" for nats in sorted(limit.erratic)[:-6:-1])
+    return [
+        Finding(
+            id="reference-erratic",
+            title="erratic reference",
+            severity="warning",
+            where="the reference's greedy texts",
+            diagnosis=_erratic_words(limit),
+            evidence=(f"changes in nats, the largest first: {largest}",),
+            reproduce=reproduce,
+        )
+    ]
 
 
 def _floors(pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[float]:
@@ -232,42 +171,24 @@ def _floors(pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[float]:
     return [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
 
 
-def _erratic_words(floors: Sequence[float], erratic: Sequence[float]) -> str:
+def _erratic_words(limit: _Limit) -> str:
     return (
-        f"asked again, {len(erratic)} of {len(floors)} of its answers changed by up to {max(erratic):.2g} nats, beyond what noise "
-        f"and {_FLOOR_FACTOR:g} times their median explain."
+        f"The reference is erratic: asked again, {len(limit.erratic)} of {len(limit.floors)} of its answers changed by up to "
+        f"{max(limit.erratic):.2g} nats, beyond what noise and {_FLOOR_FACTOR:g} times their median explain."
     )
 
 
-def _steady(floors: Sequence[float], explained: float) -> tuple[list[float], list[float]]:
-    """Split the floors, in nats, into those of prompts that may set a limit, and those of an erratic reference, which may not.
-
-    Erratic is what exceeds `_FLOOR_FACTOR` times the median, which a few answers do not move, and what noise explains; no floor
-    raises the limit beyond `MAX_SWING`.
-    """
-    usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
-    most = max(explained, usual)
-    return [floor for floor in floors if floor <= most], [floor for floor in floors if floor > most]
-
-
 def _has_tokens(answer: Answer, urls: Collection[Role]) -> bool:
-    """Return True if an answer came with its log-probabilities.
-
-    From a server that assay started, one that is not finite is the candidate's doing; an endpoint may leave them out, or fill
-    them with anything.
-    """
+    """Return True if an answer came with its log-probabilities."""
     return answer.text == "" or (bool(answer.tokens) and (answer.role not in urls or is_finite(answer.tokens)))
 
 
-def _divergence(pair: Pair, floor: float, limit: float, urls: Collection[Role]) -> TextDivergence | None:
-    """Classify how two texts differ.
-
-    The texts are believed over their tokens; equal ones differ only where both have log-probabilities.
-    """
+def _divergence(pair: Pair, limit: _Limit, urls: Collection[Role]) -> TextDivergence | None:
+    """Classify how two texts differ. The texts are believed over their tokens, which an endpoint may fill with anything."""
     equal = pair.reference.text == pair.candidate.text
     if equal and not all(_has_tokens(answer, urls) for answer in (pair.reference, pair.candidate)):
         return None
-    divergence = compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)
+    divergence = compare_text(pair.reference.tokens, pair.candidate.tokens, limit.floor, limit.nats)
     if divergence is None and not equal:
         return TextDivergence(kind="apart", position=0, gap=None)
     return divergence
@@ -318,7 +239,11 @@ def compare_envelope(
     compared = [(pair, compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)) for pair in pairs]
     divergences = [(pair, divergence) for pair, divergence in compared if divergence is not None]
     apart = {pair.item.id for pair, divergence in divergences if divergence.kind == "apart"}
-    return divergences, [pair for pair in pairs if pair.item.id in apart or _change(pair) > limit]
+    return divergences, [
+        pair
+        for pair in pairs
+        if pair.item.id in apart or floor_between(pair.reference.tokens, pair.candidate.tokens) > limit
+    ]
 
 
 # Each request of the envelope stands for lengths of its own, so a single one that differs by more than noise rules out a pass; a
@@ -345,8 +270,3 @@ def with_envelope(
     if share.verdict == "regression" and trusted and finite:
         return "regression", f"{said} {why}"
     return ("regression", f"{why} {said}") if verdict == "regression" else ("inconclusive", f"{said} {why}")
-
-
-def _change(pair: Pair) -> float:
-    """Compute the largest change of a log-probability or of log-odds, in nats, over the tokens with the same history."""
-    return floor_between(pair.reference.tokens, pair.candidate.tokens)

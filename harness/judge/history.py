@@ -10,19 +10,14 @@ from typing import Literal
 from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.judge.report import OwnError, Report, excess
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import OwnError, Report, excess, read_report
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, CheckStatus, Requirement, Verdict, serious
+from assay.harness.verdict import Check, CheckStatus, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
-_REPEATED = Requirement(
-    "repeated",
-    "no run of the treatment came out otherwise before",
-    unchecked="a run of the treatment came out otherwise before",
-)
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
 _Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
@@ -126,7 +121,9 @@ def check_repeated(run: Path, line: RunLine) -> list[Check]:
         f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"
     )
     status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
-    return [_REPEATED.check(status, observed, "judge the treatment by all of its runs: assay runs lists them")]
+    return [
+        REQUIRED["repeated"].check(status, observed, "judge the treatment by all of its runs: assay runs lists them")
+    ]
 
 
 def _changed(folder: Path) -> float:

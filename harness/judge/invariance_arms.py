@@ -85,20 +85,14 @@ def pairs(known: Mapping[str, Feature], seed: int = 0) -> list[Arm]:
 
 
 def _to_the_bit(known: Mapping[str, Feature]) -> list[Arm]:
-    """Return, for each feature with a base of its own, the arm of it and all that may not change one bit of that.
-
-    In any other arm, a feature that may round otherwise is on too.
-    """
+    """Return, for each feature with a base of its own, the arm of it and all that may not change one bit of that."""
     bitwise = [id_ for id_, feature in known.items() if feature.bitwise]
     own = [id_ for id_, feature in known.items() if feature.cost == "a base of its own"]
     return [closed([id_, *bitwise], known) for id_ in own] if bitwise else []
 
 
 def _rest(arms: Collection[Arm], known: Mapping[str, Feature]) -> list[Arm]:
-    """Join the pairs that no arm has into few further arms: servers were chosen before it was known what is asked of them.
-
-    A feature that is always on beside another one is on alone, too.
-    """
+    """Join the pairs that no arm has into few further arms: servers were chosen before it was known what is asked of them."""
     both = [closed(pair, known) for pair in combinations(known, 2)]
     missing = [pair for pair in both if not clashes(pair, known) and not any(pair <= arm for arm in arms)]
     joined: list[Arm] = []

@@ -9,8 +9,8 @@ from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, Trace
 from assay.harness.evidence.trace import Trace, read_trace
 from assay.harness.judge.invariance_outcome import ArmOutcome
 from assay.harness.judge.invariance_result import PartingRow
-from assay.harness.judge.parting import Parting, parting
 from assay.harness.judge.probe_scores import MEASURES, Bound, Measure, places
+from assay.harness.judge.traces import Parting, parting
 from assay.harness.text import counted, listed
 
 _NAMES = {"q": "q", "k": "K", "v": "V", "output": "the output"}

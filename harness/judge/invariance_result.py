@@ -28,8 +28,6 @@ class ArmRow(Part):
     prefill_worst: float | None = None
     decode_kl: float | None = Field(None, description="the same over generated tokens, as long as answers are the same")
     decode_worst: float | None = None
-    positions: int = 0
-    accepted: float | None = Field(None, description="tokens a pass that verified drafts; null without speculation")
     seen: dict[str, str] = Field(default_factory=dict, description="what shows that a feature was on")
 
 
@@ -84,8 +82,6 @@ class InvarianceResult(Judgement):
     hardware: str
     git: str
     packages: dict[str, str]
-    mode: str
-    minutes: float = Field(description="the budget; 0 for none")
     seconds: float = Field(description="of all arms, servers included")
     servers: int
     probes: int

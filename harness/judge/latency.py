@@ -12,12 +12,19 @@ from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import RunSpec, recorded_spec
 from assay.harness.engines.sglang.arguments import differences
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
+from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing, bench_folder
 from assay.harness.evidence.counters import CallCount
+from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer
-from assay.harness.judge.answer_ends import LIMIT, AnswerEnd
-from assay.harness.judge.answer_length_check import check_ends, check_lengths, lengths_finding
-from assay.harness.judge.answer_lengths import AnswerLengths, compare_lengths
+from assay.harness.judge.answer_lengths import (
+    LIMIT,
+    AnswerEnd,
+    AnswerLengths,
+    check_ends,
+    check_lengths,
+    compare_lengths,
+    lengths_finding,
+)
 from assay.harness.judge.blocks import (
     METRICS,
     Block,
@@ -31,19 +38,16 @@ from assay.harness.judge.blocks import (
 )
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.evidence import Judged
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
+from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import RatioDecision, decide_ratios
-from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
-
-_ON_DEVICE = Requirement(
-    "device-kernels",
-    "kernels ran on the device, not interpreted",
-    "kernels were interpreted and did not run on a device",
-)
+from assay.harness.verdict import WORST_FIRST, Check, Finding
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -225,7 +229,7 @@ def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCo
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
-        checks.append(_ON_DEVICE.check("failed", observed, "run with --device cuda"))
+        checks.append(REQUIRED["device-kernels"].check("failed", observed, "run with --device cuda"))
     return checks
 
 
@@ -238,9 +242,12 @@ def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequen
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    in_chunks = Requirement(f"chunked-{shape.name}", f"prompts of the shape {shape.name} were prefilled in chunks")
     observed = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
-    return in_chunks.met(chunked, observed, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    return (
+        REQUIRED["chunked"]
+        .of(shape.name)
+        .met(chunked, observed, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    )
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -250,11 +257,14 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    id_ = f"shared-prefix-{load.shape}-{load.concurrency}"
-    return Requirement(id_, f"the shared prefix came from the cache: {load.where}").met(
-        met,
-        f"{reported} of the prompt tokens were cached",
-        "keep the prefix cache on, and use servers that report cached tokens",
+    return (
+        REQUIRED["shared-prefix"]
+        .of(f"{load.shape}-{load.concurrency}", load.where)
+        .met(
+            met,
+            f"{reported} of the prompt tokens were cached",
+            "keep the prefix cache on, and use servers that report cached tokens",
+        )
     )
 
 
@@ -307,3 +317,103 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
         )
         findings.append(lengths_finding(lengths, manifest.command, consequence, serious=False))
     return findings
+
+
+_WORST = "worst-time-ratio"
+
+
+def timed(folder: RunFolder) -> LatencyResult | str:
+    """Judge the times that a run's folder holds.
+
+    Returns:
+        All ratios; in words, why there are none.
+    """
+    try:
+        return judge_bench(bench_folder(folder))
+    except EvidenceError as error:
+        return str(error)
+
+
+def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
+    """Judge the latency of a run, and check that it was timed.
+
+    Args:
+        result: what `timed` returned; empty if no times were asked for.
+        wrong: the suites that found the candidate's answers or outputs wrong: the times of another computation prove nothing.
+    """
+    if not result:
+        return Judged()
+    if isinstance(result, str):
+        return Judged(
+            checks=[REQUIRED["servers-timed"].check("missing", result, "repeat the command, which times both again")]
+        )
+    if wrong and result.verdict == "pass":
+        note = _no_gain(result, wrong)
+        result = result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
+    observed = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
+    return Judged(
+        suite=_suite(result),
+        checks=[REQUIRED["servers-timed"].check("ok", observed)],
+        findings=result.findings,
+        parts={"latency": result},
+    )
+
+
+def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
+    """Explain why the times of a candidate that computes something else are no gain."""
+    faster = any(row.high is not None and row.high < 1 for row in result.rows)
+    suites = f"wrong answers ({', '.join(suite.title for suite in wrong)})"
+    return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
+
+
+def _suite(result: LatencyResult) -> SuiteResult:
+    return SuiteResult(
+        id="latency",
+        title="Latency",
+        synthetic=False,
+        verdict=result.verdict,
+        why=_why(result),
+        metrics=_metrics(result),
+        decided_by=_WORST if result.rows else "",
+    )
+
+
+def _why(result: LatencyResult) -> str:
+    worst = worst_ratio(result)
+    if worst is None:
+        return "No ratio was measured."
+    ratio = f"{worst.title[0].upper()}{worst.title[1:]}, {worst.where}: {worst.why}"
+    # The ratios may be sound while a check is not met: kernels may have been interpreted.
+    overruled = result.verdict == "inconclusive" and worst.verdict == "pass" and not result.note
+    unmet = result.reasons[0] if overruled else ""
+    return " ".join(part for part in (result.note, unmet, ratio, f"Policy: {result.policy}.") if part)
+
+
+def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
+    worst = worst_ratio(result)
+    if worst is None:
+        return ()
+    return (
+        Metric(
+            id=_WORST,
+            title="worst ratio of times",
+            value=worst.ratio,
+            text="not measured" if worst.ratio is None else f"{worst.ratio:.3f} times",
+            low=None if worst.high is None else worst.low,
+            high=worst.high,
+            bound=result.bound,
+            bound_is="most",
+            policy=result.policy,
+            explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
+            f"the worst of {len(result.rows)} ratios",
+        ),
+        Metric(
+            id="reference-over-itself",
+            title="reference over itself",
+            value=worst.floor,
+            text="not measured" if worst.floor is None else f"{worst.floor:.3f} times",
+            low=None if worst.floor_high is None else worst.floor_low,
+            high=worst.floor_high,
+            explain=f"The floor of that ratio: {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}",
+        ),
+    )

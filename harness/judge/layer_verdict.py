@@ -103,11 +103,7 @@ def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
 
 
 def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
-    """Return regression if an own error of the candidate is out of bounds by ten times as much as the worst of the reference.
-
-    The truth does not come from the reference. What assay misreads of these calls, or does not know of their noise, puts both roles
-    out of bounds by similar multiples, so that a candidate that is out by no more may be right.
-    """
+    """Return regression if an own error of the candidate is out of bounds by ten times as much as the worst of the reference."""
     against, replay = evidence.against, evidence.replay
     reference = max(
         float(measured.excess.max(initial=0.0)) for measured in (against.reference, against.reference_queries)

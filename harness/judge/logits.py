@@ -1,8 +1,7 @@
 """Distance between two roles' next-token distributions over the same tokens.
 
-The divergence is Kullback and Leibler's, KL(reference || candidate), in nats, as llama.cpp's ``--kl-divergence`` reports it
-(mean with its uncertainty, percentiles, maximum, the share of positions with the same first token, root mean square of the
-change of a token's probability; its PR 6936). For scale, an 8B model: Q8_0 weights 2.4e-4, Q5_K_M 4.7e-3, Q3_K_M 5.1e-2.
+The divergence is Kullback and Leibler's, KL(reference || candidate), in nats, as llama.cpp's ``--kl-divergence`` reports it (its
+PR 6936). For scale, an 8B model: Q8_0 weights 2.4e-4, Q5_K_M 4.7e-3, Q3_K_M 5.1e-2.
 
 **The restriction.** A server gives the log-probabilities of chosen tokens, not of the entire vocabulary. Both roles are read at
 the reference's k most probable tokens S; everything else is one bucket R with p(R) = 1 - p(S) and q(R) = 1 - q(S)::
@@ -36,7 +35,6 @@ from assay.harness.evidence.logit_files import (
     ScoredSequence,
 )
 from assay.harness.schema import Part
-from assay.harness.stats.share import wilson
 
 Array = npt.NDArray[np.float64]
 
@@ -47,27 +45,20 @@ _MIN_MASS = 2.0**-20
 class LogitsRow(Part):
     """Both roles' next-token distributions under one condition, over the reference's own tokens.
 
-    Mean, percentiles, maximum, shares and `rms_dp` are over the finite positions; None where there is none.
+    Mean, percentiles, maximum and shares are over the finite positions; None where there is none.
     """
 
     condition: str = Field(description='"cold" or "cached"; the phase is always extend')
     positions: int = Field(description="scored tokens, those that are not finite included")
     sequences: int
-    mean_kl: float | None = Field(description="KL_k(reference || candidate), in nats, as are the next six")
-    stderr: float | None = Field(description="standard error of the mean, clustered by sequence; null for a single one")
+    mean_kl: float | None = Field(description="KL_k(reference || candidate), in nats, as are the next four")
     median: float | None
-    p90: float | None = None
     p99: float | None
     p999: float | None
     max: float | None
     max_at: str = Field("", description="item and token of the maximum")
     same_top: float | None = Field(
         description="share of positions at which both roles' most probable token is the same"
-    )
-    same_top_low: float | None = None
-    same_top_high: float | None = None
-    rms_dp: float | None = Field(
-        None, description="root mean square of the change of the probability of the sequence's own token"
     )
     top_k: int = Field(description="the reference's most probable tokens that are compared; all others are one bucket")
     mass: float | None = Field(None, description="mean probability that the reference gives them")
@@ -138,56 +129,7 @@ def _log_rest(logprobs: Array) -> Array:
     return np.asarray(np.log(np.maximum(1.0 - np.exp(logprobs).sum(axis=-1), _MIN_MASS)))
 
 
-def _clustered_stderr(values: npt.ArrayLike, clusters: npt.ArrayLike) -> float | None:
-    """Compute the standard error of a mean over clustered values: those of one sequence are not independent.
-
-    Source: Miller, Adding Error Bars to Evals (2024), section 2.2; with the correction G / (G - 1) for G clusters.
-
-    Args:
-        values: [n].
-        clusters: number of each value's cluster, [n].
-
-    Returns:
-        In units of the values; None for fewer than two clusters.
-    """
-    values = np.asarray(values, np.float64)
-    clusters, index = np.unique(np.asarray(clusters), return_inverse=True)
-    groups = len(clusters)
-    if groups < 2:
-        return None
-    # A regression on a constant with cluster-robust errors, as statsmodels fits it; importing that takes a second.
-    sums = np.bincount(index, weights=values - values.mean())
-    return float(math.sqrt(groups / (groups - 1) * (sums @ sums)) / len(values))
-
-
-def _share_interval(same: npt.ArrayLike, clusters: npt.ArrayLike, alpha: float) -> tuple[float, float]:
-    """Compute Wilson's interval of a share, of level ``1 - alpha``, for the effective number of independent items.
-
-    The effective number is share (1 - share) / stderr^2, between the number of clusters and the number of values. Where all values
-    are the same, their dependence is unknown, and it is the number of clusters.
-
-    Source: Korn and Graubard, Confidence intervals for proportions with small expected number of positive counts estimated
-    from survey data, Survey Methodology 24 (1998), for the effective number.
-
-    Args:
-        same: booleans, [n], at least one.
-        clusters: number of each value's cluster, [n].
-        alpha: error rate of the interval.
-    """
-    same = np.asarray(same, np.float64)
-    share, groups = float(same.mean()), len(np.unique(clusters))
-    error = _clustered_stderr(same, clusters)
-    effective = float(groups)
-    if 0 < share < 1 and error is not None:
-        effective = max(effective, share * (1 - share) / error**2 if error else math.inf)
-    items = min(effective, len(same))
-    interval = wilson(share * items, items, alpha)
-    return interval.low, interval.high
-
-
-def compare_roles(
-    reference: Logits, candidate: Logits, again: Logits | None = None, *, alpha: float
-) -> LogitsComparison:
+def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = None) -> LogitsComparison:
     """Compare the candidate's scoring with the reference's, condition by condition.
 
     Sequences for which a server did not cache what the condition requires are left out, and reported.
@@ -196,7 +138,6 @@ def compare_roles(
         reference: the reference's scoring.
         candidate: the candidate's, of the same sequences.
         again: the reference's second scoring, of some of the sequences, for the floor; None without one.
-        alpha: error rate of the interval of the same-top-1 share.
 
     Raises:
         EvidenceError: the scorings are not of the same tokens.
@@ -214,18 +155,14 @@ def compare_roles(
             missing.append(_not_honoured(condition, reference, candidate, held))
         if held:
             floor = _floor(reference, again, condition, twice) if again else np.zeros(0)
-            rows.append(_row(condition, reference, candidate, held, float(floor.mean()) if len(floor) else None, alpha))
+            rows.append(_row(condition, reference, candidate, held, float(floor.mean()) if len(floor) else None))
             kl, change = _by_prompt(reference, candidate, condition, held)
             prompts.append(PromptMeans(condition, kl, change, floor))
     return LogitsComparison(tuple(rows), tuple(prompts), tuple(missing))
 
 
 def _indices(reference: Logits, again: Logits) -> list[int]:
-    """Return where the sequences of the second scoring are in the first.
-
-    Raises:
-        EvidenceError: one of them is not there.
-    """
+    """Return where the sequences of the second scoring are in the first."""
     places = {sequence.item: index for index, sequence in enumerate(reference.header.sequences)}
     if unknown := [sequence.item for sequence in again.header.sequences if sequence.item not in places]:
         raise EvidenceError(
@@ -310,7 +247,6 @@ def _row(
     candidate: Logits,
     indices: Sequence[int],
     floor: float | None,
-    alpha: float,
 ) -> LogitsRow:
     sequences = [reference.header.sequences[i] for i in indices]
     clusters = np.repeat(np.arange(len(sequences)), [sequence.positions for sequence in sequences])
@@ -321,33 +257,25 @@ def _row(
     top_k, nonfinite = reference.header.top_k, int((~finite).sum())
     blamed = int((~(np.isfinite(p.token) & np.isfinite(p.logprobs).all(axis=-1))).sum())
     if not finite.any():
-        empty = dict.fromkeys(("mean_kl", "stderr", "median", "p90", "p99", "p999", "max", "rms_dp", "mass"))
-        tops = dict.fromkeys(("same_top", "same_top_low", "same_top_high"))
+        empty = dict.fromkeys(("mean_kl", "median", "p99", "p999", "max", "same_top", "mass"))
         return LogitsRow(
             condition=condition, positions=len(kl), sequences=len(sequences), max_at="", top_k=top_k, nonfinite=nonfinite,
-            reference_nonfinite=blamed, floor_mean_kl=floor, **empty, **tops,
+            reference_nonfinite=blamed, floor_mean_kl=floor, **empty,
         )  # fmt: skip
     at = int(np.nanargmax(np.where(finite, kl, math.nan)))
     same = (p.best == q.best)[finite]
-    low, high = _share_interval(same, clusters[finite], alpha)
-    change = np.exp(q.token[finite], dtype=np.float64) - np.exp(p.token[finite], dtype=np.float64)
-    median, p90, p99, p999 = (float(np.quantile(kl[finite], share)) for share in (0.5, 0.9, 0.99, 0.999))
+    median, p99, p999 = (float(np.quantile(kl[finite], share)) for share in (0.5, 0.99, 0.999))
     return LogitsRow(
         condition=condition,
         positions=len(kl),
         sequences=len(sequences),
         mean_kl=_mean(kl),
-        stderr=_clustered_stderr(kl[finite], clusters[finite]),
         median=median,
-        p90=p90,
         p99=p99,
         p999=p999,
         max=float(kl[at]),
         max_at=_place(sequences[clusters[at]], int(tokens[at])),
         same_top=float(same.mean()),
-        same_top_low=low,
-        same_top_high=high,
-        rms_dp=float(np.sqrt(np.mean(change**2))),
         top_k=top_k,
         mass=float(np.exp(p.logprobs[finite], dtype=np.float64).sum(axis=-1).mean()),
         nonfinite=nonfinite,

@@ -20,12 +20,13 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.judge.noise_limits import change_limit, kl_limit
 from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import percent
-from assay.harness.verdict import Requirement, Verdict
+from assay.harness.verdict import Verdict
 
 MIN_PROMPTS = 64
 """Fewer prompts under a condition give no verdict: the interval's coverage is measured from here on."""
@@ -46,7 +47,6 @@ a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or
 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
 """
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
-_SCORED = Requirement("logits-compared", "the logits were compared")
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ def claim(run: RunEvidence) -> Judged:
     """
     workload, policy, folder = run.spec.workload, run.spec.policy, run.folder
     if all(logits_path(folder.path, role, 0).exists() for role in ROLES):
-        comparison = _compare_logits(folder.path, policy.alpha, folder.nonce)
+        comparison = _compare_logits(folder.path, folder.nonce)
         return Judged(suite=judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic))
     if "logits" not in workload.suites:
         return Judged()
     settles = "let assay start both servers, without a URL, or leave logits out of --suites"
-    return Judged(checks=[_SCORED.check("missing", "nothing was scored", settles)])
+    return Judged(checks=[REQUIRED["logits-compared"].check("missing", "nothing was scored", settles)])
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:
@@ -106,20 +106,11 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     )
 
 
-def _compare_logits(folder: Path, alpha: float, run: str = "") -> LogitsComparison:
-    """Compare both roles' scorings in a run's folder by condition, with the floor.
-
-    Args:
-        folder: the run's.
-        alpha: error rate of each interval.
-        run: the run's nonce; empty to accept any.
-
-    Raises:
-        EvidenceError: a role was not scored, a file is damaged or of another run, or the roles were scored on different tokens.
-    """
+def _compare_logits(folder: Path, run: str = "") -> LogitsComparison:
+    """Compare both roles' scorings in a run's folder by condition, with the floor."""
     reference, candidate = (read_logits(logits_path(folder, role, 0), run) for role in ROLES)
     again = logits_path(folder, "reference", FLOOR_REPEAT)
-    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None, alpha=alpha)
+    return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None)
 
 
 def _judge(
@@ -142,13 +133,7 @@ def _judge(
 
 
 def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Verdict, str, str, float | None]:
-    """Decide as `_judge` does, by tests of enough prompts.
-
-    Args:
-        tests: of all numbers.
-        alpha: level of all of them together.
-        fewest: prompts under the condition that has the fewest.
-    """
+    """Decide as `_judge` does, by tests of enough prompts."""
     p = min(test.p for test in tests)
     if worse := [test for test in tests if test.p < alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere

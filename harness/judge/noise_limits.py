@@ -33,11 +33,7 @@ MAX_SWING = 8.0
 
 
 def _relative_error(noise: str) -> float:
-    """Compute the relative size e of a noise family's rounding errors.
-
-    Raises:
-        ValueError: there is no such family.
-    """
+    """Compute the relative size e of a noise family's rounding errors."""
     declared = family(noise)
     stored = [factor for factor in (declared.q, declared.k, declared.v, declared.p) if isinstance(factor, Quantised)]
     return math.hypot(

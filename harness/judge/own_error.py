@@ -10,34 +10,28 @@ from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CA
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.error_table import DIMENSIONS, elements, relative_l1
 from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.kernel_result import CAUSE, foreign_cause
+from assay.harness.evidence.kernel_result import CAUSE, KernelResult, foreign_cause
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
-from assay.harness.evidence.run_file import RESUME
+from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
+from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.traces import free_running_errors
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES
-from assay.harness.text import one_line, percent, ranges
-from assay.harness.verdict import Check, Requirement
-
-_COMPARED = Requirement(
-    "layers-compared", "every layer's output was compared with the truth", "the candidate did not compute every call"
-)
-_PREFIX = Requirement("cached-prefix", "the cached-prefix condition was exercised")
+from assay.harness.stats.noise_bound import FALSE_FLAGS
+from assay.harness.text import one_line, percent, ranges, two_digits
+from assay.harness.verdict import Check, kernel_verdict, serious
 
 
 def _recorded_phases(header: ShadowHeader, candidate: Backend) -> Collection[str]:
-    """Return the phases whose recorded calls must have been examined.
-
-    Beside a cache of fewer bits, a backend of the engine's own may read new tokens in prefill as the layer gave them. A pack lacks
-    these, so the shadow alone compares such calls.
-    """
+    """Return the phases whose recorded calls must have been examined."""
     own = "stored_kv" in header.features and not candidate.is_kernel
     return [phase for phase in header.phases if not (own and phase == "extend")]
 
@@ -131,31 +125,27 @@ def _check_layers(
     *,
     has_url: bool = False,
 ) -> Check:
-    """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head.
-
-    Args:
-        suites: suites that were requested.
-        errors: the candidate's errors on the reference's inputs; None without a layer diff.
-        claimed: phases that the candidate claims to compute.
-        expected: layers that called attention.
-        has_url: whether a role is a server that assay did not start.
-    """
+    """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head."""
     if "layers" not in suites:
-        return _COMPARED.check("not checked", "the suite layers was not requested", "add layers to --suites")
+        return REQUIRED["layers-compared"].check(
+            "not checked", "the suite layers was not requested", "add layers to --suites"
+        )
     if errors is None and has_url:
         settles = "let assay start the reference, without a URL"
-        return _COMPARED.check("missing", "no server could be instrumented", settles)
+        return REQUIRED["layers-compared"].check("missing", "no server could be instrumented", settles)
     if errors is None:
-        return _COMPARED.check("missing", "no call was compared", RESUME)
+        return REQUIRED["layers-compared"].check("missing", "no call was compared", RESUME)
     if failed := errors.failed_calls:
         observed = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
-        return _COMPARED.check("failed", observed, "fix the candidate so that it computes every call")
+        return REQUIRED["layers-compared"].check("failed", observed, "fix the candidate so that it computes every call")
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
         observed = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
-        return _COMPARED.check("missing", observed, "run so that the kernel contract can express every call")
+        return REQUIRED["layers-compared"].check(
+            "missing", observed, "run so that the kernel contract can express every call"
+        )
     covered = [_coverage(errors, phase, expected) for phase in claimed]
-    return _COMPARED.met(
+    return REQUIRED["layers-compared"].met(
         bool(covered) and all(met for _, met in covered),
         "; ".join(words for words, _ in covered) or "no phase is claimed",
         "run so that each of these is shadowed; the report lists why calls were not observed",
@@ -163,10 +153,7 @@ def _check_layers(
 
 
 def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[str, bool]:
-    """Describe which layers and heads of a phase were compared with the truth, and return True with it if these are all.
-
-    The processes that share a layer's heads say how many there are; a layer that none of them saw is missing anyway.
-    """
+    """Describe which layers and heads of a phase were compared with the truth, and return True with it if these are all."""
     at_layer, at_head = (DIMENSIONS.index(name) for name in ("layer", "head"))
     own = errors.cells.candidate
     index, members = errors.cells.index[elements(own.own) > 0], own.honest.shape[1]
@@ -182,17 +169,14 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
 
 
 def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
-    """Check that enough of the candidate's questions hit a cached prefix, as the server reports.
-
-    Args:
-        answers: of the candidate to the questions.
-        errors: of the layer diff, whose calls count where no question was asked.
-    """
+    """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
     settles = "keep the prefix cache on (without --disable-radix-cache)"
     if errors is not None:
         longest = CACHED_PREFIX.labels[-1]
         some = bool(elements(errors.cells.distance((), {"prefix": longest})) > 0)
-        return _PREFIX.met(some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles)
+        return REQUIRED["cached-prefix"].met(
+            some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles
+        )
     known = [answer for answer in answers if answer.cached_tokens is not None]
     met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
     observed = (
@@ -200,9 +184,87 @@ def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None 
         f"{percent(MIN_CACHED_SHARE)} of them are needed"
     )
     if not answers:
-        return _PREFIX.check("missing", "no question was answered", RESUME)
+        return REQUIRED["cached-prefix"].check("missing", "no question was answered", RESUME)
     if not known:
         observed = "the server did not report how many tokens were cached"
-        return _PREFIX.check("missing", observed, "use a server that reports cached tokens (--enable-cache-report)")
+        return REQUIRED["cached-prefix"].check(
+            "missing", observed, "use a server that reports cached tokens (--enable-cache-report)"
+        )
     settles += ", and questions that share a header"
-    return _PREFIX.met(len(met) >= MIN_CACHED_SHARE * len(answers), observed, settles)
+    return REQUIRED["cached-prefix"].met(len(met) >= MIN_CACHED_SHARE * len(answers), observed, settles)
+
+
+_SUITE = "matrix"
+_WORST = "worst-of-matrix"
+
+
+def matrix_claim(run: RunEvidence) -> Judged:
+    """Judge the kernel by itself, and check that it was run."""
+    record = run.matrix
+    suite, causes = (_suite(record), record.findings) if record else (None, ())
+    return Judged(suite=suite, checks=_check_ran(run), causes=causes)
+
+
+def _suite(record: KernelResult) -> SuiteResult:
+    """Judge the kernel by itself."""
+    missing = (record.not_run,) if record.not_run else record.missing if record.computed else ("no call was computed",)
+    verdict = "regression" if _outside(record) else kernel_verdict(record.findings, missing)
+    metrics = []
+    if record.worst_own is not None:
+        metrics.append(
+            Metric(
+                id=_WORST,
+                title="worst own error, op-level calls",
+                value=record.worst,
+                text=f"{two_digits(record.worst)}x its bound",
+                bound=1.0,
+                bound_is="most",
+                explain=f"Relative L1 against fp64, over {record.computed} calls of {record.shapes}",
+            )
+        )
+    return SuiteResult(
+        id=_SUITE,
+        title="Op-level matrix",
+        synthetic=True,
+        verdict=verdict,
+        why=_why(record, missing),
+        p_regression=FALSE_FLAGS if verdict == "regression" else None,
+        metrics=tuple(metrics),
+        decided_by=_WORST if metrics else "",
+    )
+
+
+def _check_ran(run: RunEvidence) -> list[Check]:
+    """Check that the matrix ran with the candidate; no check where that is no kernel, or no layers were asked for."""
+    candidate, record = run.spec.candidate.backend, run.matrix
+    if "candidate" not in run.manifest.code or "layers" not in run.spec.workload.suites:
+        return []
+    ran, settles = record is not None and record.kernel == candidate, REPEAT_RUN
+    observed = f"{record.computed} calls were computed" if record else "no result of it"
+    if record and not ran:
+        observed = f"a result of {record.kernel}, not of {candidate}"
+    elif record and record.not_run:
+        ran, observed = False, one_line(record.not_run, 300)
+        settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
+    return [REQUIRED["matrix-ran"].met(ran, observed, settles)]
+
+
+def _outside(record: KernelResult) -> bool:
+    """Return True if a call is out of bounds or broken: the numbers count, also without a finding."""
+    return bool(record.failing) or not record.worst <= 1
+
+
+def _why(record: KernelResult, missing: tuple[str, ...]) -> str:
+    if wrong := serious(record.findings):
+        named = one_line(f'"{wrong[0].title}"' if wrong[0].does else wrong[0].sentence, 300)
+        worst = f", at worst {two_digits(record.worst)}x what noise explains" if record.worst_own is not None else ""
+        return f"{len(record.failing)} of {record.computed} calls are out of bounds{worst}: {named.rstrip('.')}."
+    if _outside(record):
+        worst = two_digits(record.worst)
+        return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding explains it."
+    if missing:
+        return f"Not tested: {'; '.join(one_line(requirement, 300) for requirement in missing)}."
+    refused = len(record.refused) + len(record.excluded)
+    more = f"; {refused} more were refused" if refused else ""
+    worst = two_digits(record.worst)
+    return f"The worst own error is {worst}x what noise explains, in {record.computed} calls of {record.shapes}{more}."

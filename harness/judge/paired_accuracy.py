@@ -301,10 +301,6 @@ def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> in
 
 
 def _more_than(unparsed: int, of: int, alpha: float) -> bool:
-    """Return True if the share of unparsed answers is clearly above the limit, in whatever order they came.
-
-    The wealth after `of` bets with a stake chosen for a share of a half (a likelihood ratio): it only ends asking, which claims
-    nothing.
-    """
+    """Return True if the share of unparsed answers is clearly above the limit, in whatever order they came."""
     odds = unparsed * math.log(0.5 / MOST_UNPARSED) + (of - unparsed) * math.log(0.5 / (1 - MOST_UNPARSED))
     return odds >= math.log(1 / alpha)

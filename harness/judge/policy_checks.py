@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from assay.harness.judge.decide import WHOLE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.history import RunLine, check_repeated
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.text import listed
-from assay.harness.verdict import Check, Requirement
-
-_POLICY = Requirement(
-    "policy",
-    "no limit of the policy is wider than its default",
-    unchecked="a limit of the policy is wider than its default",
-)
+from assay.harness.verdict import Check
 
 
 def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
@@ -48,23 +43,22 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
 
 
 def _check_policy(run: RunEvidence) -> Check:
-    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence.
-
-    Noise of the candidate that the kernel alone declares widens every bound, and no line of policy states it.
-    """
+    """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence."""
     declared, weakened = run.manifest.noise.get("candidate", ""), list(run.spec.weakened)
     if declared and declared not in run.spec.policy.bounds:
         weakened.append(f"noise = {declared} (declared by the kernel alone)")
     if not weakened:
-        return _POLICY.check("ok", "margins, error rates and envelope are the defaults, or stricter")
+        return REQUIRED["policy"].check("ok", "margins, error rates and envelope are the defaults, or stricter")
     settles = "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]"
-    return _POLICY.check("not checked", "; ".join(weakened), settles)
+    return REQUIRED["policy"].check("not checked", "; ".join(weakened), settles)
 
 
 def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
     """Check that the suites ran that the policy requires; `line` is the policy's."""
     return [
-        Requirement(f"required-{suite}", f"the required suite {suite} ran").met(
+        REQUIRED["required"]
+        .of(suite)
+        .met(
             suite in ran,
             f"{'it ran' if suite in ran else 'it did not run'}; {line}",
             f"add {suite} to --suites, on servers that assay starts",

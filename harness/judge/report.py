@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.judge.answer_conditions import ConditionRow
-from assay.harness.judge.answers import Tally
+from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.decide import Judgement, SuiteVerdict
+from assay.harness.judge.decide import SCHEMA, Judgement, SuiteVerdict
 from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
+from assay.harness.reading import reading, whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Role
 from assay.harness.verdict import Check, Finding
@@ -357,3 +360,56 @@ class Report(Judgement):
         (), description="the kernels that ran in the traced passes of each role, as proof that its own kernel ran"
     )
     failure: FailureResult | None = Field(None, description="what ended the run early; null if nothing did")
+
+
+def read_report(path: Path) -> Report:
+    """Read a ``report.json``.
+
+    Raises:
+        EvidenceError: the file is missing, is not JSON, or is not a report of this schema.
+    """
+    with reading(path, "report of a run"):
+        return _read_report(path)
+
+
+def _read_report(path: Path) -> Report:
+    try:
+        content = whole_file(path)
+    except OSError as error:
+        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
+    return parse_report(content, str(path))
+
+
+def parse_report(content: bytes, path: str) -> Report:
+    """Read the content of a ``report.json``.
+
+    Args:
+        content: of the file.
+        path: its path or URL, for an error.
+
+    Raises:
+        EvidenceError: it is not JSON, or is not a report of this schema.
+    """
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
+        raise EvidenceError(
+            f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
+        )
+    if schema != SCHEMA:
+        raise EvidenceError(
+            f"{path} has the schema {schema!r}.",
+            f"{SCHEMA!r}, which this version of assay reads",
+            "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
+        )
+    try:
+        return Report.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise EvidenceError(
+            f"{path} is damaged at {where}: {first['msg']}.", f"a report of {schema!r}", "run the comparison again"
+        ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from assay.evals.questions import parse_answer
 from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, SensitivityRecord
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
@@ -17,18 +18,19 @@ from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.fault_seen import losses, p_no_loss, p_within
 from assay.harness.judge.logits import compare_roles
 from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.report import FaultSeen, SensitivityResult
+from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
-from assay.harness.verdict import Check, Requirement
+from assay.harness.stats.betting import log_wealth, p_value
+from assay.harness.stats.share import p_not_above
+from assay.harness.verdict import Check
 
 _SUITES = ("accuracy", "logits", "layers")
 """Suites that have to see the fault."""
-_SENSITIVE = Requirement("workload-sensitive", "every suite saw a fault that was seeded in the running servers")
 _ATTENTIVE = (
     "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
     "prefix cache on"
@@ -99,7 +101,7 @@ def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], 
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}
     same = reference.only([order[sequence.item] for sequence in faulty.header.sequences])
-    compared = compare_roles(same, faulty, None, alpha=policy.alpha)
+    compared = compare_roles(same, faulty)
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
     cached = next((prompt for prompt in compared.prompts if prompt.condition == "cached"), None)
     if cached is None or not len(cached.kl):
@@ -113,17 +115,7 @@ def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], 
 
 
 def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
-    """Test if a cell of the shadow of a faulty candidate is out of the bounds of noise.
-
-    Args:
-        place: the folder with the shadow's errors under the fault.
-        claimed: phases that the candidate claims.
-        role: role of the server with the shadow.
-        nonce: the run's.
-
-    Raises:
-        EvidenceError: a file is damaged, or of another run.
-    """
+    """Test if a cell of the shadow of a faulty candidate is out of the bounds of noise."""
     errors = read_shadow_errors(place, nonce)
     against = compare_with_noise(errors if role == "reference" else with_roles_exchanged(errors, claimed))
     tests = (against.cells, against.gains, against.apart, against.reference)
@@ -136,31 +128,30 @@ def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", n
 def _check_sensitive(
     suites: Sequence[str], result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
-    """Check that every suite of the run saw the fault.
-
-    Args:
-        suites: of the run.
-        result: what they saw; None where no fault was seeded.
-        records: what the servers did under it, by role.
-        url: whether a role is a server that assay did not start.
-    """
+    """Check that every suite of the run saw the fault."""
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
         observed = "no suite that could see a fault was requested"
-        return _SENSITIVE.check("not checked", observed, "add accuracy, logits or layers to --suites")
+        return REQUIRED["workload-sensitive"].check(
+            "not checked", observed, "add accuracy, logits or layers to --suites"
+        )
     if result is None or not result.parts:
         if url:
             observed = "a fault cannot be seeded in a server that assay did not start"
-            return _SENSITIVE.check("missing", observed, _START_BOTH)
-        return _SENSITIVE.check("missing", "no fault was seeded", "repeat the command, which resumes")
+            return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH)
+        return REQUIRED["workload-sensitive"].check(
+            "missing", "no fault was seeded", "repeat the command, which resumes"
+        )
     if (idle := next(_idle(records), None)) is not None:
         why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
-        return _SENSITIVE.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
+        return REQUIRED["workload-sensitive"].check(
+            "missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE
+        )
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
         observed = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return _SENSITIVE.check("missing", observed, _START_BOTH if url else RUN_AGAIN)
-    return _SENSITIVE.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
+        return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH if url else RUN_AGAIN)
+    return REQUIRED["workload-sensitive"].met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
 
 
 def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
@@ -169,3 +160,49 @@ def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
         for calls in (record.served, record.shadowed):
             if calls is not None and not 0 < calls.changed <= calls.calls:
                 yield calls
+
+
+_LOST, _GAINED = 1.0, -1.0
+
+
+def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequence[Answer]) -> list[float]:
+    """Score each question: 1 if only the reference got it right, -1 if only the faulty candidate did, else 0.
+
+    Args:
+        items: the questions by id.
+        reference: the reference's texts by id of the question. Questions that it did not answer are left out.
+        faulty: the faulty candidate's answers, in the order in which they were asked. Those to another prompt are left out.
+    """
+    lost = []
+    for answer in faulty:
+        item = items.get(answer.item)
+        if item is None or answer.item not in reference or answer.prompt_hash != item.prompt_hash:
+            continue
+        right = [item.is_right(parse_answer(text, item.expected)) for text in (reference[answer.item], answer.text)]
+        lost.append(float(right[0]) - float(right[1]))
+    return lost
+
+
+def p_no_loss(lost: Sequence[float], margin: float) -> float:
+    """Compute the anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered.
+
+    Args:
+        lost: see `losses`.
+        margin: of the suite, as a share of 1.
+    """
+    return p_value(log_wealth(lost, margin, _GAINED, _LOST)) if lost else 1.0
+
+
+def p_within(divergences: Sequence[float], limit: float) -> float:
+    """Compute the exact one-sided sign test's p value of "half of the prompts or more have a mean KL within the limit".
+
+    1 without prompts.
+
+    A divergence that is not a number counts as above: the reference's was finite.
+
+    Args:
+        divergences: mean KL of each prompt, in nats.
+        limit: of the suite, in nats.
+    """
+    above = sum(not divergence <= limit for divergence in divergences)
+    return p_not_above(above, len(divergences), 0.5)

@@ -31,24 +31,24 @@ from assay.harness.stats.query_bounds import (
 CELLS = 60_000
 """Cells and heads among which an honest kernel is flagged in at most `FALSE_FLAGS` / 4 of all matrices. The small matrix has
 about 28,000, the full one 52,000."""
+# Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one.
 _MAX_MEMBERS = 48
-"""Members of an ensemble on a call of a few tokens. Where one rounding decides, 16 draws say little about the next one."""
+# Members of an ensemble of log-sum-exps: each is one number, and so has the tail of a single rounding, which few members of a way
+# say nothing about.
 _LSE_MEMBERS = 96
-"""Members of an ensemble of log-sum-exps: each is one number, and so has the tail of a single rounding, which few members of a way
-say nothing about."""
+# Share of the bound of `_LSE_MEMBERS` with the noise of `MEMBERS` up to which an error of a log-sum-exp needs no others.
 _FAR = 0.5
-"""Share of the bound of `_LSE_MEMBERS` with the noise of `MEMBERS` up to which an error of a log-sum-exp needs no others."""
+# Queries of a cell up to which one rounding may decide in a longer call as well.
 _FEW_QUERIES = 16
-"""Queries of a cell up to which one rounding may decide in a longer call as well."""
+# An own error of so many times the bound of `MEMBERS` is out of that of more members too, where nothing is quantised. With coarse
+# scores, one rounding may make another key win, which few members do not show at all.
 _OBVIOUS = 100.0
-"""An own error of so many times the bound of `MEMBERS` is out of that of more members too, where nothing is quantised. With coarse
-scores, one rounding may make another key win, which few members do not show at all."""
+# Relative L1 that adding up to 4,096 keys one by one in float32 stays far below: half an ulp for each is 2.4e-4.
 _MOST_KEY_BY_KEY = 1e-3
-"""Relative L1 that adding up to 4,096 keys one by one in float32 stays far below: half an ulp for each is 2.4e-4."""
+# Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 4 / `CELLS`.
 _RARE = 5.8
-"""Standard deviations of the rarest draw: a normal variable exceeds it at `FALSE_FLAGS` / 4 / `CELLS`."""
+# Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`.
 _SMALL = 2**16
-"""Scores of a call (queries x keys x heads) from which on an ensemble has `MEMBERS`."""
 
 
 def bound_of(call: AttentionCall, noise: str = "") -> float:

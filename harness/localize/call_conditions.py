@@ -193,5 +193,5 @@ _SINGLES: tuple[SequenceCondition, ...] = (
 )
 
 
+# Words of the conditions that state no limit besides 0 and 1, and no multiple.
 _QUALITIES = frozenset(c.words for c in _SINGLES if not re.search(r"% |[<>]=? [2-9]|[<>]=? 1\d", c.words))
-"""Words of the conditions that state no limit besides 0 and 1, and no multiple."""

@@ -15,9 +15,10 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.evidence.error_table import SUMS
 from assay.harness.localize.call_conditions import SequenceCondition, SequenceShape, separating
+from assay.harness.localize.cells import CallCells, deviation, row_deviation
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
-from assay.harness.localize.screening import Comparisons
-from assay.harness.stats.error_sums import relative_l1, slope
+from assay.harness.stats.error_sums import distance, relative_l1, slope
+from assay.harness.stats.query_bounds import with_all_heads
 
 OUTPUT_SCALED = "output-scaled"
 """The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
@@ -26,12 +27,14 @@ OUTPUT_NOT_WRITTEN = "output-not-written"
 GAINS = {OUTPUT_SCALED: "scales its output", OUTPUT_NOT_WRITTEN: "does not write its output"}
 """What a kernel with either does, in words that follow its name."""
 _SIZE = SUMS.index("size")
+# Of the queries of a call with more scores (queries x keys x heads) than this, each 16th is compared first.
+_SMALL_SCORES, _FEW = 2**16, 16
+# A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
+# oracle.
 _FIT_SHARE = 0.5
-"""A hypothesis fits only if, on failing cells, the output's error against it is at most this share of its error against the
-oracle."""
+# Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
+# means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one.
 _TIE_FACTOR = 1.5
-"""Hypotheses whose error is at most this multiple of the best one's are indistinguishable: at noise n, an error of 1.5 n
-means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one."""
 
 
 @dataclass(frozen=True)
@@ -250,3 +253,67 @@ def _sequences(o: CallResult, cells: Tensor) -> list[int]:
 
 def _where(o: CallResult, cells: Tensor) -> list[SequenceShape]:
     return [o.sequence_shapes[b] for b in _sequences(o, cells)]
+
+
+class Comparisons:
+    """Compares the results of one run with hypotheses, each pair once. The results must outlive it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Tensor | None] = {}
+
+    def explaining(self, hypothesis: Bug, result: CallResult) -> Tensor | None:
+        """Sum the errors of an output against that of a hypothesis, float64 [cells, num_q_heads, 7].
+
+        None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
+        result's `fit_bounds`.
+        """
+        key = hypothesis.id, id(result)
+        if key not in self._known:
+            self._known[key] = _explaining(hypothesis, result)
+        return self._known[key]
+
+
+def _explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
+    def against(cells: CallCells) -> Tensor | None:
+        expected = hypothesis.compute(result.call, cells.rows)
+        return None if expected is None else deviation(result.out, expected, cells)
+
+    of_row = result.cells.of_row
+    if of_row.numel() * result.call.k.shape[0] * result.call.q.shape[1] > _SMALL_SCORES:
+        # Most hypotheses are wrong by far, which some queries show: the limit is rigorous, so no right one is lost.
+        few = against(result.cells.at(torch.arange(0, of_row.numel(), _FEW, device=of_row.device)))
+        if few is None or _ruled_out(few, result):
+            return None
+    total = against(result.cells)
+    if total is None or bool((relative_l1(total) > result.fit_bounds)[result.failing].any()):
+        return None
+    return None if _leaves_queries(hypothesis, result) else total
+
+
+def _leaves_queries(hypothesis: Bug, result: CallResult) -> bool:
+    """Return True if a query out of bounds stays so in a cell within its own: its cell would excuse any hypothesis."""
+    wrong = result.wrong_queries
+    if not wrong:
+        return False
+    places = sorted({query.place for query in wrong})
+    cells = result.cells.at(torch.tensor(places, device=result.cells.of_row.device))
+    expected = hypothesis.compute(result.call, cells.rows)
+    if expected is None:
+        return True
+    off = with_all_heads(distance(row_deviation(result.out, expected, cells))).cpu()
+    size = with_all_heads(result.by_row[..., _SIZE]).cpu()
+    columns = [-1 if query.head is None else query.head for query in wrong]
+    return any(
+        float(off[places.index(query.place), head]) > query.bound * float(size[query.place, head])
+        for query, head in zip(wrong, columns, strict=True)
+    )
+
+
+def _ruled_out(some: Tensor, result: CallResult) -> bool:
+    """Return True if the distance over all queries exceeds a failing cell's bounds, judging from some of the queries."""
+    # Let d be the difference over some queries, D that over all, and S the size of what is expected. S is at most |out| + D and D
+    # at least d, so D / S is at least d / (|out| + d).
+    difference = some[..., SUMS.index("difference")]
+    least = difference / (result.size + difference).clamp(min=torch.finfo(torch.float64).tiny)
+    beyond = (least > result.fit_bounds) | (some[..., SUMS.index("nonfinite")] > 0)
+    return bool(beyond[result.failing].any())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.attention.call import AttentionCall
 from assay.harness.conditions import POSITION
-from assay.harness.localize import wording
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_WRONG, named_bugs
@@ -35,8 +34,18 @@ TITLES = {
     LSE_WRONG: "log-sum-exp wrong",
 }
 """Findings besides the hypotheses of `assay.harness.attention.bugs.family.FAMILY`: id -> title."""
+# Most cached prefixes that a finding lists.
 _MAX_PREFIXES = 12
-"""Most cached prefixes that a finding lists."""
+_ONCE = {
+    "cached prefix > 0": "once a prefix is cached",
+    "no cached prefix": "where no prefix is cached",
+    "extend only": "in extend",
+    "decode only": "in decode",
+    "not the first of its batch": "where it is not the first of its batch",
+    "not the last of its batch": "where it is not the last of its batch",
+}
+_PLACES = {"cached prefix > 0": "with a cached prefix", "no cached prefix": "without a cached prefix"}
+_RIGHT = {"prefix 0": "without a cached prefix", "a cached prefix": "with a cached prefix"}
 
 
 def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
@@ -93,7 +102,7 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
         severity="serious" if best is None else best.severity,
         where=_where(cause, layers, heads),
         diagnosis=_diagnosis(cause, best, layers, heads),
-        does=wording.does(best, cause.conditions[0].words if cause.conditions else ""),
+        does=does(best, cause.conditions[0].words if cause.conditions else ""),
         evidence=tuple(evidence),
         reproduce=reproduce,
         equivalent=tuple(h.id for h in cause.hypotheses[1:]),
@@ -103,7 +112,7 @@ def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
 def _diagnosis(cause: Cause, best: Bug | None, layers: Sequence[int], heads: int) -> str:
     """Describe what is computed, where, how far from the named formula and from attention, and where the kernel is correct."""
     condition = cause.conditions[0].words if cause.conditions else ""
-    place = wording.place(cause.phases, condition, cause.only_there, _spans(cause, layers, heads))
+    place = _place(cause.phases, condition, cause.only_there, _spans(cause, layers, heads))
     away = f"correct attention differs by {percent(cause.oracle_error)}"
     if best is None:
         off = away if math.isfinite(cause.oracle_error) else "it is not finite"
@@ -116,8 +125,29 @@ def _diagnosis(cause: Cause, best: Bug | None, layers: Sequence[int], heads: int
         )
     if others := " or ".join(f'"{h.title}"' for h in cause.hypotheses[1:]):
         text += f"; on these calls it cannot be distinguished from {others}"
-    right = f" Correct {wording.correct(cause.conditions[0].otherwise)}." if cause.conditions else ""
+    right = f" Correct {_correct(cause.conditions[0].otherwise)}." if cause.conditions else ""
     return f"{text}.{right}"
+
+
+def does(bug: Bug | None, condition: str) -> str:
+    """Describe what the kernel does and when, in words that follow its name: "applies a causal mask once a prefix is cached"."""
+    act = "computes something other than attention" if bug is None else bug.does or f"computes {bug.title}"
+    when = _ONCE.get(condition, f"where {condition}") if condition else ""
+    return f"{act} {when}".rstrip()
+
+
+def _place(phases: Sequence[str], condition: str, only_there: bool, spans: Sequence[str]) -> str:
+    """Describe where a bug shows: "in extend with a cached prefix (all 4 layers, all 4 heads)"."""
+    under = ""
+    if condition and not condition.endswith(" only"):
+        under = _PLACES.get(condition, f"where {condition}")
+        under = f" {'only ' if only_there else ''}{under}"
+    return f"in {' and '.join(phases)}{under} ({', '.join(spans)})"
+
+
+def _correct(otherwise: str) -> str:
+    """Describe where a kernel is correct, after "Correct": "without a cached prefix"."""
+    return _RIGHT.get(otherwise, f"at {otherwise}" if otherwise else "in all other calls")
 
 
 def _spans(cause: Cause, layers: Sequence[int], heads: int) -> list[str]:

@@ -1,17 +1,14 @@
 """Inputs and outputs of a kernel that lie in larger allocations, so that what it reads or writes around them is seen.
 
-In front of and behind each of q, k and v, and of what a kernel allocates through PyTorch, lie rows of known numbers. A kernel that
-writes there has changed them. They are finite, normal numbers, so that one that reads there gives an output that can be described;
-and where what lies around the inputs is changed and the output follows, it was
-read: see `over_reads`.
+In front of and behind each of q, k and v, and of what a kernel allocates through PyTorch, lie rows of known, finite numbers. A
+kernel that writes there has changed them; one that reads there gives another output once they are changed: see `over_reads`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -24,17 +21,18 @@ from assay.harness.attention.kernels import declaration
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.threads import kernel_threads
-from assay.harness.text import counted, listed
+from assay.harness.text import listed
 
-_Side = Literal["front", "back"]
-_SIDES: tuple[_Side, ...] = ("front", "back")
-_GUARDED = ("q", "k", "v")
+_Side = Literal["before the start", "beyond the end"]
+_SIDES: tuple[_Side, ...] = ("before the start", "beyond the end")
+# Least rows, of all heads, before and behind an input: the largest tile in use.
 _ROWS = 128
-"""Least rows, of all heads, before and behind an input: the largest tile in use."""
+# Bytes: the alignment of PyTorch's allocations on a GPU.
 _ALIGNED = 512
-"""Bytes: the alignment of PyTorch's allocations on a GPU."""
 _OUTPUT_BYTES = 2**16
 _SEED = 25
+# Failing calls that are tried for reads outside, the smallest first.
+_MAX_CALLS = 3
 
 
 @dataclass(frozen=True)
@@ -57,19 +55,16 @@ class _Guarded:
 
     def side(self, side: _Side) -> Tensor:
         """Return the memory in front of the tensor, or behind it."""
-        return self.whole[: self.before] if side == "front" else self.whole[self.before + self.tensor.numel() :]
+        return self.whole[: self.before] if side == _SIDES[0] else self.whole[self.before + self.tensor.numel() :]
 
     def written(self) -> str:
-        """Describe what was written around it: "beyond the end of the output, up to 32 elements"; empty if nothing was."""
+        """Describe what was written around it: "up to 32 elements beyond the end of its output"; empty if nothing was."""
         regions = []
-        for side, actual, expected in (
-            ("before the start", self.side("front"), self.fill[: self.before]),
-            ("beyond the end", self.side("back"), self.fill[self.before :]),
-        ):
-            if same_values(actual, expected):
+        for side, expected in zip(_SIDES, (self.fill[: self.before], self.fill[self.before :]), strict=True):
+            if same_values(self.side(side), expected):
                 continue
-            changed = (actual != expected).nonzero().ravel()
-            far = int(changed.max()) + 1 if side == "beyond the end" else self.before - int(changed.min())
+            changed = (self.side(side) != expected).nonzero().ravel()
+            far = self.before - int(changed.min()) if side == _SIDES[0] else int(changed.max()) + 1
             regions.append(f"up to {far:,} elements {side} of {self.name}")
         return " and ".join(regions)
 
@@ -105,16 +100,15 @@ class GuardedKernel:
 
     def __call__(self, call: AttentionCall) -> Tensor | Outputs:
         __tracebackhide__ = True
-        return self.among(call, {})
+        return self.among(call, None)
 
-    def among(self, call: AttentionCall, numbers: Mapping[tuple[str, _Side], Tensor]) -> Tensor | Outputs:
-        """Run the kernel with other numbers on some sides of some inputs, each as long as `Guarded.front`; see `_guards_of`."""
+    def among(self, call: AttentionCall, flipped: tuple[str, _Side] | None) -> Tensor | Outputs:
+        """Run the kernel, with the numbers on a side of an input (its name and the side) negated."""
         __tracebackhide__ = True
         inputs = _guards_of(call)
         for guarded in inputs:
-            for side in _SIDES:
-                if (guarded.name, side) in numbers:
-                    guarded.side(side).copy_(numbers[guarded.name, side])
+            if flipped is not None and guarded.name == flipped[0]:
+                guarded.side(flipped[1]).neg_()
         tensors: dict[str, Any] = {guarded.name: guarded.tensor for guarded in inputs}
         if call.spec.layout == "v in k":
             tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
@@ -133,7 +127,7 @@ class GuardedKernel:
             if not same_values(guarded.tensor, original):
                 original.copy_(guarded.tensor)
         stores = [overrun.words for overrun in seen if overrun.does == "writes"]
-        stores += [f"writes {words}" for guarded in (*inputs, *made) if not numbers and (words := guarded.written())]
+        stores += [f"writes {words}" for guarded in (*inputs, *made) if not flipped and (words := guarded.written())]
         if stores:
             self.written.append((call, stores[0]))
         return out
@@ -142,7 +136,7 @@ class GuardedKernel:
 def _guards_of(call: AttentionCall) -> list[_Guarded]:
     """Make guarded copies of the inputs of a call; an input that is no block of memory is left as it lies."""
     guards = []
-    for name in _GUARDED if call.spec.layout != "v in k" else _GUARDED[:2]:
+    for name in ("q", "k") if call.spec.layout == "v in k" else ("q", "k", "v"):
         tensor = getattr(call, name)
         if tensor.is_contiguous() and tensor.numel():
             heads = max(call.q.shape[1], _ROWS * tensor.shape[1])
@@ -183,74 +177,43 @@ class _Allocations(TorchFunctionMode):
         return kept.tensor
 
 
-_MAX_CALLS = 3
-"""Failing calls that are tried, the smallest first."""
-
-
 def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[AttentionCall, str] | None:
-    """Find a call in which a kernel reads outside of its inputs, and describe what in words after "the kernel"; None if none is.
+    """Find a call in which a kernel reads outside of its inputs, and describe what in words after "the kernel".
 
     Args:
         kernel: the kernel.
         results: calls that it computed; of those that fail, the smallest are tried.
+
+    Returns:
+        The call and the words, or None if no call shows it.
     """
-    failing = sorted(
-        (result.call for result in results if result.fails), key=lambda call: (call.k.numel(), call.q.numel())
-    )
-    for call in failing[:_MAX_CALLS]:
+    failing = [result.call for result in results if result.fails]
+    for call in sorted(failing, key=lambda call: (call.k.numel(), call.q.numel()))[:_MAX_CALLS]:
         try:
-            if words := _read_outside(kernel, call):
-                return call, words
+            reads = _reads_outside(kernel, call)
         except KernelRefused:
             continue
         except KeyboardInterrupt:
             raise
         except BaseException:  # a kernel that raises now and then is found elsewhere
             return None
+        if reads:
+            words = (f"{heads} read {side} of {listed(names)}" for (heads, side), names in reads.items())
+            return call, f"reads outside of its inputs: {'; '.join(words)}"
     return None
 
 
-def _read_outside(kernel: GuardedKernel, call: AttentionCall) -> str:
-    """Describe what the heads of a call read outside of its inputs; empty if nothing, or if the output varies."""
+def _reads_outside(kernel: GuardedKernel, call: AttentionCall) -> dict[tuple[str, _Side], list[str]]:
+    """Map readers and sides to the inputs beside which they read; empty if the output varies anyway."""
     usual = tensor_of(kernel(call.clone())).clone()
+    reads: dict[tuple[str, _Side], list[str]] = {}
     if not same_values(usual[: call.rows], tensor_of(kernel(call.clone()))[: call.rows]):
-        return ""
-    reads: list[tuple[str, str]] = []
+        return reads
     for guard in _guards_of(call):
         for side in _SIDES:
-            if heads := _heads(kernel, call, usual, guard, side, 0):
-                far = _farthest(kernel, call, usual, guard, side)
-                where = "beyond the end" if side == "back" else "before the start"
-                readers = f"q head{'s' * (len(heads) > 1)} {listed([str(head) for head in heads])}"
-                distance = counted(-(-far // call.q.shape[2]), "head")
-                reads.append((f"{readers} read {{}} up to {distance} {where}", guard.name.upper()))
-    parts = [
-        text.format(" and ".join(name for _, name in group))
-        for text, group in ((text, list(group)) for text, group in groupby(sorted(reads), key=lambda pair: pair[0]))
-    ]
-    return f"reads outside of its inputs: {'; '.join(parts)}" if parts else ""
-
-
-def _heads(
-    kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: _Guarded, side: _Side, beyond: int
-) -> list[int]:
-    """List the q heads whose output follows the numbers more than `beyond` elements outside on a side of an input."""
-    numbers = guard.side(side).clone()
-    changed = numbers[beyond:] if side == "back" else numbers[: len(numbers) - beyond]
-    changed.neg_()
-    out = tensor_of(kernel.among(call.clone(), {(guard.name, side): numbers}))
-    differs = ((out != usual) & ~(out.isnan() & usual.isnan()))[: call.rows]
-    heads: list[int] = differs.any(-1).any(0).nonzero().ravel().tolist()
-    return heads
-
-
-def _farthest(kernel: GuardedKernel, call: AttentionCall, usual: Tensor, guard: _Guarded, side: _Side) -> int:
-    """Find by how many elements the farthest number that is read is outside."""
-    low, high = 0, len(guard.side(side))  # beyond `low` something is read, beyond `high` nothing
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _heads(kernel, call, usual, guard, side, middle):
-            low = middle
-        else:
-            high = middle
-    return high
+            out = tensor_of(kernel.among(call.clone(), (guard.name, side)))
+            differs = ((out != usual) & ~(out.isnan() & usual.isnan()))[: call.rows]
+            if heads := [str(head) for head in differs.any(-1).any(0).nonzero().ravel().tolist()]:
+                readers = f"q head{'s' * (len(heads) > 1)} {listed(heads)}"
+                reads.setdefault((readers, side), []).append(guard.name.upper())
+    return reads

@@ -36,14 +36,14 @@ from assay.harness.localize.threads import kernel_threads
 from assay.harness.stats.error_sums import distance, relative_l1, slope
 from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_heads
 
+# A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
+# would be tighter.
 _FIT_ROUNDINGS = 3.0
-"""A hypothesis that is this many eps away from an output explains it. Cells within rounding are not simulated, and their own bounds
-would be tighter."""
+# Most queries of a call that are simulated one by one: those with the largest errors.
 _MAX_QUERIES = 64
-"""Most queries of a call that are simulated one by one: those with the largest errors."""
+# Calls of which the oracle's output is computed before the kernel's.
 _AHEAD = 16
-"""Calls of which the oracle's output is computed before the kernel's."""
-MAX_SCORES, MAX_ROWS = 2**27, 1024
+_MAX_SCORES, _MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
 
 
@@ -260,8 +260,8 @@ class CallResult:
         return sequence_shapes(self.call)
 
 
+# Most results of which the bound is simulated only to say which one is the worst.
 _SIMULATED = 12
-"""Most results of which the bound is simulated only to say which one is the worst."""
 
 
 @dataclass(frozen=True)
@@ -332,8 +332,8 @@ def _truth(call: AttentionCall) -> Tensor:
 
 def _compared(call: AttentionCall) -> Tensor | None:
     """Choose the packed query rows of a call that are compared; None for all of q."""
-    if call.rows * call.q.shape[1] * call.k.shape[0] > MAX_SCORES:
-        return sample_rows(call, MAX_ROWS)
+    if call.rows * call.q.shape[1] * call.k.shape[0] > _MAX_SCORES:
+        return sample_rows(call, _MAX_ROWS)
     return torch.arange(call.rows, device=call.q.device) if call.spec.padded_rows else None
 
 
@@ -387,7 +387,20 @@ def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
         AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
             breaks the contract.
     """
-    return repeat_all(kernel, run_once(kernel, calls))
+    run = run_once(kernel, calls)
+    require_results(run)
+    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
+
+
+def require_results(run: KernelRun) -> None:
+    """Raise an AssayError unless a call was computed: nothing computed is never a pass."""
+    if not run.results:
+        refused, delegated = len(run.refused), len(run.delegated)
+        raise AssayError(
+            f"The kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused).",
+            "at least one call of a phase that the kernel declares",
+            run.refused[0][1] if run.refused else "add calls of the phases that it declares",
+        )
 
 
 def run_once(
@@ -442,22 +455,6 @@ def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall
                 yield call, ahead.popleft().result
         finally:  # also if the kernel is clearly wrong, or raised what ends the check
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def repeat_all(kernel: Kernel, run: KernelRun) -> KernelRun:
-    """Run each call that was computed twice more in a row, in the same order.
-
-    Raises:
-        AssayError: no call was computed, which is never a pass.
-    """
-    if not run.results:
-        refused, delegated = len(run.refused), len(run.delegated)
-        raise AssayError(
-            f"The kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused).",
-            "at least one call of a phase that the kernel declares",
-            run.refused[0][1] if run.refused else "add calls of the phases that it declares",
-        )
-    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
 
 
 def repeat(kernel: Kernel, result: CallResult) -> CallResult:

@@ -21,13 +21,13 @@ LSE_WRONG = "lse-wrong"
 LSE_FINDINGS = (LSE_WRONG, *(bug.id for bug in BUGS))
 """Ids of all findings about log-sum-exps."""
 _EPS = torch.finfo(torch.float32).eps
+# What any implementation may pay, in units of float32's eps: a few for exponentials, products and the logarithm; two of the
+# log-sum-exp itself for rounding scores and the result; and half a one for each key that is added to the sum.
 _LEAST, _OF_LSE, _OF_KEY = 6.0, 2.0, 0.5
-"""What any implementation may pay, in units of float32's eps: a few for exponentials, products and the logarithm; two of the
-log-sum-exp itself for rounding scores and the result; and half a one for each key that is added to the sum."""
+# Most queries of a call of which the bound is simulated: those with the largest errors.
 _MOST_SIMULATED = 64
-"""Most queries of a call of which the bound is simulated: those with the largest errors."""
+# A bug explains log-sum-exps if they are so much closer to its own than to the right ones, on every call that is wrong.
 _FIT = 0.1
-"""A bug explains log-sum-exps if they are so much closer to its own than to the right ones, on every call that is wrong."""
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Words = NDArray[np.str_]
 
+# Relative error of a weight that is not shown, whatever the dtype: kernels sum in float32, in an order of their own.
 _LEAST_RELATIVE = 1e-3
-"""Relative error of a weight that is not shown, whatever the dtype: kernels sum in float32, in an order of their own."""
+# Roundings to the call's dtype by which a right weight may be off: of q, k, the weight, and the output.
 _ROUNDINGS = 4
-"""Roundings to the call's dtype by which a right weight may be off: of q, k, the weight, and the output."""
 BEFORE = 8
 """Right queries, or keys, that are shown beside the first difference."""
+# Most sequences of a call that are listed in words.
 _SEQUENCES = 8
-"""Most sequences of a call that are listed in words."""
 
 
 def picture_of(reading: WeightReading, head: int | None = None, *, relative: float | None = None) -> Picture:

@@ -19,18 +19,18 @@ from assay.harness.stats.noise_bound import FALSE_FLAGS, chi2_quantile_below, f_
 from assay.harness.stats.query_bounds import dropping_cost, least_error
 
 QUANTISATION_NOT_RUN = "quantisation-not-run"
+# Fewest calls, as many as they are worth with their weights, of which a slope is judged.
 _MIN_CALLS = 8
-"""Fewest calls, as many as they are worth with their weights, of which a slope is judged."""
+# How far the mean slope of a correct kernel may lie from that of the ensemble, whatever the number of calls: 1/16 of the dtype's
+# eps; with TF32 operands that are cut off, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a
+# quantisation, whose second-order effects depend on details such as blocks. Measured: `benchmarks/honest_kernels.py`.
 _SLOPE_ROUNDINGS, _SLOPE_TF32, _SLOPE_QUANTISED = 1 / 16, 1.5e-3, 0.1
-"""How far the mean slope of a correct kernel may lie from that of the ensemble, whatever the number of calls: 1/16 of the dtype's
-eps; with TF32 operands that are cut off, both lose 2^-12 on average and up to 2^-11 each; and a tenth of the noise of a
-quantisation, whose second-order effects depend on details such as blocks. Measured: `benchmarks/honest_kernels.py`."""
+# Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
+# per token instead of one per 128 tokens, 0.65 of it on normal data.
 _LEAST_SHARE = 0.5
-"""Least share of the ensemble's noise that a kernel of its family has. Finer scales than those declared have less noise: a scale
-per token instead of one per 128 tokens, 0.65 of it on normal data."""
+# Noise of a quantisation, as a multiple of `least_error`, from which a cell tells it from the rounding of the dtype: that is about
+# half of `least_error`, so without the quantisation the error is at most a quarter of its noise.
 _CLEAR = 2.0
-"""Noise of a quantisation, as a multiple of `least_error`, from which a cell tells it from the rounding of the dtype: that is about
-half of `least_error`, so without the quantisation the error is at most a quarter of its noise."""
 
 Floats = NDArray[np.float64]
 Group = tuple[tuple[str, str], ...]

@@ -21,8 +21,8 @@ Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Asked = Callable[[AttentionCall], "Tensor | None"]
 """A kernel that is asked: the output, float64 [total_q, num_q_heads, head_dim_v] on the CPU, or None where there is none."""
+# Least size of an output that an error is relative to: far below what float32 leaves of one, but not zero.
 _SMALLEST = 1e-12
-"""Least size of an output that an error is relative to: far below what float32 leaves of one, but not zero."""
 
 
 @dataclass(frozen=True)

@@ -1,45 +1,90 @@
-"""A failing call -> the smallest call that still fails, and a test that shows it."""
+"""A failing call -> the smallest call that still shows the bug, and a test of it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative, tensor_of
 from assay.harness.attention.kernels import declaration, load
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
+from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import describe
+from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
 from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import measure
-from assay.harness.verdict import Finding
+from assay.harness.localize.kernel_runs import KernelRun, measure
+from assay.harness.stats.error_sums import relative_l1
+from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
-_MAX_RUNS = 400
-"""Most runs of the kernel while a call is shrunk."""
-_SMALLER_DIMS = (8, 16, 32, 64, 128)
-"""Smaller head dims that are tried on a kernel that declares none."""
+# Most runs of the kernel, and seconds, in which a call is shrunk; the smallest call found by then is shown.
+_MAX_RUNS, _SECONDS = 400, 10.0
+# Most numbers that a test holds as literals: about 90 kB of text.
 _MAX_LITERALS = 4096
-"""Most numbers that a test holds as literals: about 90 kB of text."""
+_IN_EVIDENCE = "smallest failing call: "
 
 
-def exceeds_bounds_of(kernel: Kernel) -> Callable[[AttentionCall, Tensor], bool]:
-    """Make a test of whether an output of this kernel is out of bounds: the failure that `shrink` preserves by default."""
-    noise = declaration(kernel).noise
-    return lambda call, out: measure(call, out, noise).fails
+@dataclass(frozen=True)
+class _Smallest:
+    """The smallest call found that shows a bug, in words, and what writes a test of it; nothing where no call fails."""
+
+    words: str = ""
+    source: Callable[[Finding], str] | None = None
+
+    def test(self, findings: Sequence[Finding]) -> str:
+        """Write a pytest file that shows it, in the words of the first finding about outputs; empty if there is none."""
+        about = _about_outputs(findings)
+        return self.source(about[0]) if self.source and about else ""
+
+    def named_in(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Name this call in the first finding about outputs, as its smallest; return all findings."""
+        about, named = _about_outputs(findings)[:1], list(findings)
+        for first in about if self.words else ():
+            evidence = [_IN_EVIDENCE + self.words if line.startswith(_IN_EVIDENCE) else line for line in first.evidence]
+            named[named.index(first)] = first.model_copy(update={"evidence": tuple(evidence)})
+        return named
 
 
-def shrink(
-    kernel: Kernel,
-    call: AttentionCall,
-    fails: Callable[[AttentionCall, Tensor], bool] | None = None,
-    runs: int = _MAX_RUNS,
-    head_dims: Collection[int] | None = None,
-) -> AttentionCall:
+def _about_outputs(findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in serious(findings) if finding.id != CONTRACT_BROKEN]
+
+
+def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], path: str) -> _Smallest:
+    """Find the smallest call that shows the first bug.
+
+    Args:
+        guard: the kernel.
+        run: its results on several calls.
+        findings: what is wrong with it, named bugs first.
+        path: how the kernel can be imported, as ``module:function`` or a published name; empty if it cannot.
+    """
+    failing = [result.call for result in run.results if result.fails]
+    if not failing:
+        return _Smallest()
+    call = min(failing, key=lambda call: (call.k.numel(), call.q.numel()))
+    finding = next(f for f in findings if f.id in BY_ID or f.id in (UNEXPLAINED, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN))
+    with suppress(ValueError):  # a call with another bug, or one that fails only sometimes, stays as it is
+        # With a head_dim that it was not written for, a kernel may write beyond its output, which ends the process.
+        dims = {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
+        call = shrink(guard, call, dims, finding.id)
+    if not path:
+        return _Smallest(describe(call))
+    try:
+        return _Smallest(describe(call), reproduction(call, path, guard.assay.noise))
+    except AssayError:  # it fails on its own data only, which is too large for a test
+        return _Smallest(describe(call))
+
+
+def shrink(kernel: Kernel, call: AttentionCall, head_dims: Collection[int], bug: str = "") -> AttentionCall:
     """Find the smallest call that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
     Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A call
@@ -49,30 +94,34 @@ def shrink(
     Args:
         kernel: the kernel.
         call: a call on which it fails.
-        fails: (call, output) -> whether the failure is still there; None for `exceeds_bounds_of`.
-        runs: most runs of the kernel.
-        head_dims: smaller head dims to try; None for those that the kernel declares, or `_SMALLER_DIMS` if it declares none.
+        head_dims: smaller head dims to try.
+        bug: id of the hypothesis within whose bounds a failing output must be; empty for any.
 
     Raises:
         ValueError: the call itself does not fail.
     """
-    failed = fails or exceeds_bounds_of(kernel)
-    left, dims = runs, head_dims if head_dims is not None else declaration(kernel).head_dims or _SMALLER_DIMS
+    until, runs, noise = time.monotonic() + _SECONDS, 0, declaration(kernel).noise
 
     def still_fails(smaller: AttentionCall) -> bool:
-        nonlocal left
-        left -= 1
+        nonlocal runs
+        if runs > _MAX_RUNS or time.monotonic() > until:
+            return False
+        runs += 1
         try:
-            return failed(smaller, tensor_of(kernel(smaller.clone())))
+            out = tensor_of(kernel(smaller.clone()))
         except KernelRefused:
             return False
+        result = measure(smaller, out, noise)
+        if bug not in BY_ID or not result.fails:
+            return result.fails
+        expected = BY_ID[bug].compute(smaller)
+        return expected is not None and bool(
+            (relative_l1(deviation(out, expected, result.cells)) <= result.fit_bounds).all()
+        )
 
     if not still_fails(call):
         raise ValueError(f"nothing to shrink: the kernel does not fail on {describe(call)}")
-    while left > 0:
-        smaller = next((c for c in _smaller(call, sorted(dims)) if left > 0 and still_fails(c)), None)
-        if smaller is None:
-            break
+    while (smaller := next(filter(still_fails, _smaller(call, sorted(head_dims))), None)) is not None:
         call = smaller
     return call
 
@@ -133,15 +182,7 @@ def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
 
 
 def _test(kernel: str, imports: str, call: str, noise: str, finding: Finding) -> str:
-    """Write a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding.
-
-    Args:
-        kernel: published name of the kernel or ``module:function``.
-        imports: the lines that the call needs: nothing but the public API.
-        call: the lines that make ``CALL``.
-        noise: the argument that excuses noise which the kernel does not declare; empty for none.
-        finding: the finding.
-    """
+    """Write a pytest file that fails while the kernel's own error is out of bounds, in the words of the finding."""
     observed = f" Observed: {finding.observed}." if finding.observed else ""
     return f'''"""{_prose(finding.title)}: the smallest call that shows it."""
 
@@ -157,7 +198,7 @@ def test_the_kernel_is_correct() -> None:
 '''
 
 
-def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None) -> Callable[[Finding], str]:
+def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[[Finding], str]:
     """Write a call as source: inputs from a seed, if the kernel fails on such data of the same shape, else its numbers.
 
     The result writes a pytest file of it, in the words of a finding.
@@ -165,16 +206,14 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
     Args:
         call: a failing call, best a shrunk one.
         kernel_path: published name of the kernel or ``module:function``.
-        noise: quantisation whose noise is excused; None for what the kernel declares.
+        noise: quantisation whose noise is excused.
 
     Raises:
         AssayError: the kernel fails on the call's own data only, which is too large for a test.
         KernelRefused: no such kernel.
     """
     kernel = load(kernel_path)
-    declared = declaration(kernel).noise
-    noise = declared if noise is None else noise
-    excused = "" if noise == declared else f", noise={noise!r}"
+    excused = "" if noise == declaration(kernel).noise else f", noise={noise!r}"
     own = f"spec={call.spec!r}"
     if drawn := _drawn(call, kernel, noise):
         seed, (changed, _) = drawn
@@ -199,6 +238,8 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str | None = None
 
 
 _Change = tuple[str, Callable[[AttentionCall], AttentionCall]]
+# What normal data may need before a kernel fails on it, as source and as a function: values beyond the range of fp8, peaked
+# weights, an offset of K, scores far below zero.
 _CHANGES: tuple[_Change, ...] = (
     ("", lambda call: call),
     ("v=300 * CALL.v", lambda call: replace(call, v=300 * call.v)),
@@ -207,10 +248,8 @@ _CHANGES: tuple[_Change, ...] = (
     ("k=CALL.k + 6", lambda call: replace(call, k=call.k + 6)),
     ("q=CALL.q.abs(), k=-8 * CALL.k.abs()", lambda call: replace(call, q=call.q.abs(), k=-8 * call.k.abs())),
 )
-"""What normal data may need before a kernel fails on it, as source and as a function: values beyond the range of fp8, peaked
-weights, an offset of K, scores far below zero."""
+# Seeds that are tried of each.
 _SEEDS = 6
-"""Seeds that are tried of each."""
 
 
 def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Change] | None:

@@ -24,18 +24,18 @@ from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, every
 
+# Rows that expressions are compared with, and keys of a row from which on it says something.
 _MOST_ROWS, _LEAST_KEYS = 40, 4
-"""Rows that expressions are compared with, and keys of a row from which on it says something."""
+# Expressions that are tried of those that give what was read.
 _RIVALS = 4
-"""Expressions that are tried of those that give what was read."""
+# Cost of an address beside that of its expression: a map that is always tried and does the same is said first.
 _COST = 2.0
-"""Cost of an address beside that of its expression: a map that is always tried and does the same is said first."""
+# By how much a number of times that a row is counted may miss a whole one.
 _WHOLE = 2e-3
-"""By how much a number of times that a row is counted may miss a whole one."""
+# Keys of a row beyond which it is left out: expressions are computed for each key.
 _MOST_READ = 512
-"""Keys of a row beyond which it is left out: expressions are computed for each key."""
+# (call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros.
 _Rows = Callable[[AttentionCall], Ints]
-"""(call) -> the packed row that each packed key is read from, int64 [total_k]; total_k for a row of zeros."""
 
 
 def moved(what: str, words: str, row: _Rows, cost: float = 1.0) -> Told:
@@ -75,20 +75,20 @@ def _key_table(call: AttentionCall) -> dict[str, Ints]:
 
 
 _STRIDES = ("first_total", "first_prefix", "first_new", "most_total", "most_new", "total", "prefix", "new")
+# Where a sequence may be thought to begin: at its start in Q, at another sequence's, at a stride times its number, at a page.
 _STARTS: tuple[Amount, ...] = (
     *(Amount(name, cost=cost) for name, cost in (("k_start", 0.2), ("q_start", 0.4), ("previous_start", 0.5), ("next_start", 0.6),
       ("second_previous_start", 0.8), ("prefix", 0.5), ("new", 0.5), ("total", 0.5), ("previous_total", 0.9))),
     *(Amount(name, cost=0.8, times="seq") for name in _STRIDES),
     *(Amount("k_start", how, size, 0.8) for how in ("up", "down") for size in (8, 16, 32, 64, 128)),
 )  # fmt: skip
-"""Where a sequence may be thought to begin: at its start in Q, at another sequence's, at a stride times its number, at a page."""
 _SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+# What an index may be made of: pages and rings, forwards and from the end.
 _INDICES: tuple[Amount, ...] = (
     *amounts_of((("j", 0.2), ("left", 0.6)), _SIZES),
     *(Amount(name, cost=0.6) for name in ("prefix", "new", "total")),
     *(Amount("total", how, size, 1.0) for how in ("down", "mod") for size in (8, 16, 32, 64, 128)),
 )
-"""What an index may be made of: pages and rings, forwards and from the end."""
 
 
 def _looked_for(part: _Part, at: Sum, call: AttentionCall) -> Ints:
@@ -105,8 +105,8 @@ def _address_words(part: _Part, at: Sum) -> str:
 
 
 _Part = Literal["start", "index"]
+# Feature of a key that is added to what is wrong of its address.
 _OTHER_PART: dict[_Part, str] = {"start": "j", "index": "k_start"}
-"""Feature of a key that is added to what is wrong of its address."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def addresses(readings: Sequence[Sample]) -> Iterable[Told]:
         rows.sort(key=lambda row: len(row.read))
         if len(rows) < 3:
             continue
-        for words, to in POOLS:
+        for words, to in _POOLS:
             if all(row._given(to(row.call)[row.keys][None]).all() for row in rows):
                 yield moved(what, words, to, cost=_COST + 0.5)
         sums: dict[_Part, list[Sum]] = {"start": [Sum(()), *plain_sums(_STARTS)], "index": _index_sums()}
@@ -164,7 +164,7 @@ def _without_gaps(size: int, call: AttentionCall) -> Ints:
     return _slots(size, call)[: call.k.shape[0]]
 
 
-POOLS: tuple[tuple[str, _Rows], ...] = tuple(
+_POOLS: tuple[tuple[str, _Rows], ...] = tuple(
     (
         f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
         partial(_without_gaps, size),

@@ -24,8 +24,8 @@ COMPARED_DATA = "compared"
 """`CallPlan.data` of such calls, whose data may be any."""
 FEW_HEADS = 300
 """Keys from which on a call that is made has two q heads, where it may."""
+# Queries of a call that are looked at.
 _WRONG_ROWS, _RIGHT_ROWS = 16, 8
-"""Queries of a call that are looked at."""
 
 
 @dataclass

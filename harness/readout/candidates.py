@@ -21,16 +21,16 @@ from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, common, every, near
 
+# Cost of a rule that is plain enough not to look for another.
 _PLAIN = 3.5
-"""Cost of a rule that is plain enough not to look for another."""
+# Right rows that a rule is tried on: of a reading, and of queries that were not read.
 _RIGHT_ROWS, _OTHER_ROWS = 12, 4
-"""Right rows that a rule is tried on: of a reading, and of queries that were not read."""
+# A right weight below this says little on whether its key is seen.
 _FAINT = 1e-5
-"""A right weight below this says little on whether its key is seen."""
+# Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between.
 _MANY_KEYS = 160
-"""Keys of a row from which on only some are looked at: odd ones, their neighbours, the ends, and some between."""
+# Queries, the place of one of them and a head, and the factor of each packed key there, [total_k]; None for a right one.
 _Row = tuple[Queries, int, "Numbers | None"]
-"""Queries, the place of one of them and a head, and the factor of each packed key there, [total_k]; None for a right one."""
 
 
 def key_factors(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> list[KeyFactors]:
@@ -122,16 +122,16 @@ def _looked_at(inside: Flags, odd: Flags, draw: np.random.Generator) -> Ints:
     return np.unique(np.concatenate([draw.permutation(wrong)[:60], wrong[:2], wrong[-2:], beside, ends]))
 
 
+# Sets of rows, each of which other sources explain, that are tried for one form.
 _MOST_SOURCES = 16
-"""Sets of rows, each of which other sources explain, that are tried for one form."""
+# Sources that are tried of those that explain the same rows.
 _RIVALS = 3
-"""Sources that are tried of those that explain the same rows."""
+# Rows whose scale is compared with formulas.
 _MOST_SCALES = 100
-"""Rows whose scale is compared with formulas."""
+# Share of the rows that a source must explain more for one more of cost.
 _FAR = 0.3
-"""Share of the rows that a source must explain more for one more of cost."""
+# Share of the rows that a source must explain: where two heads are swapped, each source is that of half of the rows at most.
 _SHARE = 0.15
-"""Share of the rows that a source must explain: where two heads are swapped, each source is that of half of the rows at most."""
 
 
 def effects_of(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Effect]:
@@ -183,13 +183,13 @@ def _phantoms(readings: Sequence[Sample]) -> Iterable[Effect]:
 
 
 _BLOCKS = (16, 32, 64, 128)
+# How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch.
 _COUNTS = Search(
     amounts_of(
         (("total", 0.2), ("prefix", 0.2), ("new", 0.3), ("most_total", 0.5), ("most_prefix", 0.5), ("most_new", 0.6))
     ),
     largest=0,
 )
-"""How many keys, or blocks of keys, are missing to the next block, or to the longest sequence of the batch."""
 
 
 def _sources(readings: Sequence[Sample], form: str) -> Iterable[Effect]:

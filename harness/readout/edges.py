@@ -101,10 +101,10 @@ def _bracketed(text: str) -> bool:
     return text.startswith("(") and text.endswith(")") and text.count("(") == 1
 
 
+# Sizes of vectors, pages, tiles and blocks.
 _SIZES = (8, 16, 32, 64, 128, 256)
-"""Sizes of vectors, pages, tiles and blocks."""
+# Most sums that a search returns.
 _MOST_SUMS = 300
-"""Most sums that a search returns."""
 
 
 def plain_sums(amounts: Sequence[Amount]) -> list[Sum]:
@@ -229,29 +229,29 @@ _OTHERS = (
     "most_prefix", "least_prefix", "ranked_total", "group", "member", "peers_after",
 )  # fmt: skip
 _TILES = (16, 32, 64, 128)
+# Of what sums may have three.
 _THREE: tuple[Amount, ...] = (
     *(Amount(name, cost=cost) for name, cost in _PLAIN), *(Amount(name, cost=0.9) for name in _OTHERS)
 )  # fmt: skip
-"""Of what sums may have three."""
+# What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
+# take for its own, and what tiles and pages of usual sizes make of its own.
 _AMOUNTS: tuple[Amount, ...] = (*amounts_of(_PLAIN), *_THREE[len(_PLAIN) :])
-"""What an edge may be made of: lengths and the place of a query, lengths of its neighbours and of calls before, which a kernel may
-take for its own, and what tiles and pages of usual sizes make of its own."""
+# Where the tile of a query begins and ends.
 _ENDS: tuple[Amount, ...] = tuple(
     Amount(f"{end}_{name}", cost=0.9) for end in ("first", "last") for name in (*_TILES, "packed_64", "packed_128")
 )
-"""Where the tile of a query begins and ends."""
+# What is rounded: sums of these.
 _TILED: tuple[Amount, ...] = (*_THREE[: len(_PLAIN)], *_ENDS, *(Amount("i", "down", size, 0.9) for size in _TILES))
-"""What is rounded: sums of these."""
 _LAST = Search((*_AMOUNTS, *_ENDS), _TILED, _THREE)
+# How edges are searched: the last key is off by one or two, the first one is a window away.
 _FIRST = Search(_AMOUNTS, _TILED, _THREE, 8192)
-"""How edges are searched: the last key is off by one or two, the first one is a window away."""
 _MOST_ROWS = 200
+# Rows whose edges must be known exactly: a sum of two amounts and a number fits three rows by chance.
 _LEAST_ROWS = 6
-"""Rows whose edges must be known exactly: a sum of two amounts and a number fits three rows by chance."""
+# Cost of an edge beside that of its sum: a rule on pairs that does the same is said first, since masks have names.
 _BASE = 1.5
-"""Cost of an edge beside that of its sum: a rule on pairs that does the same is said first, since masks have names."""
+# Sums that are tried of those that give the edges that were read: the plainest, and those that change the fewest right rows.
 _RIVALS = 4
-"""Sums that are tried of those that give the edges that were read: the plainest, and those that change the fewest right rows."""
 
 
 def edges(readings: Sequence[Sample], negatives: Sequence[Queries] = ()) -> Iterable[Told]:
@@ -300,12 +300,12 @@ def _last_edges(table: Table, last: Ints, right: Ints, end: Ints, kept: Table, c
             yield edge("last", at, True, False, counted, _BASE + at.cost + 0.1)
 
 
+# A row that sees a run of keys: its features, and by index from the start of its sequence "first", the first key that it sees;
+# "last", the last one, which beyond the sequence may be in the rows after it, and in rows of zeros after these; "right", the last
+# key that it should see; and "end", the last key of the sequence.
 _Run = dict[str, int]
-"""A row that sees a run of keys: its features, and by index from the start of its sequence "first", the first key that it sees;
-"last", the last one, which beyond the sequence may be in the rows after it, and in rows of zeros after these; "right", the last key
-that it should see; and "end", the last key of the sequence."""
+# By how much the number of rows of zeros that were counted may miss a whole one.
 _WHOLE = 2e-3
-"""By how much the number of rows of zeros that were counted may miss a whole one."""
 
 
 def _run(reading: Sample, place: int, fit: Fit) -> _Run | None:
@@ -329,8 +329,8 @@ def _run(reading: Sample, place: int, fit: Fit) -> _Run | None:
     }  # fmt: skip
 
 
+# Relative error of a denominator that was read.
 _DENOMINATOR = 3e-4
-"""Relative error of a denominator that was read."""
 
 
 def _counted(reading: Sample, place: int, fit: Fit) -> _Run | None:

@@ -116,13 +116,13 @@ def _offset(logits: Numbers, law: str) -> Numbers:
     return np.where(np.isfinite(off), off, 0.0)
 
 
+# Whose scale a block may get: that of the one before it, or one that is found by a wrong index into the scales of the batch.
 _WHOSE = {
     "previous": "the previous block of {size} keys",
     "packed": "block cu_seqlens_k[b] // {size} + j // {size} of all blocks of {size} keys of the batch",
 }
-"""Whose scale a block may get: that of the one before it, or one that is found by a wrong index into the scales of the batch."""
+# Keys of a block that quantisations and pages have.
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
-"""Keys of a block that quantisations and pages have."""
 
 
 def _block_scales() -> Iterator[Told]:
@@ -162,16 +162,17 @@ def _tail(queries: Queries, first: int) -> Numbers:
     return queries.attended(queries.call.scale * einsum("thd,khd->thk", queries.q, k[:, queries.own]))
 
 
+# Dims of K that are not multiplied with those of Q: a loop over head_dim that ends at a vector or a tile, or one early.
 _TAILS: tuple[Told, ...] = tuple(
     Told(f"dims of K from {n} on are zero", _tail, (n,), 1.3) for n in (8, 16, 32, 48, 64, 80, 96, 112, 120, 127)
 )
-"""Dims of K that are not multiplied with those of Q: a loop over head_dim that ends at a vector or a tile, or one early."""
 
 
 # Online softmax gone wrong
 
+# Keys of a tile; 1 in kernels that take a key at a time.
 _TILES = (1, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 256)
-"""Keys of a tile; 1 in kernels that take a key at a time."""
+# Powers of the right factor, exp(old maximum - new), by which the numerator and the denominator are multiplied, and words.
 _RESCALED = {
     "neither": ((0, 0), "the sums over earlier tiles are not rescaled when the maximum rises"),
     "numerator": ((1, 0), "the denominator is not rescaled when the maximum rises"),
@@ -179,7 +180,6 @@ _RESCALED = {
     "late": ((1, 1), "the denominator is rescaled after the new tile was added to it"),
     "rarely": ((1, 1), "the sums over earlier tiles are not rescaled when the maximum rises by less than {least:g}"),
 }
-"""Powers of the right factor, exp(old maximum - new), by which the numerator and the denominator are multiplied, and words."""
 
 
 def _online_softmax(tile: int, law: str, least: float = 0.0) -> Told:
@@ -240,8 +240,8 @@ def _later(factors: Numbers) -> Numbers:
     return np.concatenate([products, np.ones((*factors.shape[:-1], 1))], -1)
 
 
+# Rises of the maximum below which a kernel may skip rescaling.
 _LEAST_RISES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Rises of the maximum below which a kernel may skip rescaling."""
 
 
 def _online_softmaxes() -> Iterator[Told]:
@@ -253,10 +253,10 @@ def _online_softmaxes() -> Iterator[Told]:
 
 # What is tried whatever was read
 
+# Rows of a call in which a factor is fitted.
 _ROWS = 6
-"""Rows of a call in which a factor is fitted."""
+# Relative error up to which an output is the right one times a number.
 _FLAT = 1e-3
-"""Relative error up to which an output is the right one times a number."""
 Answer = tuple[Queries, Numbers, Flags]
 """Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
 
@@ -300,19 +300,19 @@ def _computed(queries: Queries, compute: Compute) -> Numbers:
     return queries.right if out is None else out.double().cpu().numpy()
 
 
+# The formats in which kernels keep Q, K, V, scores and weights.
 _FORMATS = (
     (torch.float8_e4m3fn, "FP8 E4M3"),
     (torch.float8_e5m2, "FP8 E5M2"),
     (torch.bfloat16, "bfloat16"),
     (torch.float16, "float16"),
 )
-"""The formats in which kernels keep Q, K, V, scores and weights."""
+# What is rounded together: one input, the KV cache, what is multiplied first, or all.
 _INPUTS = (
     ("q", "Q is"), ("k", "K is"), ("v", "V is"), ("kv", "K and V are"), ("qk", "Q and K are"), ("qkv", "Q, K and V are")
 )  # fmt: skip
-"""What is rounded together: one input, the KV cache, what is multiplied first, or all."""
+# More than that of a hypothesis: on calls without much cancellation, one rounding is much like another.
 _ROUNDING_COST = 3.5
-"""More than that of a hypothesis: on calls without much cancellation, one rounding is much like another."""
 
 
 def known_effects() -> list[Told]:

@@ -13,10 +13,10 @@ from assay.harness.readout.features import Ints
 from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
 
+# (queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads].
 _Of = Callable[[Queries], Ints]
-"""(queries) -> a packed row of q, or a q head, for each row and head, int64 [rows * heads]."""
+# A place in words, the place, and its cost.
 _Option = tuple[str, _Of, float]
-"""A place in words, the place, and its cost."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ def _strided(name: str, queries: Queries) -> Ints:
     return np.where(row < queries.call.q.shape[0], row, -1)
 
 
+# Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
+# stays at the start of a sequence or of a tile.
 _QUERIES: tuple[_Option, ...] = (
     ("", lambda q: q.table["row"], 0.0),
     *((f"query i {'+' if by > 0 else '-'} {abs(by)}", _query(lambda t, by=by: t["i"] + by), 0.2 + 0.1 * abs(by))  # type: ignore[misc]
@@ -92,8 +94,7 @@ _QUERIES: tuple[_Option, ...] = (
     *((f"the first query of its block of {n}", _query(lambda t, n=n: t["i"] // n * n), 0.7) for n in (16, 32, 64, 128)),  # type: ignore[misc]
     *((f"query i mod {n}", _query(lambda t, n=n: t["i"] % n), 0.8) for n in (16, 32, 64, 128)),  # type: ignore[misc]
 )  # fmt: skip
-"""Rows that a kernel confuses: neighbours and what is one vector of rows away; a sequence index that is off; an offset into q that
-stays at the start of a sequence or of a tile."""
+# Heads that a kernel confuses: neighbours, one that is fixed, heads in pairs, and those of a group.
 _HEADS: tuple[_Option, ...] = (
     ("", lambda q: q.table["head"], 0.0),
     ("the next q head", lambda q: (q.table["head"] + 1) % q.heads, 0.3),
@@ -104,7 +105,6 @@ _HEADS: tuple[_Option, ...] = (
     ("the first q head of its group", lambda q: q.table["head"] - q.table["member"], 0.5),
     ("q head h + num_q_heads / num_kv_heads", lambda q: (q.table["head"] + q.table["group"]) % q.heads, 0.6),
 )
-"""Heads that a kernel confuses: neighbours, one that is fixed, heads in pairs, and those of a group."""
 
 
 def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
@@ -117,6 +117,7 @@ def _flat(of_rows: bool, part: bool, queries: Queries) -> Ints:
     return np.divmod(place, width)[int(part)]
 
 
+# Tensors that are stored with one stride or in one layout and read with another.
 _LAYOUTS = (
     *(RowSource(f"the query in packed row {words} + i", "", partial(_strided, name), _HEADS[0][1], 1.0) for name, words in (
         ("", "b"), ("new", "b x (new)"), ("first_new", "b x (new of the first sequence)"), ("most_new", "b x (the largest new)"))),
@@ -124,7 +125,6 @@ _LAYOUTS = (
              partial(_flat, of_rows, of_rows))
       for layout, of_rows in (("[heads, tokens]", False), ("[tokens, heads]", True))),
 )  # fmt: skip
-"""Tensors that are stored with one stride or in one layout and read with another."""
 SOURCES = (
     tuple(
         RowSource(query, in_head, row, head, row_cost + head_cost + 0.5 * bool(query and in_head))

@@ -49,12 +49,12 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
     }  # fmt: skip
 
 
+# New tokens of a tile of queries.
 _TILES = (16, 32, 64, 128)
-"""New tokens of a tile of queries."""
+# Rows of a tile in which each new token has as many rows as q heads read a kv head, as kernels pack them.
 _ROWS = (64, 128)
-"""Rows of a tile in which each new token has as many rows as q heads read a kv head, as kernels pack them."""
+# Names of the sizes of tiles.
 _TILE_NAMES = (*map(str, _TILES), *(f"packed_{rows}" for rows in _ROWS))
-"""Names of the sizes of tiles."""
 
 
 def _tiles(i: Ints, new: Ints, prefix: Ints, group: int) -> dict[str, Ints]:
@@ -154,12 +154,12 @@ ROW_TERMS: tuple[Term, ...] = (
     *(Term("i", "new", block=b, cost=1.2) for b in _BLOCKS), *_residues("seq", 1.2, (2, 3)),
 )  # fmt: skip
 """What the rule of a query may speak of."""
+# Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile.
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),
     ("j", "least_prefix", ("down",)), ("fresh", "i", ("up", "down", "mod")),
     ("fresh", "new", ("up", "down")), ("ahead", "prefix", ("up", "down", "mod")),
 )  # fmt: skip
-"""Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile."""
 PAIR_TERMS: tuple[Term, ...] = (
     Term("pos", "j", cost=0.1), Term("j", "prefix", cost=0.2), Term("j", "i", cost=0.3), Term("j", cost=0.2),
     Term("left", cost=0.3), Term("other", cost=0.2), Term("key_seq", cost=0.5),

@@ -22,37 +22,37 @@ from assay.harness.readout.probing import CallPlan, Prober, extreme_plans, fixed
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, close
 
+# Calls that are read before a rule is sought, and those that contradict it that are read after.
 _READ_AT_ONCE, _READ_AGAIN = 8, 5
-"""Calls that are read before a rule is sought, and those that contradict it that are read after."""
+# Share of the wrong outputs below which a round that explains no more than the one before is the last.
 _LITTLE = 0.1
-"""Share of the wrong outputs below which a round that explains no more than the one before is the last."""
+# Rounds in which calls that contradict the rules are read.
 _ROUNDS = 4
-"""Rounds in which calls that contradict the rules are read."""
+# Calls on which an operator is tried that it was not mined from, in each round.
 _FRESH = 20
-"""Calls on which an operator is tried that it was not mined from, in each round."""
 _TOTALS, _PREFIXES = ("total", "most_total"), ("prefix", "previous_prefix", "first_prefix", "most_prefix")
 _NEW, _POSITIONS, _SEQUENCES = ("new", "most_new"), ("pos", "i"), ("seqs", "seq")
+# Features of a query of which calls with any value can be made.
 _ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES, "layer"))
-"""Features of a query of which calls with any value can be made."""
+# Numbers of a call, of which each is asked for in its turn.
 _COUNTS = frozenset(("call", "nth"))
-"""Numbers of a call, of which each is asked for in its turn."""
+# Tokens of the longest sequence that is made.
 _MOST_KEYS = 5000
-"""Tokens of the longest sequence that is made."""
+# Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred.
 _HALVINGS = 8
-"""Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred."""
+# Calls that are drawn to tell rivals apart, in each round.
 _TELLING = 6
-"""Calls that are drawn to tell rivals apart, in each round."""
+# A kernel that takes longer on a small call gets fewer and shorter ones.
 _SLOW_S = 0.03
-"""A kernel that takes longer on a small call gets fewer and shorter ones."""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Relative error of a query that rounding explains on normal data: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both
+# weights and output, and a sum of values that cancel has a larger relative error.
 _NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-"""Relative error of a query that rounding explains on normal data: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both
-weights and output, and a sum of values that cancel has a larger relative error."""
+# Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
+# noise, whatever is tried would explain some query by chance.
 _CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
-"""Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
-noise, whatever is tried would explain some query by chance."""
+# The same for a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs.
 _QUANTISED = 5e-3
-"""The same for a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs."""
 
 
 class Finder(Fitter):

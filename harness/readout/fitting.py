@@ -22,29 +22,29 @@ from assay.harness.readout.probing import BudgetSpentError
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Agreement, Sample
 
+# Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
+# half from which on anything is said.
 _LEAST = 0.05
-"""Share of the wrong outputs that are left that an effect must explain. With three clauses, the first must explain a sixth for the
-half from which on anything is said."""
+# Most clauses of an operator.
 _CLAUSES = 3
-"""Most clauses of an operator."""
+# A condition of this cost may be a coincidence where whole calls are wrong and others are right: they are wrong now and then.
 _FAR_FETCHED = 5.0
-"""A condition of this cost may be a coincidence where whole calls are wrong and others are right: they are wrong now and then."""
+# Bits that a literal of a condition is worth: there are some 10,000 literals, hence 13 bits, and two to be on the safe side.
 _BITS = 15.0
-"""Bits that a literal of a condition is worth: there are some 10,000 literals, hence 13 bits, and two to be on the safe side."""
+# Calls on which effects are compared before the best ones are tried on all.
 _FEW = 10
-"""Calls on which effects are compared before the best ones are tried on all."""
+# What it costs an effect to change a right query, in wrong ones explained: a condition must then keep it from there.
 _SPOILT = 0.05
-"""What it costs an effect to change a right query, in wrong ones explained: a condition must then keep it from there."""
+# What one more of cost costs an effect, in shares of the wrong queries explained.
 _FAR = 0.02
-"""What one more of cost costs an effect, in shares of the wrong queries explained."""
+# Effects that are tried of those that do the same on a few calls.
 _RIVALS = 3
-"""Effects that are tried of those that do the same on a few calls."""
+# An effect, how well it does on a few calls, and what is the same for effects that do the same there.
 _Rated = tuple[float, bytes, Effect]
-"""An effect, how well it does on a few calls, and what is the same for effects that do the same there."""
+# Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing.
 _FIRST, _TINY = 3, 3
-"""Calls, and wrong queries of each, on which an effect must explain something to be compared at all: most explain nothing."""
+# Effects whose conditions are mined, best first; and most of them, where no condition is found for any.
 _SURELY_TRIED, _TRIED = 6, 10
-"""Effects whose conditions are mined, best first; and most of them, where no condition is found for any."""
 
 
 @dataclass

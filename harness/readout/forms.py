@@ -17,18 +17,17 @@ from assay.harness.localize.reading import Flags, Numbers, WeightReading
 from assay.harness.readout.features import Ints
 from assay.harness.readout.queries import Queries
 
+# What the weights of a query are. In terms of the right weights, in proportion to exp(score):
+#
+# - "right";
+# - "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-and-mass": but normalised
+#   by something else than their sum;
+# - "scale": scores times a factor; "pieces": a factor that is constant over runs of keys;
+# - "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
+# - "values": right, but on the V of other keys.
 _Form = Literal[
     "right", "keys", "keys-and-mass", "scale", "pieces", "output", "query", "values"
 ]  # fmt: skip
-"""What the weights of a query are. In terms of the right weights, in proportion to exp(score):
-
-- "right";
-- "keys": times a factor for each key, mostly 0 (not seen), 1 or 2 (seen twice), and normalised; "keys-and-mass": but normalised by
-  something else than their sum;
-- "scale": scores times a factor; "pieces": a factor that is constant over runs of keys;
-- "output": the right weights of another query or head; "query": the weights that the q of another query or head gives here;
-- "values": right, but on the V of other keys.
-"""
 BLANK = -1.0
 """Stands in place of a factor, which is never negative, for a key whose K and V are zero to the kernel: it adds nothing to the
 output, and exp(0) = 1 to the denominator."""
@@ -112,8 +111,8 @@ class Row:
         return seen, np.log(weights[seen])
 
 
+# Most different factors of a row: not seen, seen once, seen twice are three. With more, any row fits.
 _FACTORS = 3
-"""Most different factors of a row: not seen, seen once, seen twice are three. With more, any row fits."""
 
 
 def _right(row: Row) -> Fit | None:
@@ -217,10 +216,10 @@ def _pieces(row: Row) -> Fit | None:
     return Fit("pieces", keys=gaps + np.log(np.exp(scores[row.visible]).sum()))
 
 
+# Most weights that are paired with each other, since that takes their number squared.
 _MOVED = 400
-"""Most weights that are paired with each other, since that takes their number squared."""
+# Relative difference of two weights that count as the same: float32 leaves 2e-6, and in a long row other weights are close too.
 _RELATIVE = 1e-4
-"""Relative difference of two weights that count as the same: float32 leaves 2e-6, and in a long row other weights are close too."""
 
 
 def _output(row: Row) -> Iterator[Fit]:
@@ -306,15 +305,15 @@ def _gained(row: Row) -> Fit | None:
 
 _CHEAP: tuple[Callable[[Row], Fit | None], ...] = (_seen_keys, _scaled)
 _DEAR: tuple[Callable[[Row], Fit | None], ...] = (_values_moved, _pieces)
+# Forms that may fit in several ways.
 _SEVERAL: tuple[Callable[[Row], Iterator[Fit]], ...] = (_output, _query)
-"""Forms that may fit in several ways."""
+# Keys from which on dear forms are tried only where no plain one fits.
 _MANY_KEYS = 256
-"""Keys from which on dear forms are tried only where no plain one fits."""
+# Most sources of a form: with equal queries, all fit.
 _SOURCES = 12
-"""Most sources of a form: with equal queries, all fit."""
+# Multiple of `Tolerance.weight` by which weights may fail to give the output on ordinary values. Beyond it they depend on V, and
+# say nothing. Right float32 kernels are off by 2e-6 at most.
 _NOT_LINEAR = 20
-"""Multiple of `Tolerance.weight` by which weights may fail to give the output on ordinary values. Beyond it they depend on V, and
-say nothing. Right float32 kernels are off by 2e-6 at most."""
 
 
 def fits(row: Row) -> list[Fit]:

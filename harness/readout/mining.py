@@ -21,28 +21,28 @@ Table = Mapping[str, NDArray[np.int64]]
 """Feature -> its value for each example, int64 [examples]."""
 Flags = NDArray[np.bool_]
 Rounding = Choice["", "up", "down", "mod", "gap"]
+# Most literals of a condition: longer ones fit by chance.
 _MAX_LITERALS = 3
-"""Most literals of a condition: longer ones fit by chance."""
+# Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
+# each other in a fraction of a second. Where others contradict the conditions, some of these counterexamples are added.
 _MAX_EXAMPLES = 1500
-"""Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
-each other in a fraction of a second. Where others contradict the conditions, some of these counterexamples are added."""
+# Cost of a condition of one literal that is plain enough not to look for two: a flag, or a threshold on a length or an index. A
+# residue costs more, and may be a coincidence.
 _PLAIN = 2.3
-"""Cost of a condition of one literal that is plain enough not to look for two: a flag, or a threshold on a length or an index. A
-residue costs more, and may be a coincidence."""
+# Rounds of counterexamples: most rules need one or two, and what needs more is no rule.
 _ROUNDS = 6
-"""Rounds of counterexamples: most rules need one or two, and what needs more is no rule."""
+# Counterexamples of each condition that are added in a round.
 _COUNTEREXAMPLES = 50
-"""Counterexamples of each condition that are added in a round."""
+# Sets of literals from which a conjunction of three is sought: those that exclude most.
 _BEAM = 40
-"""Sets of literals from which a conjunction of three is sought: those that exclude most."""
+# Pairs of sets of literals that are considered, cheapest first.
 _PAIRS = 30
-"""Pairs of sets of literals that are considered, cheapest first."""
+# A residue or a name with more values than this is not told from each of those that it does not have, only from 0.
 _MAX_VALUES = 12
-"""A residue or a name with more values than this is not told from each of those that it does not have, only from 0."""
+# Cost of a condition that is plain enough not to look for a negation.
 _NO_NEGATION = 4.0
-"""Cost of a condition that is plain enough not to look for a negation."""
+# Between two values that are further apart than this, constants are not compared one by one.
 _WIDE = 4096
-"""Between two values that are further apart than this, constants are not compared one by one."""
 
 
 @dataclass(frozen=True)

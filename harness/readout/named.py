@@ -11,10 +11,9 @@ from assay.harness.attention.bugs.catalogue import public_reports
 from assay.harness.attention.bugs.family import BY_ID, FAMILY
 from assay.harness.attention.oracle import oracle
 from assay.harness.localize.causes import GAINS, OUTPUT_NOT_WRITTEN
-from assay.harness.localize.diagnose import TITLES
+from assay.harness.localize.diagnose import TITLES, does
 from assay.harness.localize.picturing import hides, picture_of
 from assay.harness.localize.reading import Flags, Numbers
-from assay.harness.localize.wording import does
 from assay.harness.picture import Picture
 from assay.harness.readout.effects import known_bug
 from assay.harness.readout.operators import Operator
@@ -25,23 +24,23 @@ from assay.harness.readout.words import legend
 from assay.harness.text import one_line, percent
 from assay.harness.verdict import OPERATOR, OPERATOR_SHOWN, UNEXPLAINED, Finding, serious, with_evidence
 
+# Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one.
 _CONFIRMED = 2
-"""Wrong outputs of calls that an operator was not mined from that it must give: a coincidence explains one."""
+# Right outputs that an operator may change, as a share of the wrong ones that it gives, for its sentence to be said.
 _SPOILT = 0.1
-"""Right outputs that an operator may change, as a share of the wrong ones that it gives, for its sentence to be said."""
+# Share of the wrong outputs that an operator must give for its sentence to be said at all.
 _SAID = 0.5
-"""Share of the wrong outputs that an operator must give for its sentence to be said at all."""
+# Wrong calls on which an operator must equal a hypothesis to have its name.
 _NAMED_ON = 8
-"""Wrong calls on which an operator must equal a hypothesis to have its name."""
+# Relative error of a single weight that a picture does not show, as a multiple of that of an output, where a quantisation is
+# declared: an output is a sum of weights, whose errors partly cancel.
 _NOISY_WEIGHTS = 10.0
-"""Relative error of a single weight that a picture does not show, as a multiple of that of an output, where a quantisation is
-declared: an output is a sum of weights, whose errors partly cancel."""
+# Most public reports that a finding lists.
 _LINKS = 3
-"""Most public reports that a finding lists."""
+# Names whose formula has a factor of its own for each kernel; `_outputs` fits it to each answer.
 _GAINS = {id: Bug(id, TITLES[id], TITLES[id], act, "gain", oracle) for id, act in GAINS.items()}
-"""Names whose formula has a factor of its own for each kernel; `_outputs` fits it to each answer."""
+# The names that a read-out can contradict. Others say how the kernel behaves, such as state that it keeps.
 _NAMES = BY_ID | _GAINS
-"""The names that a read-out can contradict. Others say how the kernel behaves, such as state that it keeps."""
 
 
 def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:

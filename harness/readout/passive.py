@@ -32,21 +32,21 @@ from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
 
+# Most keys that are solved for, as a share of head_dim_v: a quarter of the equations is left to test the solution. The error of a
+# weight is then no larger than that of one number of the output: with random rows of V of size 1 per number, it is that divided by
+# sqrt(head_dim_v - keys).
 _UNKNOWNS = 0.75
-"""Most keys that are solved for, as a share of head_dim_v: a quarter of the equations is left to test the solution. The error of a
-weight is then no larger than that of one number of the output: with random rows of V of size 1 per number, it is that divided by
-sqrt(head_dim_v - keys)."""
+# Multiple of the noise that may be left of an output. The noise is that of the better rows of right calls; single rows have up to
+# three times as much.
 _REST = 4.0
-"""Multiple of the noise that may be left of an output. The noise is that of the better rows of right calls; single rows have up to
-three times as much."""
+# Multiple of the error of a weight, as a standard deviation, beyond which it is told from another: 1 of 16,000 is by chance.
 _UNSURE = 4.0
-"""Multiple of the error of a weight, as a standard deviation, beyond which it is told from another: 1 of 16,000 is by chance."""
+# A row whose weights are not known better than this says nothing of its keys.
 _LEAST = 0.05
-"""A row whose weights are not known better than this says nothing of its keys."""
+# Standard deviation of normal errors as a multiple of their mean size: sqrt(pi / 2).
 _TO_SIGMA = 1.25
-"""Standard deviation of normal errors as a multiple of their mean size: sqrt(pi / 2)."""
+# Sequences of a call whose keys are tried as another's.
 _MOST_SEQUENCES = 6
-"""Sequences of a call whose keys are tried as another's."""
 
 
 @dataclass(frozen=True)
@@ -201,26 +201,26 @@ def _key_sets(call: AttentionCall, row: int, most: int) -> Iterator[Ints]:
     yield every
 
 
+# Calls that are mined at first, of those with wrong outputs and of the others: at most half of them.
 _WRONG_CALLS, _RIGHT_CALLS = 24, 12
-"""Calls that are mined at first, of those with wrong outputs and of the others: at most half of them."""
+# Calls on which rules are tried: with wrong outputs, and without.
 _MOST_WRONG, _MOST_RIGHT = 96, 48
-"""Calls on which rules are tried: with wrong outputs, and without."""
+# Queries of a call that are looked at.
 _ROWS = 24
-"""Queries of a call that are looked at."""
+# Most weights of a call that are looked at, for all kv heads: 4 MB, of which a call keeps some multiples.
 _MOST_WEIGHTS = 2**19
-"""Most weights of a call that are looked at, for all kv heads: 4 MB, of which a call keeps some multiples."""
+# Most weights of a call that is solved for, with all its queries: forms compare a query with all others.
 _MOST_OF_ALL_QUERIES = 2**24
-"""Most weights of a call that is solved for, with all its queries: forms compare a query with all others."""
+# Wrong outputs after which no more are solved for: about as many as a kernel that is asked gives at first.
 _EXPLAINED = 600
-"""Wrong outputs after which no more are solved for: about as many as a kernel that is asked gives at first."""
+# Rounds in which calls that contradict the rules are mined too.
 _ROUNDS = 4
-"""Rounds in which calls that contradict the rules are mined too."""
+# Calls that contradict the rules and are mined too, in each round.
 _MORE = 4
-"""Calls that contradict the rules and are mined too, in each round."""
+# Error of a right output, relative L1, that is assumed at least: half a unit in the last place, and of float32 what sums lose.
 _LEAST_NOISE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
-"""Error of a right output, relative L1, that is assumed at least: half a unit in the last place, and of float32 what sums lose."""
+# Error of a query from which on it is wrong, at least: as where a kernel is asked.
 _CLEARLY = {torch.float32: 3e-4, torch.float16: 6e-3, torch.bfloat16: 4.5e-2}
-"""Error of a query from which on it is wrong, at least: as where a kernel is asked."""
 Recorded = tuple[AttentionCall, Tensor, float]
 """A call, the output that was recorded, [total_q, num_q_heads, head_dim_v], and the relative error of a query, L1, from which on it
 is wrong."""

@@ -90,10 +90,10 @@ class CallPlan:
 STEEP = 4
 """Factor of q in steep calls: with head_dim 64, scores spread by 4, and those of 100 keys reach down to some 20 below their
 maximum, where an exponential may end. The errors of right kernels grow by as much."""
+# Share of the calls drawn at random that may have up to 220 new tokens.
 _MANY_NEW = 0.15
-"""Share of the calls drawn at random that may have up to 220 new tokens."""
+# Powers of two of scores of all sizes: beyond the largest float16, 65504, but with K within it.
 _POWERS = {torch.float32: 16, torch.bfloat16: 16, torch.float16: 13}
-"""Powers of two of scores of all sizes: beyond the largest float16, 65504, but with K within it."""
 
 
 def _paired(length: int, heads: int, dim: int, draw: torch.Generator) -> Tensor:
@@ -105,6 +105,7 @@ def _paired(length: int, heads: int, dim: int, draw: torch.Generator) -> Tensor:
     return torch.cat([torch.zeros(length % 2, heads, dim), both])
 
 
+# Lengths that are always tried: around page and block sizes, with and without a prefix, alone and in batches.
 _FIXED: tuple[_Lens, ...] = (
     ((7, 0),), ((40, 0),), ((17, 16),), ((34, 157),), ((5, 64),), ((66, 0),), ((67, 63),), ((129, 0),), ((3, 200),),
     ((12, 33), (7, 0)), ((7, 0), (12, 33)), ((5, 20), (9, 0), (6, 41)), ((40, 10), (3, 100)), ((20, 64), (20, 64)),
@@ -112,19 +113,18 @@ _FIXED: tuple[_Lens, ...] = (
     ((1, 1),), ((1, 15),), ((1, 16),), ((1, 64),), ((1, 130),), ((1, 257),), ((1, 5), (1, 40)), ((1, 40), (1, 5), (1, 90)),
     ((1, 33), (1, 33), (1, 33), (1, 33)), ((1, 127), (1, 128), (1, 129)), ((1, 63), (1, 200)),
 )  # fmt: skip
-"""Lengths that are always tried: around page and block sizes, with and without a prefix, alone and in batches."""
+# Lengths of calls without a causal mask.
 _NOT_CAUSAL: tuple[_Lens, ...] = (((20, 150),), ((9, 40), (30, 0)), ((70, 60),), ((3, 17),), ((1, 70), (1, 20)))
-"""Lengths of calls without a causal mask."""
+# Long ones, with few heads.
 _LONG: tuple[_Lens, ...] = (((4, 600),), ((600, 0),), ((1, 700),), ((2, 1100),), ((1, 2200),), ((2, 4200),))
-"""Long ones, with few heads."""
+# q and kv heads: groups of 2, 4 and 1, one kv head for all, and counts that are no powers of two.
 _HEADS = ((4, 2), (8, 2), (4, 4), (4, 1), (6, 3))
-"""q and kv heads: groups of 2, 4 and 1, one kv head for all, and counts that are no powers of two."""
+# Lengths of calls with steep scores.
 _STEEP: tuple[_Lens, ...] = (((40, 200),), ((1, 260),), ((30, 0), (9, 150)))
-"""Lengths of calls with steep scores."""
+# Lengths of calls with values and scores of all sizes.
 _OF_ALL_SIZES: tuple[_Lens, ...] = (((9, 0),), ((5, 20),), ((1, 40),), ((4, 8), (7, 0)))
-"""Lengths of calls with values and scores of all sizes."""
+# Sizes of pages and blocks.
 _EDGES = (1, 2, 8, 16, 32, 64, 128, 192, 256)
-"""Sizes of pages and blocks."""
 
 
 def repeated_plans(data: str, dtype: torch.dtype) -> list[CallPlan]:
@@ -171,10 +171,10 @@ def extreme_plans() -> list[CallPlan]:
     ]  # fmt: skip
 
 
+# Keys of a varied call: reading longer ones takes most of the budget.
 _MOST_VARIED = 2500
-"""Keys of a varied call: reading longer ones takes most of the budget."""
+# Head dims that are tried besides 64 and 128: below a tile's 64, and not a multiple of it.
 _DIMS = (32, 80, 96)
-"""Head dims that are tried besides 64 and 128: below a tile's 64, and not a multiple of it."""
 
 
 def plan_of(call: AttentionCall, data: str = "normal") -> CallPlan:
@@ -235,8 +235,8 @@ def _length(draw: random.Random, most: int) -> int:
 
 REFUSED = "refused"
 """The reason of a call that a kernel raised `KernelRefused` for, in `Prober.raised`."""
+# Seconds of waiting that count as one second of CPU time.
 _WAITS = 5.0
-"""Seconds of waiting that count as one second of CPU time."""
 
 
 def budget_clock(device: str) -> Callable[[], float]:

@@ -13,8 +13,8 @@ from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import Flags, Numbers, right_weights, scores_of, softmax, visible
 from assay.harness.readout.features import Ints, Pairs, row_table
 
+# Scores are cut here above the largest one: exp(710) is beyond float64.
 _MOST_EXPONENT = 700.0
-"""Scores are cut here above the largest one: exp(710) is beyond float64."""
 
 
 def einsum(rule: str, *arrays: Numbers) -> Numbers:

@@ -41,8 +41,8 @@ def _rounded(value: float) -> float:
 
 LOOSE = 2e-2
 """Relative error of a query from which on it is wrong where scores are of all sizes: a float32 score of 1e4 is off by 1e-3."""
+# How near a wrong answer must be to an output that explains it, as a share of its distance from the right one.
 _NEARER = 0.3
-"""How near a wrong answer must be to an output that explains it, as a share of its distance from the right one."""
 
 
 @dataclass

@@ -11,8 +11,8 @@ from assay.harness.readout.mining import Condition, Term
 from assay.harness.readout.operators import Clause, Operator, Told
 from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus
 
+# An effect in words, and the conditions on queries that its own conditions hold in common.
 _Said = tuple[str, list[Condition]]
-"""An effect in words, and the conditions on queries that its own conditions hold in common."""
 
 
 def sentence(operator: Operator) -> str:

@@ -19,11 +19,11 @@ _LETTERS = {
     "b": "b: the index of a sequence in its batch", "G": "G: the number of q heads per kv head",
 }  # fmt: skip
 _LENGTHS = {"prefix": "cached", "new": "new", "total": "all"}
+# How a sentence calls the new tokens of a tile.
 _TILE_WORDS = {
     **{str(size): str(size) for size in (16, 32, 64, 128)},
     **{f"packed_{rows}": f"{rows} // (q heads per kv head)" for rows in (64, 128)},
 }
-"""How a sentence calls the new tokens of a tile."""
 SYMBOLS = {
     "i": "i", "pos": "p", "j": "j", "row": "r", "head": "h", "seq": "b", "prefix": "prefix", "new": "new", "total": "total",
     "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)", "kv": "the kv head",
@@ -46,8 +46,9 @@ SYMBOLS = {
 }  # fmt: skip
 """How a sentence calls each feature in an expression."""
 _FLAGS = frozenset({"decode", "causal"})
+# Features whose values are names.
 _PLACES = {"layer": "layer", "head": "q head", "kv": "kv head"}
-"""Features whose values are names."""
+# The usual words for some comparisons.
 _FIXED = {
     ("decode", "==", 1): "in decode", ("decode", "==", 0): "in extend",
     ("causal", "==", 1): "behind a causal mask", ("causal", "==", 0): "without a causal mask",
@@ -56,9 +57,8 @@ _FIXED = {
     ("seq", "==", 0): "in the first sequence of a batch", ("from_last", "==", 0): "in the last sequence of a batch",
     ("call", "==", 0): "in the first call",
 }  # fmt: skip
-"""The usual words for some comparisons."""
+# Operators with their sides exchanged.
 _FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
-"""Operators with their sides exchanged."""
 
 
 def legend(sentence: str) -> str:
@@ -196,8 +196,8 @@ _KEY = {
     "p": "its own key", "0": "key 0", "prefix": "the first new key", "prefix - 1": "the last cached key",
     "total - 1": "the last key",
 }  # fmt: skip
+# Usual names of one key, and of several.
 _SOME = {("<", "prefix"): "cached keys", (">=", "prefix"): "new keys"}
-"""Usual names of one key, and of several."""
 _SEQUENCES = {
     ("==", -1): "of the previous sequence", ("==", 1): "of the next sequence", ("<", 0): "of earlier sequences",
     (">=", 1): "of later sequences", ("==", 0): "of its own sequence", ("!=", 0): "of other sequences",

@@ -104,7 +104,6 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
     """
     seconds = plan.run.spec.workload.latency_seconds
     clients = {role: engine.client() for role, engine in engines.items()}
-    models = {role: client.models()[0] for role, client in clients.items()}
     timings: list[Timing] = []
     started, played, rounds, missing = time.monotonic(), 0, 0, MIN_RATIOS
     for together in turns(plan):
@@ -117,20 +116,20 @@ def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, d
         if missing <= 0 and time.monotonic() - started >= seconds:
             break
         for turn in together:
-            block = _play(turn, engines[turn.role], clients[turn.role], models[turn.role], plan.vocabulary, played)
+            block = _play(turn, engines[turn.role], clients[turn.role], plan.vocabulary, played)
             folder.append_lines(TIMINGS, block)
             timings += block
             played += 1
 
 
-def _play(turn: Turn, engine: Engine, client: Client, model: str, vocabulary: int, number: int) -> list[Timing]:
+def _play(turn: Turn, engine: Engine, client: Client, vocabulary: int, number: int) -> list[Timing]:
     """Play one block on an emptied cache, after caching the shared part, if any."""
     engine.flush_cache()
     shape = turn.shape
     if shape.shared:
-        client.stream(model, [prefix(shape, vocabulary, turn.seed)], 1, 1)
+        client.stream([prefix(shape, vocabulary, turn.seed)], 1, 1)
     asked = prompts(shape, turn.requests, vocabulary, turn.seed)
-    streams = client.stream(model, asked, shape.output, turn.concurrency)
+    streams = client.stream(asked, shape.output, turn.concurrency)
     return [_timing(turn, number, index, stream) for index, stream in enumerate(streams)]
 
 

@@ -184,7 +184,6 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
         EngineError: it does not answer.
     """
     server = RemoteServer("candidate", url, timeout_s, model)
-    server.start()
     client = server.client()
     seconds: dict[str, float] = {}
     update: dict[str, Any] = {}
@@ -206,7 +205,7 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
     return Fingerprint(
         source="endpoint",
         engine=f"OpenAI-compatible server {server.url}",
-        model=server.model,
+        model=client.model,
         not_observed={
             **dict.fromkeys(_absent(update), "an endpoint does not tell"),
             "environment": "an endpoint does not tell",
@@ -235,12 +234,12 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
     # Without such an endpoint, or one that takes less, what it told until then stays.
     with suppress(EngineError, KeyError, TypeError, ValueError):
         for field, special in (("texts", True), ("bare", False)):
-            body = {"model": server.model, "add_special_tokens": special}
+            body = {"model": client.model, "add_special_tokens": special}
             for name in names:
                 ids = client.post_json("/tokenize", {**body, "prompt": TEXTS[name]})["tokens"]
                 told[field][name] = tuple(int(id_) for id_ in ids)
         told["chats"], told["refused"] = chats_of(
-            lambda body: client.post_json("/tokenize", {"model": server.model, **body})
+            lambda body: client.post_json("/tokenize", {"model": client.model, **body})
         )
     firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
     if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text

@@ -33,7 +33,7 @@ from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
-from assay.harness.judge.fault_seen import losses, p_no_loss
+from assay.harness.judge.sensitivity import losses, p_no_loss
 from assay.harness.policy import Policy
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.logit_scoring import score_again

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,6 @@ def clopper_pearson(count: int, n: int, alpha: float) -> Interval:
     low = float(betaincinv(count, n - count + 1, alpha / 2)) if count else 0.0
     high = float(betaincinv(count + 1, n - count, 1 - alpha / 2)) if count < n else 1.0
     return Interval(low, high, 1 - alpha)
-
-
-def wilson(count: float, n: float, alpha: float) -> Interval:
-    """Compute Wilson's score interval of a share: shorter than the exact one. ``n == 0`` gives [0, 1].
-
-    Args:
-        count: items with the property; need not be an integer where items count as fewer independent ones.
-        n: items.
-        alpha: one minus the level.
-
-    Raises:
-        ValueError: `count` is negative or above `n`.
-    """
-    _check(count, n)
-    if not n:
-        return Interval(0.0, 1.0, 1 - alpha)
-    share, z2 = count / n, NormalDist().inv_cdf(alpha / 2) ** 2
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    # By rounding, the ends would miss 0 and 1.
-    return Interval(0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half, 1 - alpha)
 
 
 def _check(count: float, n: float) -> None:

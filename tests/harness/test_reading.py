@@ -15,7 +15,7 @@ import torch
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_manifest
 from assay.harness.ingest.recognise import ingest
-from assay.harness.ingest.tensors.dump import open_dump
+from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.reading import reading, whole_file
 
 

@@ -240,10 +240,9 @@ def test_without_scripts_the_tables_replace_the_maps(
     screenshot.open_page(chrome, page)
     assert not [e for e in chrome.find_elements("css selector", ".heat, .key") if e.is_displayed()]
     chrome.find_element("xpath", "//summary[. = 'Worst cells and calls']").click()
-    rows = chrome.find_elements("css selector", ".layer-diff .cells tbody tr")
+    rows = [row for row in chrome.find_elements("css selector", ".layer-diff .cells tbody tr") if row.is_displayed()]
     assert len(rows) == 10
     assert re.fullmatch(r"0 2 extend, cached prefix 143 % 4\.7 %", rows[0].text)
-    assert chrome.find_element("css selector", ".layer-diff .profile svg").is_displayed()
 
 
 def test_hostile_labels_do_not_run_and_are_shown_as_text(visit: Any, examples: ModuleType) -> None:

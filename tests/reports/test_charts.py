@@ -2,59 +2,28 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from types import ModuleType
 
 import pytest
 
-from assay.harness.judge.answer_conditions import ConditionRow
-from assay.harness.judge.answers import Tally
-from assay.harness.judge.report import Metric
-from assay.reports import charts
-from assay.reports.svg import PALETTE
+from assay.reports.charts import interval_chart
+from assay.reports.svg import PALETTE, Scale, axis_below, element, image, rect, text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def _all_charts(examples: ModuleType, name: str) -> list[str]:
-    suite = getattr(examples, name)().suites[0]
-    drawn = [charts.interval_chart(metric) for metric in suite.metrics if metric.bound is not None]
-    return list(filter(None, [*drawn, charts.tally_chart(suite.tallies), charts.condition_chart(suite.conditions[:4])]))
-
-
-@pytest.mark.parametrize("name", ["regression", "hostile"])
-def test_charts_are_small_static_images_with_an_alternative_text(examples: ModuleType, name: str) -> None:
-    for svg in _all_charts(examples, name):
-        root = ET.fromstring(svg)
-        assert root.tag == f"{SVG}svg"
-        assert root.get("role") == "img"
-        assert root.get("aria-label")
-        assert len(svg) < 8_000
-        assert {element.tag for element in root.iter()} <= {
-            f"{SVG}{tag}" for tag in ("svg", "path", "line", "rect", "circle", "text", "title")
-        }
-        assert not [key for element in root.iter() for key in element.attrib if key == "style" or key.startswith("on")]
-        assert float(root.get("width", "inf")) == pytest.approx(charts.WIDTH, abs=2)
-
-
-def test_alternative_texts_hold_the_numbers(examples: ModuleType) -> None:
-    interval, tally, condition = (ET.fromstring(svg).get("aria-label", "") for svg in _all_charts(examples, "regression"))
-    assert "loss of accuracy: 85.5, interval 80.7 to 89.4, bound ≤ 5" in interval
-    assert "candidate: 31 right, 1 wrong, 224 unparsed of 256" in tally
-    assert ">= 16: reference 0.978, candidate 0.000 of 224" in condition
-
-
-def test_every_colour_follows_the_theme(examples: ModuleType) -> None:
-    for svg in _all_charts(examples, "regression"):
-        colours = set(re.findall(r'(?:fill|stroke)="(#[^"]+)"', svg))
-        assert colours <= set(PALETTE.values())
+def test_an_interval_is_a_small_static_image_in_the_colours_of_the_page() -> None:
+    svg = interval_chart("loss: 85.5, bound <= 5", 85.5, 80.7, 89.4, 5.0, "most")
+    root = ET.fromstring(svg)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "loss: 85.5, bound <= 5"
+    assert len(svg) < 8_000
+    assert {found.tag for found in root.iter()} == {f"{SVG}{tag}" for tag in ("svg", "line", "rect", "circle", "text")}
+    assert set(re.findall(r'(?:fill|stroke)="(#[^"]+)"', svg)) <= set(PALETTE.values())
 
 
 def test_the_tint_lies_on_the_forbidden_side() -> None:
     def edges(bound_is: str) -> tuple[float, float]:
-        metric = Metric.model_validate(
-            {"id": "m", "title": "m", "value": 0.5, "text": "", "low": 0.0, "high": 1.0, "bound": 0.5, "bound_is": bound_is}
-        )
-        root = ET.fromstring(charts.interval_chart(metric))
+        root = ET.fromstring(interval_chart("m", 0.5, 0.0, 1.0, 0.5, bound_is))  # type: ignore[arg-type]
         tint = next(e for e in root.iter() if e.get("fill") == PALETTE["chart-forbidden"])
         start, width = float(tint.get("x", "nan")), float(tint.get("width", "nan"))
         return start, start + width
@@ -63,27 +32,31 @@ def test_the_tint_lies_on_the_forbidden_side() -> None:
     assert edges("most") == pytest.approx((middle, 2 * middle - left), abs=1)
 
 
-def test_there_is_no_chart_of_nothing() -> None:
-    assert charts.interval_chart(Metric(id="p", title="p", value=0.1, text="0.1")) == ""
-    assert charts.interval_chart(Metric(id="p", title="p", value=None, text="none", bound=1.0)) == ""
-    assert charts.interval_chart(Metric(id="p", title="p", value=float("nan"), text="nan", bound=1.0)) == ""
-    assert charts.tally_chart([]) == ""
-    assert charts.tally_chart([Tally(role="candidate", right=0, wrong=0, unparsed=0, ran_to_limit=0, total=0)]) == ""
-    unseen = ConditionRow(
-        id="x-0", by="x", title="x", bucket="0", items=0, reference_right=0, candidate_right=0, candidate_unparsed=0, lost=0
-    )  # fmt: skip
-    assert charts.condition_chart([unseen]) == ""
-    seen = unseen.model_copy(update={"items": 3})
-    assert charts.condition_chart([unseen, seen]) == "", "one row is no comparison"
-    assert charts.condition_chart([seen, seen])
-    assert charts.interval_chart(Metric(id="m", title="m", value=3.0, text="3", bound=1.0)) == "", "a number says it"
+def test_there_is_no_chart_without_finite_numbers_and_one_where_all_are_equal() -> None:
+    assert interval_chart("p", 0.1, None, None, 1.0) == ""
+    assert interval_chart("p", None, 0.0, 1.0) == ""
+    assert interval_chart("p", float("nan"), 0.0, 1.0) == ""
+    assert interval_chart("p", 0.0, 0.0, 0.0, 0.0)
 
 
-def test_a_metric_whose_numbers_are_all_equal_is_drawn() -> None:
-    assert charts.interval_chart(Metric(id="m", title="m", value=0.0, text="0", low=0.0, high=0.0, bound=0.0))
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.0, 1.0, ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
+        (-0.9, 0.1, ["−0.8", "−0.6", "−0.4", "−0.2", "0"]),
+        (3.0, 90.0, ["20", "40", "60", "80"]),
+        (1e-5, 9e-5, ["2e−05", "4e−05", "6e−05", "8e−05"]),
+        (0.0, 250_000.0, ["0", "50000", "100000", "150000", "200000", "250000"]),
+    ],
+)
+def test_ticks_are_round_numbers_within_the_axis(low: float, high: float, labels: list[str]) -> None:
+    drawn = "".join(axis_below(Scale(low, high, 0, 100), 0, 5))
+    assert re.findall(r">([^<]+)</text>", drawn) == labels
 
 
-@pytest.mark.parametrize(("low", "high", "tick"), [(-0.9, 0.1, "−0.8"), (3.0, 90.0, "80"), (1e-5, 9e-5, "8e-5")])
-def test_ticks_read_as_numbers_do(low: float, high: float, tick: str) -> None:
-    svg = charts.interval_chart(Metric(id="m", title="m", value=high, text="", low=low, high=high))
-    assert tick in [element.text for element in ET.fromstring(svg).iter(f"{SVG}text")]
+def test_hostile_text_is_escaped() -> None:
+    hostile = "\"'><script>&"
+    parts = [text(hostile, 0, 0), rect(0, 1, 0, 1, "#000", hostile), element("circle", hostile)]
+    root = ET.fromstring(image(10, 10, hostile, [*parts, *axis_below(Scale(0, 1, 0, 1), 0, 2, hostile)]))
+    assert root.get("aria-label") == hostile
+    assert {found.tag.split("}")[1] for found in root.iter()} == {"svg", "text", "circle", "title", "rect", "line"}

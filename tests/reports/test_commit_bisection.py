@@ -12,7 +12,6 @@ from assay.harness.drivers.bisect.commits.state import (
     CommitInfo,
     CommitProbe,
     Measurement,
-    RangeCommit,
 )
 from assay.harness.verdict import Finding
 from assay.reports import page
@@ -47,7 +46,7 @@ def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
         }
     )  # fmt: skip
     spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[20], kernel="attn:forward")
-    history = tuple(RangeCommit(commit=commit, subject=text) for commit in HASHES[1:])
+    history = dict.fromkeys(HASHES[1:], text)
     return BisectState(spec=spec, command="assay bisect commits", history=history, probes=probes, result=result)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.harness.ingest.compare import compare as compare_files
 from assay.harness.ingest.comparison import AnswerFlip, ComparedAnswers, Comparison, PassLimits
-from assay.harness.ingest.tensors.tensor_diff import TensorRule
+from assay.harness.ingest.recognise import compare as compare_files
+from assay.harness.ingest.tensor_diff import TensorRule
 from assay.reports import junit, page
 from assay.reports.compare import compare_document
 from assay.reports.terminal import render

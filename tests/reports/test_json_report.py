@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
-from assay.harness.judge.report import Report
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import Report, read_report
 from assay.harness.schema import RULE
 from assay.reports.json_report import SCHEMA_FILE, _json_schema, _schema_text, to_json
 

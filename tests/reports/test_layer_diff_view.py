@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import xml.etree.ElementTree as ET
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from assay.harness.judge.report import DepthRow, LayersResult, Report, excess, out_of_bounds
+from assay.harness.judge.report import LayersResult, Report, excess, out_of_bounds
 from assay.harness.text import percent
 from assay.reports import junit, markdown, page
-from assay.reports.charts import WIDE, cells_chart, layers_chart
 from assay.reports.document import HeatMaps, blocks_of
 from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import _grid_says, _worst_grid
@@ -31,9 +29,6 @@ def to_markdown(report: Report) -> str:
 
 def to_junit(report: Report) -> str:
     return junit.to_junit(run_document(report))
-
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -143,47 +138,11 @@ def test_the_short_block_is_in_every_report(report: Report, render: Any) -> None
     assert "Worst own error" not in render(report.model_copy(update={"layers": None}))
 
 
-def _row(layer: int, own: Any, total: Any = None, bound: float | None = 0.05) -> DepthRow:
-    beyond = own is not None and bound is not None and (isinstance(own, str) or own > bound)
-    return DepthRow(layer=layer, own=own, total=total, bound=bound, out_of_bounds=beyond)
-
-
-def test_the_profile_is_a_static_image_with_its_marks() -> None:
-    rows = [_row(0, 0.01, 0.02), _row(1, 0.6, 0.3), _row(2, None, 0.3), _row(3, "not finite", 0.4), _row(4, 0.0, 0.4)]
-    root = ET.fromstring(cells_chart(rows))
-    assert root.get("aria-label") == "own error of the worst cell, layers 0 to 4: 2 of 5 layers are out of bounds"
-    assert float(root.get("width", "inf")) == pytest.approx(WIDE)
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"own error, worst cell", "its bound", "layer"} <= set(texts)
-    assert not {"inherited", "total"} & set(texts), "a cell and a whole layer cannot be compared"
-    assert {"1 %", "10 %", "100 %"} <= set(texts)
-    own = [e for e in root.iter(f"{SVG}path") if e.get("stroke") == "#1a62b8" and e.get("stroke-width") == "2"]
-    drawn = [e.get("d", "") for e in own if "L" in e.get("d", "")]
-    assert len(drawn) == 2, "the line of own errors is broken where nothing was observed"
-
-
-def test_parts_of_whole_layers_are_drawn_together() -> None:
-    def row(layer: int, whole: Any, total: Any) -> DepthRow:
-        return _row(layer, 5.46, total).model_copy(update={"whole": whole, "inherited": 0.1})
-
-    root = ET.fromstring(layers_chart([row(0, 0.2, 0.3), row(1, 0.3, 0.4)]))
-    texts = {element.text for element in root.iter(f"{SVG}text")}
-    assert {"own", "inherited", "total", "layer"} <= texts
-    assert not {"its bound", "own error, worst cell"} & texts
-    titles = {element.text for element in root.iter(f"{SVG}title")}
-    assert "layer 1, own: 30 %" in titles
-    assert not any("546 %" in (title or "") for title in titles)
-    assert layers_chart([row(0, None, 0.3), row(1, None, 0.4)]) == "", "an older report has no such own errors"
-    assert layers_chart([row(0, 0.2, None), row(1, 0.3, None)]) == "", "without a trace there is nothing to compare with"
-    assert layers_chart([row(0, 0.2, 0.3)]) == "", "one layer is no profile"
-
-
-def test_there_is_no_profile_of_nothing() -> None:
-    assert cells_chart([]) == ""
-    assert cells_chart([_row(0, None, bound=None)]) == ""
-    assert cells_chart([_row(0, 0.0, bound=None)]) == ""
-
-
-def test_a_profile_of_128_layers_is_small(layer_diffs: ModuleType) -> None:
-    rows = [_row(layer, 0.01 * (1 + layer % 7), 0.1) for layer in range(128)]
-    assert len(cells_chart(rows)) < 120_000
+def test_the_parts_of_whole_layers_are_in_the_table_of_layers(report: Report) -> None:
+    assert report.layers
+    alone = [row.model_copy(update={"whole": None}) for row in report.layers.depth]
+    layers = report.layers.model_copy(update={"depth": tuple(alone)})
+    assert "Inherited" not in _shown(_section(report.model_copy(update={"layers": layers})))
+    depth = [row.model_copy(update={"whole": 0.2, "inherited": 0.1, "total": 0.3}) for row in report.layers.depth]
+    traced = report.layers.model_copy(update={"depth": tuple(depth)})
+    assert re.search(r"0 \d+ % [\d.]+ % 20 % 10 % 30 %", _shown(_section(report.model_copy(update={"layers": traced}))))

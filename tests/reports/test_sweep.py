@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from assay.harness.drivers.sweep.result import SweepResult, SweptCell
+from assay.harness.drivers.sweep.spec import SweepResult, SweptCell
 from assay.harness.verdict import Verdict
 from assay.reports.junit import to_junit
 from assay.reports.markdown import to_markdown

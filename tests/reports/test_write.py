@@ -8,8 +8,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.judge.report import Report
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import Report, read_report
 from assay.reports import write
 
 NAMES = ["report.json", "report.html", "report.junit.xml", "report.md"]

@@ -306,7 +306,7 @@ def hostile() -> Report:
 
 def _hostile_logits(h: str) -> LogitsRow:
     return LogitsRow(
-        condition=h, positions=1, sequences=1, mean_kl=1.0, stderr=None, median=1.0, p99=1.0, p999=1.0, max=1.0, max_at=h,
+        condition=h, positions=1, sequences=1, mean_kl=1.0, median=1.0, p99=1.0, p999=1.0, max=1.0, max_at=h,
         same_top=0.5, top_k=5,
     )  # fmt: skip
 

@@ -9,17 +9,14 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from assay.harness.attention.source import source_hashes
 from assay.harness.backend import Backend
 from assay.harness.config import FILE
-from assay.harness.drivers.sweep.result import SweptCell
-from assay.harness.drivers.sweep.spec import DEVICE_AXIS, SweepSpec, Value
+from assay.harness.drivers.sweep.spec import DEVICE_AXIS, SweepSpec, SweptCell, Value
 from assay.harness.errors import UsageError
-from assay.harness.extras import DISTRIBUTION
 from assay.harness.run.machine import installed_packages
 from assay.harness.text import did_you_mean, visible
 
@@ -48,8 +45,7 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
     """Make the cells of a sweep.
 
     Args:
-        spec: the sweep.
-        options: of its command by name, with ``_`` for ``-``.
+        options: options of its command by name, with ``_`` for ``-``.
         device: kind of device, for cells that name none.
 
     Raises:
@@ -107,21 +103,12 @@ def _identity(taken: Mapping[str, Value]) -> dict[str, object]:
 
 @cache
 def environment() -> dict[str, str]:
-    """Return the versions of what can change a result here; that of assay with the hash of its source code."""
-    try:
-        installed = version(DISTRIBUTION)
-    except PackageNotFoundError:
-        installed = "not installed"  # on the path only
+    """Return the versions of what can change a result here; that of assay is the hash of its source code."""
     # In a checkout, the parts of the package are links.
     parts = sorted(path for path in Path(__file__).parents[2].iterdir() if path.is_dir())
-    hashes = [
-        hashlib.sha256(file.read_bytes()).hexdigest() for part in parts for file in sorted(part.resolve().rglob("*.py"))
-    ]
-    return {
-        "python": platform.python_version(),
-        "assay": f"{installed} {_hash(''.join(hashes))[:8]}",
-        **installed_packages(),
-    }
+    code = b"".join(file.read_bytes() for part in parts for file in sorted(part.resolve().rglob("*.py")))
+    versions = {"python": platform.python_version(), "assay": hashlib.sha256(code).hexdigest()[:8]}
+    return versions | installed_packages()
 
 
 @cache

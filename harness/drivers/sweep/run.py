@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import platform
 import queue
 import shutil
 import subprocess
@@ -25,20 +24,30 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from assay.harness.drivers.sweep.cells import environment
-from assay.harness.drivers.sweep.result import CELL, CELLS, LOG, OUT, RESULT, SweepResult, SweptCell
-from assay.harness.drivers.sweep.spec import DEVICE_AXIS, Limits, SweepSpec
-from assay.harness.engines.process import ServerProcess
+from assay.harness.drivers.sweep.spec import (
+    CELL,
+    CELLS,
+    DEVICE_AXIS,
+    LOG,
+    OUT,
+    RESULT,
+    Limits,
+    SweepResult,
+    SweepSpec,
+    SweptCell,
+)
 from assay.harness.errors import EvidenceError, ExitCode, UsageError
 from assay.harness.extras import require
-from assay.harness.files import FolderLock, is_unused, timestamp, write_whole
+from assay.harness.files import is_unused, lock_folder, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import read_json
 from assay.harness.text import counted, how_ended, one_line
 from assay.harness.verdict import WORST_FIRST, Verdict, exit_code_of
+from assay.worker import run_command
 
 # Commands with a folder of evidence, and the one that goes on in it.
 _KEEPS, _RESUMES = ("run", "bench"), "run"
-_VISIBLE, _POLL_S = "CUDA_VISIBLE_DEVICES", 0.1
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Times that Ray starts a cell again whose worker or node was lost: more than preemption explains.
 _RETRIES = 8
 
@@ -55,9 +64,6 @@ def run_sweep(
     """Run the cells that have not ended, or that ended in an error. An interruption is part of the result.
 
     Args:
-        spec: the sweep.
-        cells: its cells.
-        folder: where it is kept.
         command: what repeats it.
         jobs: most cells at a time on this machine; 0 for one, or one for each set of GPUs that a cell needs.
         ray: address of a cluster, "local" to start Ray here; empty for a pool of this machine.
@@ -71,7 +77,7 @@ def run_sweep(
             f"{folder} exists and is not the folder of a sweep.", "a new folder, or that of a sweep",
             "name another one with --out",
         )  # fmt: skip
-    begun, lock, interrupted = time.monotonic(), FolderLock(folder), False
+    begun, lock, interrupted = time.monotonic(), lock_folder(folder), False
     ended = {cell.key: done for cell in cells if (done := ended_in(folder, cell.key)) is not None}
     left = [cell for cell in cells if cell.key not in ended]
     try:
@@ -153,9 +159,7 @@ def _on_ray(cells: Sequence[SweptCell], spec: SweepSpec, folder: Path, address: 
     import ray
 
     code = dict(spec.runtime_env)
-    if (
-        "working_dir" in code
-    ):  # a working folder travels to the workers; its results are not read there, and Ray refuses 512 MiB
+    if "working_dir" in code:  # it travels to the workers, where nobody reads results, and Ray refuses 512 MiB
         code["excludes"] = [*code.get("excludes", ()), "/runs/", f"/{folder.name}/"]
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, include_dashboard=False, configure_logging=False)
@@ -204,47 +208,39 @@ def run_cell(
 ) -> SweptCell:
     """Run the command of a cell in a process of its own, and write its record as the last of its files.
 
-    Args:
-        cell: what to run.
-        folder: of the cell. ``assay run`` goes on with what an earlier attempt left there; other commands begin again.
-        minutes: time limit.
-        variables: of the environment of its processes.
-        stop: is set to end it early; it has no verdict then.
+    ``assay run`` goes on with what an earlier attempt left in the folder; other commands begin again. A cell that `stop` has ended
+    has no verdict.
     """
     begun, name = time.monotonic(), cell.command[0]
-    for file in (CELL, RESULT):
-        (folder / file).unlink(missing_ok=True)
+    (folder / CELL).unlink(missing_ok=True)
     if name != _RESUMES:
         shutil.rmtree(folder / OUT, ignore_errors=True)
     out = ["--out", str((folder / OUT).resolve())] if name in _KEEPS else []
-    words = [sys.executable, "-m", "assay", *cell.command, *out, "--json"]
-    process = ServerProcess(words, {**os.environ, **variables}, Path.cwd(), folder / LOG, output=folder / RESULT)
-    try:
-        while (status := process.exit_status) is None and not stop.wait(_POLL_S):
-            if time.monotonic() - begun > minutes * 60:
-                break
-    finally:
-        process.stop()
+    status = run_command(
+        [sys.executable, "-m", "assay", *cell.command, *out, "--json"], Path.cwd(), log=folder / LOG, seconds=minutes * 60,
+        environment={**os.environ, **variables}, output=folder / RESULT, stop=stop,
+    )  # fmt: skip
     if stop.is_set():
         return cell
-    verdict, text = _outcome(folder / RESULT, process, status, minutes)
+    verdict, text = _outcome(folder, status, minutes)
     done = cell.model_copy(
         update={
             "verdict": verdict, ("problem" if verdict == "error" else "headline"): text, "environment": environment(),
-            "seconds": time.monotonic() - begun, "worker": platform.node(), "created": timestamp(),
+            "seconds": time.monotonic() - begun,
         }
     )  # fmt: skip
     write_whole(folder / CELL, done.model_dump_json(indent=1))
     return done
 
 
-def _outcome(result: Path, process: ServerProcess, status: int | None, minutes: float) -> tuple[Verdict, str]:
+def _outcome(folder: Path, status: int | None, minutes: float) -> tuple[Verdict, str]:
     """Return the verdict and the result in a sentence: a verdict counts if exit code and result agree."""
     if status is None:
         return "error", f"It was ended: it did not end within {minutes:g} min."
-    last = one_line(process.last_line(), 400)
+    lines = (folder / LOG).read_text(errors="replace").split("\n")
+    last = one_line(next((line for line in reversed(lines) if line.strip()), ""), 400)
     try:
-        document = json.loads(result.read_bytes())
+        document = json.loads((folder / RESULT).read_bytes())
         verdict: Verdict = document["verdict"]
     except (OSError, ValueError, KeyError, TypeError):
         document, verdict = {}, "error"
@@ -252,6 +248,5 @@ def _outcome(result: Path, process: ServerProcess, status: int | None, minutes: 
         return verdict, one_line(str(document.get("headline") or last.partition("): ")[2] or last), 400)
     if status == ExitCode.PASS:
         return "error", f"It exited with 0, and its result does not say that it passed: {last}"
-    return "error", f"Exit code {status}: {last}" if status in (
-        *ExitCode,
-    ) else f"Its process {how_ended(status)}: {last}"
+    how = f"Exit code {status}" if status in (*ExitCode,) else f"Its process {how_ended(status)}"
+    return "error", f"{how}: {last}"

@@ -1,4 +1,4 @@
-"""``sweep.toml`` and ``--set`` -> `SweepSpec`: which command over which axes, what is left out, and the limits of a cell."""
+"""What a sweep is asked, from ``sweep.toml`` and ``--set``, and what it leaves; `assay.harness.schema.RULE` holds for that."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from assay.harness.config import expectation
 from assay.harness.errors import UsageError
 from assay.harness.reading import whole_file
+from assay.harness.schema import RULE, Part
 from assay.harness.sides import Settings
 from assay.harness.text import did_you_mean
+from assay.harness.verdict import Decided, Verdict
 
+SCHEMA: Literal["assay.sweep/3"] = "assay.sweep/3"
 Command = Literal["check", "replay", "run", "bench"]
 COMMANDS: tuple[Command, ...] = get_args(Command)
 Value = str | int | float | bool | tuple[str | int | float, ...]
 """The value of a flag: true or false for a switch, several for one that is repeated."""
 DEVICE_AXIS = "accelerator"
 """The axis that is no flag: the kind of GPU that a cell needs."""
+
+
+CELLS, CELL, OUT = "cells", "cell.json", "out"
+"""Folder of a sweep with a folder for each cell, named by its key; the cell's record there, and the evidence of its command."""
+RESULT, LOG = "result.json", "log.txt"
+"""Files of a cell beside its record: what the command printed with ``--json``, and everything else that it printed."""
 
 
 class Limits(Settings):
@@ -70,6 +79,37 @@ class SweepSpec(Settings):
         return self
 
 
+class SweptCell(Part):
+    """A cell of a sweep: a command of assay for one combination of the values of the axes."""
+
+    key: str = Field(description="hash of what decides it: command, code under test, files, environment, device kind")
+    command: tuple[str, ...] = Field(description='words of the command, such as "check", "mine:forward", "--size=full"')
+    axes: dict[str, str] = Field(description="value by name of axis")
+    verdict: Verdict | None = Field(None, description="null for a cell that did not run")
+    headline: str = Field("", description="the result in a sentence")
+    problem: str = Field("", description="why there is no result")
+    seconds: float = 0.0
+    environment: dict[str, str] = Field(
+        {}, description="versions where it ran: Python, assay, packages that can change a result"
+    )
+    earlier: bool = Field(False, description="whether an earlier sweep in this folder had run it")
+
+
+class SweepResult(Decided):
+    __doc__ = f"A sweep: its verdict is that of its worst cell. {RULE}"
+
+    schema_id: Literal["assay.sweep/3"] = Field(SCHEMA, alias="schema")
+
+    command: str = Field(description="the command that repeats it")
+    folder: str
+    created: str = Field(description="ISO 8601, UTC")
+    seconds: float
+    axes: dict[str, tuple[str, ...]]
+    headline: str
+    cells: tuple[SweptCell, ...]
+    interrupted: bool = False
+
+
 def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
     """Read a ``sweep.toml``, or take a command's name for one, and add the axes of ``--set``, which replace those of the file.
 
@@ -116,7 +156,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _wrong(source: str, error: ValidationError) -> UsageError:
-    """Make the usage error of what is not valid in a sweep."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if not str(part).startswith(("str", "int", "float", "bool", "tuple"))]
     where = ".".join(place)

@@ -35,7 +35,7 @@ class Candidate(Protocol):
 
     @property
     def computes(self) -> Computes:
-        """What it computes. May raise anything."""
+        """Its phases and its noise. May raise anything."""
 
     def run(self, call: ObservedCall) -> Tensor:
         """Return the output, [tokens, num_q_heads * head_dim_v]. May raise anything."""
@@ -67,7 +67,7 @@ class LazyCandidate:
 
     @property
     def computes(self) -> Computes:
-        """What the candidate computes. Raises KernelRefused if it cannot be built."""
+        """Its phases and its noise. Raises KernelRefused if it cannot be built."""
         return self._candidate().computes
 
     def run(self, call: ObservedCall) -> Tensor:

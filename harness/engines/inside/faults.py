@@ -90,7 +90,7 @@ class FaultyCandidate:
 
     @property
     def computes(self) -> Computes:
-        """What the candidate computes. May raise anything."""
+        """Phases and noise of the candidate. May raise anything."""
         return self._candidate.computes
 
     def run(self, call: ObservedCall) -> Tensor:

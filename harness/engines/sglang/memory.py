@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from assay.harness.engines.sglang.launch import CUDA_MEM_FRACTION
 from assay.harness.errors import UsageError
-from assay.harness.sides import Device
+from assay.harness.sides import Device, flag_values
 
 GIB = 1024**3
 # The three processes of a CPU server take about 2 GiB (measured, SGLang 0.5.23); one more is for the KV cache and activations.
@@ -57,11 +56,7 @@ def mem_fraction(engine_args: Sequence[str]) -> float:
     Raises:
         UsageError: the user's is not a number.
     """
-    value = str(CUDA_MEM_FRACTION)
-    for flag, following in pairwise([*engine_args, ""]):
-        name, equals, joined = flag.partition("=")
-        if name == "--mem-fraction-static":
-            value = joined if equals else following
+    value = flag_values(tuple(engine_args)).get("--mem-fraction-static", str(CUDA_MEM_FRACTION))
     try:
         return float(value)
     except ValueError:
@@ -79,18 +74,10 @@ def available_bytes(device: Device) -> int:
     """Free memory of the device: of the machine or of this container, or of the first visible GPU; 0 if it cannot be read."""
     if device == "cuda":
         return _free_gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    machine = _machine_bytes(Path("/proc/meminfo"))
-    container = _container_bytes(Path("/sys/fs/cgroup"))
+    import psutil
+
+    machine, container = int(psutil.virtual_memory().available), _container_bytes(Path("/sys/fs/cgroup"))
     return machine if container is None else min(machine, container)
-
-
-def _machine_bytes(meminfo: Path) -> int:
-    """Return the memory available without swapping, as Linux estimates it (proc(5), MemAvailable); 0 where it does not."""
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError, IndexError):
-        return 0
 
 
 def _container_bytes(cgroup: Path) -> int | None:

@@ -28,7 +28,7 @@ from assay.harness.engines.inside.control import (
     SHADOW,
     TRACE,
 )
-from assay.harness.engines.sglang import forcing, scheduler_faults
+from assay.harness.engines.sglang import forcing
 
 
 def register() -> None:
@@ -50,7 +50,6 @@ def register() -> None:
     if folder := os.environ.get(EVIDENCE):
         if os.environ.get(forcing.FORCED):
             forcing.install(Path(folder))
-        scheduler_faults.install()
         _meter_all(ATTENTION_BACKENDS, Path(folder))
         if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):
             _attach_all(ATTENTION_BACKENDS, Path(folder))

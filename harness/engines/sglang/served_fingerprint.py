@@ -24,8 +24,8 @@ _WAIT_S = 60.0
 class _Asked(Engine, Protocol):
     """A server that takes requests of SGLang's own interface."""
 
-    def send(self, path: str, body: dict[str, Any], *, waits: bool = True) -> Any:
-        """POST a JSON body, and return the JSON response; `waits` as that of `Client.post_json`."""
+    def send(self, path: str, body: dict[str, Any]) -> Any:
+        """POST a JSON body, and return the JSON response."""
 
 
 def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
@@ -92,7 +92,7 @@ def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
     for field, special in (("texts", True), ("bare", False)):
         ids = server.send("/tokenize", {"prompt": list(TEXTS.values()), "add_special_tokens": special})["tokens"]
         fields[field] = dict(zip(names, ids, strict=True))
-    chats, refused = chats_of(lambda body: server.send("/tokenize", body, waits=False))
+    chats, refused = chats_of(lambda body: server.send("/tokenize", body))
     files = (told.arguments or {}).get("tokenizer_path") or str(model)
     fields |= {"chats": chats, "refused": refused, "written": written_ids(files, TEXTS, fields["bare"])}
     rest = told.tokens.model_dump(exclude={"digest"}) if told.tokens else {}

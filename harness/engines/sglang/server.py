@@ -9,12 +9,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from assay.harness.engines.base import ChatRequest, Engine, Scorer, never
+from assay.harness.engines.base import Engine, Scorer
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import API_KEY
 from assay.harness.engines.process import ServerProcess, Trouble
@@ -25,7 +24,6 @@ from assay.harness.engines.sglang.served_fingerprint import fingerprint_of
 from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import CommonSettings, engine_label
-from assay.harness.evidence.records import Answer
 from assay.harness.text import one_line
 
 _PORT_ATTEMPTS = 3
@@ -48,19 +46,15 @@ class SGLangServer(Engine):
     """
 
     def __init__(self, launch: Launch) -> None:
-        self.adapter = ""
+        self.adapter, self.url = "", ""
         self.launch = launch
-        self.role, self.backend = launch.role, launch.backend
-        self.evidence: Path | None = launch.evidence
+        self.role, self.backend, self.evidence = launch.role, launch.backend, launch.evidence
         self.scorer: Scorer | None = self
-        self.url, self.launch_command = "", ""
         self.label = f"SGLang on {launch.device}"
-        self.startup_s: float | None = None
         self.who = f"the {launch.role} server ({launch.backend})"
         self._name, self._key = "", ""
         self._arguments: dict[str, Any] = {}
         self._process: ServerProcess | None = None
-        self._client: Client | None = None
         self._lock = threading.Lock()  # between a launch and a stop from another thread
 
     def start(self) -> None:
@@ -93,7 +87,6 @@ class SGLangServer(Engine):
         argv = launch.command(self.launch, port, self._name)
         ours = launch.settings(self.launch, os.environ)
         self.url, self.launch_command = f"http://127.0.0.1:{port}", launch.shell_line(ours, argv)
-        self._client = self.client()
         self.startup_s, started = None, time.monotonic()
         with self._lock:
             try:
@@ -104,9 +97,10 @@ class SGLangServer(Engine):
                 raise EvidenceError(
                     f"{self.who} cannot be launched: {error}.", "a folder that can be written", "give another --out"
                 ) from error
-        self._wait_until_ready(self._client, self._process, started)
+        client = self._client()
+        self._wait_until_ready(client, self._process, started)
         self.startup_s = time.monotonic() - started
-        info = self._client.get("/server_info", INFO_TIMEOUT_S)
+        info = client.get("/server_info", INFO_TIMEOUT_S)
         self._arguments = json.loads(json.dumps(info).replace(self._key, "***"))  # its command line has the key, too
         self.label = engine_label("sglang", self._arguments.get("version", ""), self.launch.device)
 
@@ -138,13 +132,17 @@ class SGLangServer(Engine):
             )
 
     def client(self) -> Client:
+        self.check()
+        return self._client()
+
+    def _client(self) -> Client:
         return Client(
             self.url,
             self.who,
             self.role,
             api_key=self._key,
             timeout_s=self.launch.request_timeout,
-            proxies=False,
+            model=f"{self._name}:{self.adapter}" if self.adapter else self._name,
             check=self.check,
             log_tail=self._log_tail,
             unreported_cache=0,  # launched to report cached tokens; up to 0.5.17 it omits the field if there are none
@@ -211,27 +209,15 @@ class SGLangServer(Engine):
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
-        self._ready_client().post(f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", _FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S)
+        self.client().post(f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", _FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S)
 
-    def ask(
-        self,
-        asks: Sequence[ChatRequest],
-        concurrency: int,
-        on_answer: Callable[[int, Answer], None],
-        enough: Callable[[], bool] = never,
-    ) -> None:
-        model = f"{self._name}:{self.adapter}" if self.adapter else self._name
-        self._ready_client().ask(model, asks, concurrency, on_answer, enough)
-
-    def send(self, path: str, body: Mapping[str, Any], *, waits: bool = True) -> Any:
+    def send(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST ``body`` as JSON and return the server's answer: for SGLang's own interface, for example ``/generate``.
-
-        `waits` is that of `Client.post_json`.
 
         Raises:
             EngineError: the server failed, or its answer is not JSON with HTTP 200.
         """
-        return self._ready_client().post_json(path, body, waits=waits)
+        return self.client().post_json(path, body)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """POST ``body`` as JSON and return the events of the streamed answer, once it is complete.
@@ -239,12 +225,7 @@ class SGLangServer(Engine):
         Raises:
             EngineError: the server failed, or an event is not JSON.
         """
-        return self._ready_client().post_events(path, body)
-
-    def _ready_client(self) -> Client:
-        self.check()
-        assert self._client is not None
-        return self._client
+        return self.client().post_events(path, body)
 
 
 def _plain(title: str) -> str:

@@ -17,7 +17,6 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import assert_correct, check
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.kernel_runs import compute, run_once
-from assay.harness.localize.staged import diagnose_kernel
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
@@ -128,7 +127,7 @@ def test_a_missing_package_is_neither_a_breach_nor_a_regression() -> None:
     runs: list[Callable[[], object]] = [
         lambda: check(lazy, phases=["decode"], dtypes=["float32"]),
         lambda: assert_correct(lazy, CALL),
-        lambda: diagnose_kernel(lazy, [CALL]),
+        lambda: run_once(lazy, [CALL]),
     ]
     for run in runs:
         with pytest.raises(UsageError, match="No module named 'a_package_of_its_own'") as error:

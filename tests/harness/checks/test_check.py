@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ from assay.harness.checks.check import check as check_and_read
 from assay.harness.checks.kernel_matrix import named
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.localize.causes import OUTPUT_SCALED
 from assay.harness.localize.diagnose import STATE_KEPT
 from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
@@ -62,12 +60,6 @@ def test_a_correct_kernel_passes(step: int) -> None:
     assert (result.exit_code, result.missing, result.failing, result.findings) == (ExitCode.PASS, (), (), ())
     assert result.computed == len(cases()[::step])
     assert 0 < result.worst < 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_correct_kernel_passes_on_other_data(seed: int) -> None:
-    assert check(ORACLE, seed=seed).exit_code == ExitCode.PASS
 
 
 def naive_softmax(call: AttentionCall) -> Tensor:
@@ -128,23 +120,13 @@ def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
 
 @pytest.mark.interpreter
 def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)  # an interpreted kernel would use all of it
+    monkeypatch.setattr("assay.harness.localize.shrink._SECONDS", 1.0)  # an interpreted kernel would use all of it
     alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
     few = [alone[1], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
     result = check(sage_attn_as_shipped, cases=few)
     assert kinds(result) == ["mask-top-left"]
     assert result.where == "prefix is 157"
     assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
-
-
-@pytest.mark.interpreter
-@pytest.mark.slow
-def test_the_shipped_kernel_is_named_where_scores_are_far_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.localize.smallest.SHRINK_SECONDS", 1.0)
-    alone = [c for c in cases(("extend",)) if c.condition["batch"] == "one"]
-    # INT8 is coarse where scores are far from zero: under a wrong mask, its noise there is not that of the right one.
-    far = [case for case in alone if case.condition["data"].startswith("scores far")]
-    assert kinds(check(sage_attn_as_shipped, cases=[alone[1], *far[:2]])) == ["mask-top-left"]
 
 
 @pytest.mark.parametrize(
@@ -176,14 +158,6 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     assert where in result.where
     assert f"fails exactly where: {result.where}" in message(result)
     assert kinds(result) == [kind]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", ["mask-top-left", "prefix-values-shifted"])
-def test_a_bug_at_complete_blocks_is_reported_with_its_condition(bug: str) -> None:
-    result = check(fault(bug, when=lambda new, prefix: prefix % 64 == 0), phases=["extend"], dtypes=["float32"], head_dims=[64])
-    assert kinds(result) == [bug]
-    assert "cached prefix % 64 == 0" in message(result)
 
 
 @pytest.mark.slow
@@ -260,57 +234,6 @@ def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[Att
     assert (result.verdict, result.where) == ("regression", where)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("apart", [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="in one dtype")])
-def test_an_exact_sentence_replaces_the_axes_that_it_explains(apart: bool) -> None:
-    some = cases(("extend",), dtypes=[torch.float32, torch.float16])[::32]
-    kernel = only_where(lambda call: call.q.dtype == torch.float32, TOP_LEFT) if apart else TOP_LEFT
-    result = check_and_read(kernel, cases=some, read_out=30)
-    assert result.read_out is not None
-    assert result.read_out.exact
-    assert result.findings[0].operator == result.read_out.sentence
-    assert ("dtype is" in result.where) == apart, "no read-out speaks of dtypes"
-    assert ("fails exactly where" in message(result)) == apart
-    assert bool(result.where) == apart
-
-
-@pytest.mark.slow
-def test_llamas_prefill_is_covered() -> None:
-    def llama(call: AttentionCall) -> bool:
-        grouped = call.q.shape[1] > call.k.shape[1] > 1
-        return call.phase == "extend" and call.q.dtype == torch.bfloat16 and call.q.shape[2] == 128 and grouped
-
-    some = [case for case in cases(("extend",), dtypes=[torch.bfloat16], head_dims=[128]) if llama(case.make())]
-    assert some
-    assert check(only_where(llama, zero), cases=some[:4]).verdict == "regression"
-    assert check(rounded_oracle, cases=some[:4]).verdict != "regression"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "bound",
-    [lambda scores: scores.masked_fill(scores > 65504, torch.inf), lambda scores: scores.clamp(min=-5e4)],
-    ids=["fp16", "-5e4"],
-)
-def test_unscaled_scores_beyond_fp16_are_covered(bound: Callable[[Tensor], Tensor]) -> None:
-    def bounded(call: AttentionCall) -> Tensor:
-        outs = []
-        edges = zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True)
-        for (q0, q1), (k0, k1) in edges:
-            group = call.q.shape[1] // call.k.shape[1]
-            k, v = (x[k0:k1].float().repeat_interleave(group, 1).transpose(0, 1) for x in (call.k, call.v))
-            scores = bound(call.q[q0:q1].float().transpose(0, 1) @ k.transpose(1, 2)) * call.scale
-            hidden = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0)).logical_not()
-            outs.append((scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1))
-        return torch.cat(outs).to(call.q.dtype)
-
-    made = enumerate(cases(dtypes=[torch.float16]))
-    some = [case for n, case in made if n % SOME == 0 or case.condition["data"].startswith("unscaled")]
-    data = {case.condition["data"] for case in check(bounded, cases=some).failing}
-    assert data
-    assert all(one.startswith("unscaled") for one in data)
-
-
 def test_another_dtype_than_that_of_q_is_wrong() -> None:
     some = cases(("decode",))[::SOME]
     result = check(lambda call: rounded_oracle(call).double(), cases=some)
@@ -344,7 +267,7 @@ def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
 
     result = check(halves, phases=["decode"])
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
-    assert (result.coverage.dtypes, result.coverage.head_dims) == (("bfloat16", "float16"), (64,))
+    assert [result.coverage.values[axis] for axis in ("dtype", "head_dim")] == [("bfloat16", "float16"), ("64",)]
     assert "not covered: float32, by declaration" in message(result)
     assert "not covered: head_dim 128, by declaration" in message(result)
     with pytest.raises(UsageError, match="does not exclude"):
@@ -377,14 +300,6 @@ def test_a_kernel_that_refuses_a_few_calls_passes() -> None:
     assert (result.verdict, len(result.refused)) == ("pass", len(refused))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 5])
-def test_pytorchs_own_attention_passes(seed: int) -> None:
-    # At seed 1 a cell of one query and few keys has 1.3 times a bound that came from one simulated draw.
-    result = check(torch_sdpa, seed=seed)
-    assert (result.verdict, result.findings) == ("pass", ())
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("noise", ["int8_qk", "fp8_kv"])
 def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> None:
@@ -398,19 +313,6 @@ def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> No
     assert kinds(result) == [QUANTISATION_NOT_RUN]
     assert result.failing == ()
     assert "the kernel that declares it probably did not run" in message(result)
-
-
-@pytest.mark.slow
-def test_a_gain_below_every_bound_is_a_finding() -> None:
-    def gain(call: AttentionCall) -> Tensor:
-        wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
-        return (oracle(wide) * 1.001).to(call.q.dtype)
-
-    result = check(gain, cases=cases(dtypes=[torch.bfloat16])[::SOME])
-    assert result.exit_code == ExitCode.REGRESSION
-    assert kinds(result) == [OUTPUT_SCALED]
-    assert result.failing == ()
-    assert "the output is 1.00" in result.findings[0].diagnosis
 
 
 @pytest.mark.parametrize(
@@ -466,18 +368,6 @@ def test_outputs_in_one_buffer_are_wrong(buffers: int) -> None:
     assert (result.verdict, result.failing, kinds(result)) == ("regression", (), [CONTRACT_BROKEN])
     assert "returns the memory of an earlier output" in result.findings[0].diagnosis
     assert result.findings[0].where.endswith("calls")
-
-
-def test_parts_of_one_buffer_are_outputs_of_their_own() -> None:
-    pool, used = torch.empty(10_000_000), 0
-
-    def parts(call: AttentionCall) -> Tensor:
-        nonlocal used
-        used += call.q.numel()
-        return pool[used - call.q.numel() : used].view(call.q.shape).copy_(rounded_oracle(call))
-
-    some = cases(("decode",), dtypes=[torch.float32])[::SOME]
-    assert check(parts, phases=["decode"], cases=some).verdict == "pass"
 
 
 @pytest.mark.few(1)
@@ -639,7 +529,6 @@ def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
         assert_correct(TOP_LEFT, call)
 
 
-@pytest.mark.parametrize("given", [{}, {"cases": []}])
-def test_an_unknown_option_is_refused_as_an_unknown_argument_is(given: dict[str, Any]) -> None:
+def test_an_unknown_option_is_refused_as_an_unknown_argument_is() -> None:
     with pytest.raises(TypeError, match="unexpected option 'dtype'; expected one of phases, dtypes"):
-        check_and_read(rounded_oracle, dtype="float32", **given)
+        check_and_read(rounded_oracle, dtype="float32")

@@ -9,7 +9,7 @@ import pytest
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.checks.early import FEWEST, SHARE, WRONG, clearly_wrong, in_order
+from assay.harness.checks.early import _FEWEST, _SHARE, _WRONG, clearly_wrong, in_order
 from assay.harness.localize.kernel_runs import CallResult
 
 
@@ -26,7 +26,7 @@ def order() -> list[Case]:
 
 @cache
 def first() -> list[Case]:
-    return order()[: int(max(FEWEST, SHARE * len(order()))) + 1]
+    return order()[: int(max(_FEWEST, _SHARE * len(order()))) + 1]
 
 
 def results(some: list[Case], wrong: Callable[[dict[str, str]], float]) -> list[tuple[Case, CallResult]]:
@@ -88,6 +88,6 @@ def test_an_axis_that_separates_the_failing_calls_is_tried_with_each_of_its_valu
 
 def test_a_few_wrong_calls_are_not_enough() -> None:
     some = results(first(), lambda c: 1e3)
-    for _, one in some[WRONG - 2 : -1]:
+    for _, one in some[_WRONG - 2 : -1]:
         cast(SimpleNamespace, one).fails, cast(SimpleNamespace, one).worst = False, 0.5
     assert not clearly_wrong(some, len(some), order())

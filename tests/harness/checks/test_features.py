@@ -65,7 +65,7 @@ def without(feature: str, call: AttentionCall) -> Tensor:
 def test_a_kernel_that_computes_what_it_declares_passes_and_the_check_says_what_was_asked_for() -> None:
     result = check(declaring(rounded_oracle, *ASKED), cases=asking(*ASKED, every=4), read_out=0, calls=0)
     assert (result.exit_code, result.findings) == (ExitCode.PASS, ())
-    asked = ", ".join(result.coverage.features)
+    asked = ", ".join(result.coverage.values["asked for"])
     for value in ("window 1,", "window 129", "softcap 1,", "softcap 50", "temperature 64", "sinks near -4"):
         assert value in asked
     together = "window 64 and softcap 30 and temperature 64 and sinks near 0 and 7 padded rows and K and V in e4m3 per tensor"
@@ -89,7 +89,7 @@ def stored(*forms: str, kernel: Kernel = rounded_oracle) -> KernelResult:
 def test_forms_that_are_declared_are_asked_for_and_others_are_not_covered(forms: tuple[str, ...]) -> None:
     result = stored(*forms)
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
-    computed = {value for value in result.coverage.features if "K and V" in value}
+    computed = {value for value in result.coverage.values["asked for"] if "K and V" in value}
     together = f"window 64 and K and V in {forms[0]}"
     assert computed == {*(f"K and V in {form}" for form in forms), together}
     gaps = {gap.what for gap in result.coverage.gaps}
@@ -179,7 +179,7 @@ def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatev
     monkeypatch.setattr(checking, "named", lambda _: ("sglang:mine", backend))
     result = check("sglang:mine", phases=["decode"], dtypes=["float32"], head_dims=[64], read_out=0, calls=0)
     assert result.verdict == "pass"
-    assert result.coverage.features == ()
+    assert "asked for" not in result.coverage.values
 
 
 def latent(call: AttentionCall) -> Tensor:

@@ -434,7 +434,7 @@ def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatc
     picture = _picture_on(NO_MASK, Declaration(), result)
     assert isinstance(picture, Picture)
     assert "!" in "".join(picture.cells)
-    monkeypatch.setattr(observed, "PICTURE_CALLS", 10)
+    monkeypatch.setattr(observed, "_PICTURE_CALLS", 10)
     picture = _picture_on(NO_MASK, Declaration(), result)
     assert isinstance(picture, Picture)
     assert set(picture.rows) == {"wrong", "right"}

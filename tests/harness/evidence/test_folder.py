@@ -141,8 +141,8 @@ def test_a_nan_log_probability_is_read_back(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from assay.harness.files import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
+from assay.harness.files import lock_folder
+lock = lock_folder(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(60)
 """

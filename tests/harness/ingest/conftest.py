@@ -17,3 +17,10 @@ def seed_log() -> Path:
 def server_log() -> Path:
     """Parts of the log of an SGLang 0.5.23 server on a CPU."""
     return DATA / "server_0.5.23.log"
+
+
+@pytest.fixture
+def data() -> Path:
+    """Real files, cut to a few documents: written by lm-eval 0.4.13, sgl-eval 0.1.3, inspect_ai 0.3.285, SGLang 0.5.23 (serving and
+    simple-evals) and pytest 9.2.0, which asked the tiny model in two real servers: A torch_native, B sage_attn_as_shipped."""
+    return Path(__file__).parents[2] / "data" / "results"

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.judge.answer_conditions import by_condition, most_telling
-from assay.harness.judge.answers import Pair
+from assay.harness.judge.answers import Pair, by_condition, most_telling
 from assay.harness.sides import Role
 
 

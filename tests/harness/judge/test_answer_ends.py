@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.judge.answer_ends import AnswerEnd, compare_ends
-from assay.harness.judge.answer_length_check import check_ends
+from assay.harness.judge.answer_lengths import AnswerEnd, check_ends, compare_ends
 
 Pairs = list[tuple[AnswerEnd, AnswerEnd]]
 STOP, CUT, ABORT = AnswerEnd("stop", "2"), AnswerEnd("length"), AnswerEnd("abort")

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assay.harness.judge.answer_length_check import check_lengths
-from assay.harness.judge.answer_lengths import SURE, AnswerLengths, compare_lengths
+from assay.harness.judge.answer_lengths import SURE, AnswerLengths, check_lengths, compare_lengths
 
 LIMIT = 64
 

@@ -17,7 +17,7 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.evidence.records import Answer
-from assay.harness.judge import latency_suite, policy_checks
+from assay.harness.judge import latency, policy_checks
 from assay.harness.judge.build import CLAIMS, build
 from assay.harness.judge.evidence import Judged
 from assay.harness.judge.report import EnvelopeResult, Report, SuiteResult
@@ -202,6 +202,6 @@ def test_no_claim_is_forgotten() -> None:
     names = [name for _, name, _ in pkgutil.iter_modules(judge.__path__)]
     modules = [importlib.import_module(f"{judge.__name__}.{name}") for name in names]
     made = {module.__name__: module.claim for module in modules if hasattr(module, "claim")}
-    after = {latency_suite.claim, policy_checks.claim}
+    after = {latency.claim, policy_checks.claim}
     assert after < set(made.values())
     assert set(made.values()) - after == {claim for claim in CLAIMS if claim.__name__ == "claim"}

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from assay.harness.evidence.error_table import DISTANCE, ErrorTable, relative_l1
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.error_grids import _own_error, depth_rows, layers_result
-from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds, read_report
 from assay.reports.json_report import to_json
 
 INFINITE = float("inf")

@@ -7,8 +7,7 @@ import pytest
 
 from assay.evals.invariance_load import probe_load
 from assay.harness.evidence.invariance import InvarianceFolder, InvarianceManifest
-from assay.harness.judge.invariance_probes import changed_probes, in_common, own_alone
-from assay.harness.judge.probe_scores import Bound, Measure
+from assay.harness.judge.probe_scores import Bound, Measure, changed_probes, in_common
 
 
 @pytest.fixture
@@ -52,13 +51,3 @@ def test_probes_with_a_position_out_of_bounds_differ(arm_records: ModuleType) ->
     other = [arm_records.reply("0+8"), arm_records.reply("1+8", decode=0.5), arm_records.reply("2+8", prefill=0.5)]
     assert changed_probes(arm_records.BASE.replies, other, limits) == ["1+8", "2+8"]
     assert changed_probes(arm_records.BASE.replies, [arm_records.reply("0+8", decode=0.01)], limits) == []
-
-
-def test_prompts_that_have_the_log_probabilities_of_others_alone_are_told_from_wrong_ones(arm_records: ModuleType) -> None:
-    limits: dict[Measure, Bound] = dict.fromkeys(("prefill", "decode"), Bound(1e-3, 1e-2))  # type: ignore[arg-type]
-    right = arm_records.reply("0+8")
-    own = tuple(value - 3.0 for value in right.prefill.own)
-    shifted = right.model_copy(update={"prefill": right.prefill.model_copy(update={"own": own})})
-    wrong = arm_records.reply("1+8", prefill=0.5)
-    assert own_alone(arm_records.BASE.replies, [shifted, wrong], limits) == ["0+8"]
-    assert own_alone(arm_records.BASE.replies, [right], limits) == []

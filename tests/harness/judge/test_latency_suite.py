@@ -14,8 +14,7 @@ import pytest
 from assay.harness.evidence.bench_folder import TIMINGS, bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.build import build
-from assay.harness.judge.report import Report
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import Report, read_report
 from assay.reports import json_report
 
 BOUND = "latency_bound = 1.1 (default)"

@@ -46,7 +46,7 @@ def judged(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
         write_logits(folder.path, scored("reference", prompts, change=reference))
         write_logits(folder.path, scored("reference", prompts, noise=floor, seed=2, repeat=FLOOR_REPEAT, change=reference))
         write_logits(folder.path, scored("candidate", prompts, noise=noise, seed=1, change=change))
-        comparison = _compare_logits(folder.path, spec.policy.alpha, folder.nonce)
+        comparison = _compare_logits(folder.path, folder.nonce)
         return judge_logits(comparison, spec.policy, declared, synthetic=True)
 
     return judge
@@ -205,7 +205,7 @@ def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, runs: Modul
     logits: Logits = read_logits(path)
     sequences = tuple(s.model_copy(update={"cached": {"cold": 0, "cached": 0}}) for s in logits.header.sequences)
     write_logits(folder.path, replace(logits, header=logits.header.model_copy(update={"sequences": sequences})))
-    suite = judge_logits(_compare_logits(folder.path, spec.policy.alpha, folder.nonce), spec.policy, (), synthetic=True)
+    suite = judge_logits(_compare_logits(folder.path, folder.nonce), spec.policy, (), synthetic=True)
     assert suite.verdict == "inconclusive"
     assert "at least 16 cached tokens were required" in suite.why
 
@@ -217,7 +217,7 @@ def on_means(tmp_path: Path, runs: ModuleType) -> Callable[..., SuiteResult]:
     folder: RunFolder = runs.run_of(tmp_path / "run", spec)
     for role in ("reference", "candidate"):
         write_logits(folder.path, runs.scored(role, MIN_PROMPTS, run=folder.nonce))
-    comparison = _compare_logits(folder.path, spec.policy.alpha, folder.nonce)
+    comparison = _compare_logits(folder.path, folder.nonce)
 
     def judge(multiples: np.ndarray, floor: float = 0.0) -> SuiteResult:
         kl = multiples * kl_limit(())

@@ -12,7 +12,7 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.kernel_result import MATRIX, CaseWhy, KernelResult
 from assay.harness.judge.build import build
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.op_matrix import claim
+from assay.harness.judge.own_error import matrix_claim
 from assay.harness.run.plan import prepare
 from assay.harness.run.run_folder import open_folder
 from assay.harness.verdict import Check, Finding
@@ -30,7 +30,7 @@ def record(**changed: Any) -> KernelResult:
 def judged(made: KernelResult | None, spec: RunSpec = SPEC, *, kernel: bool = True) -> Judged:
     code = {"candidate": {"a.py": "hash"}} if kernel else {}
     run = SimpleNamespace(spec=spec, matrix=made, manifest=SimpleNamespace(code=code))
-    return claim(cast(RunEvidence, run))
+    return matrix_claim(cast(RunEvidence, run))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from assay.harness.evidence.trace import Trace
-from assay.harness.judge.parting import Parting, least_error, parting
+from assay.harness.judge.traces import Parting, least_error, parting
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 8
 PROMPT, CACHED = 12, 5

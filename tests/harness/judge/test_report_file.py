@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.harness.errors import EvidenceError
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import read_report
 
 
 @pytest.mark.parametrize(

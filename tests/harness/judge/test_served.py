@@ -13,12 +13,11 @@ from assay.harness.config import make_spec
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
 from assay.harness.evidence.records import Answer, Token
-from assay.harness.judge.answers import Pair
-from assay.harness.judge.envelope import claim
+from assay.harness.judge.answers import Pair, envelope_pairs
+from assay.harness.judge.envelope import claim, served_envelope
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_suite import compare_envelope, with_envelope
 from assay.harness.judge.report import EnvelopeResult
-from assay.harness.judge.served import envelope_pairs, served_envelope
 from assay.harness.sides import Role
 from assay.harness.verdict import Check
 
@@ -57,17 +56,20 @@ def admissions(requests: Iterable[LoadRequest] = REQUESTS) -> list[Admission]:
     return found
 
 
-def judged(found: EnvelopeCounts | None, compared: EnvelopeCounts | None, *, suites: str = "greedy,layers") -> Judged:
+def judged(
+    made: Iterable[Answer], admitted: Iterable[Admission], compared: EnvelopeCounts | None, suites: str = "greedy,layers"
+) -> Judged:
     """What is claimed of an envelope that the shadow and the candidate's own server answered so."""
     run = SimpleNamespace(
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", "suites": suites}), envelope=compared, claimed=BOTH,
-        served=found, over_envelope=REQUESTS, counts={"candidate": ()}, errors=None,
+        folder=SimpleNamespace(admissions=lambda role: list(admitted)), over_envelope=envelope_pairs(list(made)),
+        counts={"candidate": ()}, errors=None,
     )  # fmt: skip
     return claim(cast(RunEvidence, run))
 
 
-def check_served(found: EnvelopeCounts | None) -> Check:
-    return judged(found, EnvelopeCounts(limits=LIMITS)).checks[1]
+def check_served(made: Iterable[Answer], admitted: Iterable[Admission]) -> Check:
+    return judged(made, admitted, EnvelopeCounts(limits=LIMITS)).checks[1]
 
 
 def served(made: list[Answer], admitted: list[Admission]) -> EnvelopeCounts:
@@ -77,15 +79,13 @@ def served(made: list[Answer], admitted: list[Admission]) -> EnvelopeCounts:
 
 
 def test_the_whole_load_serves_the_envelope() -> None:
-    found = served(answers(), admissions())
-    check = check_served(found)
+    check = check_served(answers(), admissions())
     assert (check.status, check.found) == ("ok", f"{len(REQUESTS)} answers; {LINE}")
 
 
 def test_a_server_that_saw_short_prompts_alone_is_no_pass_and_says_what_it_served() -> None:
     """What every run was until the candidate's own server got the requests too: it saw 158 tokens."""
-    found = served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
-    check = check_served(found)
+    check = check_served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
     assert check.status == "missing"
     assert "extend: total length 130 to 512" in check.found
 
@@ -94,16 +94,14 @@ def test_what_follows_the_first_token_that_differs_is_not_compared() -> None:
     def say(role: Role, one: LoadRequest) -> list[str]:
         return ["8" if role == "candidate" else "7", *["7"] * (one.output - 1)]
 
-    found = served(answers(say), admissions())
-    check = check_served(found)
+    check = check_served(answers(say), admissions())
     assert check.status == "missing"
     assert "decode: total length 2 to 512" in check.found
 
 
 def test_without_answers_nothing_is_served() -> None:
-    assert served_envelope(LIMITS, [], admissions()) is None
-    assert check_served(None).status == "missing"
-    assert judged(None, None, suites="layers").checks[1].status == "not checked"
+    assert check_served((), admissions()).status == "missing"
+    assert judged((), (), None, suites="layers").checks[1].status == "not checked"
 
 
 def test_processes_that_share_the_heads_of_a_layer_count_once() -> None:
@@ -112,9 +110,8 @@ def test_processes_that_share_the_heads_of_a_layer_count_once() -> None:
 
 
 def test_the_report_states_both_envelopes() -> None:
-    short = served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
-    compared = served(answers(), admissions())
-    result = judged(short, compared).parts["envelope"]
+    short = admissions(one for one in REQUESTS if len(one.ids) <= 158)
+    result = judged(answers(), short, served(answers(), admissions())).parts["envelope"]
     assert isinstance(result, EnvelopeResult)
     assert result.reached["extend"]["total-tokens"] >= 512
     assert result.served_reached["extend"]["total-tokens"] == 129

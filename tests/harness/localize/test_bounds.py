@@ -190,8 +190,8 @@ def test_only_the_cells_that_need_a_bound_are_simulated(monkeypatch: pytest.Monk
 
 
 def test_a_long_call_is_compared_on_some_of_its_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.localize.kernel_runs.MAX_SCORES", 1000)
-    monkeypatch.setattr("assay.harness.localize.kernel_runs.MAX_ROWS", 40)
+    monkeypatch.setattr("assay.harness.localize.kernel_runs._MAX_SCORES", 1000)
+    monkeypatch.setattr("assay.harness.localize.kernel_runs._MAX_ROWS", 40)
     call = call_of([(300, 28), (1, 5)], (4, 2), 16, torch.float16, "cpu")
 
     def result(wrong_from: int) -> CallResult:

@@ -12,8 +12,7 @@ from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.endurance import endure
-from assay.harness.localize.guard import Guard
+from assay.harness.localize.guard import Guard, endure
 from assay.harness.localize.kernel_runs import run_once
 
 

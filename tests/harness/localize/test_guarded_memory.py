@@ -87,7 +87,7 @@ def test_a_read_beyond_the_inputs_is_described() -> None:
     assert result.nonfinite_share == 0.0, "the rows behind an input are finite numbers"
     found = over_reads(kernel, run.results)
     assert found is not None
-    assert found[1] == "reads outside of its inputs: q heads 2 and 3 read K and V up to 2 heads beyond the end"
+    assert found[1] == "reads outside of its inputs: q heads 2 and 3 read beyond the end of K and V"
 
 
 def test_a_wrong_kernel_that_stays_within_its_inputs_reads_nothing_outside() -> None:

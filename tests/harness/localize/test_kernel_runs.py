@@ -15,9 +15,9 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.errors import AssayError
 from assay.harness.localize import bounds
+from assay.harness.localize.causes import Comparisons
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
 from assay.harness.localize.kernel_runs import KernelRun, measure, run_and_repeat, run_once, worst_of
-from assay.harness.localize.screening import Comparisons
 from assay.harness.verdict import Finding
 
 CALLS = [call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])]

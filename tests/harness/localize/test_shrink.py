@@ -19,26 +19,27 @@ from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import measure, run_and_repeat
-from assay.harness.localize.shrink import exceeds_bounds_of, reproduction, shrink
+from assay.harness.localize.shrink import reproduction, shrink
 from assay.harness.verdict import Finding
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
 ORACLE = "assay.harness.attention.bugs.faults:rounded_oracle"
+DIMS = (8, 16, 32, 64)
 TOP_LEFT = BY_ID["mask-top-left"].title
 
 
 def test_the_smallest_call_that_still_fails() -> None:
     kernel = fault("mask-top-left")
-    small = shrink(kernel, CALL)
+    small = shrink(kernel, CALL, DIMS)
     assert (small.lens_q, small.prefixes) == ([1], [1])  # below that the bug cannot show
     assert (small.q.shape, small.k.shape) == ((1, 1, 8), (2, 1, 8))
     assert small.scale == 8**-0.5
-    assert exceeds_bounds_of(kernel)(small, kernel(small))
+    assert measure(small, kernel(small)).fails
 
 
 def test_what_the_failure_needs_is_kept() -> None:
     kernel = fault("leak-values-previous", heads=[1], when=lambda new, prefix: new >= 7)
-    small = shrink(kernel, CALL.with_spec(phase="decode", layer=5))
+    small = shrink(kernel, CALL.with_spec(phase="decode", layer=5), DIMS)
     assert len(small.lens_q) == 2
     assert small.lens_q[1] == 7
     assert small.q.shape[1] == 2  # the fault sits in head 1
@@ -53,14 +54,14 @@ def test_a_refusal_is_no_failure() -> None:
             raise KernelRefused("too small")
         return faulty(call)
 
-    small = shrink(picky, CALL)
+    small = shrink(picky, CALL, DIMS)
     assert small.q.shape[2] == 32
     assert small.lens_q == [3]
 
 
 def test_a_call_that_does_not_fail_cannot_be_shrunk() -> None:
     with pytest.raises(ValueError, match="nothing to shrink"):
-        shrink(rounded_oracle, CALL)
+        shrink(rounded_oracle, CALL, DIMS)
 
 
 def run_test(source: str) -> None:
@@ -97,9 +98,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(module: str) -> None:
     kernel = fault("mask-top-left")
-    small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3))
+    small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3), DIMS)
     [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = reproduction(small, f"{module}:top_left")(finding)
+    source = reproduction(small, f"{module}:top_left", "")(finding)
     assert "call_of([(" in source
     assert "noise" not in source
     imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
@@ -118,8 +119,8 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
     [finding] = diagnose(run_and_repeat(kernel, [loud]))
     with pytest.raises(AssayError, match="shrink the call first"):
-        reproduction(loud, f"{module}:saturating")
-    source = reproduction(shrink(kernel, loud), f"{module}:saturating")(finding)
+        reproduction(loud, f"{module}:saturating", "")
+    source = reproduction(shrink(kernel, loud, DIMS), f"{module}:saturating", "")(finding)
     assert "AttentionCall(" in source
     with pytest.raises(AssertionError, match=BY_ID["values-saturate-fp8-e4m3"].title):
         run_test(source)
@@ -132,7 +133,7 @@ def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
         return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
 
     kernel = declares(noise="int8_qk")(fault("mask-top-left", int8))
-    small = shrink(kernel, CALL)
+    small = shrink(kernel, CALL, DIMS)
     [finding] = diagnose(run_and_repeat(kernel, [small]))
     source = reproduction(small, f"{module}:coarse", "int8_qk")(finding)
     assert "assert_correct(KERNEL, CALL, noise='int8_qk')" in source
@@ -141,13 +142,8 @@ def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
     run_test(source.replace(f"{module}:coarse", ORACLE))
 
 
-def test_the_head_dim_stays_within_what_the_kernel_declares() -> None:
-    @declares(head_dims=(16, 32))
-    def narrow(call: AttentionCall) -> Tensor:
-        return fault("prefix-dropped")(call)
-
-    assert shrink(narrow, CALL).q.shape[2] == 16
-    assert shrink(fault("prefix-dropped"), CALL, head_dims=(32, 64)).q.shape[2] == 32
+def test_the_head_dim_stays_within_those_that_are_tried() -> None:
+    assert shrink(fault("prefix-dropped"), CALL, (32, 64)).q.shape[2] == 32
 
 
 def test_padded_rows_shrink_with_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +154,7 @@ def test_padded_rows_shrink_with_their_call(monkeypatch: pytest.MonkeyPatch) -> 
         out = rounded_oracle(call)
         return out.roll(1, 0) if call.spec.padded_rows else out
 
-    small = shrink(ignores, call)
+    small = shrink(ignores, call, DIMS)
     assert (len(small.lens_q), small.q.shape[2]) == (1, 8)
     assert small.rows == small.lens_q[0]
     assert len(small.q) == small.rows + small.spec.padded_rows
@@ -166,7 +162,7 @@ def test_padded_rows_shrink_with_their_call(monkeypatch: pytest.MonkeyPatch) -> 
     assert not measure(small, rounded_oracle(small)).fails
     monkeypatch.setattr(shrink_module, "load", lambda name: ignores)
     finding = Finding(id="x", title="x", severity="serious", where="", diagnosis="", evidence=(), reproduce="")
-    source = reproduction(small, "mine:ignores")(finding)
+    source = reproduction(small, "mine:ignores", "")(finding)
     found: dict[str, Any] = {}
     exec(source.partition("def test_")[0], found)
     torch.testing.assert_close(rounded_oracle(found["CALL"]), rounded_oracle(small), equal_nan=True)

@@ -14,8 +14,7 @@ from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
-from assay.harness.localize.diagnose import STATE_KEPT
-from assay.harness.localize.wording import does
+from assay.harness.localize.diagnose import STATE_KEPT, does
 from assay.harness.readout.effects import constant, known_bug
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.named import _name_of, said, with_operator

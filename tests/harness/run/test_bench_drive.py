@@ -26,7 +26,7 @@ from assay.harness.stats.ratio import MIN_RATIOS
 def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float], chunks: int = 3) -> int:
     """Number of rounds that are played if a block takes `seconds_of` its round and the first block uses up the budget."""
 
-    def block(turn: Turn, engine: Any, client: Any, model: str, vocabulary: int, number: int) -> list[Timing]:
+    def block(turn: Turn, engine: Any, client: Any, vocabulary: int, number: int) -> list[Timing]:
         times = tuple(seconds_of(turn.round) * (1 + at) / chunks for at in range(chunks))
         return [
             Timing(
@@ -40,7 +40,7 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[in
     flags = {"latency_shapes": "short,long", "latency_concurrency": "1", "latency_seconds": 1e-9, "servers": "together"}
     spec = timed_spec(make_spec(flags | {"candidate": "torch_native"}))
     bench = BenchFolder.new(folder)
-    engine = SimpleNamespace(client=lambda: SimpleNamespace(models=lambda: ["m"]))
+    engine = SimpleNamespace(client=lambda: None)
     with ProgressDisplay(Console(file=StringIO())) as display:
         drive.play(plan_bench(prepare(spec)), cast(Any, dict.fromkeys(ROLES, engine)), bench, display)
     played = [timing.round for timing in bench.lines(TIMINGS, Timing)]

@@ -15,7 +15,7 @@ from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, T
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.blocks import blocks_of
 from assay.harness.judge.latency_result import LatencyResult
-from assay.harness.judge.report_file import read_report
+from assay.harness.judge.report import read_report
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -63,10 +63,11 @@ class Server:
         self.header_cached = False
 
     def ask(self, asks: Sequence[ChatRequest], concurrency: int, on_reply: Any, enough: Any = None) -> None:
-        for request in asks:
+        for number, request in enumerate(asks):
             if request.prompt != PROMPT_HEADER:
                 self.questions.append(Question(request.prompt, self.header_cached, self.diagnosed))
             self.header_cached = True
+            on_reply(number, None)
 
     def in_shadow(self) -> list[Question]:
         """The questions asked before any of them was asked again, for a trace."""

@@ -105,7 +105,7 @@ def display() -> ProgressDisplay:
 def both(folder: Path, candidate: Model) -> LogitsComparison:
     for model in (Model("reference"), candidate):
         score_role(model, items(), (), folder, display())
-    return _compare_logits(folder, 0.05)
+    return _compare_logits(folder)
 
 
 def test_a_fault_behind_a_cached_prefix_shows_there_and_nowhere_else(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_existing_scores_are_kept(tmp_path: Path) -> None:
         score_role(model, items(), (), tmp_path, display())
     assert idle.calls == []
     assert len(rest.scored) == 4
-    assert _compare_logits(tmp_path, 0.05).rows[0].floor_mean_kl == 0.0
+    assert _compare_logits(tmp_path).rows[0].floor_mean_kl == 0.0
 
 
 def test_the_floor_is_scored_in_the_opposite_order(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_both_roles_are_scored_at_the_same_time(tmp_path: Path) -> None:
         pool.submit(score_role, reference, items(), (), tmp_path / "a", display(), handover=handover).result(timeout=30)
         waiting.result(timeout=30)
     in_turn = both(tmp_path / "b", Model("candidate", shift=2.0))
-    assert _compare_logits(tmp_path / "a", 0.05).rows == in_turn.rows
+    assert _compare_logits(tmp_path / "a").rows == in_turn.rows
 
 
 def test_a_reference_that_fails_ends_the_candidates_wait(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_one_server_can_be_both_roles(tmp_path: Path) -> None:
     score_role(server, items(), (), tmp_path, display())
     server.shift = 2.0
     score_role(server, items(), (), tmp_path, display(), role="candidate")
-    cold, cached = _compare_logits(tmp_path, 0.05).rows
+    cold, cached = _compare_logits(tmp_path).rows
     assert cold.mean_kl == 0
     assert cached.mean_kl is not None
     assert cached.mean_kl > 0.01
@@ -229,7 +229,7 @@ def test_the_candidate_needs_the_reference_first(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="There is no prompt"):
         score_role(Model("reference"), [], (), tmp_path, display())
     with pytest.raises(EvidenceError, match=r"reference-0.safetensors cannot be read"):
-        _compare_logits(tmp_path, 0.05)
+        _compare_logits(tmp_path)
 
 
 def test_a_server_that_fails_midway_leaves_no_partial_file(tmp_path: Path) -> None:

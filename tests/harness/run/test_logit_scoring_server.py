@@ -108,7 +108,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
         patch.setenv("PYTHONPATH", str(folder))
         with serve(tmp_path_factory.mktemp("candidate"), "candidate", "wrong_behind_a_prefix:kernel") as server:
             score_role(server, items(), answers, folder, display)
-    return _compare_logits(folder, 0.05), folder, answers, seen
+    return _compare_logits(folder), folder, answers, seen
 
 
 def test_sequences_are_the_prompts_and_the_recorded_answers(scored: Scored) -> None:

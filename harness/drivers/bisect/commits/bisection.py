@@ -1,4 +1,8 @@
-"""A bisection from its first probe to its result: check the ends, search, diagnose the bug. Resumable."""
+"""A bisection from its first probe to its result: check the ends, search, diagnose the bug. Resumable.
+
+A commit is probed until one outcome leads clearly: a kernel that races comes out both ways. Both ends are checked first, so a
+wrong ``--good``, a broken environment and calls that do not show the error are reported rather than bisected.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,9 @@ from typing import Any, Literal
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.config import RUNS
-from assay.harness.drivers.bisect.commits.calls import chosen_calls
-from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment, build, run_accuracy, run_kernel
+from assay.harness.drivers.bisect.commits.measure import build, run_accuracy, run_kernel
 from assay.harness.drivers.bisect.commits.outcome import changes, outcome_of, settled
-from assay.harness.drivers.bisect.commits.probe import ProbeTask
+from assay.harness.drivers.bisect.commits.probe import chosen_calls
 from assay.harness.drivers.bisect.commits.repo import Repository
 from assay.harness.drivers.bisect.commits.state import (
     BisectFolder,
@@ -30,16 +33,13 @@ from assay.harness.drivers.bisect.commits.state import (
     Purpose,
 )
 from assay.harness.errors import UsageError
-from assay.harness.files import FolderLock, is_unused
+from assay.harness.files import is_unused, lock_folder
 
-SKIPS_BEFORE_CHECK = 5
-"""Skipped commits in a row after which the good revision is probed again: if that fails too, the machine is at fault."""
 # Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`.
 _FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
 
 Measure = Callable[[str, int, bool], Measurement]
 """Measures a commit: its hash, the number of the probe, and whether to look for a hypothesis that fits."""
-Say = Callable[[str], None]
 
 
 def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True) -> BisectSpec:
@@ -57,10 +57,9 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
     for name in ("good", "bad", "kernel") if ends else ():
         if name not in given:
             raise UsageError(f"--{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
-    replays = given.get("against") == "good" or any(given.get(name) for name in ("pack", "conditions", "calls"))
-    if given.get("measure_with") == "accuracy" and replays:
+    if given.get("measure_with") == "accuracy" and any(given.get(name) for name in ("pack", "conditions", "calls")):
         raise UsageError(
-            "--with accuracy was given with --pack, --condition, --calls or --against.",
+            "--with accuracy was given with --pack, --condition or --calls.",
             "an accuracy run per commit, or a replay of calls",
             "remove one of them",
         )
@@ -77,7 +76,7 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
     return BisectSpec(repo=str(repository.path), **given)
 
 
-def bisect_commits(spec: BisectSpec, out: Path | None, say: Say) -> tuple[BisectState, BisectFolder]:
+def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None]) -> tuple[BisectState, BisectFolder]:
     """Find the commit that made a kernel worse, or resume the bisection in its folder.
 
     Args:
@@ -94,7 +93,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Say) -> tuple[Bisect
     """
     folder, repository = BisectFolder(out or RUNS / f"bisect-{spec.digest}"), Repository(Path(spec.repo))
     history = repository.between(spec.good, spec.bad, spec.first_parent)
-    lock = FolderLock(folder.path)
+    lock = lock_folder(folder.path)
     state = folder.read()
     if state is None and not is_unused(folder.path, ("probes", "logs")):
         raise UsageError(
@@ -123,14 +122,17 @@ def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
         AssayError: the environment is broken.
     """
     interpret_without_gpu()
-    top = Path(spec.repo)
     with tempfile.TemporaryDirectory(prefix="assay-probe-") as made:
-        scratch = Path(made)
-        if why := build(spec.build, top, scratch / "log"):
-            measured = Measurement(status="build", reason=why)
-        else:
-            measured = run_kernel(ProbeTask(tree=top, spec=spec, result=scratch / "result"), scratch / "log")
-    return outcome_of(measured, spec, []), measured
+        measured = _built_and_measured(spec, Path(spec.repo), Path(made) / "log")
+    return outcome_of(measured, spec), measured
+
+
+def _built_and_measured(
+    spec: BisectSpec, tree: Path, log: Path, name_bug: bool = False, command: str = ""
+) -> Measurement:
+    if why := build(spec.build, tree, log):
+        return Measurement(status="build", reason=why)
+    return run_kernel(spec, tree, log, name_bug=name_bug, reproduce=command)
 
 
 def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: BisectFolder) -> Measure:
@@ -141,25 +143,13 @@ def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: Bi
         nonlocal built
         begun, log = time.monotonic(), folder.log(number).resolve()
         log.parent.mkdir(parents=True, exist_ok=True)
-        why = ""
         if built != commit:
-            built = ""
             repository.checkout(tree, commit, spec.keep_build)
-            why = build(spec.build, tree, log)
-            built = "" if why else commit
-        if why:
-            measured = Measurement(status="build", reason=why)
-        else:
-            task = ProbeTask(
-                tree=tree,
-                spec=spec,
-                result=tree.parent / "result",
-                name_bug=name_bug,
-                reproduce=reproduce(spec, commit),
-            )
-            measured = run_kernel(task, log)
-            if measured.status == "measured" and spec.measure_with == "accuracy":
-                measured = measured.model_copy(update=run_accuracy(spec, tree, log.parent / "run", log))
+        once = spec if built != commit else spec.model_copy(update={"build": ""})
+        measured = _built_and_measured(once, tree, log, name_bug, reproduce(spec, commit))
+        built = "" if measured.status == "build" else commit
+        if measured.status == "measured" and spec.measure_with == "accuracy":
+            measured = measured.model_copy(update=run_accuracy(spec, tree, log.parent / "run", log))
         return measured.model_copy(update={"seconds": time.monotonic() - begun})
 
     return measure
@@ -169,7 +159,12 @@ class Bisection:
     """One bisection."""
 
     def __init__(
-        self, folder: BisectFolder, state: BisectState, measure: Measure, repository: Repository, say: Say
+        self,
+        folder: BisectFolder,
+        state: BisectState,
+        measure: Measure,
+        repository: Repository,
+        say: Callable[[str], None],
     ) -> None:
         self._folder, self._measure, self._repository, self._say = folder, measure, repository, say
         self.state = state
@@ -189,7 +184,7 @@ class Bisection:
             result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
             skipped = list(self._classes().values()).count("skip")
             notes = (*result.notes, *([f"{skipped} commits could not be classified"] if skipped else []))
-            self._set(self.state.model_copy(update={"result": result.model_copy(update={"notes": notes})}))
+            self._set(result=result.model_copy(update={"notes": notes}))
         return self.state
 
     def _prove(self, end: Literal["good", "bad"], commit: str) -> None:
@@ -200,26 +195,24 @@ class Bisection:
         """
         if self._classify(commit, "good-end" if end == "good" else "bad-end") == end:
             return
-        seen, last = self._outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
-        self._set(self.state.model_copy(update={"probes": ()}))
+        seen, last = self.state.outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
+        self._set(probes=())
         counts = ", ".join(f"{seen.count(outcome)} {outcome}" for outcome in dict.fromkeys(seen))
         raise UsageError(
             f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}.",
             f"a revision that builds, imports and comes out {end}",
-            "check --good, --build, --kernel and --source; to compare errors with the good revision's, give --against good"
+            "check --good, --build, --kernel and --source"
             if end == "good"
             else "check --bad, or choose calls that show the error more clearly, with --condition or --pack",
         )
 
     def _search(self) -> tuple[str, ...]:
         """Halve the suspects until one is left, or those between them cannot be probed; return them, oldest first."""
-        spec, place = self.state.spec, {commit.commit: i for i, commit in enumerate(self.state.history)}
+        spec, place = self.state.spec, {commit: i for i, commit in enumerate(self.state.history)}
         while True:
             bad, goods, classes = spec.bad, [spec.good], self._classes()
-            for (
-                commit,
-                outcome,
-            ) in classes.items():  # in the order of the search, so each bad one is an ancestor of the last
+            # In the order of the search, so each bad commit is an ancestor of the last.
+            for commit, outcome in classes.items():
                 bad = commit if outcome == "bad" else bad
                 goods += [commit] if outcome == "good" else []
             # A good descendant of a bad commit: a regression that was fixed. What is searched is the older one.
@@ -238,15 +231,12 @@ class Bisection:
     def _classes(self) -> dict[str, Outcome]:
         """Return what each commit that was probed is, in the order of the search."""
         commits = dict.fromkeys(probe.commit for probe in self.state.probes)
-        classes = {commit: settled(self._outcomes(commit), self.state.spec) for commit in commits}
+        classes = {commit: settled(self.state.outcomes(commit), self.state.spec) for commit in commits}
         return {commit: outcome for commit, outcome in classes.items() if outcome}
-
-    def _outcomes(self, commit: str) -> list[Outcome]:
-        return [probe.outcome for probe in self.state.probes if probe.commit == commit and probe.purpose != "name"]
 
     def _classify(self, commit: str, purpose: Purpose) -> Outcome:
         """Probe a commit until it is classified."""
-        while (outcome := settled(self._outcomes(commit), self.state.spec)) is None:
+        while (outcome := settled(self.state.outcomes(commit), self.state.spec)) is None:
             self._probe(commit, purpose)
         return outcome
 
@@ -254,71 +244,52 @@ class Bisection:
         """Probe a commit, and record what came out."""
         number = len(self.state.probes) + 1
         measured = self._measure(commit, number, purpose == "name")
-        outcome = outcome_of(measured, self.state.spec, self._of(self.state.spec.good) or [measured])
+        outcome = outcome_of(measured, self.state.spec)
         self._folder.write_measurement(number, measured)
         probe = CommitProbe(
             **outcome.model_dump(), number=number, commit=commit, purpose=purpose, seconds=measured.seconds
         )
         self._say(f"{number}: {purpose} {commit[:12]} {outcome.outcome}, {_describe(probe)}")
-        self._set(self.state.model_copy(update={"probes": (*self.state.probes, probe)}))
-        if outcome.outcome == "skip" and purpose == "search":
-            self._check_environment(number)
+        self._set(probes=(*self.state.probes, probe))
         return measured
 
-    def _check_environment(self, number: int) -> None:
-        """Probe the good revision again after several commits in a row that cannot be probed.
-
-        Raises:
-            BrokenEnvironment: it cannot be probed now. The commits before it are forgotten, so that they are probed again.
-        """
-        last, good = self.state.probes[-SKIPS_BEFORE_CHECK:], self.state.spec.good
-        if number % SKIPS_BEFORE_CHECK or any(probe.outcome != "skip" for probe in last):
-            return
-        measured = self._measure(good, number + 1, False)
-        if outcome_of(measured, self.state.spec, [measured]).outcome == "skip":
-            self._set(self.state.model_copy(update={"probes": self.state.probes[:-SKIPS_BEFORE_CHECK]}))
-            raise BrokenEnvironment(
-                f"the good revision {good[:12]} could be probed before and cannot be now: {measured.reason}",
-                "a machine that still builds and imports it",
-                f"see {self._folder.log(number + 1)}; once it is fixed, the same command resumes",
-            )
-
-    def _of(self, commit: str) -> list[Measurement]:
-        """Return the measurements of a commit."""
+    def _measured(self, commit: str) -> Measurement | None:
+        """Return the first measurement of a commit, or None if it could not be measured."""
         numbers = (probe.number for probe in self.state.probes if probe.commit == commit)
-        return [measured for number in numbers if (measured := self._folder.measurement(number)).status == "measured"]
+        measured = map(self._folder.measurement, numbers)
+        return next((each for each in measured if each.status == "measured"), None)
 
     def _named(self, commit: str) -> BisectResult:
         """Describe the culprit: git's view of it, what fails there and not before, and the bug."""
-        spec, info, good = self.state.spec, self._repository.describe(commit), self._of(self.state.spec.good)
-        before = next((measured for parent in info.parents for measured in self._of(parent)), None)
-        measured = self._of(commit)[0] if self._of(commit) else Measurement(status="died")
+        info = self._repository.describe(commit)
+        before = next(filter(None, map(self._measured, info.parents)), None)
+        measured = self._measured(commit) or Measurement(status="died")
         notes: list[str] = []
         if measured.rows:
             named = self._probe(commit, "name")
             measured = named if named.status == "measured" else measured
-            last = [c for c in changes(self._of(spec.bad)[0], measured, spec, good) if c.new]
-            more = "; ".join(f"{change.axis} {', '.join(change.new)}" for change in last)
-            if more:
+            bad = self._measured(self.state.spec.bad)
+            last = [change for change in changes(bad, measured) if change.new] if bad else []
+            if more := "; ".join(f"{change.axis} {', '.join(change.new)}" for change in last):
                 notes.append(
                     f"the bad revision also fails where this commit does not ({more}): there is another regression"
                 )
         shown = [(commit, "the commit"), *((parent, f"its parent {parent[:12]}") for parent in info.parents)]
-        checked = [f"{what} was {', '.join(self._outcomes(c)) or 'not probed'}" for c, what in shown]
+        checked = [f"{what} was {', '.join(self.state.outcomes(c)) or 'not probed'}" for c, what in shown]
         return BisectResult(
             outcome="found", suspects=(commit,), commit=info, checked="; ".join(checked), notes=tuple(notes),
-            changes=changes(measured, before, spec, good), findings=measured.findings,
+            changes=changes(measured, before), findings=measured.findings,
         )  # fmt: skip
 
-    def _set(self, state: BisectState) -> None:
-        self.state = state
-        self._folder.write(state)
+    def _set(self, **changed: object) -> None:
+        self.state = self.state.model_copy(update=changed)
+        self._folder.write(self.state)
 
 
 def _describe(probe: CommitProbe) -> str:
     if probe.worst is None:
         return probe.reason or probe.outcome
-    worst = "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.2g} times its limit"
+    worst = "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.2g} times its bound"
     return f"{probe.where}, {worst}"
 
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from assay.harness.drivers.bisect.commits.probe import ProbeTask
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
-from assay.harness.engines.process import ServerProcess
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
-from assay.harness.judge.report_file import read_report
-from assay.harness.schema import read_json
+from assay.harness.judge.report import read_report
+from assay.worker import Done, Job, Limits, TimedOut, run, run_command
 
-_PROBE = [sys.executable, "-P", "-m", "assay.harness.drivers.bisect.commits.probe"]
-_COMMAND_NOT_FOUND = (126, 127)
-_BUILD_S, _POLL_S = 7200.0, 0.02
+_BUILD_S = 7200.0
 
 
 class BrokenEnvironment(AssayError):
@@ -32,7 +25,7 @@ def build(command: str, folder: Path, log: Path, timeout: float = _BUILD_S) -> s
     Raises:
         BrokenEnvironment: the exit code was 128 or more, by git's convention a broken environment.
     """
-    code = _run(["/bin/sh", "-c", command], folder, os.environ, timeout, log) if command else 0
+    code = run_command(["/bin/sh", "-c", command], folder, log=log, seconds=timeout) if command else 0
     if code is None:
         return f"the build did not finish within {timeout:.0f} s"
     if code < 0 or code >= GIT_ABORT:
@@ -41,34 +34,35 @@ def build(command: str, folder: Path, log: Path, timeout: float = _BUILD_S) -> s
             "exit code 0 if it built, 1 to 127 if the commit does not build",
             "fix the environment; the same command then resumes",
         )
-    if code in _COMMAND_NOT_FOUND:
-        return f"the build command was not found (exit code {code}): {_tail(log)}"
     return f"the build exited with {code}: {_tail(log)}" if code else ""
 
 
-def run_kernel(task: ProbeTask, log: Path) -> Measurement:
-    """Run a task in a fresh process.
+def run_kernel(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = False, reproduce: str = "") -> Measurement:
+    """Measure the kernel of a worktree in a fresh process, see `assay.harness.drivers.bisect.commits.probe.measure`.
 
     Raises:
-        BrokenEnvironment: the process ended normally without writing its result.
+        BrokenEnvironment: the process raised what is not the kernel's.
     """
-    task.result.unlink(missing_ok=True)
-    asked = task.result.with_suffix(".task")
-    asked.write_text(task.model_dump_json())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    code = _run([*_PROBE, str(asked)], task.tree, environment, task.spec.limit, log)
-    if task.result.exists() and (code == 0 or task.name_bug):  # a wrong kernel was measured before it was read
-        return read_json(task.result, Measurement, "run the same command again")
-    if code is None:
-        return Measurement(status="died", reason=f"it did not finish within {task.spec.limit:.0f} s")
-    if code < 0:
-        name = signal.Signals(-code).name
-        return Measurement(status="died", reason=f"the process was killed by {name}: {_tail(log)}")
-    raise BrokenEnvironment(
-        f"a probe ended with exit code {code} and without a result: {_tail(log)}",
-        f"its result in {task.result}",
-        f"see {log}; the same command then resumes",
-    )
+    given = {"tree": str(tree.resolve()), "spec": spec, "name_bug": name_bug, "reproduce": reproduce}
+    try:
+        with log.open("ab") as output:
+            job = Job("assay.harness.drivers.bisect.commits.probe:measure", given)
+            outcome = run(job, limits=Limits(total_s=spec.limit), output=output)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise BrokenEnvironment(
+            f"a probe failed before it had measured anything: {str(error).splitlines()[0]}",
+            "a machine on which the kernel can be measured",
+            f"see {log}; the same command then resumes",
+        ) from error
+    if isinstance(outcome, Done):
+        return Measurement(**outcome.result)
+    if outcome.events:  # a wrong kernel was measured before it was read
+        return Measurement(**outcome.events[-1]["measurement"])
+    if isinstance(outcome, TimedOut):
+        return Measurement(status="died", reason=f"it did not finish within {spec.limit:.0f} s")
+    return Measurement(status="died", reason=f"the process {outcome.how}: {_tail(log)}")
 
 
 def run_accuracy(spec: BisectSpec, tree: Path, folder: Path, log: Path) -> dict[str, object]:
@@ -83,7 +77,7 @@ def run_accuracy(spec: BisectSpec, tree: Path, folder: Path, log: Path) -> dict[
     paths = [*map(str, spec.roots(tree)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "assay", "run", "--candidate", spec.kernel, "--out", str(folder.resolve())]
-    code = _run([*command, *spec.run_args], folder.parent, environment, spec.limit, log)
+    code = run_command([*command, *spec.run_args], folder.parent, log=log, seconds=spec.limit, environment=environment)
     if code in (ExitCode.PASS, ExitCode.REGRESSION):
         return {"regression": code == ExitCode.REGRESSION}
     if code == ExitCode.USAGE:
@@ -95,21 +89,6 @@ def run_accuracy(spec: BisectSpec, tree: Path, folder: Path, log: Path) -> dict[
             report = read_report(folder / "report.json")
             reason = f"{report.verdict}: {report.headline}"
     return {"status": "undecided" if code == ExitCode.NO_VERDICT else "died", "reason": reason}
-
-
-def _run(command: list[str], folder: Path, environment: Mapping[str, str], timeout: float, log: Path) -> int | None:
-    """Run a command under a guardian, append its output to a log, and leave none of its processes running.
-
-    Returns:
-        Its exit code, -n for a signal n; None if it timed out.
-    """
-    process, until = ServerProcess(command, environment, folder, log), time.monotonic() + timeout
-    try:
-        while (code := process.exit_status) is None and time.monotonic() < until:
-            time.sleep(_POLL_S)
-    finally:
-        process.stop()
-    return code
 
 
 def _tail(log: Path, most: int = 200) -> str:

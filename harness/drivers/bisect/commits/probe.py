@@ -1,113 +1,129 @@
-"""The probe in a commit's own process: import its kernel from its worktree, verify its origin, run it, and save the measurement.
-
-python -P -m assay.harness.drivers.bisect.commits.probe TASK.json
-"""
+"""A commit's kernel, measured in a process of its own: imported from its worktree, its origin verified, and run on the calls."""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
 import inspect
+import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import KernelRefused
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.matrix import cases
 from assay.harness.attention.published import module_of
 from assay.harness.checks.observed import Reader
-from assay.harness.drivers.bisect.commits.calls import ProbeCall, chosen_calls
+from assay.harness.checks.replay import choose
+from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
-from assay.harness.errors import AssayError
-from assay.harness.files import write_whole
-from assay.harness.localize.bounds import bound_of
+from assay.harness.errors import AssayError, UsageError
+from assay.harness.evidence.pack import read_pack
 from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
-from assay.harness.schema import Record
+from assay.worker import Journal
 
 # Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice.
 _OWN = {"assay", "torch", "numpy", *sys.stdlib_module_names}
 
+ProbeCall = tuple[AttentionCall, dict[str, str]]
+"""A call and its condition, axis -> value."""
 
-class ProbeTask(Record):
-    """The task of one process.
 
-    Attributes:
+def chosen_calls(pack: str, conditions: Sequence[str], limit: int) -> list[ProbeCall]:
+    """Make the calls to probe with, the same at every commit.
+
+    Args:
+        pack: folder of a replay pack; empty for the op-level matrix.
+        conditions: ``axis=value``; a call must meet one value of each axis that is named.
+        limit: at most this many, spread evenly; 0 for all.
+
+    Raises:
+        UsageError: an axis or value does not exist, or no call is left.
+    """
+    if pack:
+        recorded = [case.call for case in choose(read_pack(Path(pack)))]
+        calls = [(call, _condition(call)) for call in sorted(recorded, key=lambda call: (call.layer, call.phase))]
+    else:
+        calls = [(case.make(), case.condition) for case in cases(seed=0)]
+    wanted: dict[str, set[str]] = {}
+    for asked in conditions:
+        axis, _, value = asked.partition("=")
+        known = sorted({condition[axis] for _, condition in calls if axis in condition})
+        if value not in known:
+            axes = ", ".join(sorted({axis for _, condition in calls for axis in condition}))
+            raise UsageError(
+                f"--condition {asked} matches no call.",
+                f"{axis}= one of {', '.join(known)}" if known else f"axis=value, with axis one of {axes}",
+                "choose another condition",
+            )
+        wanted.setdefault(axis, set()).add(value)
+    met = [call for call in calls if all(call[1].get(axis) in values for axis, values in wanted.items())]
+    if not met:
+        raise UsageError(f"no call meets {' and '.join(conditions)}.", "at least one", "give fewer conditions")
+    return [met[i * len(met) // limit] for i in range(limit)] if 0 < limit < len(met) else met
+
+
+def _condition(call: AttentionCall) -> dict[str, str]:
+    prefix, batch = CACHED_PREFIX.label(max(call.prefixes)), "1" if len(call.lens_q) == 1 else "> 1"
+    return {"phase": call.phase, "prefix": prefix, "batch": batch}
+
+
+def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, reproduce: str) -> Measurement:
+    """Measure the kernel of a worktree, as a job of `assay.worker`: errors of the kernel are results.
+
+    Args:
+        journal: gets the measurement before a wrong kernel is read, which may end the process.
         tree: top of the worktree.
-        spec: the question; for accuracy runs, the kernel is imported and not called.
-        result: file for the `Measurement`.
+        spec: the question, a `BisectSpec`; for accuracy runs, the kernel is imported and not called.
         name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
         reproduce: the command that findings cite.
     """
-
-    tree: Path
-    spec: BisectSpec
-    result: Path
-    name_bug: bool = False
-    reproduce: str = ""
-
-
-def _main() -> None:
-    """Run a task in this process, which must be a fresh one. Errors of the kernel are results."""
-    task = ProbeTask.model_validate_json(Path(sys.argv[1]).read_text())
-
-    def keep(measured: Measurement) -> None:
-        write_whole(task.result, measured.model_dump_json(), durable=False)
-
-    keep(_measure_commit(task, keep))
-
-
-def _measure_commit(task: ProbeTask, keep: Callable[[Measurement], None]) -> Measurement:
-    """Import the kernel and run it on the calls. `keep` receives the result before a wrong kernel is read, which may end it."""
-    spec, roots = task.spec, [str(root.resolve()) for root in task.spec.roots(task.tree)]
-    module = module_of(spec.kernel)
+    os.chdir(tree)
+    asked, top = BisectSpec(**spec), Path(tree).resolve()
+    roots, module = [str(root.resolve()) for root in asked.roots(top)], module_of(asked.kernel)
     _prefer(roots, module.split(".")[0])
     try:
-        kernel = kernels.load(spec.kernel)
+        kernel = kernels.load(asked.kernel)
     except BaseException as error:  # a module may raise anything, even SystemExit
         traceback.print_exc()
         return Measurement(status="import", reason=_said(error.__cause__ or error))
-    if outsider := _imported_from_elsewhere(task.tree, roots, module):
+    if outsider := _imported_from_elsewhere(top, roots, module):
         return Measurement(status="import", reason=outsider)
-    file = Path(inspect.getfile(sys.modules[module])).resolve()
-    origin = str(file.relative_to(task.tree.resolve()))
-    if spec.measure_with == "accuracy":
+    origin = str(Path(inspect.getfile(sys.modules[module])).resolve().relative_to(top))
+    if asked.measure_with == "accuracy":
         return Measurement(status="measured", origin=origin)
-    calls = chosen_calls(spec.pack, spec.conditions, spec.calls)
+    calls = chosen_calls(asked.pack, asked.conditions, asked.calls)
     try:
         run = run_and_repeat(kernel, [call for call, _ in calls])
     except BaseException as error:
         traceback.print_exc()
         return Measurement(status="raised", reason=_said(error), origin=origin)
-    if outsider := _imported_from_elsewhere(task.tree, roots, module):  # it may import more when it first runs
+    if outsider := _imported_from_elsewhere(top, roots, module):  # it may import more when it first runs
         return Measurement(status="import", reason=outsider)
-    findings = tuple(diagnose(run, task.reproduce)) if task.name_bug else ()
+    findings = tuple(diagnose(run, reproduce)) if name_bug else ()
     measured = Measurement(status="measured", origin=origin, rows=_rows(run, calls), findings=findings)
     reader = Reader()
-    if not reader.wants(findings, run.results):
-        return measured
-    keep(measured)
-    seen = reader.observe(findings, kernel, kernels.declaration(kernel), run.results)
-    return measured.model_copy(update={"findings": seen.findings})
+    if reader.wants(findings, run.results):
+        journal.write("measured", measurement=measured)
+        seen = reader.observe(findings, kernel, kernels.declaration(kernel), run.results)
+        measured = measured.model_copy(update={"findings": seen.findings})
+    return measured
 
 
 def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:
-    number = {id(call): i for i, (call, _) in enumerate(calls)}
+    conditions = {id(call): condition for call, condition in calls}
     rows = []
     for seen in run.results:
-        i = number[id(seen.call)]
         _, bound = seen.worst_cell
         # Cells have bounds of their own: all as if they had that of the worst.
         own = (seen.own / seen.bounds).amax(0) * bound
-        rows.append(
-            CallErrors(
-                number=i, layer=seen.call.layer, call=describe(seen.call), condition=calls[i][1],
-                own=tuple(own.tolist()), bound=bound,
-                rounding=bound_of(seen.call) if seen.noise else bound,
-            )
-        )  # fmt: skip
+        condition = {"layer": str(seen.call.layer), **conditions[id(seen.call)]}
+        rows.append(CallErrors(call=describe(seen.call), condition=condition, own=tuple(own.tolist()), bound=bound))
     return tuple(rows)
 
 
@@ -158,11 +174,7 @@ def _imported_from_elsewhere(tree: Path, roots: Sequence[str], kernel: str) -> s
             continue
         file = getattr(loaded, "__file__", None)
         places = [file] if file else [*getattr(loaded, "__path__", ())]
-        inside = [Path(place).resolve().is_relative_to(tree.resolve()) for place in places]
+        inside = [Path(place).resolve().is_relative_to(tree) for place in places]
         if not all(inside) or (name == kernel and not file):
             return f"module {name} came from {', '.join(places) or 'nowhere'}, not from this commit's worktree"
     return ""
-
-
-if __name__ == "__main__":
-    _main()

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from assay.harness.drivers.bisect.commits.state import CommitInfo, RangeCommit
+from assay.harness.drivers.bisect.commits.state import CommitInfo
 from assay.harness.errors import AssayError, UsageError
-from assay.harness.files import LOCK, FolderLock
+from assay.harness.files import LOCK, lock_folder
 
 # Disable everything of the user's that runs automatically: hooks, background maintenance, a file watcher.
 _QUIET = (
@@ -22,10 +22,6 @@ _QUIET = (
 )  # fmt: skip
 _FIELDS = "%H%x1f%P%x1f%an <%ae>%x1f%aI%x1f%s%x1f%b"
 _PREFIX = "assay-worktree-"
-
-
-class _GitFailed(AssayError):
-    """A git command failed; no commit is to blame. Exit code 3."""
 
 
 class Repository:
@@ -74,8 +70,8 @@ class Repository:
         """Return True if a commit is an ancestor of another one, or is that commit."""
         return not self._run("merge-base", "--is-ancestor", commit, descendant, check=False).returncode
 
-    def between(self, good: str, bad: str, first_parent: bool) -> tuple[RangeCommit, ...]:
-        """List the commits reachable from `bad` and not from `good`, parents before children.
+    def between(self, good: str, bad: str, first_parent: bool) -> dict[str, str]:
+        """Return the subject of each commit reachable from `bad` and not from `good`, by its hash, parents before children.
 
         Raises:
             UsageError: `good` is not an ancestor of `bad`, or is the same commit.
@@ -93,8 +89,7 @@ class Repository:
             )
         order = ["--topo-order", "--reverse", *(["--first-parent"] if first_parent else [])]
         lines = self._run("log", "-z", "--format=%H%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
-        pairs = (line.strip("\n").split("\x1f") for line in lines if line)
-        return tuple(RangeCommit(commit=commit, subject=subject) for commit, subject in pairs)
+        return dict(line.strip("\n").split("\x1f") for line in lines if line)
 
     def halving(self, bad: str, goods: Sequence[str], first_parent: bool) -> list[str]:
         """List the commits reachable from `bad` and from none of `goods`; first the one that divides them most evenly."""
@@ -114,22 +109,20 @@ class Repository:
 
     @contextmanager
     def worktree(self) -> Iterator[Path]:
-        """Make a worktree in a temporary folder, and remove both at the end. First remove those that killed processes left.
-
-        Raises:
-            GitFailed: git cannot create one.
-        """
-        for tree in self._linked():
+        """Make a worktree in a temporary folder, and remove both at the end. First remove those that killed processes left."""
+        lines = self._run("worktree", "list", "--porcelain").stdout.splitlines()
+        known = [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")]
+        for tree in known[1:]:  # the first is the repository's own
             # Only what is ours: a linked worktree (its .git is a file) in a folder with our prefix and our lock.
             if tree.parent.name.startswith(_PREFIX) and (tree.parent / LOCK).exists() and not (tree / ".git").is_dir():
                 try:
-                    lock = FolderLock(tree.parent)
+                    lock = lock_folder(tree.parent)
                 except UsageError:
                     continue  # its bisection is still running
                 self._remove(tree)
                 del lock
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-        lock, tree = FolderLock(folder), folder / self.path.name
+        lock, tree = lock_folder(folder), folder / self.path.name
         try:
             self._run("worktree", "add", "--detach", "--no-checkout", str(tree), "HEAD")
             yield tree
@@ -137,22 +130,13 @@ class Repository:
             self._remove(tree)
             del lock
 
-    def _linked(self) -> list[Path]:
-        """List the worktrees that git knows, without the repository's own."""
-        lines = self._run("worktree", "list", "--porcelain").stdout.splitlines()
-        return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")][1:]
-
     def _remove(self, tree: Path) -> None:
         self._run("worktree", "remove", "--force", "--force", str(tree), check=False)
         shutil.rmtree(tree.parent, ignore_errors=True)
         self._run("worktree", "prune", check=False)
 
     def checkout(self, tree: Path, commit: str, keep_ignored: bool) -> None:
-        """Check a commit out in a worktree, with nothing left of another one but, if `keep_ignored`, the files that git ignores.
-
-        Raises:
-            GitFailed: git failed, for instance because the disk is full.
-        """
+        """Check a commit out in a worktree, with nothing left of another one but, if `keep_ignored`, the files that git ignores."""
         _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
         _run_git(tree, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
 
@@ -163,17 +147,7 @@ class Repository:
 def _run_git(
     folder: Path, *args: str, check: bool = True, settings: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
-    """Run git in a folder, without the environment variables that a hook or another git command sets.
-
-    Args:
-        folder: the folder.
-        args: of git.
-        check: whether a failure is raised.
-        settings: of its configuration, for this command.
-
-    Raises:
-        GitFailed: it failed, and `check` is set.
-    """
+    """Run git in a folder, without the environment variables that a hook or another git command sets."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
     environment["GIT_CONFIG_COUNT"] = str(len(settings))
@@ -184,7 +158,7 @@ def _run_git(
         errors="replace", stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     if check and done.returncode:
-        raise _GitFailed(
+        raise AssayError(
             f"git {args[0]} failed in {folder}: {done.stderr.strip()}", "a sound repository and room on the disk",
             "see git's message; the same command then resumes",
         )  # fmt: skip

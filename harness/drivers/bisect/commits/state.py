@@ -1,8 +1,9 @@
-"""The files of a bisection: one state file, replaced atomically, and one measurement file per probe."""
+"""What a bisection of commits asks, measures and finds, and its folder: one state file and one measurement for each probe."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,8 +31,7 @@ class BisectSpec(Record):
         build: shell command that builds a commit, run at the top of its worktree; empty if there is nothing to build.
         sources: folders of the worktree that modules are imported from.
         first_parent: follow first parents only; the culprit is then a commit or a complete merge.
-        measure_with: "replay" for layer error on calls, "accuracy" for an ``assay run`` per commit.
-        against: what a layer error is compared with: the bound of its call, or the good revision's own error.
+        measure_with: "replay" for own error on calls, "accuracy" for an ``assay run`` per commit.
         pack: folder of a replay pack; empty for the op-level matrix.
         conditions: ``axis=value``; only calls that meet them are used.
         calls: maximum number of calls; 0 for all.
@@ -49,7 +49,6 @@ class BisectSpec(Record):
     sources: tuple[str, ...] = (".", "src")
     first_parent: bool = False
     measure_with: Literal["replay", "accuracy"] = "replay"
-    against: Literal["bound", "good"] = "bound"
     pack: str = ""
     conditions: tuple[str, ...] = ()
     calls: int = Field(0, ge=0)
@@ -74,15 +73,12 @@ class BisectSpec(Record):
 
 
 class CallErrors(Record):
-    """Own errors of one call, which has the same number at every commit."""
+    """Own errors of one call."""
 
-    number: int
-    layer: int
     call: str = Field(description='such as "layer 2 extend, new+prefix 20+77, 4 heads on 2, head_dim 64, bfloat16"')
-    condition: dict[str, str] = Field(description="axis -> value")
+    condition: dict[str, str] = Field(description="axis -> value, the layer among them")
     own: tuple[float, ...] = Field(description="largest own error (relative L1) of each q head")
-    bound: float = Field(description="largest own error that noise explains, with the quantisation that is declared")
-    rounding: float = Field(description="the same bound without quantisation")
+    bound: float = Field(description="largest own error that noise explains")
 
 
 class Measurement(Record):
@@ -103,8 +99,8 @@ class ProbeOutcome(Record):
     """The outcome of one probe."""
 
     outcome: Outcome
-    reason: str = Field("", description="why it was skipped, or why it is bad without a layer error")
-    worst: float | None = Field(None, description="largest own error, as a multiple of its limit")
+    reason: str = Field("", description="why it was skipped, or why it is bad without own errors")
+    worst: float | None = Field(None, description="largest own error, as a multiple of its bound")
     where: str = Field("", description="call and head of the largest own error")
 
 
@@ -155,36 +151,29 @@ class BisectResult(Record):
         return ExitCode.PASS if self.outcome == "found" else ExitCode.NO_VERDICT
 
 
-class RangeCommit(Record):
-    """A commit of the range."""
-
-    commit: str
-    subject: str
-
-
 class BisectState(Record):
-    """``state.json``; `history` is the range, oldest commit first."""
+    """``state.json``; `history` has the subject of each commit of the range by its hash, oldest commit first."""
 
     schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
     spec: BisectSpec
     command: str
-    history: tuple[RangeCommit, ...]
+    history: dict[str, str]
     probes: tuple[CommitProbe, ...] = ()
     result: BisectResult | None = None
 
+    def outcomes(self, commit: str) -> list[Outcome]:
+        """List what the probes of a commit came out as, without that for its diagnosis."""
+        return [probe.outcome for probe in self.probes if probe.commit == commit and probe.purpose != "name"]
 
+
+@dataclass(frozen=True)
 class BisectFolder:
-    """A bisection's folder."""
+    """A bisection's folder. Its files are replaced atomically; reading one raises EvidenceError if it is damaged."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def read(self) -> BisectState | None:
-        """Read the state, or return None if there is none.
-
-        Raises:
-            EvidenceError: it is damaged, or of another version.
-        """
+        """Read the state, or return None if there is none."""
         file = self.path / "state.json"
         return read_json(file, BisectState, _DAMAGED) if file.exists() else None
 
@@ -194,12 +183,15 @@ class BisectFolder:
 
     def measurement(self, number: int) -> Measurement:
         """Read the measurement of a probe."""
-        return read_json(self.path / "probes" / f"{number:04d}.json", Measurement, _DAMAGED)
+        return read_json(self._probe(number), Measurement, _DAMAGED)
 
     def write_measurement(self, number: int, measurement: Measurement) -> None:
         """Replace the measurement of a probe."""
-        write_whole(self.path / "probes" / f"{number:04d}.json", measurement.model_dump_json(indent=1))
+        write_whole(self._probe(number), measurement.model_dump_json(indent=1))
 
     def log(self, number: int) -> Path:
         """Return the log of a probe's build and kernel; with ``--with accuracy``, its run is beside it."""
         return self.path / "logs" / f"{number:04d}" / "log.txt"
+
+    def _probe(self, number: int) -> Path:
+        return self.path / "probes" / f"{number:04d}.json"

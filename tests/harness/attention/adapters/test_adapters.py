@@ -380,7 +380,7 @@ def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_p
     kernel = kernels.load(PAGED_DECODE)
     result = check(PAGED_DECODE, cases=of_stored(kernel), calls=0)
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
-    assert {"K and V in e4m3 per tensor", "K and V in e5m2 per tensor"} <= {*result.coverage.features}
+    assert {"K and V in e4m3 per tensor", "K and V in e5m2 per tensor"} <= {*result.coverage.values["asked for"]}
     gaps = [gap.what for gap in result.coverage.gaps if not gap.why]
     for form in ("int8 per token", "int8 per head", "e5m2 per head", "e4m3 per token", "e4m3 per block of 16 tokens"):
         assert f"stored_kv in {form}" in gaps

@@ -9,8 +9,7 @@ import pytest
 
 from assay.harness.drivers.sweep import cells
 from assay.harness.drivers.sweep.cells import Option, cells_of
-from assay.harness.drivers.sweep.result import SweptCell
-from assay.harness.drivers.sweep.spec import SweepSpec
+from assay.harness.drivers.sweep.spec import SweepSpec, SweptCell
 from assay.harness.errors import UsageError
 
 CHECK = {

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from assay.harness import extras
 from assay.harness.drivers.sweep import run as module
-from assay.harness.drivers.sweep.result import CELL, SweepResult, SweptCell
 from assay.harness.drivers.sweep.run import ended_in, run_cell, run_sweep
-from assay.harness.drivers.sweep.spec import SweepSpec
+from assay.harness.drivers.sweep.spec import CELL, SweepResult, SweepSpec, SweptCell
 from assay.harness.errors import UsageError
 from assay.harness.progress import ProgressDisplay
 from assay.harness.verdict import Verdict

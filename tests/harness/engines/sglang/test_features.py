@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from assay.evals.invariance_load import probe_load
-from assay.harness.engines.sglang import forcing, scheduler_faults
+from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.judge.invariance_arms import clashes, closed
 
@@ -45,8 +45,8 @@ def test_a_feature_names_what_sglang_has(id_: str, source: Path, arguments: set[
 
 
 def hooked() -> Iterator[str]:
-    for module in (forcing, scheduler_faults):
-        yield from _HOOKED.findall(Path(module.__file__).read_text())
+    for file in (Path(forcing.__file__), Path("tests/stand_ins/faulty_scheduler/faulty_scheduler.py")):
+        yield from _HOOKED.findall(file.read_text())
 
 
 @pytest.mark.parametrize("target", sorted(set(hooked())))

@@ -1,15 +1,12 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from assay.harness.engines.sglang import memory
 from assay.harness.engines.sglang.memory import GIB, available_bytes, hold_both, mem_fraction, model_bytes
 from assay.harness.errors import UsageError
 
 TINY = 8 * 1024**2
-BYTES = st.integers(0, 2000 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -28,20 +25,10 @@ def test_both_servers_are_held_if_memory_suffices(device: str, weights: int, ava
     assert hold_both(device, weights, available) is both  # type: ignore[arg-type]
 
 
-def test_a_model_of_unknown_size_is_not_held_twice() -> None:
+def test_unknown_sizes_and_large_fractions_leave_no_room_for_a_second_server() -> None:
     assert not hold_both("cpu", None, 10**15)
-
-
-def test_a_large_memory_fraction_leaves_no_room_for_a_second_server() -> None:
     assert hold_both("cuda", TINY, 139 * GIB, mem_fraction=0.45)
     assert not hold_both("cuda", TINY, 139 * GIB, mem_fraction=0.5)
-
-
-@given(weights=BYTES, available=BYTES, more=BYTES)
-def test_more_memory_never_holds_less(weights: int, available: int, more: int) -> None:
-    for device in ("cpu", "cuda"):
-        if hold_both(device, weights, available):  # type: ignore[arg-type]
-            assert hold_both(device, weights, available + more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -61,19 +48,14 @@ def test_memory_fraction(engine_args: tuple[str, ...], expected: float) -> None:
 def test_a_memory_fraction_that_is_not_a_number() -> None:
     with pytest.raises(UsageError, match="'much'"):
         mem_fraction(("--mem-fraction-static=much",))
-    with pytest.raises(UsageError, match="''"):
-        mem_fraction(("--mem-fraction-static",))
 
 
 def test_model_bytes_counts_weights_only(tmp_path: Path) -> None:
+    assert model_bytes(tmp_path) is None
     (tmp_path / "model-1.safetensors").write_bytes(bytes(1000))
     (tmp_path / "model-2.safetensors").write_bytes(bytes(24))
     (tmp_path / "tokenizer.json").write_bytes(bytes(5000))
     assert model_bytes(tmp_path) == 1024
-
-
-def test_the_size_of_a_folder_without_weights_is_unknown(tmp_path: Path) -> None:
-    assert model_bytes(tmp_path) is None
 
 
 def test_available_memory_of_this_machine_is_plausible() -> None:

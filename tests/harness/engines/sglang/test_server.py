@@ -84,8 +84,7 @@ def test_a_ready_server_identifies_itself(server_pair: ServerPair) -> None:
     assert reference.startup_s > 0
     assert f"--attention-backend {candidate.backend}" in candidate.launch_command
     assert candidate.arguments()["attention_backend"] == candidate.backend
-    assert candidate._client is not None
-    names = candidate._client.models()
+    names = candidate.client().models()
     assert len(names) == 1
     assert re.fullmatch(r"assay-candidate-[0-9a-f]{8}", names[0])
     reference.check()
@@ -164,13 +163,11 @@ def test_stop_leaves_no_process_and_no_litter(own_server: SGLangServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer) -> None:
     server = own_server
     processes = family(server)
     victim = scheduler(processes)
-    assert server._client is not None
     victim.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(server._client, "timeout_s", 60.0)
     asked_at = time.monotonic()
     with pytest.raises(EngineError, match=r"hangs: sglang::scheduler.* is stopped") as hung:
         ask_all(server, [ChatRequest("hello", 4)] * 4)
@@ -185,7 +182,6 @@ def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer, mon
     assert ask_all(server, [ChatRequest("hello", 4)])[0].prompt_tokens > 0, "it goes on"
     victim.send_signal(signal.SIGSTOP)  # so that it cannot answer before it dies
 
-    monkeypatch.setattr(server._client, "timeout_s", 120.0)
     killed_at: list[float] = []
 
     def kill() -> None:

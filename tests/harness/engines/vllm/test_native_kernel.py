@@ -51,7 +51,7 @@ def test_vllms_attention_is_correct(name: str) -> None:
     some = cases(declared.phases, "cpu", dtypes, head_dims=declared.head_dims, declared=declared)
     result = check(name, cases=some[::11], read_out=0)
     assert (result.failing, result.findings, result.refused) == ((), (), ())
-    asked = {*result.coverage.features}
+    asked = {*result.coverage.values["asked for"]}
     assert asked == {"MLA"} if "MLA" in name else len(asked) > 4
 
 

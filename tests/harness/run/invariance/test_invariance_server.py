@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from assay.harness.config import RunSpec
-from assay.harness.engines.sglang.scheduler_faults import FAULT
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.run.run import compare_features
 from assay.harness.sides import Side
@@ -16,10 +15,16 @@ from assay.harness.sides import Side
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 FEATURES = ("prefix-cache", "conversation", "batch", "weights-again", "streamed")
 """Features without a restart, so that one server does."""
+FAULTY = Path(__file__).parents[3] / "stand_ins/faulty_scheduler"
+
+
+def side_with(fault: str) -> Side:
+    paths = os.pathsep.join([str(FAULTY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return Side(backend="torch_native", environment={"PYTHONPATH": paths, "TEST_SCHEDULER_FAULT": fault})
 
 
 def compared(out: Path, fault: str = "") -> InvarianceResult:
-    side = Side(backend="torch_native", environment={FAULT: fault} if fault else {})
+    side = side_with(fault) if fault else Side(backend="torch_native")
     return compare_features(RunSpec.of(reference=side, candidate=side), out, features=FEATURES)
 
 
@@ -44,7 +49,7 @@ def test_a_seeded_fault_is_found_and_reduced(tmp_path: Path) -> None:
 
 
 def test_the_layer_of_a_tensor_that_was_not_loaded_again_is_named(tmp_path: Path) -> None:
-    side = Side(backend="torch_native", environment={FAULT: "half-reloaded"})
+    side = side_with("half-reloaded")
     result = compare_features(RunSpec.of(reference=side, candidate=side), tmp_path / "out", features=("weights-again",))
     (parting,) = result.partings
     assert (parting.place, parting.layer, parting.names) == ("input", 1, ("q", "k", "v")), parting

@@ -1,75 +1,91 @@
+"""From a measurement, or the exit code of ``assay run``, to the outcome of a probe; and what changed between two commits."""
+
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from assay.harness.drivers.bisect.commits import measure
 from assay.harness.drivers.bisect.commits.outcome import changes, outcome_of
 from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
+from assay.harness.errors import UsageError
 
 
 def spec(**over: object) -> BisectSpec:
-    return BisectSpec.model_validate({"repo": "r", "good": "g", "bad": "b", "kernel": "m:f"} | over)
+    return BisectSpec.model_validate({"repo": "r", "good": "g", "bad": "b", "kernel": "attn:forward"} | over)
 
 
-def measured(*owns: tuple[float, ...], bound: float = 0.01, prefixes: str = "01") -> Measurement:
+def measured(*owns: tuple[float, ...]) -> Measurement:
     rows = (
-        CallErrors(
-            number=i, layer=i % 2, call=f"call {i}", condition={"prefix": prefixes[i % len(prefixes)]}, own=own,
-            bound=bound, rounding=0.001,
-        )
+        CallErrors(call=f"call {i}", condition={"layer": str(i % 2), "prefix": "01"[i % 2]}, own=own, bound=0.01)
         for i, own in enumerate(owns)
-    )  # fmt: skip
+    )
     return Measurement(status="measured", rows=tuple(rows))
 
 
 def test_the_worst_head_of_the_worst_call_decides() -> None:
-    right = outcome_of(measured((0.001, 0.009), (0.0, 0.01)), spec(), [])
+    right = outcome_of(measured((0.001, 0.009), (0.0, 0.01)), spec())
     assert (right.outcome, right.worst) == ("good", 1.0)
-    wrong = outcome_of(measured((0.001, 0.009), (0.011, 0.01)), spec(), [])
+    wrong = outcome_of(measured((0.001, 0.009), (0.011, 0.01)), spec())
     assert (wrong.outcome, wrong.worst) == ("bad", pytest.approx(1.1))
     assert wrong.where == "call 1, head 0: own error 1.1 %"
-    assert outcome_of(measured((0.0, math.inf)), spec(), []).outcome == "bad"
+    assert outcome_of(measured((0.0, math.inf)), spec()).outcome == "bad"
+    assert outcome_of(measured(), spec()).outcome == "skip"
 
 
-def test_an_empty_comparison_is_skipped() -> None:
-    assert outcome_of(measured(), spec(), []).outcome == "skip"
-    nothing = Measurement(status="build", reason="make failed")
-    assert outcome_of(nothing, spec(), []) == outcome_of(nothing, spec(raises="bad"), [])
-    assert outcome_of(nothing, spec(), []).reason == "build: make failed"
-
-
-@pytest.mark.parametrize("status", ["raised", "died"])
-def test_a_kernel_that_raises_is_classified_as_requested(status: str) -> None:
-    one = Measurement.model_validate({"status": status, "reason": "x"})
-    assert outcome_of(one, spec(), []).outcome == "skip"
-    assert outcome_of(one, spec(raises="bad"), []).outcome == "bad"
-
-
-def test_an_accuracy_run_decides_by_its_verdict() -> None:
-    assert outcome_of(Measurement(status="measured", regression=True), spec(), []).outcome == "bad"
-    assert outcome_of(Measurement(status="measured", regression=False), spec(), []).outcome == "good"
-    assert outcome_of(Measurement(status="undecided", reason="x"), spec(), []).outcome == "skip"
-
-
-def test_against_the_good_revision() -> None:
-    good = [measured((0.02, 0.0001), (0.0, 0.0)), measured((0.03, 0.0001), (0.0, 0.0))]
-    ours = spec(against="good")
-    assert outcome_of(measured((0.06, 0.001), (0.001, 0.0)), ours, good).outcome == "good", (
-        "out of bounds, but no worse than good allows"
-    )
-    assert outcome_of(measured((0.061, 0.0), (0.0, 0.0)), ours, good).outcome == "bad"
-    assert outcome_of(measured((0.0, 0.0011), (0.0, 0.0)), ours, good).outcome == "bad", "within the bound, but worse than good"
-    new = measured((0.0, 0.0), (0.0, 0.0), (0.011, 0.0))
-    assert outcome_of(new, ours, good).outcome == "bad", "a call that good did not compute uses its bound"
+@pytest.mark.parametrize(
+    ("status", "raises", "outcome"),
+    [
+        ("raised", "skip", "skip"), ("died", "skip", "skip"), ("raised", "bad", "bad"), ("died", "bad", "bad"),
+        ("build", "bad", "skip"), ("undecided", "bad", "skip"),
+    ],
+)  # fmt: skip
+def test_a_commit_that_cannot_be_measured(status: str, raises: str, outcome: str) -> None:
+    found = outcome_of(Measurement.model_validate({"status": status, "reason": "x"}), spec(raises=raises))
+    assert (found.outcome, found.reason) == (outcome, f"{status}: x")
 
 
 def test_changes_by_layer_head_and_condition() -> None:
     before = measured((0.0, 0.0), (0.0, 0.02))
     at = measured((0.0, 0.02), (0.0, 0.02))
-    found = {change.axis: change for change in changes(at, before, spec(), [])}
+    found = {change.axis: change for change in changes(at, before)}
     assert found["layer"].failing == ("0", "1")
     assert found["layer"].new == ("0",)
     assert found["prefix"].new == ("0",)
     assert (found["head"].failing, found["head"].new, found["head"].values) == (("1",), (), ("0", "1"))
-    assert {c.axis: c.new for c in changes(at, None, spec(), [])}["head"] == ("1",)
+    assert {c.axis: c.new for c in changes(at, None)}["head"] == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "outcome"),
+    [(0, None, "good"), (1, None, "bad"), (2, None, ""), (3, "undecided", "skip"), (None, "died", "skip"), (-9, "died", "skip")],
+)
+def test_an_accuracy_run_decides_by_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, examples: ModuleType, code: int | None, status: str | None, outcome: str
+) -> None:
+    words: list[str] = []
+
+    def run(command: list[str], folder: Path, *, environment: dict[str, str], log: Path, seconds: float) -> int | None:
+        words.extend([environment["PYTHONPATH"], *command])
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        (out / "report.json").write_text(examples.inconclusive().model_dump_json(by_alias=True))
+        log.write_text("No such option")
+        return code
+
+    monkeypatch.setattr(measure, "run_command", run)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    asked = (spec(measure_with="accuracy", run_args=("--questions=8",)), tmp_path, tmp_path / "logs" / "run", tmp_path / "log")
+    if code == 2:
+        with pytest.raises(UsageError, match="No such option"):
+            measure.run_accuracy(*asked)
+        return
+    found = measure.run_accuracy(*asked)
+    assert found.get("status") == status
+    assert outcome_of(Measurement.model_validate({"status": "measured", **found}), spec()).outcome == outcome
+    assert (words[0], words[-1]) == (str(tmp_path), "--questions=8"), "the worktree's modules, and the user's flags"
+    if code == 3:
+        assert found["reason"] == f"inconclusive: {examples.inconclusive().headline}"

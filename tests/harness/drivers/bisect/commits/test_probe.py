@@ -10,10 +10,9 @@ from types import ModuleType
 import pytest
 
 from assay.harness.attention.matrix import cases
-from assay.harness.drivers.bisect.commits import calls
-from assay.harness.drivers.bisect.commits.calls import chosen_calls
+from assay.harness.drivers.bisect.commits import probe
 from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment, build, run_kernel
-from assay.harness.drivers.bisect.commits.probe import ProbeTask
+from assay.harness.drivers.bisect.commits.probe import chosen_calls
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import UsageError
 
@@ -31,10 +30,8 @@ def tree(tmp_path: Path, histories: ModuleType) -> Path:
 
 def run(tree: Path, kernel: str = "attn:forward", seconds: float = 60, name_bug: bool = False) -> Measurement:
     settings = {"repo": "r", "good": "g", "bad": "b", "kernel": kernel, "calls": COUNT, "timeout": seconds}
-    task = ProbeTask(
-        tree=tree, spec=BisectSpec.model_validate(settings), result=tree.parent / "result", name_bug=name_bug, reproduce="again"
-    )
-    return run_kernel(task, tree.parent / "log")
+    spec = BisectSpec.model_validate(settings)
+    return run_kernel(spec, tree, tree.parent / "log", name_bug=name_bug, reproduce="again")
 
 
 def test_a_kernel_is_measured_and_its_bug_named(tree: Path, histories: ModuleType) -> None:
@@ -52,7 +49,7 @@ def test_a_kernel_is_measured_and_its_bug_named(tree: Path, histories: ModuleTyp
     assert not list(tree.rglob("*.pyc")), "bytecode of one commit would be used for another"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # fast: test_a_kernel_is_measured_and_its_bug_named, and a kernel that is killed
 def test_a_kernel_that_does_not_survive_being_read_was_measured(tree: Path, histories: ModuleType) -> None:
     asked = {call.q.shape[0] for call, _ in chosen_calls("", (), COUNT)}
     (tree / "attn.py").write_text(
@@ -81,6 +78,7 @@ def test_a_module_from_elsewhere_is_not_the_commits(
     assert f"module other came from {elsewhere / 'other.py'}" in theirs.reason
 
 
+@pytest.mark.slow  # fast: test_a_module_from_elsewhere_is_not_the_commits
 def test_a_package_under_src_and_its_late_imports(tree: Path, tmp_path: Path) -> None:
     package = tree / "src" / "mine"
     package.mkdir(parents=True)
@@ -101,6 +99,7 @@ def test_a_package_under_src_and_its_late_imports(tree: Path, tmp_path: Path) ->
     assert "came from" in stretched.reason
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("text", "status", "reason"),
     [
@@ -109,6 +108,7 @@ def test_a_package_under_src_and_its_late_imports(tree: Path, tmp_path: Path) ->
         ("forward = 3\n", "import", "expected a function"),
         ("def forward(call):\n    raise RuntimeError('no such tile')\n", "raised", "no such tile"),
         ("import os, signal\n\ndef forward(call):\n    os.kill(os.getpid(), signal.SIGSEGV)\n", "died", "SIGSEGV"),
+        ("import os\n\ndef forward(call):\n    os._exit(0)\n", "died", "exited with status 0"),
     ],
 )
 def test_a_kernel_that_fails_is_a_result(tree: Path, text: str, status: str, reason: str) -> None:
@@ -118,6 +118,7 @@ def test_a_kernel_that_fails_is_a_result(tree: Path, text: str, status: str, rea
     assert reason in measured.reason
 
 
+@pytest.mark.slow  # fast: tests of the worker, and of builds
 def test_a_kernel_that_hangs_is_killed_with_its_children(tree: Path) -> None:
     mark = tree.parent / "pid"
     (tree / "attn.py").write_text(
@@ -135,9 +136,9 @@ def test_a_kernel_that_hangs_is_killed_with_its_children(tree: Path) -> None:
         pytest.fail("its child is still running")
 
 
-def test_a_process_without_a_result_blames_the_environment(tree: Path) -> None:
-    (tree / "attn.py").write_text("import os\n\ndef forward(call):\n    os._exit(0)\n")
-    with pytest.raises(BrokenEnvironment, match="exit code 0 and without a result"):
+def test_a_probe_that_fails_itself_blames_the_environment(tree: Path) -> None:
+    tree.rename(tree.parent / "gone")
+    with pytest.raises(BrokenEnvironment, match="before it had measured anything"):
         run(tree)
 
 
@@ -145,7 +146,7 @@ def test_a_process_without_a_result_blames_the_environment(tree: Path) -> None:
     ("command", "why"),
     [
         ("", ""), ("echo built > made", ""), ("echo no tile; exit 3", "exited with 3: no tile"),
-        ("no-such-compiler --now", "was not found"), ("sleep 60", "did not finish within 0 s"),
+        ("no-such-compiler --now", "exited with 127"), ("sleep 60", "did not finish within 0 s"),
     ],
 )  # fmt: skip
 def test_builds(tmp_path: Path, command: str, why: str) -> None:
@@ -160,7 +161,7 @@ def test_a_build_that_exits_with_128_blames_the_environment(tmp_path: Path) -> N
 
 
 def test_calls_are_chosen_by_condition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "cases", lambda seed: cases(("extend",), seed=seed)[::9] + cases(("decode",), seed=seed)[:9])
+    monkeypatch.setattr(probe, "cases", lambda seed: cases(("extend",), seed=seed)[::9] + cases(("decode",), seed=seed)[:9])
     some = chosen_calls("", ["phase=extend", "prefix=1", "prefix=128"], 0)
     assert {condition["prefix"] for _, condition in some} == {"1", "128"}
     assert {call.phase for call, _ in some} == {"extend"}

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.drivers.bisect.commits.repo import Repository, _GitFailed
-from assay.harness.errors import UsageError
+from assay.harness.drivers.bisect.commits.repo import Repository
+from assay.harness.errors import AssayError, UsageError
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -32,10 +32,10 @@ def made(histories: ModuleType, tmp_path: Path) -> object:
 def test_the_range_holds_commits_of_bad_that_good_lacks(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     listed = repository.between(commits[1], commits[4], first_parent=False)
-    assert [one.commit for one in listed] == [commits[2], commits[3], commits[4]]
+    assert [*listed] == [commits[2], commits[3], commits[4]]
     first = repository.between(commits[1], commits[4], first_parent=True)
-    assert [one.commit for one in first] == [commits[3], commits[4]]
-    assert listed[0].subject == "Change 2"
+    assert [*first] == [commits[3], commits[4]]
+    assert listed[commits[2]] == "Change 2"
 
 
 def test_good_must_be_an_ancestor_of_bad(made: object) -> None:
@@ -98,7 +98,7 @@ def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: obj
         assert (tree / "attn.py").read_text() == "NUMBER = 2\n"
         repository.checkout(tree, commits[2], keep_ignored=False)
         assert not (tree / "built.o").exists()
-        with pytest.raises(_GitFailed, match="checkout failed"):
+        with pytest.raises(AssayError, match="checkout failed"):
             repository.checkout(tree, "0" * 40, keep_ignored=False)
 
 

@@ -1,0 +1,112 @@
+"""assay's own results: a run's folder, which has the answers, and a ``report.json``, which has the verdict alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.harness.config import recorded_spec
+from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.records import Answer, Item
+from assay.harness.ingest.result import Fact, FileDocument
+from assay.harness.ingest.result_set import ReadResults, ResultItem, ResultSet, results_reader
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.judge.build import build
+from assay.harness.judge.report import Report, read_report
+
+_SUITE = "accuracy"
+_REPORT = "report.json"
+
+
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a folder with a manifest and items, or with a report; or JSON with the schema of a report."""
+    if source.path.is_dir():
+        return _is_run(source.path) or (
+            (source.path / _REPORT).is_file() and _is_report(SourceFile.of(source.path / _REPORT))
+        )
+    return _is_report(source)
+
+
+def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
+    report = report_of(source)
+    verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=f"{report.verdict}: {report.headline}")
+    return document.model_copy(update={"facts": (verdict, *document.facts)})
+
+
+def report_of(source: SourceFile) -> Report:
+    """Return the report of a run: of a run's folder, made again from the evidence.
+
+    Raises:
+        EvidenceError: it is damaged, or was changed after the run had ended.
+    """
+    path = source.path
+    if path.is_dir() and _is_run(path):
+        return build(RunFolder(path))
+    return read_report(path / _REPORT if path.is_dir() else path)
+
+
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read the candidate's answers to the questions. A ``report.json`` has none.
+
+    Raises:
+        EvidenceError: the folder is damaged.
+    """
+    if not (source.path.is_dir() and _is_run(source.path)):
+        return ReadResults(unit="report", read=1, notes=["a report has no answers: name the folder of the run"])
+    reading = ReadResults(unit="answer")
+    folder = RunFolder(source.path)
+    folder.check_sealed()
+    manifest = folder.manifest()
+    spec = recorded_spec(manifest.spec)
+    items = folder.items()
+    answers = folder.answers()
+    reading.read = len(answers)
+    given = {
+        answer.item: answer
+        for answer in answers
+        if answer.suite == _SUITE and answer.role == "candidate" and answer.repeat == 0
+    }
+    asked = [item for item in items if item.suite == _SUITE]
+    reading.sets.append(
+        ResultSet(
+            tool="assay",
+            version=manifest.packages.get("assay", ""),
+            task=f"questions of {spec.workload.data}",
+            metric="right",
+            shots=0,
+            model=manifest.model,
+            tokenizer=manifest.model_hash,
+            sampling={"temperature": "0", "max_tokens": str(spec.workload.token_limit)},
+            settings={
+                "candidate": spec.candidate.backend,
+                "order_seed": str(spec.workload.order_seed),
+                "device": spec.device,
+            },
+            adaptive=True,
+            items=tuple(_item(item, given[item.id]) for item in asked if item.id in given),
+        )
+    )
+    return reading
+
+
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("manifest.json", "items.jsonl"))
+
+
+def _is_report(source: SourceFile) -> bool:
+    return source.path.suffix == ".json" and '"assay.report/' in source.head_text[:4_000]
+
+
+def _item(item: Item, answer: Answer) -> ResultItem:
+    return ResultItem(
+        key=item.id,
+        prompt_hash=answer.prompt_hash,
+        target=item.expected or "",
+        answer=answer.text,
+        parsed=answer.parsed,
+        score=float(item.is_right(answer.parsed)),
+        tokens=answer.completion_tokens,
+        finish=answer.finish_reason,
+    )
+
+
+READER = results_reader("assay-run", "run of assay", _recognises, _results, extend=_with_verdict)

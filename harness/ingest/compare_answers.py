@@ -1,0 +1,324 @@
+"""Two results with answers -> `Comparison`: pairs what can be paired, explains why the rest cannot be, and decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from assay.harness.files import timestamp
+from assay.harness.ingest.assay_run import report_of
+from assay.harness.ingest.comparison import (
+    AnswerFlip,
+    ComparedAnswers,
+    ComparedTask,
+    Comparison,
+    PassLimits,
+    Unpaired,
+    requirement,
+)
+from assay.harness.ingest.pairing import ItemPair, ItemPairing, decide_pairs, loss, pair_items, refusals
+from assay.harness.ingest.result import FileRead, FormatReader
+from assay.harness.ingest.result_set import ReadResults, ResultSet
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.judge.answer_lengths import (
+    AnswerEnd,
+    AnswerLengths,
+    beyond_words,
+    check_ends,
+    check_lengths,
+    compare_lengths,
+)
+from assay.harness.judge.paired_accuracy import Rule
+from assay.harness.judge.report import Report
+from assay.harness.judge.requirements import REQUIRED
+from assay.harness.text import one_line
+from assay.harness.verdict import WORST_FIRST, Check, Requirement, Verdict, cause_of
+
+_COVERS = {
+    "answers": (
+        "A pass covers the scores that these files state, on the documents that were paired. It does not show which kernel "
+        "computed the answers, that both servers differed in nothing else, or that long, cached or batched requests occurred: "
+        "assay run does."
+    ),
+    "runs": (
+        "A pass covers the candidates' answers to the questions that both runs asked, of a new run that passes by itself. Each "
+        "run's own report lists which kernels ran."
+    ),
+}
+_BEYOND = "beyond-stop"
+"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
+FLIPS_SHOWN = 50
+_TEXT_KEPT = 400
+"""Characters that are kept of an answer."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One side of a comparison, read."""
+
+    source: SourceFile
+    reader: FormatReader
+    reading: ReadResults
+
+    @property
+    def file(self) -> FileRead:
+        """Describe how much was read of it, titled by the tool and the model."""
+        first = self.reading.sets[0] if self.reading.sets else None
+        about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
+        return self.reading.file(self.source, self.reader.id, about)
+
+
+def _result(
+    left: Loaded, right: Loaded, verdict: Verdict, reasons: Sequence[str], checks: Sequence[Check],
+    answers: ComparedAnswers | None = None,
+) -> Comparison:  # fmt: skip
+    return Comparison(
+        verdict=verdict,
+        created=timestamp(),
+        kind="runs" if left.reader.id == "assay-run" else "answers",
+        headline=_headline(verdict, reasons[:1]),
+        reasons=tuple(reasons),
+        covers=_COVERS["runs" if left.reader.id == "assay-run" else "answers"],
+        a=left.file,
+        b=right.file,
+        checks=tuple(checks),
+        answers=answers,
+    )
+
+
+def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
+    """Return the verdict with its first reasons: the cause, if it is known, and what decided."""
+    word = {"pass": "B is as good as A", "regression": "B is worse than A"}.get(verdict, "No verdict")
+    return f"{word}: {' '.join(reasons)}" if reasons else f"{word}."
+
+
+def compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> Comparison:
+    """Compare two results of one tool. What is missing of the checks rules out a pass, and hides no regression.
+
+    The first reason is the one that decides: what is missing, where that rules out a pass.
+    """
+    answers, checks = _compare_answers(left, right, limits)
+    overall, lengths = answers.overall, answers.lengths
+    worse = [task for task in answers.tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
+    decided: Verdict = "regression" if worse else overall.verdict
+    why = [f"{task.task}: {task.why}" for task in worse] or [overall.why]
+    if lengths and lengths.beyond:
+        why = [*why, beyond_words(lengths, "B")] if decided == "regression" else [beyond_words(lengths, "B"), *why]
+        decided = "regression"
+    checks.append(_no_copy(left, right))
+    open_ = [check for check in checks if check.status in ("missing", "failed")]
+    verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
+    missing = [
+        f"{check.title}: {check.found}" + (f" To resolve: {check.settles}." if check.settles else "") for check in open_
+    ]
+    reasons = [*missing, *why] if verdict != decided else [*why, *missing]
+    return _result(left, right, verdict, reasons, checks, answers)
+
+
+def _compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> tuple[ComparedAnswers, list[Check]]:
+    """Compare all tasks together and each task; list the flips, and check what a pass needs."""
+    mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
+    common = [name for name in mine if name in theirs]
+    regression_alpha = limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha
+    levels = Rule(limits.margin, limits.alpha, regression_alpha, loss_suffices=True)
+    adaptive = any(item.adaptive for item in (*mine.values(), *theirs.values()))
+    tasks: list[ComparedTask] = []
+    pairs: list[ItemPair] = []
+    flips: list[AnswerFlip] = []
+    pairings: list[ItemPairing] = []
+    for name in common:
+        refused = refusals(mine[name], theirs[name])
+        pairing = ItemPairing() if refused else _pairing(mine[name], theirs[name])
+        pairings.append(pairing)
+        tasks.append(_task(mine[name], pairing, levels, refused, adaptive))
+        pairs += pairing.pairs
+        flips += _flips(name, pairing.pairs)
+    overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
+    checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs, limits)
+    checks.append(check_lengths(lengths, ("A", "B")) if lengths else _NO_LENGTHS)
+    ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
+    checks.append(check_ends(ends, ("A", "B")))
+    answers = ComparedAnswers(
+        margin=limits.margin, alpha=limits.alpha, overall=overall, tasks=tuple(tasks), flips=tuple(flips[:FLIPS_SHOWN]),
+        lengths=lengths,
+    )  # fmt: skip
+    return answers, checks
+
+
+def _lengths(pairs: Sequence[ItemPair], limits: PassLimits) -> AnswerLengths | None:
+    """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
+    known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
+    lengths = [((mine, a.cut), (theirs, b.cut)) for a, b, mine, theirs in known]
+    units = [a.key for a, *_ in known]
+    return compare_lengths(lengths, limits.alpha, limits.length_bound, units) if lengths else None
+
+
+def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
+    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
+    if not (a.adaptive and b.adaptive):
+        return pair_items(a.items, b.items)
+    shared = min(len(a.items), len(b.items))
+    pairing = pair_items(a.items[:shared], b.items[:shared])
+    beyond = abs(len(a.items) - len(b.items))
+    if beyond:
+        longer = max((a, b), key=lambda item: len(item.items)).items[shared:]
+        pairing.unpaired.append(
+            Unpaired(
+                id=_BEYOND, title="asked after the other run had stopped", count=beyond,
+                examples=tuple(pair.key for pair in longer[:3]),
+            )
+        )  # fmt: skip
+    return pairing
+
+
+def _task(
+    result_set: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
+) -> ComparedTask:
+    known = {
+        "pairs": len(pairing.pairs),
+        "again": pairing.again,
+        "refused": tuple(refused),
+        "unpaired": tuple(pairing.unpaired),
+    }
+    named = {name: getattr(result_set, name) for name in ("task", "metric", "shots")} if result_set else {}
+    why = {"why": f"It cannot be compared: {'; '.join(refused)}."} if refused else {}
+    return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **named, **why})
+
+
+def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
+    for pair in pairs:
+        if lost := loss(pair):
+            a, b = pair
+            texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
+            kept = {name: text[:_TEXT_KEPT] for name, text in texts.items()}
+            yield AnswerFlip(task=task, key=a.key, direction="lost" if lost > 0 else "gained", **kept)
+
+
+def _checks(
+    left: Loaded,
+    right: Loaded,
+    mine: dict[str, ResultSet],
+    theirs: dict[str, ResultSet],
+    tasks: Sequence[ComparedTask],
+    pairings: Sequence[ItemPairing],
+) -> list[Check]:
+    refused = "; ".join(f"{task.task}: {'; '.join(task.refused)}" for task in tasks if task.refused)
+    only = [f"{name} is in {side} alone" for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
+            for name in these if name not in those]  # fmt: skip
+    unread, same = left.reading.unread + right.reading.unread, "run the same tasks with the same settings on both"
+    lost, paired = f"{unread:,} records were not" if unread else "", sum(len(pairing.pairs) for pairing in pairings)
+    stated = _other_scores(mine, theirs)
+    checks = [
+        requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
+        requirement("same-settings", "tasks, prompts and settings are the same", refused, "nothing differs", same),
+        requirement("scores-agree", "the stated scores are those of the documents", stated, "they are", same),
+        requirement("all-paired", "every document is in both", _gaps(tasks), f"{paired:,} pairs", "run both to the end"),
+        requirement("all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"),
+    ]  # fmt: skip
+    if unverified := sum(pairing.unverified for pairing in pairings):
+        unknown = (
+            f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
+        )
+        title = "both were asked with the same prompts"
+        required = Requirement("same-prompts", title, unchecked=f"whether {title}")
+        checks.append(required.check("not checked", unknown))
+    return checks if left.reader.id == "assay-run" else [*checks, _EXECUTION]
+
+
+def _gaps(tasks: Sequence[ComparedTask]) -> str:
+    """Describe the documents that were not paired; empty if all were."""
+    unpaired = [(item, task.task) for task in tasks for item in task.unpaired if item.id != _BEYOND]
+    detail = "; ".join(
+        f"{group.count:,} {group.title} ({task}: {', '.join(group.examples)})" for group, task in unpaired
+    )
+    return f"{sum(group.count for group, _ in unpaired):,} documents were not paired: {detail}" if unpaired else ""
+
+
+_ROUNDED = 1e-3
+"""Difference of a score that rounding to three digits explains."""
+
+
+def _other_scores(*sides: dict[str, ResultSet]) -> str:
+    """List the scores of tasks that their documents do not have: the files are of different runs, or one is damaged."""
+    disagreements = []
+    for which, side in zip("AB", sides, strict=True):
+        for part in side.values():
+            stated, mean = part.figures.get(part.metric), part.accuracy
+            if stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
+                disagreements.append(
+                    f"{which} states {float(stated):.4f} for {part.task}, and its documents have {mean:.4f}"
+                )
+    return "; ".join(disagreements)
+
+
+_COMPUTED = "the kernel under test computed the answers"
+_EXECUTION = Requirement("execution", _COMPUTED, unchecked=f"whether {_COMPUTED}").check(
+    "not checked", "these files do not record which kernels ran", "assay run --reference … --candidate …"
+)
+
+
+_NO_LENGTHS = (
+    REQUIRED["answer-lengths"]
+    .between("A", "B")
+    .check(
+        "not checked",
+        "these files do not record the tokens of each answer",
+        "a tool that does: inspect_ai or assay run",
+    )
+)
+
+
+def _no_copy(left: Loaded, right: Loaded) -> Check:
+    """Check that B is not A again: a result that is compared with its copy passes whatever the candidate computes."""
+    same = "both hold the same bytes" if left.source.is_copy_of(right.source) else ""
+    settles = (
+        "name the candidate's result; where two results may be equal, the folders of their tools, which have the date"
+    )
+    return requirement("two-results", "B is another result than A", same, "they differ", settles)
+
+
+def compare_runs(left: Loaded, right: Loaded, limits: PassLimits) -> Comparison:
+    """Compare two runs of assay, whose reports are made again from the evidence."""
+    return compare_two_runs(left, right, limits, report_of(left.source), report_of(right.source))
+
+
+def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report, b: Report) -> Comparison:
+    """Compare two runs whose reports are at hand: by the answers to the questions that both asked, and by nothing else.
+
+    The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
+
+    Args:
+        left: the accepted run.
+        right: the new one.
+        limits: of a pass.
+        a: the report of `left`.
+        b: the report of `right`.
+    """
+    if not (left.reading.sets and right.reading.sets):
+        do = "name the folders of both runs"
+        missing = requirement("answers", "the answers of both runs are there", "a report.json has none", "", do)
+        alone = _result(left, right, "inconclusive", [missing.found], [missing])
+        return _capped(alone, b)
+    of_answers = compare_answers(left, right, limits)
+    cause = _new_cause(a, b) if of_answers.verdict == "regression" else []
+    headline = _headline(of_answers.verdict, [*cause, *of_answers.reasons[:1]])
+    return _capped(of_answers.model_copy(update={"headline": headline}), b)
+
+
+def _capped(result: Comparison, b: Report) -> Comparison:
+    """Cap a comparison at the new run's own verdict."""
+    if WORST_FIRST.index(result.verdict) <= WORST_FIRST.index(b.verdict):
+        return result
+    said = f"B's own verdict is {b.verdict}: {b.headline}"
+    own = requirement("own-verdict", "B passes by its own report", said.rstrip("."), "", "see the report of B")
+    reasons = (said, *result.reasons)
+    checks = (*result.checks, own)
+    return result.model_copy(update={"verdict": b.verdict, "headline": said, "reasons": reasons, "checks": checks})
+
+
+def _new_cause(a: Report, b: Report) -> list[str]:
+    """List what the new run's candidate does wrong and the accepted one does not; nothing where no kernel was seen to."""
+    before, cause = cause_of(a.findings), cause_of(b.findings)
+    if cause is None or not cause.does or (before is not None and before.does == cause.does):
+        return []
+    return [f"{one_line(b.candidate.backend, 60)} {cause.does}."]

@@ -1,0 +1,216 @@
+"""inspect_ai: ``.eval`` logs (a zip) and ``.json`` logs, read without the package.
+
+Read in inspect_ai 0.3.285: ``log/_recorders/eval.py`` (the zip: ``header.json``, or ``_journal/start.json`` of a run that was
+killed; ``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields), ``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on,
+members are compressed with Zstandard, which Python reads from 3.14 on; here pyarrow does, which comes with the extra serve.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.evals.questions import prompt_hash
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.result_set import (
+    ReadResults,
+    ResultItem,
+    ResultSet,
+    json_object,
+    results_reader,
+    texts,
+)
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.reading import whole_file
+from assay.harness.text import did_you_mean
+
+_ZSTANDARD = 93
+"""Compression method of a zip's member (APPNOTE 6.3.10, section 4.4.5)."""
+_MOST_BYTES = 1 << 30
+"""A member that would unpack to more is refused: a zip of kilobytes can hold terabytes."""
+_FINISH = {"max_tokens": "length", "unknown": ""}
+"""What inspect_ai calls otherwise than servers do, and what it does not know."""
+_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
+_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs", "frequency_penalty", "presence_penalty",
+             "num_choices", "reasoning_effort", "system_message")  # fmt: skip
+
+
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a zip with a header and samples, or JSON with version, status, eval and plan."""
+    if source.head.startswith(b"PK\x03\x04"):
+        try:
+            with zipfile.ZipFile(source.path) as file:
+                names = set(file.namelist())
+        except (zipfile.BadZipFile, OSError):
+            return False
+        return bool(names & {"header.json", "_journal/start.json"})
+    head = source.head_text.lstrip()
+    return head.startswith("{") and all(f'"{key}"' in head for key in ("status", "eval", "task_id", "run_id"))
+
+
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read the task of the log.
+
+    Args:
+        source: the log.
+        metric: name of the scorer that counts; by default the first.
+
+    Raises:
+        EvidenceError: the log is damaged.
+        UsageError: it has no such scorer.
+        UsageError: a package that unpacks it is not installed.
+    """
+    reading = ReadResults(unit="sample")
+    if source.head.startswith(b"PK\x03\x04"):
+        header, samples = _from_zip(source.path, reading)
+    else:
+        header = json_object(whole_file(source.path), str(source.path))
+        samples = list(enumerate(header.get("samples") or (), 1))
+    evaluated = header.get("eval") or {}
+    if header.get("status") != "success":
+        reading.notes.append(
+            f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}"
+        )
+    scorer = _scorer([sample for _, sample in samples], metric, source.path)
+    items = []
+    for number, sample in samples:
+        try:
+            items.append(_item(sample, scorer))
+            reading.read += 1
+        except (KeyError, TypeError, AttributeError) as error:
+            reading.refuse(number, f"{error!r}")
+    reading.sets.append(_set(source.path, header, evaluated, scorer, items))
+    return reading
+
+
+def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
+    samples = []
+    try:
+        with zipfile.ZipFile(path) as file:
+            names = file.namelist()
+            start = "header.json" if "header.json" in names else "_journal/start.json"
+            header = json_object(_member(path, file, start), start)
+            for number, name in enumerate([name for name in names if name.startswith("samples/")], 1):
+                try:
+                    samples.append((number, json_object(_member(path, file, name), name)))
+                except EvidenceError as error:
+                    reading.refuse(number, f"{name}: {error.found}")
+    except zipfile.BadZipFile as error:
+        raise EvidenceError(f"{path} is damaged: {error}.", "a zip", "copy the log again") from None
+    return header, samples
+
+
+def _member(path: Path, file: zipfile.ZipFile, name: str) -> bytes:
+    info = file.getinfo(name)
+    if info.file_size > _MOST_BYTES:
+        raise EvidenceError(
+            f"{path}: {name} unpacks to {info.file_size:,} bytes.", f"at most {_MOST_BYTES:,}", "check the file"
+        )
+    if info.compress_type != _ZSTANDARD:
+        try:
+            return file.read(name)
+        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+            raise EvidenceError(
+                f"{path}: {name} cannot be unpacked: {error}.", "an undamaged log", "copy it again"
+            ) from None
+    with path.open("rb") as raw:
+        raw.seek(info.header_offset + 26)  # lengths of the name and of the extra field, in the local header
+        lengths = raw.read(4)
+        if len(lengths) < 4:
+            raise EvidenceError(f"{path}: {name} lies beyond the end.", "an undamaged log", "copy it again")
+        raw.seek(sum(struct.unpack("<HH", lengths)), 1)
+        packed = raw.read(info.compress_size)
+    return _zstandard(packed, info.file_size, f"{path}: {name}")
+
+
+def _zstandard(packed: bytes, size: int, where: str) -> bytes:
+    try:
+        import pyarrow
+    except ImportError:
+        raise UsageError(
+            f"{where} is compressed with Zstandard, and pyarrow is not installed.", "pyarrow", "pip install pyarrow"
+        ) from None
+    try:
+        with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
+            data = bytes(stream.read(size + 1))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise EvidenceError(f"{where} cannot be unpacked: {error}.", "an undamaged log", "copy it again") from None
+    if len(data) != size:
+        raise EvidenceError(f"{where} unpacks to other than {size:,} bytes.", "an undamaged log", "copy it again")
+    return data
+
+
+def _scorer(samples: list[dict[str, Any]], wanted: str, path: Path) -> str:
+    names = list(dict.fromkeys(name for sample in samples for name in sample.get("scores") or ()))
+    if wanted and wanted not in names:
+        raise UsageError(
+            f"{path} has no scorer {wanted!r}.",
+            f"one of {', '.join(names)}" if names else "a log with scores",
+            did_you_mean(wanted, names) or "give another --metric",
+        )
+    return wanted or (names[0] if names else "")
+
+
+def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the prompt: what was sent before the model's first answer; attachments stand where inspect_ai moved long texts to."""
+    attached = sample.get("attachments") or {}
+    for message in sample.get("messages") or ():
+        if message.get("role") == "assistant":
+            return
+        content = message.get("content")
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, sort_keys=True)
+        for key, value in attached.items():
+            text = text.replace(f"attachment://{key}", value)
+        yield f"{message.get('role')}: {text}"
+
+
+def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
+    score = (sample.get("scores") or {}).get(scorer) or {}
+    value = score.get("value")
+    number = _VALUES.get(value) if isinstance(value, str) else value
+    usable = isinstance(number, (bool, int, float)) and 0 <= number <= 1 and not sample.get("error")
+    output = sample.get("output") or {}
+    choices = list(output.get("choices") or ())
+    content = choices[0]["message"]["content"] if choices else ""
+    target, tokens = sample["target"], (output.get("usage") or {}).get("output_tokens")
+    return ResultItem(
+        key=str(sample["id"]),
+        prompt_hash=prompt_hash("\n".join(_messages(sample))) if sample.get("messages") else "",
+        target=target if isinstance(target, str) else json.dumps(target, ensure_ascii=False),
+        answer=content if isinstance(content, str) else json.dumps(content, ensure_ascii=False),
+        parsed=score.get("answer"),
+        score=float(number) if usable and number is not None else None,
+        tokens=tokens if isinstance(tokens, int) else None,
+        finish=_FINISH.get(reason := str(choices[0].get("stop_reason") or "") if choices else "", reason),
+        repeat=int(sample.get("epoch", 1)) - 1,
+    )
+
+
+def _set(
+    path: Path, header: Mapping[str, Any], evaluated: Mapping[str, Any], scorer: str, items: list[ResultItem]
+) -> ResultSet:
+    config = {**((header.get("plan") or {}).get("config") or {}), **(evaluated.get("model_generate_config") or {})}
+    arguments = evaluated.get("task_args") or {}
+    shots = next(
+        (arguments[key] for key in ("fewshot", "num_fewshot", "n_shot") if isinstance(arguments.get(key), int)), None
+    )
+    return ResultSet(
+        tool="inspect_ai",
+        version=str((evaluated.get("packages") or {}).get("inspect_ai", "")),
+        task=str(evaluated.get("task", path.stem)),
+        metric=scorer,
+        shots=shots,
+        model=str(evaluated.get("model", "")),
+        template=prompt_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
+        task_version=str(evaluated.get("task_version", "")),
+        sampling=texts(config, _SAMPLING),
+        settings={"base_url": str(evaluated.get("model_base_url") or ""), "created": str(evaluated.get("created", ""))},
+        items=tuple(items),
+    )
+
+
+READER = results_reader("inspect-ai", "inspect_ai log", _recognises, _results)

@@ -1,0 +1,374 @@
+"""lm-eval: ``samples_*.jsonl`` of ``--log_samples`` and ``results_*.json``; a file, or the output folder.
+
+Read in lm-eval 0.4.13: ``loggers/evaluation_tracker.py`` (files and folders), ``evaluator.py`` (a sample: doc_hash, prompt_hash,
+target_hash, filter, metrics), ``utils.hash_string`` (SHA-256 in hexadecimal). A sample is one document under one filter, so a
+file has as many lines as documents times filters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.guessing import below_guessing
+from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument
+from assay.harness.ingest.result_set import (
+    ReadResults,
+    ResultItem,
+    ResultSet,
+    json_object,
+    json_rows,
+    read_object,
+    results_reader,
+    texts,
+)
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.reading import whole_file
+from assay.harness.text import did_you_mean, one_line
+
+_INVALID = "[invalid]"
+"""What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
+_SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
+_RESULT_KEYS = ("results", "configs", "versions", "n-shot")
+SHARES = ("acc", "exact_match")
+"""Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
+_MEANS = (*SHARES, "acc_norm")
+"""Metrics whose score of a task is the mean of its samples."""
+_TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
+_SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
+_SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
+
+
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a sample's line with three hashes, a results file with configs and versions, or a folder with such files."""
+    if source.path.is_dir():
+        return any(_recognises(SourceFile.of(path)) for path in _files(source.path))
+    head = source.head_text.lstrip()
+    if not head.startswith("{"):
+        return False
+    first = head.partition("\n")[0]
+    return all(f'"{key}"' in first for key in _SAMPLE_KEYS[:3]) or _is_results(source.path, head)
+
+
+def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
+    """Add the findings, and the scores that a results file states where it has no samples beside it."""
+    pairs = [(samples, _scores(results)) for samples, results in _pairs(source.path) if results]
+    scores = [(score, samples is None) for samples, stated in pairs for score in stated]
+    findings = dict.fromkeys(filter(None, (_below_guessing(score) for score, _ in scores)))
+    alone = [score for score, is_alone in scores if is_alone]
+    document = document.model_copy(update={"findings": tuple(findings)})
+    if not alone:
+        return document
+    tables = [
+        FactTable(id=id, title=title, columns=("task", "metric", "score", "questions"), rows=tuple(
+            (score.task, score.metric, f"{score.value:.4f}", f"{score.questions:,}" if score.questions else "")
+            for score in alone if score.grouped == inside
+        ))
+        for id, title, inside in _TABLES
+    ]  # fmt: skip
+    file = document.file.model_copy(update={"lines": len(alone), "read": len(alone), "unit": "score"})
+    return document.model_copy(
+        update={"file": file, "tables": (*document.tables, *(table for table in tables if table.rows))}
+    )
+
+
+def _results(source: SourceFile, metric: str) -> ReadResults:
+    """Read all tasks of the files.
+
+    Args:
+        source: a samples file, beside which its results file is looked for; a results file, beside which its samples are; or a
+            folder of them, in which each task may occur once.
+        metric: which score counts, as lm-eval names it: "exact_match,strict-match"; by default the first metric of the first
+            filter.
+
+    Raises:
+        EvidenceError: the folder holds two runs of a task; a results file is damaged.
+        UsageError: no score has the name that was asked for.
+    """
+    reading = ReadResults(unit="sample")
+    for samples, results in _pairs(source.path):
+        stated = read_object(results) if results else {}
+        if samples is None:
+            reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
+            continue
+        reading.sets.append(_task(samples, stated, metric, reading))
+    names = [result_set.task for result_set in reading.sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise EvidenceError(
+            f"{source.path} holds more than one run of {repeated[0]}.",
+            "one run",
+            "name one of the samples_*.jsonl files",
+        )
+    return reading
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted([*folder.rglob("samples_*.jsonl"), *folder.rglob("results_*.json")])
+
+
+def _is_results(path: Path, head: str) -> bool:
+    # The keys are far apart in a file of megabytes: the head alone does not hold them.
+    if path.suffix != ".json" or '"results"' not in head[:200]:
+        return False
+    try:
+        document = read_object(path)
+    except EvidenceError:
+        return False
+    return all(key in document for key in _RESULT_KEYS)
+
+
+class _Score(NamedTuple):
+    """A score that a results file states: of a task or a group, of so many questions, 0 if the file does not state it."""
+
+    task: str
+    metric: str
+    value: float
+    questions: int
+    line: int
+    grouped: bool
+
+
+def _scores(path: Path) -> Iterator[_Score]:
+    """Yield the scores of a results file: those of groups too, and without the standard errors."""
+    text = whole_file(path).decode(errors="replace")
+    document = json_object(text, str(path))
+    members = document.get("group_subtasks") or {}
+    grouped = {part for some in members.values() if isinstance(some, list) for part in some}
+    for task, scores in (document.get("results") or {}).items():
+        for metric, value in scores.items() if isinstance(scores, dict) else ():
+            if isinstance(value, (int, float)) and "," in metric and "_stderr," not in metric:
+                of = _questions(task, document.get("n-samples") or {}, members, frozenset())
+                yield _Score(task, metric, float(value), of, _line(text, task, metric), task in grouped)
+
+
+def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any], above: frozenset[str]) -> int:
+    """Count the questions of a task, or of all tasks of a group; `above` are the groups that it is in."""
+    count = counts.get(task)
+    if isinstance(count, dict):
+        return effective if isinstance(effective := count.get("effective"), int) else 0
+    inside = members.get(task)
+    if task in above or not isinstance(inside, list):
+        return 0
+    return sum(_questions(member, counts, members, above | {task}) for member in inside if isinstance(member, str))
+
+
+def _below_guessing(score: _Score) -> CitedFinding | None:
+    """Hold a score against guessing; not of a task in a group: of many tasks, some are below it by chance."""
+    if score.grouped or score.metric.partition(",")[0] not in SHARES or not 0 <= score.value <= 1:
+        return None
+    said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
+    return below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
+
+
+def _line(text: str, *keys: str) -> int:
+    """Return the line of a value, in JSON with a key a line: of `results`, a task, and a metric."""
+    at = 0
+    for key in ("results", *keys):
+        at = max(at, text.find(f"{json.dumps(key)}:", at))
+    return text.count("\n", 0, at) + 1
+
+
+def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
+    """Yield each samples file with the results file of its run: both names end in the same date."""
+    files = _files(path) if path.is_dir() else [path]
+    if path.is_file() and path.suffix == ".json":
+        files += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))
+    samples = [item for item in files if item.suffix == ".jsonl"]
+    for sample in samples:
+        beside = sample.with_name(f"results_{_date(sample)}.json")
+        yield sample, beside if beside.is_file() else None
+    dated = {_date(sample) for sample in samples}
+    yield from ((None, file) for file in files if file.suffix == ".json" and _date(file) not in dated)
+
+
+def _date(path: Path) -> str:
+    return path.stem.rpartition("_")[2]
+
+
+def _task(samples: Path, document: Mapping[str, Any], metric: str, reading: ReadResults) -> ResultSet:
+    name = samples.stem.removeprefix("samples_").rpartition("_")[0]
+    answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
+    chosen, filter_ = _metric(answered, metric, samples)
+    others = sorted({f"{metric},{row.get('filter', 'none')}" for row in answered for metric in row.get("metrics", ())})
+    if len(others) > 1:
+        reading.notes.append(f"{name}: counted is {chosen},{filter_}, of {', '.join(others)}: choose with --metric")
+    config = document.get("configs", {}).get(name, {})
+    stated = document.get("results", {}).get(name, {}).get(f"{chosen},{filter_}") if chosen in _MEANS else None
+    run = document.get("config", {})
+    return ResultSet(
+        tool="lm-eval",
+        version=str(document.get("lm_eval_version", "")),
+        task=name,
+        metric=f"{chosen},{filter_}",
+        shots=shots if isinstance(shots := document.get("n-shot", {}).get(name), int) else None,
+        model=str(document.get("model_name") or run.get("model_args", "")),
+        tokenizer=_tokenizer(run.get("model_args")),
+        template=str(document.get("chat_template_sha") or ""),
+        task_version=str(document.get("versions", {}).get(name, "")),
+        sampling=_sampling(config, run),
+        settings=texts(run, _SETTINGS) | {"git": str(document.get("git_hash", "") or "")},
+        figures={} if stated is None else {f"{chosen},{filter_}": str(stated)},
+        items=_items([row for row in answered if row.get("filter", "none") == filter_], chosen),
+    )
+
+
+def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
+    """Return the metric and the filter that count."""
+    named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
+    with_score = {(name, f) for name, f, row in named if _score(row, name) is not None}
+    scored = [pair for pair in dict.fromkeys((name, f) for name, f, _ in named) if pair in with_score]
+    if not wanted:
+        return scored[0] if scored else ("none", "none")
+    metric, _, filter_ = wanted.partition(",")
+    match = [(name, f) for name, f in scored if name == metric and filter_ in ("", f)]
+    if not match:
+        known = [f"{name},{f}" for name, f in scored]
+        raise UsageError(
+            f"{samples} has no score {wanted!r} for each sample.",
+            f"one of {', '.join(known)}" if known else "a file with scores",
+            did_you_mean(wanted, known) or "give another --metric",
+        )
+    return match[0]
+
+
+def _score(row: Mapping[str, Any], metric: str) -> float | None:
+    value = row.get(metric)
+    return float(value) if isinstance(value, (bool, int, float)) and 0 <= value <= 1 else None
+
+
+def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
+    items = []
+    for row in rows:
+        given = _choices(row)
+        answer = _described(given, metric) if given else _first(row["resps"])
+        parsed = _chosen(given, metric).letter if given else _first(row["filtered_resps"])
+        items.append(
+            ResultItem(
+                key=str(row["doc_hash"]),
+                prompt_hash=str(row["prompt_hash"]),
+                question=_question(row),
+                target=_target(given, row.get("target", "")) if given else str(row.get("target", "")),
+                answer=answer,
+                parsed=None if parsed == _INVALID else parsed,
+                score=_score(row, metric),
+            )
+        )
+    return tuple(items)
+
+
+def _first(responses: Any) -> str:
+    """Return the first response of a document; all of them, as JSON, where there are several."""
+    values = responses if isinstance(responses, list) else [responses]
+    if len(values) > 1:
+        return json.dumps(values, ensure_ascii=False)
+    while isinstance(values, list) and len(values) == 1:
+        values = values[0]
+    return values if isinstance(values, str) else json.dumps(values, ensure_ascii=False)
+
+
+def _tokenizer(arguments: Any) -> str:
+    """Return the tokenizer, where the arguments of the model name one: a string "a=b,c=d", or a mapping (with ``--config``)."""
+    given = (
+        arguments
+        if isinstance(arguments, dict)
+        else dict(part.split("=", 1) for part in str(arguments or "").split(",") if "=" in part)
+    )
+    return str(given.get("tokenizer") or "")
+
+
+def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
+    given = {**(config.get("generation_kwargs") or {}), **(run.get("gen_kwargs") or {})} if config else {}
+    return {key: str(value) for key, value in sorted(given.items()) if key in _SAMPLING}
+
+
+READER = results_reader("lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores)
+
+
+_QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "sentence", "text")
+_SHOWN = 300
+
+
+class _Choice(NamedTuple):
+    """One choice of a question: its letter, its text, and the log-likelihood that the model gives it."""
+
+    letter: str
+    text: str
+    loglikelihood: float
+
+    @property
+    def shown(self) -> str:
+        """The letter, with the text where it adds to it."""
+        return self.letter if self.text in (self.letter, "") else f"{self.letter}: {self.text}"
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    """Return the question of a sample: that of its document, or else the end of its prompt; empty if neither is there."""
+    doc = row.get("doc")
+    named = [doc[name] for name in _QUESTION if isinstance(doc.get(name), str)] if isinstance(doc, dict) else []
+    if named:
+        return one_line(named[0], _SHOWN)
+    first = next(iter(_requests(row)), ())
+    return one_line(str(first[0])[-_SHOWN:], _SHOWN) if first else ""
+
+
+def _choices(row: Mapping[str, Any]) -> tuple[_Choice, ...]:
+    """List the choices of a sample, in order; empty if it is not of a multiple-choice task, or damaged."""
+    responses = row.get("resps")
+    if not isinstance(responses, list) or len(responses) < 2:
+        return ()
+    scores = [_loglikelihood(response) for response in responses]
+    if any(math.isnan(score) for score in scores):
+        return ()
+    texts = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
+    texts += [""] * (len(scores) - len(texts))
+    named = zip(scores, texts, strict=False)
+    return tuple(_Choice(chr(ord("A") + at % 26), text, score) for at, (score, text) in enumerate(named))
+
+
+def _chosen(given: Sequence[_Choice], metric: str) -> _Choice:
+    """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
+    by_length = metric == "acc_norm" and all(choice.text for choice in given)
+    return max(given, key=lambda choice: choice.loglikelihood / (len(choice.text) if by_length else 1))
+
+
+def _described(given: Sequence[_Choice], metric: str) -> str:
+    """Describe the choice that the model takes, and the log-likelihood of each."""
+    each = ", ".join(f"{choice.letter} {choice.loglikelihood:.2f}" for choice in given)
+    return f"{_chosen(given, metric).shown} ({each})"
+
+
+def _target(given: Sequence[_Choice], written: object) -> str:
+    """Return the right choice with its letter: `written` is its index or its text."""
+    text = str(written).strip()
+    if text.isdigit() and int(text) < len(given) and all(choice.text != text for choice in given):
+        return given[int(text)].shown
+    return next((choice.shown for choice in given if text and choice.text == text), text)
+
+
+def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """List the arguments of each request: the context and the continuation; lm-eval 0.4.5 and later name them."""
+    arguments = row.get("arguments")
+    given = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
+    return [
+        tuple(item.values()) if isinstance(item, dict) else tuple(item)
+        for item in given
+        if isinstance(item, (dict, list))
+    ]
+
+
+def _loglikelihood(response: Any) -> float:
+    """Return the first number of a response, however deep it lies in lists; NaN if it is none."""
+    for _ in range(4):
+        if not (isinstance(response, list) and response):
+            break
+        response = response[0]
+    else:
+        return math.nan
+    try:
+        return float(response)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,98 @@
+"""The rules of an engine trace, as patterns over a line of letters: one for each line of a request that a rule is about.
+
+The rules follow from MLC-LLM at 79d603f (July 2026): ``EngineImpl::Step`` polls its actions in order and returns after the first
+one that processed requests; ``cpp/serve/model.cc`` begins a forward pass in the KV cache, calls the model once, and ends it; logits
+are sampled after a softmax. A request's sequence is added to the KV cache, or forked from one whose prefix it shares.
+
+The letters: ``N`` a request is added, ``A`` its sequence is added or forked; ``[ ]`` a segment, ``( )`` a forward pass; ``p j d``
+the three actions are polled; ``m c v`` a call of the model: prefill, decode, verify; ``e s g`` embed, softmax, sample; ``o`` the
+answer; then ``X`` the next part begins, or ``Z`` the file ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from assay.harness.ingest.mlc_trace import DECODE, JUMP_FORWARD, PREFILL, Violation
+
+_PASS = re.compile(r"\([^()pjd\[\]oXZ]*\)?")
+"""A forward pass, as far as it goes: what begins or ends anything else ends it too."""
+_STEP = r"[^pjdmvc\[\]o]*"
+"""A step of the engine that computes nothing."""
+_RULES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    ("trace-begin-not-closed", "all"): (
+        (r"(\[)(?=[^\[\]X]*([\[X]))", "the segment has no end before the next part begins"),
+        (r"(\()(?=[^()pjd\[\]oXZ]*([\[\]oX]))", "the forward pass has no end before the next part begins"),
+        (r"(\()(?=[^()pjd\[\]oXZ]*([pjd]))", "the forward pass has no end before {name} is polled"),
+        (r"(\()(?=[^()pjd\[\]oXZ]*(\())", "the forward pass has no end before the next one begins"),
+    ),
+    ("trace-end-not-begun", "all"): ((r"(?:^|(?<=\]))[^\[\]]*(\])", "a segment ends that had not begun"),),
+    ("trace-end-not-begun", "outside"): ((r"(\))", "a forward pass ends that had not begun"),),
+    ("trace-call-order", "outside"): ((r"([mvc])", "{name} is called outside of a forward pass"),),
+    ("trace-call-order", "inside"): (
+        (r"(\()[^mvc)·]*(\))", "the forward pass ends, and the model was not called in it"),
+        (r"([mvc])(?=[^mvc()·]*([mvc]))", "{name} is the second call of the model in one forward pass"),
+        (r"(\()[^esg)·]*([esg])", "{name} is called inside of a forward pass"),
+    ),
+    ("trace-call-order", "all"): (
+        (r"(?:^|(?<=[pjd\[\]o]))[^pjdmvcs\[\]o]*(s)", "{name} is called, and the step computed no logits"),
+        (r"(?:^|(?<=[gpjd]))[^gpjds]*(g)", "{name} is called before softmax_func_"),
+    ),
+    ("trace-action-order", "all"): (
+        (rf"(?:^|(?<=[dmvc\[\]o])){_STEP}([jd])", f"the engine polls {{name}} where {PREFILL} is next"),
+        (rf"(p)(?={_STEP}([pd]))", f"the engine polls {{name}} where {JUMP_FORWARD} is next"),
+        (rf"(j)(?={_STEP}([pj]))", f"the engine polls {{name}} where {DECODE} is next"),
+        (rf"([pj])(?={_STEP}([\[\]oX]))", "the engine polls nothing after {first}, which computed nothing"),
+        (r"(?:([pj])|^|(?<=[\[\]o]))[^pjdc\[\]o]*(c)", f"{{name}} is called, and the engine is not in {DECODE}"),
+    ),
+    ("trace-decode-before-prefill", "all"): ((r"^(N?)[^mcv]*([cv])", "{name} is called, and nothing was prefilled"),),
+}
+"""By rule, and what of the letters it looks at: patterns whose groups are the places of a violation, and what is wrong."""
+_CUT_OFF = tuple(
+    (pattern, f"{what} that begins here does not end in the file")
+    for pattern, what in (
+        (r"(\()[^()pjd\[\]oX]*(Z)", "a forward pass"),
+        (r"(\[)[^\[\]X]*(Z)", "a segment"),
+        (r"([pj])[^pjdmvc\[\]oX]*(Z)", "a step of the engine"),
+        (r"(N)[^o]*(Z)", "the request"),
+    )
+)
+
+
+def violations(letters: str, lines: Sequence[tuple[str, int]], part: str) -> Iterator[Violation]:
+    """Yield what a request, or what stands between two, breaks of the rules, in the order of the lines.
+
+    Args:
+        letters: of its lines.
+        lines: the name and the number of the line that each letter stands for.
+        part: "request 2", or which other part it is.
+    """
+    inside = _PASS.sub(lambda match: "·" * len(match[0]), letters)
+    views = {
+        "all": letters,
+        "outside": inside,
+        "inside": "".join("·" if a == b else b for a, b in zip(inside, letters, strict=True)),
+    }
+    broken: list[tuple[int, Violation]] = []
+
+    def note(rule: str, match: re.Match[str], says: str) -> None:
+        at = [match.start(group) for group in range(1, len(match.groups()) + 1) if match[group]]
+        before = letters[: at[-1]]
+        where = f"{part}, segment {before.count('[')}" if before.rfind("[") > before.rfind("]") else part
+        says = says.format(name=lines[at[-1]][0], first=lines[at[0]][0])
+        broken.append((at[-1], Violation(rule, where, says, tuple(lines[place][1] for place in at))))
+
+    for (rule, view), patterns in _RULES.items():
+        for pattern, says in patterns:
+            for match in re.finditer(pattern, views[view]):
+                note(rule, match, says)
+    cut = [(ends, says) for pattern, says in _CUT_OFF if (ends := re.search(pattern, letters))][:1]
+    sequences = [place for place, letter in enumerate(letters) if letter == "A"]
+    if cut:
+        note("trace-cut-off", *cut[0])
+    elif letters.startswith("N") and len(sequences) != 1:
+        says = f"{len(sequences)} sequences were added or forked for the request, where one is expected"
+        places = tuple(lines[place][1] for place in (0, *sequences[:3]))
+        broken.append((len(letters), Violation("trace-sequence-count", part, says, places)))
+    yield from (violation for _, violation in sorted(broken, key=lambda item: item[0]))

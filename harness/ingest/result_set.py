@@ -1,0 +1,225 @@
+"""One form for what evaluation tools write: the answers of one task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from assay.harness.errors import EvidenceError
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.judge.answer_lengths import LIMIT
+from assay.harness.reading import whole_file
+from assay.harness.schema import Part
+from assay.harness.text import one_line
+
+_MOST_EXCERPTS = 5
+"""Units that were not understood of which the first lines are quoted."""
+_ROWS_SHOWN = 50
+"""Rows of a table of an ingested file."""
+
+
+class ResultItem(Part):
+    """One answer to one document. Texts come from outside: never trust them."""
+
+    key: str = Field(description="of the document within its task: a hash of it, or its id")
+    prompt_hash: str = Field("", description="of the prompt as it was sent; empty where the tool does not record it")
+    question: str = Field("", description="what was asked, in one line; empty where the tool does not record it")
+    target: str = Field("", description="the expected answer")
+    answer: str = Field("", description="the text that the model wrote")
+    parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
+    score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
+    tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
+    finish: str = Field(
+        "",
+        description='why the answer ended: "stop", "length" at the token limit, "abort", ...; empty where that is not recorded',
+    )
+    repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
+
+    @property
+    def cut(self) -> bool:
+        """True if the answer ran to the token limit."""
+        return self.finish == LIMIT
+
+
+class ResultSet(Part):
+    """One task that one tool ran.
+
+    What is not known is empty: a comparison treats it as unknown, never as equal.
+    """
+
+    tool: str
+    version: str = ""
+    task: str
+    metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
+    shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not state it")
+    model: str = ""
+    tokenizer: str = ""
+    template: str = Field("", description="hash of the chat template, or of the prompt that the tool fills in")
+    task_version: str = ""
+    sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
+    settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
+    adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
+    figures: dict[str, str] = Field(default_factory=dict, description="what the tool summed up itself, as text")
+    items: tuple[ResultItem, ...] = ()
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean score of the items that have one."""
+        return sum(self.scores) / len(self.scores) if self.scores else None
+
+    @property
+    def scores(self) -> list[float]:
+        """Scores of the items that have one."""
+        return [item.score for item in self.items if item.score is not None]
+
+    @property
+    def incomplete(self) -> str:
+        """The range of the mean score of all items, in a sentence; empty if each has a score."""
+        of, scored = len(self.items), len(self.scores)
+        if not scored or scored == of:
+            return ""
+        low, high = sum(self.scores) / of, (sum(self.scores) + of - scored) / of
+        return (
+            f"{of - scored:,} of {of:,} have no score: {self.accuracy:.4f} is the mean of the other {scored:,}; of all it lies "
+            f"between {low:.4f} and {high:.4f}"
+        )
+
+
+@dataclass
+class ReadResults:
+    """The result of a reader on a file, counted unit by unit.
+
+    Attributes:
+        sets: one for each task.
+        unit: what is counted.
+        read: units that were understood.
+        unread: the others, with what is wrong with each: `refuse` fills them.
+        notes: what a person must know to trust the numbers.
+    """
+
+    sets: list[ResultSet] = field(default_factory=list)
+    unit: str = "record"
+    read: int = 0
+    unread: int = 0
+    excerpts: list[Excerpt] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def refuse(self, number: int, text: str) -> None:
+        """Count a unit that was not understood. `number` is its line, or its place from 1."""
+        self.unread += 1
+        if len(self.excerpts) < _MOST_EXCERPTS:
+            self.excerpts.append(Excerpt(first=number, last=number, text=one_line(text, 200)))
+
+    def file(self, source: SourceFile, id: str, title: str) -> FileRead:
+        """Describe how much of the file was understood, under this id and title of a format."""
+        return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
+
+
+def json_object(data: bytes | str, where: str) -> dict[str, Any]:
+    """Parse an object. NaN is admitted, which some tools write.
+
+    Args:
+        data: the text.
+        where: its file, for the error.
+
+    Raises:
+        EvidenceError: it is damaged, or no object.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EvidenceError(f"{where} is not JSON: {error}.", "an undamaged file", "copy it again") from None
+    if not isinstance(document, dict):
+        raise EvidenceError(f"{where} is not an object.", "an undamaged file", "copy it again")
+    return document
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a file; empty if there is no such file.
+
+    Raises:
+        EvidenceError: it is damaged, or no object.
+    """
+    return json_object(whole_file(path), str(path)) if path.is_file() else {}
+
+
+def texts(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Return some members of a record as text, in this order, without those that are missing or null."""
+    return {name: str(record[name]) for name in names if record.get(name) is not None}
+
+
+def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file with one a line, with their lines; what is no object with these keys is counted as unread."""
+    for number, text in source.lines():
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            reading.refuse(number, f"{error}: {text}")
+            continue
+        if not isinstance(row, dict) or not all(key in row for key in keys):
+            reading.refuse(number, text)
+            continue
+        reading.read += 1
+        yield number, row
+
+
+def results_reader(
+    id: str,
+    title: str,
+    recognises: Callable[[SourceFile], bool],
+    results: Callable[[SourceFile, str], ReadResults],
+    *,
+    extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
+) -> FormatReader:
+    """Make a reader whose document follows from its results.
+
+    Args:
+        id: of the format.
+        title: for people.
+        recognises: see `FormatReader`.
+        results: see `FormatReader`.
+        extend: adds to the document what only this format has.
+    """
+
+    def read(source: SourceFile) -> FileDocument:
+        reading = results(source, "")
+        reading.notes += [f"{item.task}: {item.incomplete}" for item in reading.sets if item.incomplete]
+        document = FileDocument(
+            file=reading.file(source, id, title),
+            facts=tuple(fact for result_set in reading.sets for fact in _facts(result_set)),
+            tables=(_table(reading.sets),) if reading.sets else (),
+        )
+        return extend(source, document)
+
+    return FormatReader(id, title, recognises, read, results)
+
+
+def _facts(result_set: ResultSet) -> list[Fact]:
+    named = {"model": result_set.model, "tokenizer": result_set.tokenizer}
+    settings = named | result_set.sampling | result_set.settings
+    text = ", ".join(f"{name} {value}" for name, value in settings.items() if value)
+    title = f"{result_set.tool} {result_set.version}, {result_set.task}"
+    return [Fact(id=f"settings-of-{result_set.task}", title=title, text=text)] if text else []
+
+
+def _table(sets: list[ResultSet]) -> FactTable:
+    rows = [
+        (
+            results.task,
+            results.metric,
+            f"{len(results.scores):,}",
+            "" if results.accuracy is None else f"{results.accuracy:.4f}",
+            "" if results.shots is None else str(results.shots),
+            f"{sum(item.parsed is None for item in results.items):,}",
+        )
+        for results in sets[:_ROWS_SHOWN]
+    ]
+    columns = ("task", "metric", "scored", "mean score", "shots", "unparsed")
+    note = f"The first {_ROWS_SHOWN} of {len(sets)} tasks." if len(sets) > _ROWS_SHOWN else ""
+    return FactTable(id="results", title="Results", columns=columns, rows=tuple(rows), note=note)

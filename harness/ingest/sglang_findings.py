@@ -1,0 +1,378 @@
+"""Findings from a log alone. Each cites the lines that it follows from, and states no more than they do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from assay.harness.attention.published import published
+from assay.harness.conditions import CACHED_PREFIX_TOKENS
+from assay.harness.ingest import guessing
+from assay.harness.ingest.guessing import GUESSING, LEVEL, at_most
+from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
+from assay.harness.ingest.sglang_facts import Log, LogMetric, Server, asserted
+from assay.harness.text import counted, listed, one_line, percent
+from assay.harness.tracebacks import HEADER, Traceback
+from assay.harness.verdict import Severity
+
+_Cited = CitedLines | tuple[int, str]
+_SAFE = re.compile(r"\w[\w./:@+-]*")
+_LITTLE = 0.05
+"""Share of prompt tokens from the prefix cache up to which a test had almost none."""
+_NO_DECODE_KERNEL = {"sage_attn": "SageAttention 1.0.6 has no kernel that reads a paged KV cache"}
+"""Backends that must hand decode to another one, and why."""
+_TITLES: dict[str, tuple[Severity, str]] = {
+    "score-below-bound": ("serious", "Score below the bound that the test sets"),
+    "answers-unparsed": ("warning", "Answers that could not be parsed, suspected"),
+    "runaway-generations": ("warning", "Generations that never end"),
+    "prefix-untested": ("warning", "Only the failing test reuses a prefix"),
+    "decode-not-shown": ("warning", "Nothing shows that the candidate computed decode"),
+    "requests-failed": ("warning", "Requests without an answer"),
+    "kernel-returned-nan": ("warning", "A kernel returned NaN"),
+    "retry-hid-failure": ("warning", "A retry hid the first failure"),
+    "test-failed": ("warning", "A test failed"),
+    "kernel-not-loaded": ("info", "A kernel was not loaded"),
+    "offline-retry": ("info", "The hub was not reachable"),
+    "fallback": ("warning", "A fallback was announced"),
+    "crash": ("warning", "A process crashed"),
+    "retract": ("info", "Requests were retracted"),
+}
+"""Findings by id, but for `guessing.below_guessing`."""
+_NOTICES = {
+    "kernel-not-loaded": "Something was not loaded, so another implementation may have run.",
+    "offline-retry": "Files came from the local cache: they were not checked for newer versions.",
+    "fallback": "Something else ran than was asked for.",
+    "crash": "A process crashed: do not rely on what the log states about accuracy from there on.",
+    "retract": "The KV cache was full, and requests were computed again.",
+}
+"""What follows from lines that may matter by themselves, by their kind."""
+
+
+def findings(log: Log) -> list[CitedFinding]:
+    """List all findings, the serious ones first."""
+    rules = (
+        _below_guessing, _below_bound, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused, _not_finite,
+        _hidden_by_retry, _failed_otherwise, _notices,
+    )  # fmt: skip
+    order = ("serious", "warning", "info")
+    return sorted((made for rule in rules for made in rule(log)), key=lambda made: order.index(made.severity))
+
+
+def next_steps(log: Log, cited: Iterable[CitedFinding]) -> tuple[str, ...]:
+    """List the commands that would prove what the log only suggests; none if it suggests nothing.
+
+    Names come from the log, so they are used only if a shell takes them as they are. Where assay publishes a kernel that calls a
+    package as the backend does (``sage_attn_as_shipped``), that kernel stands for the backend; its ``sage_attn`` is corrected.
+    """
+    candidate, reference, server = _roles(log)
+    if server is None or not _SAFE.fullmatch(candidate) or all(item.severity == "info" for item in cited):
+        return ()
+    stand_in = f"{candidate}_as_shipped"
+    flags = [f"--candidate {stand_in if stand_in in published() else candidate}"]
+    device, model = (server.arguments.get(name, "").strip("'\"") for name in ("device", "model_path"))
+    named = {"reference": reference, "device": device, "model": model}
+    flags += [f"--{flag} {value}" for flag, value in named.items() if _SAFE.fullmatch(value)]
+    kernel = f"assay check {stand_in}" if stand_in in published() else f"assay check sglang:{candidate}"
+    return (kernel, f"assay run --suites layers,logits {' '.join(flags)}", f"assay run {' '.join(flags)}")
+
+
+def _finding(id: str, where: str, diagnosis: str, evidence: Sequence[str], cites: Iterable[_Cited]) -> CitedFinding:
+    """Make a finding without a command of its own, since the document has the next steps; it cites lines, or ranges of them."""
+    severity, title = _TITLES[id]
+    return CitedFinding(
+        id=id, title=title, severity=severity, where=where, diagnosis=diagnosis, evidence=tuple(evidence), reproduce="",
+        cites=cite(*cites),
+    )  # fmt: skip
+
+
+def cite(*places: _Cited) -> tuple[Excerpt, ...]:
+    """Quote lines: a range where there are several of a kind."""
+    quoted = [place if isinstance(place, CitedLines) else CitedLines.of(*place) for place in places]
+    return tuple(lines.excerpt for lines in quoted if lines.count)
+
+
+def _test_name(log: Log, index: int) -> str:
+    return log.tests[index].id.rpartition("::")[2] if index >= 0 else "the log"
+
+
+def _outcome(log: Log, index: int) -> list[tuple[int, str]]:
+    """Return the line with a test's outcome; nothing for what is outside of all tests."""
+    return [(log.tests[index].outcome_line, log.tests[index].outcome.upper())] if index >= 0 else []
+
+
+def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines] | None:
+    """Infer how many questions a score is of: a progress bar's total, in its test, of which the score is a whole number."""
+    for (test, label, total), (done, line) in reversed(log.bars.items()):
+        if test == metric.test and not label and done == total > 1:
+            right = metric.value * total
+            if abs(right - round(right)) < 1e-3:
+                return total, CitedLines.of(line, f"{done}/{total}")
+    return None
+
+
+def _scores(log: Log) -> list[tuple[str, LogMetric]]:
+    """List the scores of known evaluations: ``[METRIC] mmlu_score=0.125``."""
+    named = [(metric.name.removesuffix("_score").removesuffix("_accuracy").lower(), metric) for metric in log.metrics]
+    return [(name, metric) for name, metric in named if name != metric.name.lower() and 0 <= metric.value <= 1]
+
+
+def _below_guessing(log: Log) -> Iterator[CitedFinding]:
+    """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
+    for name, metric in _scores(log):
+        if (of := _questions(log, metric)) is None:
+            continue
+        groups = [
+            (scores, where)
+            for scores, where, test in log.groups
+            if test == metric.test and scores.get("score") == metric.value
+        ][:1]
+        evidence = [f"by group: {_by_group(scores)}" for scores, _ in groups]
+        cites = cite((metric.line, metric.text), of[1], *(where for _, where in groups))
+        where = _test_name(log, metric.test)
+        made = guessing.below_guessing(name, metric.value, of[0], where, evidence, cites)
+        yield from filter(None, [made])
+
+
+def _by_group(scores: Mapping[str, float]) -> str:
+    """Return the scores by group in a line, without their deviations."""
+    shown = {key: value for key, value in scores.items() if not key.endswith(":std") and key != "score"}
+    return ", ".join(f"{key} {value:.3g}" for key, value in shown.items())
+
+
+def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, LogMetric, float]]:
+    """Yield the assertions that failed because of a score that the log also states: where, the score, and the bound."""
+    for trace, test in log.traces:
+        said = asserted(trace.exception)
+        # What is outside of all tests may have failed, and counts as failed.
+        failed = test < 0 or log.tests[test].outcome in ("failed", "error")
+        if said is None or not failed or "greater" not in said[1] or not said[0] <= said[2]:
+            continue
+        scored = [metric for _, metric in _scores(log) if metric.value == said[0] and metric.test == test]
+        yield from ((trace, metric, said[2]) for metric in scored[:1])
+
+
+def _below_bound(log: Log) -> Iterator[CitedFinding]:
+    """Yield a test that failed because of a score."""
+    for trace, metric, bound in _missed_bounds(log):
+        value, of = metric.value, _questions(log, metric)
+        evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
+        if of and 0 < bound < 1:
+            right = round(value * of[0])
+            p = at_most(right, of[0], bound)
+            evidence.append(
+                f"if the true score were {bound:g}, {right} or fewer of {of[0]} would be right with p = {p:.2g}"
+            )
+        cites = [(trace.exception_line, trace.exception), (metric.line, metric.text), *_outcome(log, metric.test)]
+        says = f"{metric.name} is {value:g}; the test asks for {bound:g}."
+        yield _finding("score-below-bound", _test_name(log, metric.test), says, evidence, cites)
+
+
+def _unparsed(log: Log) -> Iterator[CitedFinding]:
+    """Yield missing answers, where a score is below guessing."""
+    says = (
+        "A model that names any choice scores like guessing. Below it, answers are missing: cut off, or without a choice. "
+        "The log does not have the answers; the evaluation's results file does."
+    )
+    for name, metric in _scores(log):
+        of = _questions(log, metric)
+        if name not in GUESSING or of is None or at_most(round(metric.value * of[0]), of[0], GUESSING[name]) >= LEVEL:
+            continue
+        right = round(metric.value * of[0])
+        endless = [burst for server in log.servers if server.test == metric.test for burst in _runaway(log, server)]
+        ran = sum(answers.count for answers, _ in endless)
+        guessed = right / GUESSING[name]
+        evidence = [f"{right} right answers are what guessing on {guessed:.0f} questions gives, not on {of[0]}"]
+        if 0 < ran < of[0]:
+            rest = of[0] - ran
+            evidence.append(
+                f"{ran} of {of[0]} ran to the token limit; of the other {rest}, at most {right} are right ({right / rest:.2f})"
+            )
+        cites: list[_Cited] = [(metric.line, metric.text), *(answers for answers, _ in endless)]
+        yield _finding("answers-unparsed", _test_name(log, metric.test), says, evidence, cites)
+
+
+def _runaway(log: Log, server: Server) -> list[tuple[CitedLines, int]]:
+    """Find answers that ended together, as many steps after they began as an answer may have tokens."""
+    if log.disordered.count:  # of several processes: nobody knows whose batches lie between
+        return []
+    limit = log.answer_limit[0]
+    interval = server.decode_steps // server.decodes.count if server.decodes.count else 0
+    return [burst for burst in server.bursts if limit and interval and abs(burst[1] - limit) <= interval]
+
+
+def _runaways(log: Log) -> Iterator[CitedFinding]:
+    """Yield the answers that ran to the token limit, seen by when they ended."""
+    limit, said = log.answer_limit
+    for server in log.servers:
+        bursts = _runaway(log, server)
+        if not bursts:
+            continue
+        seconds = [metric for metric in log.metrics if metric.test == server.test and metric.name.endswith("_latency")][
+            :1
+        ]
+        generated = server.decode_tokens / max(1, server.answered.count)
+        evidence = [
+            *(
+                f"{answers.count} answers end together, {steps} decode steps after they began, of at most {limit}"
+                for answers, steps in bursts
+            ),
+            f"about {generated:,.0f} generated tokens per answered request",
+            *(f"{second.name} = {second.value:.1f} s" for second in seconds),
+        ]  # fmt: skip
+        took = f"; the evaluation took {seconds[0].value:.0f} s." if seconds else "."
+        count = sum(answers.count for answers, _ in bursts)
+        says = f"{count} answers ran to the limit of {limit} tokens instead of ending{took}"
+        cites: list[_Cited] = [
+            said,
+            *(answers for answers, _ in bursts),
+            *((second.line, second.text) for second in seconds),
+        ]
+        yield _finding("runaway-generations", _test_name(log, server.test), says, evidence, cites)
+
+
+def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
+    """Report that the test that failed reused prefixes, and those that passed did not."""
+    failed, passed = (_tested(log, outcomes) for outcomes in (("failed", "error"), ("passed",)))
+    if log.disordered.count or not failed or not passed:
+        return
+    share, other = _cached_share(failed), _cached_share(passed)
+    if share <= 2 * _LITTLE or other > _LITTLE:
+        return
+    batches = sum(server.prefix_batches.count for server in failed)
+    evidence = [
+        *(f"failed: {_cached(log, server)}" for server in failed),
+        f"{batches} prefill batches of the failing test have {CACHED_PREFIX_TOKENS} cached tokens or more per sequence",
+        *(f"passed: {_cached(log, server)}" for server in passed),
+    ]
+    says = (
+        f"{percent(share)} of the prompt tokens of the failing test came from the prefix cache, and {percent(other)} of those of "
+        "the passing tests: what passed did not test attention over a cached prefix."
+    )
+    where = listed([_test_name(log, index) for index in sorted({server.test for server in failed})])
+    cites = [*(server.prefix_batches for server in failed), *(server.prefills for server in passed)]
+    yield _finding("prefix-untested", where, says, evidence, cites)
+
+
+def _tested(log: Log, outcomes: Sequence[str]) -> list[Server]:
+    """List the servers of tests with such an outcome that computed a prefill."""
+    tested = [server for server in log.servers if server.test >= 0 and server.prefills.count]
+    return [server for server in tested if log.tests[server.test].outcome in outcomes]
+
+
+def _cached_share(servers: list[Server]) -> float:
+    cached = sum(server.cached_tokens for server in servers)
+    return cached / max(1, cached + sum(server.new_tokens for server in servers))
+
+
+def _cached(log: Log, server: Server) -> str:
+    who = f"{_test_name(log, server.test)}, server {server.number} ({server.backend})"
+    return f"{who}: {server.new_tokens:,} new, {server.cached_tokens:,} cached tokens"
+
+
+def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
+    """Report that no line states which kernel computed decode."""
+    candidate, reference, server = _roles(log)
+    own = [server for server in log.servers if server.backend == candidate and server.decodes.count]
+    if log.disordered.count or server is None or not own:
+        return
+    steps, graphs = sum(server.decodes.count for server in own), sum(server.decode_graph for server in own)
+    evidence = [f"{graphs} of {steps} lines of decode batches ran from a CUDA graph; none names the kernel"]
+    evidence += [_NO_DECODE_KERNEL[candidate]] if candidate in _NO_DECODE_KERNEL else []
+    evidence.append(
+        f"decode_attention_backend is {server.arguments.get('decode_attention_backend', 'None').strip(chr(39))}"
+    )
+    memory = server.facts.get("graph memory")
+    same = _graph_memory(log, reference, server) if memory else None
+    if memory and same and memory[0] == same[0]:
+        evidence.append(f"its decode graphs take the memory that those of {reference} take, {memory[0]}")
+    rates = [row for _, rows in log.blocks for row in rows if "utput token throughput" in row[0]][:1]
+    evidence += [
+        f"the throughput of {rate} tok/s that the log reports is of decode, so it may not be {candidate}'s"
+        for _, rate, _ in rates
+    ]
+    hands = f", and {candidate} must hand it to another backend." if candidate in _NO_DECODE_KERNEL else "."
+    says = f"No line states which kernel computed decode with {candidate}{hands}"
+    cites = [*(server.decodes for server in own), *(fact[1] for fact in (memory, same) if fact)]
+    yield _finding("decode-not-shown", candidate, says, evidence, cites)
+
+
+def _graph_memory(log: Log, backend: str, like: Server) -> tuple[str, CitedLines] | None:
+    """Return the memory that the decode graphs of a backend's first server with the same batches; None if it is not stated."""
+    batches = like.facts.get("graph batches", ("",))[0]
+    twins = [
+        server
+        for server in log.servers
+        if server.backend == backend and server.facts.get("graph batches", ("",))[0] == batches
+    ]
+    return twins[0].facts.get("graph memory") if twins else None
+
+
+def _roles(log: Log) -> tuple[str, str, Server | None]:
+    """Return the candidate and the reference, as far as the log tells, and a server of the candidate.
+
+    The candidate is the backend of a test that failed, or the one that most servers have; the reference is the other one.
+    """
+    known = [server for server in log.servers if server.arguments]
+    failed = [server for server in known if server.test >= 0 and log.tests[server.test].outcome == "failed"]
+    names = sorted(
+        {server.backend for server in known}, key=lambda name: -sum(server.backend == name for server in known)
+    )
+    candidate = failed[0].backend if failed else names[0] if len(names) > 1 else ""
+    reference = next((name for name in names if name != candidate), "")
+    return candidate, reference, next((server for server in failed or known if server.backend == candidate), None)
+
+
+def _refused(log: Log) -> Iterator[CitedFinding]:
+    """Yield the requests for an answer that got none."""
+    for server in log.servers:
+        if count := server.refused.count:
+            total, where = count + server.answered.count, f"server {server.number} ({server.backend})"
+            says = f"{count} of {total} requests were not answered: a score may count them as wrong answers."
+            yield _finding("requests-failed", where, says, [one_line(server.refused.text)], [server.refused])
+
+
+def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
+    """Yield failures that a retry wrapped, or that a later attempt covered up."""
+    for trace, test in log.traces:
+        functions = [frame.name for frame in trace.frames if frame.name]
+        if "retry" not in functions:
+            continue
+        passed = test >= 0 and log.tests[test].outcome == "passed"
+        hid = (
+            "The test passed, but only after it had failed: "
+            if passed
+            else "The summary reports the retry, not what failed first: "
+        )
+        evidence = [f"the traceback goes through {', '.join(functions)}"]
+        cites = [(trace.first, HEADER), (trace.exception_line, trace.exception)]
+        says, where = hid + one_line(trace.exception), _test_name(log, test)
+        yield _finding("retry-hid-failure", where, says, evidence, [*cites, *_outcome(log, test)])
+
+
+def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
+    """Yield the tests that failed for another reason than a score."""
+    explained = {metric.test for _, metric, _ in _missed_bounds(log)}
+    for index, test in enumerate(log.tests):
+        if test.outcome in ("failed", "error") and index not in explained:
+            last = [trace for trace, of in log.traces if of == index and trace.exception][-1:]
+            says = one_line(last[0].exception) if last else "The log does not state why."
+            cites = [*((trace.exception_line, trace.exception) for trace in last), *_outcome(log, index)]
+            yield _finding("test-failed", _test_name(log, index), says, [], cites)
+
+
+def _not_finite(log: Log) -> Iterator[CitedFinding]:
+    """Yield the kernels that returned NaN although none was given to them."""
+    evidence = ["this text has no tensors: SGLANG_KERNEL_API_LOGLEVEL=10 dumps them"]
+    for name, where in log.nan_from.items():
+        says = f"{one_line(name)} returned NaN in {where.count} of its tensors, and was given none."
+        yield _finding("kernel-returned-nan", one_line(name), says, evidence, [where])
+
+
+def _notices(log: Log) -> Iterator[CitedFinding]:
+    """Yield the lines that may matter by themselves."""
+    for kind, diagnosis in _NOTICES.items():
+        seen = [where for (of, _), where in log.notices.items() if of == kind]
+        if seen:
+            evidence = [f"{where.count}×: {one_line(where.text)}" for where in seen[:5]]
+            lines = counted(sum(where.count for where in seen), "line")
+            yield _finding(kind, lines, diagnosis, evidence, seen[:20])

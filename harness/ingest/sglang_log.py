@@ -1,0 +1,169 @@
+"""The reader of logs of SGLang servers, and of pytest runs that start them: a log → the facts, tables and findings of a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from assay.harness.engines.sglang import failures
+from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.sglang_facts import KEPT, PER_SERVER, Log, Server, Test, differing_arguments
+from assay.harness.ingest.sglang_findings import cite, findings, next_steps
+from assay.harness.ingest.sglang_reader import read_log, seconds_between
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.text import one_line, percent, ranges
+
+_SHOWN = 50
+"""Most rows of a table, and most excerpts of unread lines."""
+_SERVER = (
+    "server", "backend", "test", "prefill batches", "sequences", "new tokens", "cached tokens", "cached", "decode lines",
+    "best tok/s", "answered", "line",
+)  # fmt: skip
+_WITHOUT_TENSORS = (
+    "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
+    "SGLANG_KERNEL_API_DUMP_DIR dumps them"
+)
+_EXPLAINED = 1 << 26
+"""Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole."""
+_START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
+
+
+_TIME = r"^\S{0,200}(?:\w{1,60}: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]+\d+)*\] "
+_SIGNS = re.compile(
+    r"^=+ test session starts =+\r?$|^\[METRIC\] \w+=|^command=python3? -m sglang|^Accuracy: [\d.]+\r?\nInvalid: [\d.]+\r?$"
+    rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |SGLang Kernel API Call: )"
+    r"|^\S{0,200}(?:\w{1,60}: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
+    re.MULTILINE,
+)
+
+
+def _recognises(source: SourceFile) -> bool:
+    """Recognise the log by a line that only these programs print."""
+    return _SIGNS.search(source.head_text) is not None
+
+
+def _read(source: SourceFile) -> FileDocument:
+    """Read all of it, a line at a time."""
+    log = read_log(source.lines())
+    excerpts = [lines.excerpt for lines in log.unread[:_SHOWN]]
+    file = FileRead.of(
+        source,
+        "sglang-log",
+        "SGLang or pytest log",
+        log.read,
+        log.lines - log.read,
+        excerpts=excerpts,
+        notes=_notes(log, source),
+    )
+    cited, facts = tuple(findings(log)), (*_facts(log), *_cause(log, source))
+    tables = tuple(table for table in _tables(log) if table.rows)
+    return FileDocument(file=file, facts=facts, tables=tables, findings=cited, next_steps=next_steps(log, cited))
+
+
+def _notes(log: Log, source: SourceFile) -> Iterable[str]:
+    yield from source.encoding_notes()
+    if log.disordered.count:
+        yield (
+            f"the time goes back {log.disordered.count} times (first in line {log.disordered.first}): the log may be of several "
+            "processes, whose figures are then not separated"
+        )
+    if log.loose_outcomes.count:
+        yield (
+            f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line "
+            f"{log.loose_outcomes.first})"
+        )
+    for name, count in log.beyond.items():
+        yield f"{count} {name} beyond the first {KEPT:,} are counted but not listed, and nothing follows from them"
+    cut = [server.line for server in log.servers if not server.whole]
+    if cut:
+        yield f"the arguments of the server in line {ranges(cut)} are cut off"
+
+
+def _facts(log: Log) -> Iterable[Fact]:
+    if log.began:
+        yield Fact(id="time", title="Time", text=f"{log.began} to {log.ended}")
+    text, line = log.summary
+    if text:
+        yield Fact(id="summary", title="pytest's summary", text=text, cites=cite((line, text)))
+    for scores, where, _ in log.groups:
+        named = ", ".join(f"{name} {value:.3g}" for name, value in scores.items() if not name.endswith(":std"))
+        yield Fact(id="scores", title="Scores by group", text=named, cites=cite(where))
+    for command in log.commands:
+        yield Fact(id="command", title="Command", text=one_line(command.text, 600), cites=cite(command))
+    for (kind, text), where in list(log.notices.items())[:_SHOWN]:
+        title = kind.replace("-", " ").capitalize()
+        yield Fact(id=kind, title=title, text=f"{where.count}×: {one_line(text)}", cites=cite(where))
+    for trace, _ in log.traces[:_SHOWN]:
+        text = one_line(trace.exception or "a traceback that does not end")
+        quoted = Excerpt(first=trace.first, last=trace.last, text=text)
+        yield Fact(id="traceback", title="Traceback", text=text, cites=(quoted,))
+
+
+def _cause(log: Log, source: SourceFile) -> Iterable[Fact]:
+    """Yield why a server failed, where a process crashed, as for a server of assay's own; the whole log says it."""
+    crashed = [where for (kind, _), where in log.notices.items() if kind == "crash"]
+    if crashed and source.size <= _EXPLAINED:
+        failure = failures.read("\n".join(text for _, text in source.lines()))
+        if failure.cause:
+            text = f"{failure.line.rstrip('.')}. To resolve: {failure.do}."
+            yield Fact(id="cause", title="Why the server failed", text=text, cites=cite(*crashed[:1]))
+
+
+def _table(id: str, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> FactTable:
+    return FactTable(id=id, title=title, columns=tuple(columns), rows=tuple(map(tuple, rows)), note=note)
+
+
+def _test(log: Log, index: int) -> str:
+    return log.tests[index].id.rpartition("::")[2] if index >= 0 else "–"
+
+
+def _tables(log: Log) -> Iterable[FactTable]:
+    tests = [
+        (_test(log, index), test.outcome or "not stated", _duration(test), f"{test.line}–{test.outcome_line or '?'}")
+        for index, test in enumerate(log.tests[:_SHOWN])
+    ]
+    note = ", ".join(f"{count} {outcome}" for outcome, count in log.outcomes.items())
+    yield _table("tests", "Tests", ("test", "outcome", "seconds", "lines"), tests, note)
+    servers = log.servers[:_SHOWN]
+    yield _table("servers", "Servers", _SERVER, [_server(log, server) for server in servers])
+    started = [
+        (str(server.number), *(server.facts[name][0] if name in server.facts else "–" for name in _START))
+        for server in servers if server.facts
+    ]  # fmt: skip
+    yield _table("start", "Start, memory and CUDA graphs", ("server", *_START), started)
+    known = [server for server in servers if server.arguments]
+    differing = differing_arguments([server.arguments for server in known])[:_SHOWN]
+    most = max((len(server.arguments) for server in known), default=0)
+    note = f"{most} arguments; not compared: {', '.join(sorted(PER_SERVER))}"
+    columns = ("argument", *(f"server {server.number}" for server in known))
+    arguments = [(name, *(one_line(value, 60) for value in values)) for name, values in differing]
+    yield _table("arguments", "Arguments that differ between the servers", columns, arguments, note)
+    metrics = [
+        (metric.name, f"{metric.value:g}", _test(log, metric.test), str(metric.line)) for metric in log.metrics[:_SHOWN]
+    ]
+    yield _table("metrics", "Metrics", ("metric", "value", "test", "line"), metrics)
+    figures = [(title, name, value, str(line)) for title, rows in log.blocks[:_SHOWN] for name, value, line in rows]
+    yield _table("benchmarks", "Benchmarks", ("benchmark", "figure", "value", "line"), figures)
+    calls = [(one_line(name), f"{count:,}") for name, count in log.calls.most_common(_SHOWN)]
+    yield _table("kernel-calls", "Logged calls of kernels", ("function", "calls"), calls, _WITHOUT_TENSORS)
+    kinds = [(kind, f"{count:,}") for kind, count in log.kinds.most_common()]
+    yield _table("kinds", "Kinds of lines", ("kind", "pieces"), kinds, "several writers may share a line")
+
+
+def _duration(test: Test) -> str:
+    if test.seconds is not None:
+        return f"{test.seconds:g}"
+    return f"about {seconds_between(test.began, test.ended):.0f}" if test.began and test.ended else "not stated"
+
+
+def _server(log: Log, server: Server) -> tuple[str, ...]:
+    cached = server.cached_tokens / max(1, server.new_tokens + server.cached_tokens)
+    counts = (server.prefills.count, server.sequences, server.new_tokens, server.cached_tokens)
+    return (
+        str(server.number), server.backend, _test(log, server.test), *(f"{count:,}" for count in counts),
+        percent(cached) if server.prefills.count else "–", f"{server.decodes.count:,}",
+        f"{server.throughput:,.1f}" if server.throughput else "–", f"{server.answered.count:,}", str(server.line),
+    )  # fmt: skip
+
+
+READER = FormatReader("sglang-log", "SGLang or pytest log", _recognises, _read, compared=False)

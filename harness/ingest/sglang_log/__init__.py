@@ -1,1 +1,0 @@
-"""Logs of SGLang servers, and of pytest runs that start them."""

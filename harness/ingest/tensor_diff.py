@@ -1,0 +1,347 @@
+"""Two files or folders of tensors -> the first and the worst difference: layer, boundary, head and token."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay.harness.errors import EvidenceError
+from assay.harness.files import timestamp
+from assay.harness.ingest.comparison import LISTED, CellAt, ComparedTensors, Comparison, TensorRow
+from assay.harness.ingest.tensor_files import Dump, StoredTensor, open_dump
+from assay.harness.ingest.tensor_layout import Layout, ModelHeads, layout_of
+from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
+from assay.harness.reading import reading
+from assay.harness.text import counted
+
+_THREADS = 2
+"""Tensors that are compared at once: one thread reads while the other adds up."""
+_Pair = tuple[StoredTensor, StoredTensor]
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """How tensors are compared.
+
+    Attributes:
+        tolerance: error up to which a cell is equal; None for what rounding to the dtype explains; 0 asks for equal bits.
+        model: splits tensors of [tokens, heads * head_dim] into heads.
+        axes: layout of the tensors with as many dimensions, such as "bhtd".
+    """
+
+    tolerance: float | None = None
+    model: ModelHeads | None = None
+    axes: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """True if every bit must be equal."""
+        return self.tolerance == 0
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A pair of tensors, compared by cells; they have so many bytes."""
+
+    a: StoredTensor
+    b: StoredTensor
+    cells: Cells
+    bound: float | None
+    bytes: int
+
+    def at(self, cell: TensorCell) -> CellAt:
+        """Place a cell in the dump."""
+        place = self.a.place
+        return CellAt(
+            tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, batch=cell.batch,
+            token=cell.token, head=cell.head, error=_error(cell.error), bound=self.bound,
+        )  # fmt: skip
+
+    @property
+    def badness(self) -> tuple[bool, float]:
+        """Ranks it by its worst cell: first what is not finite, then by multiples of the bound."""
+        error = self.cells.worst.error if self.cells.worst else 0.0
+        return math.isnan(error), error / self.bound if self.bound else error
+
+
+def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
+    """Compare all tensors that both have. Each is read once; memory holds one pair of tensors per thread at most.
+
+    Raises:
+        UsageError: there is no tensor file.
+        EvidenceError: one of the two cannot be read at all.
+    """
+    started = time.monotonic()
+    left, right = open_dump(a), open_dump(b)
+    pairs, problems = _paired(left, right)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        made = list(pool.map(lambda pair: _compared(pair, rule), pairs))
+    problems += [item for item in made if isinstance(item, str)]
+    problems += [f"not read: {why}" for why in (*left.file.notes, *right.file.notes)]
+    every = [pair for pair in made if isinstance(pair, _Compared)]
+    full = [pair for pair in every if pair.bytes]
+    changed = [(pair, pair.cells.worst) for pair in full if pair.cells.worst is not None]
+    bad = [(pair, pair.cells.first) for pair in full if pair.cells.first is not None]
+    worst = max(changed, key=lambda change: change[0].badness, default=None)
+    headline = f"{_headline(full, bad, problems, rule.exact)}."
+    return Comparison(
+        verdict="regression" if bad else "inconclusive" if problems or not full else "pass",
+        created=timestamp(), kind="tensors", headline=headline, reasons=(headline,), a=left.file, b=right.file,
+        tensors=ComparedTensors(
+            exact=rule.exact, pairs=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
+            differing=len(bad), empty=len(every) - len(full), bytes=sum(pair.bytes for pair in full),
+            seconds=time.monotonic() - started, first=bad[0][0].at(bad[0][1]) if bad else None,
+            worst=worst[0].at(worst[1]) if worst else None, tensors=tuple(_row(*pair) for pair in changed[:LISTED]),
+            not_compared=tuple(problems[:LISTED]), not_compared_count=len(problems), grids=tuple(_grids(full)),
+        ),
+    )  # fmt: skip
+
+
+def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
+    mine, theirs = ({tensor.key: tensor for tensor in dump.tensors} for dump in (a, b))
+    pairs = [(tensor, theirs[key]) for key, tensor in mine.items() if key in theirs]
+    if not pairs and len(mine) == len(theirs) == 1:  # two tensors were named, whatever they call themselves
+        return [(a.tensors[0], b.tensors[0])], []
+    return pairs, [
+        *(f"only in A: {key}" for key in mine if key not in theirs),
+        *(f"only in B: {key}" for key in theirs if key not in mine),
+    ]
+
+
+def _compared(pair: _Pair, rule: TensorRule) -> _Compared | str:
+    """Compare a pair by cells; return a sentence if it cannot be compared."""
+    a, b = pair
+    try:
+        with reading(f"{a.path} or {b.path}", "tensor file"):
+            tensor_a, tensor_b = a.map(), b.map()
+            if tensor_a.shape != tensor_b.shape:
+                return f"shapes differ, {list(tensor_a.shape)} and {list(tensor_b.shape)}: {a.key}"
+            if rule.exact and tensor_a.dtype != tensor_b.dtype:
+                return f"dtypes differ, {tensor_a.dtype} and {tensor_b.dtype}, so that bits cannot be equal: {a.key}"
+            rounding = max(default_bound(tensor_a.dtype), default_bound(tensor_b.dtype))
+            bound = None if rule.exact else rounding if rule.tolerance is None else rule.tolerance
+            layout = layout_of(a.place.name, tensor_a.shape, rule.model, rule.axes)
+            cells = compare_cells(tensor_a, tensor_b, layout, bound)
+            return _Compared(a, b, cells, bound, tensor_a.nbytes + tensor_b.nbytes)
+    except EvidenceError as error:
+        return f"not read: {error.found}"
+
+
+def _row(compared: _Compared, worst: TensorCell) -> TensorRow:
+    cells = compared.cells
+    first = compared.at(cells.first) if cells.first else None
+    return TensorRow(
+        cells=cells.total, out_of_bounds=cells.differing, not_finite=cells.nonfinite, max_abs=_error(cells.max_abs),
+        first=first, worst=compared.at(worst),
+    )  # fmt: skip
+
+
+def _error(value: float) -> OwnError:
+    return float(value) if math.isfinite(value) else NOT_FINITE
+
+
+def _headline(
+    compared: Sequence[_Compared], bad: Sequence[tuple[_Compared, TensorCell]], problems: Sequence[str], exact: bool
+) -> str:
+    if not compared:
+        return "Nothing could be compared"
+    if bad:
+        first, cell = bad[0]
+        place = f"{first.a.place}{cell_text(cell.head, cell.token, cell.batch)}"
+        return f"{len(bad)} of {len(compared)} tensors differ; the first is {place}"
+    same = "equal bit for bit" if exact else "equal within bounds"
+    alone = compared[0]
+    names = f" ({alone.a.key} in A, {alone.b.key} in B)" if alone.a.key != alone.b.key else ""
+    said = f"{counted(len(compared), 'tensor')} {'is' if len(compared) == 1 else 'are'} {same}{names}"
+    return f"{said}, but {len(problems)} could not be compared" if problems else said
+
+
+def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
+    """Describe a cell, such as ", head 3, token 17"; empty parts are left out."""
+    named = (("sequence", batch), ("head", head), ("token", token))
+    return "".join(f", {what} {number}" for what, number in named if number is not None)
+
+
+def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
+    """Yield the worst error by layer and head over all tensors of a boundary, for boundaries that have layers."""
+    layered: dict[str, dict[int, list[_Compared]]] = {}
+    for pair in compared:
+        if pair.a.place.layer is not None:
+            layered.setdefault(pair.a.place.boundary, {}).setdefault(pair.a.place.layer, []).append(pair)
+    for boundary, layers in layered.items():
+        heads = max(tensor.cells.by_head.size for tensors in layers.values() for tensor in tensors)
+        rows = sorted(layers.items())
+        yield ErrorGrid(
+            id=boundary.replace(" ", "-"), title="layer × head", where=boundary, columns="head",
+            row_labels=tuple(str(layer) for layer, _ in rows), column_labels=tuple(map(str, range(heads))),
+            values=tuple(tuple(_worst(head, tensors) for head in range(heads)) for _, tensors in rows),
+            bounds=tuple(tensors[-1].bound or None for _, tensors in rows),
+        )  # fmt: skip
+
+
+def _worst(head: int, tensors: Sequence[_Compared]) -> OwnError:
+    errors = [float(tensor.cells.by_head[head]) for tensor in tensors if head < tensor.cells.by_head.size]
+    if not all(map(math.isfinite, errors)):
+        return NOT_FINITE
+    return float(f"{max(errors):.4g}") if errors else None
+
+
+BLOCK = 1 << 18
+"""Elements that are converted at once: 1 MiB of float32, which stays in the cache (benchmarks/tensor_diff.py)."""
+# Bound of a cell whose elements are stored in 16 bits or fewer, in units of the dtype's epsilon: each side rounds twice on the way
+# to what is saved (the operands, the result), each time by at most half an epsilon, and all errors of a cell may point one way.
+_ROUNDINGS = 4
+# The same for float32, whose error is that of sums in another order: about sqrt(n) half epsilons for n = 4096 ... 16384 terms.
+_SUMMED = 64
+
+
+def default_bound(dtype: torch.dtype) -> float:
+    """Compute the error of a cell that rounding explains; 0 for integers."""
+    if not dtype.is_floating_point:
+        return 0.0
+    return torch.finfo(dtype).eps * (_ROUNDINGS if dtype.itemsize < 4 else _SUMMED)
+
+
+@dataclass(frozen=True)
+class TensorCell:
+    """One cell.
+
+    Attributes:
+        batch: place in the batch; None if the tensor has no such dimension.
+        token: row of the token; None for a tensor without tokens.
+        head: None if the tensor was not split by head.
+        error: the larger of relative L1, sum |b - a| / sum |a|, and of max |b - a| / max |a|: one element that is lost among a
+            hundred changes the first by less than rounding does. Infinite if only b is not zero, NaN if one side is not finite.
+    """
+
+    batch: int | None
+    token: int | None
+    head: int | None
+    error: float
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The differences between two tensors of one shape.
+
+    Attributes:
+        differing: cells that are out of bounds.
+        total: cells.
+        first: the first of them by place in the batch, token and head; None if there is none.
+        worst: the largest error of any cell; None if no bit differs.
+        by_head: float64 [heads], the largest error of each head, NaN if one side is not finite; [1] without heads.
+        nonfinite: cells in which one side is not finite and the other differs.
+        max_abs: largest absolute difference in the worst cell.
+    """
+
+    differing: int
+    total: int
+    first: TensorCell | None
+    worst: TensorCell | None
+    by_head: NDArray[np.float64]
+    nonfinite: int
+    max_abs: float
+
+
+def compare_cells(a: Tensor, b: Tensor, layout: Layout, bound: float | None) -> Cells:
+    """Compare two tensors of one shape.
+
+    Args:
+        a: the reference, any strides, on the CPU.
+        b: the candidate.
+        layout: how to read their dimensions.
+        bound: error up to which a cell is equal; None if every bit must be.
+    """
+    rows = math.prod(layout.lead)
+    heads = layout.lead[layout.axes.index("h")] if "h" in layout.axes else 1
+    equal = Cells(0, rows, None, None, np.zeros(heads), 0, 0.0)
+    if not a.numel():  # nothing to compare, however many rows of no elements a damaged header states
+        return equal
+    a, b = a.contiguous().view(rows, layout.dim), b.contiguous().view(rows, layout.dim)
+    # float32 holds sums of fewer than 2^20 16-bit terms to 1e-4.
+    narrow = all(dtype.is_floating_point and dtype.itemsize <= 4 for dtype in (a.dtype, b.dtype))
+    errors: Tensor | None = None
+    step = max(BLOCK // max(layout.dim, 1), 1)
+    for start in range(0, rows, step):
+        x, y = a[start : start + step], b[start : start + step]
+        if x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)):
+            continue
+        if errors is None:
+            errors, out = torch.zeros(rows), torch.zeros(rows, dtype=torch.bool)
+        here = slice(start, start + len(x))
+        errors[here] = _errors(x, y, torch.float32 if narrow else torch.float64)
+        out[here] = (_bits(x) != _bits(y)).any(-1) if bound is None else ~(errors[here] <= bound)
+    return equal if errors is None else _summary(a, b, layout, errors.numpy(), out.numpy())
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
+
+
+def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute the error of each row of two [rows, dim] tensors, as `TensorCell` has it."""
+    x = a.to(dtype, copy=True)
+    y = b.to(dtype, copy=True).sub_(x).abs_()
+    x.abs_()
+    difference, size = y.sum(-1), x.sum(-1)
+    relative = torch.maximum(difference / size, y.amax(-1) / x.amax(-1))
+    relative[difference == 0] = 0.0
+    for row in (~(torch.isfinite(difference) & torch.isfinite(size))).nonzero().flatten().tolist():
+        relative[row] = _odd_row(a[row], b[row])
+    return relative.float()
+
+
+def _odd_row(a: Tensor, b: Tensor) -> float:
+    """Compute the error of a row with infinities or NaNs: those that both sides have are equal."""
+    x, y = a.double(), b.double()
+    same = (x == y) | (x.isnan() & y.isnan())
+    if not bool((x[~same].isfinite() & y[~same].isfinite()).all()):
+        return math.nan
+    difference, size = (x - y)[~same].abs(), x[x.isfinite()].abs()
+    if not bool(difference.any()):
+        return 0.0
+    return (
+        max(float(difference.sum() / size.sum()), float(difference.max() / size.max()))
+        if bool(size.any())
+        else math.inf
+    )
+
+
+def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
+    """Summarise `errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
+    axes = "".join(layout.axes[i] for i in layout.order)
+    by_place, out_by_place = (x.reshape(layout.lead).transpose(layout.order) for x in (errors, out))
+    count, ranked = int(out.sum()), _ranked(errors)
+    row = int(ranked.argmax())
+    heads_last = by_place if "h" in axes else by_place[..., None]
+    apart = (b[row].double() - a[row].double()).abs()
+    return Cells(
+        differing=count,
+        total=errors.size,
+        first=_cell(by_place, axes, int(out_by_place.reshape(-1).argmax())) if count else None,
+        worst=_cell(by_place, axes, int(_ranked(by_place).argmax())),
+        by_head=heads_last.reshape(-1, heads_last.shape[-1]).astype(np.float64).max(0),  # NaN wins
+        nonfinite=int(np.isnan(errors).sum()),
+        max_abs=float(apart.max()) if apart.numel() else 0.0,
+    )
+
+
+def _ranked(errors: NDArray[Any]) -> NDArray[Any]:
+    """Rank errors: a NaN is worse than an infinite ratio."""
+    finite = np.nan_to_num(errors.astype(np.float64), nan=0.0, posinf=np.finfo(np.float64).max)
+    return np.where(np.isnan(errors), np.inf, finite).reshape(-1)
+
+
+def _cell(errors: NDArray[Any], axes: str, flat: int) -> TensorCell:
+    at = dict(zip(axes, (int(i) for i in np.unravel_index(flat, errors.shape)), strict=True)) if axes else {}
+    return TensorCell(at.get("b"), at.get("t"), at.get("h"), float(errors.reshape(-1)[flat]))

@@ -1,0 +1,218 @@
+"""Tensors by name: a file, or a folder of files, as safetensors, PyTorch or NumPy write them. Nothing in a file is executed.
+
+PyTorch files are opened with ``torch.load(weights_only=True)``, which admits tensors in plain containers only, and NumPy's without
+pickle. NumPy has no bfloat16: `ml_dtypes` saves one as two bytes without a type (``V2``), which is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.result import Fact, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.ingest.tensor_layout import Place, place_of
+from assay.harness.reading import reading, regular_file
+from assay.harness.text import ranges
+
+_NAMED = (".safetensors", ".pt", ".pth", ".npz", ".npy")
+_SUFFIXES = (*_NAMED, ".bin")
+_NUMPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
+_REPEATED = 1 << 28
+"""Bytes up to which a tensor may repeat fewer that are stored, as one that was expanded does."""
+_TITLE = "tensor files"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a dump.
+
+    Attributes:
+        key: its name, behind the path of its file within the folder; the same for the same tensor of another dump.
+        place: where in the model it was taken.
+        path: its file.
+        map: gives the tensor, mapped where the format allows it.
+    """
+
+    key: str
+    place: Place
+    path: Path
+    map: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Dump:
+    """All tensors of a file or a folder, by pass, layer and boundary.
+
+    Attributes:
+        file: what was read of it; its notes name the files that could not be.
+        tensors: in depth order.
+    """
+
+    file: FileRead
+    tensors: tuple[StoredTensor, ...]
+
+
+def _tensor_files(path: Path) -> list[Path]:
+    """Return the tensor files of a dump, sorted by name."""
+    if path.is_file():
+        return [path] if path.suffix in _SUFFIXES else []
+    return sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+
+
+def _recognises(source: SourceFile) -> bool:
+    """Recognise a folder with a tensor file, or a file that begins as one or is named so: a damaged one is to be named as such."""
+    if source.path.is_dir() or source.path.suffix in _NAMED:
+        return bool(_tensor_files(source.path))
+    length = int.from_bytes(source.head[:8], "little")
+    safetensors = length < 100 << 20 and source.head[8:9] == b"{" and b'"data_offsets"' in source.head
+    zipped = source.head.startswith(_ZIP) and (b"data.pkl" in source.head or _NUMPY in source.head)
+    return safetensors or zipped or source.head.startswith(_NUMPY)
+
+
+def open_dump(path: Path) -> Dump:
+    """List the tensors of a file or a folder. Data is read only of .pt files.
+
+    Raises:
+        UsageError: there is nothing at `path`, or no tensor file.
+        EvidenceError: it holds no tensor, or none of its files can be read.
+    """
+    files = _tensor_files(path) if path.exists() else []
+    if not files:
+        missing = f"{path} has no tensor file." if path.exists() else f"There is no {path}."
+        raise UsageError(missing, f"a file or folder with {', '.join(_SUFFIXES)}", "check the path")
+    tensors: list[StoredTensor] = []
+    refused: list[EvidenceError] = []
+    for file in files:
+        inside = "" if path == file else f"{file.relative_to(path)}/"
+        # A folder of passes has a file for each: pass_3.safetensors.
+        numbered = re.search(r"(\d+)$", file.stem) if inside else None
+        try:
+            with reading(file, "tensor file"):
+                for name, mapped in _entries(file):
+                    place = place_of(name, int(numbered[1]) if numbered else 0)
+                    tensors.append(StoredTensor(f"{inside}{name}", place, file, mapped))
+        except EvidenceError as error:
+            refused.append(error)
+    if refused and not tensors:
+        raise refused[-1]
+    if not tensors:
+        raise EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")
+    tensors.sort(key=lambda tensor: tensor.place.depth)
+    notes = [error.found for error in refused]
+    read = FileRead(
+        path=str(path), format=READER.id, title=_TITLE, bytes=sum(file.stat().st_size for file in files), sha256="",
+        unit="tensor", lines=len(tensors) + len(refused), read=len(tensors), unread=len(refused), notes=tuple(notes),
+    )  # fmt: skip
+    return Dump(read, tuple(tensors))
+
+
+def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield the name of each tensor of a file, and what maps it."""
+    if file.suffix == ".safetensors":
+        for name in _opened_safetensors(file).keys():  # noqa: SIM118 - a handle cannot be iterated
+            yield name, partial(_opened_safetensors(file).get_tensor, name)
+    elif file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as members:
+            for name in members.files:
+                yield name, partial(_array, file, name)
+    elif file.suffix == ".npy":
+        _array(file)
+        yield "tensor", partial(_array, file)
+    else:
+        for name in _loaded_torch(file):
+            yield name, partial(_torch_tensor, file, name)
+
+
+@lru_cache(maxsize=4)
+def _opened_safetensors(file: Path) -> Any:
+    """Open a file. The last few stay open: their tensors are asked for one after the other."""
+    regular_file(file)
+    return safe_open(file, framework="pt")
+
+
+def _array(file: Path, name: str = "") -> Tensor:
+    """Load an array as a tensor, mapped where it is a file of its own."""
+    if name:
+        with np.load(file, allow_pickle=False) as members:
+            array = members[name]
+    else:
+        array = np.load(file, mmap_mode="c", allow_pickle=False)
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(np.ascontiguousarray(native).reshape(native.shape))
+
+
+def _torch_tensor(file: Path, name: str) -> Tensor:
+    return _loaded_torch(file)[name]
+
+
+@lru_cache(maxsize=4)
+def _loaded_torch(file: Path) -> dict[str, Tensor]:
+    """Load the tensors of a PyTorch file, mapped where it is a zip file, as PyTorch 1.6 and later write it."""
+    try:
+        held = dict(_leaves(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))))
+    except pickle.UnpicklingError as error:
+        why = str(error).split("\n")[0][:200]
+        do = "save tensors in plain dicts and lists, or as safetensors; assay runs no code from a file"
+        raise EvidenceError(f"{file} holds more than tensors in plain containers: {why}", "tensors only", do) from None
+    for name, tensor in held.items():
+        _require_data(file, name, tensor)
+    return held
+
+
+def _require_data(file: Path, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor of which not every element lies in the file: reading one ends the process, or needs any amount of memory."""
+    dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if not dense or tensor.is_quantized or tensor.is_nested:
+        raise EvidenceError(
+            f"{file}: {name} is not a dense tensor.", "dense tensors with their data", "save it densely"
+        )
+    stored = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > max(stored, _REPEATED):
+        raise EvidenceError(
+            f"{file}: {name} of shape {list(tensor.shape)} repeats {stored:,} bytes.",
+            "tensors with all of their elements",
+            "save a contiguous copy",
+        )
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
+    if isinstance(value, Tensor):
+        yield name or "tensor", value
+    elif isinstance(value, dict | list | tuple):
+        for key, member in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(member, f"{name}.{key}" if name else str(key))
+
+
+def _read(source: SourceFile) -> FileDocument:
+    """List its tensors, for ``assay ingest``."""
+    dump = open_dump(source.path)
+    layers = {tensor.place.layer for tensor in dump.tensors if tensor.place.layer is not None}
+    passes = {tensor.place.step for tensor in dump.tensors}
+    says = f"{len(dump.tensors):,} tensors, {dump.file.bytes / 1e6:,.1f} MB, {len(passes):,} passes"
+    facts = (
+        Fact(id="tensors", title="Tensors", text=says),
+        Fact(id="layers", title="Layers", text=ranges(layers)),
+        Fact(id="next", title="What to do with it", text="assay compare A B names the first difference of two of them"),
+    )
+    counts = Counter(tensor.place.boundary for tensor in dump.tensors)
+    rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
+    table = FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
+    return FileDocument(file=dump.file, facts=facts, tables=(table,))
+
+
+READER = FormatReader("tensors", _TITLE, _recognises, _read)

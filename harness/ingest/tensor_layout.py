@@ -1,0 +1,179 @@
+"""Names of tensors -> the layer and the boundary of a model, by the module names that Hugging Face models and SGLang share."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.harness.errors import UsageError
+from assay.harness.reading import whole_file
+
+_LAYER = re.compile(r"(?:^|[._])(?:layers?|blocks?|h)[._](\d+)(?=[._]|$)")
+# Boundaries by the first pattern that a name matches: "attn" is in the names of projections too, so it comes late.
+_BOUNDARIES = (
+    ("embedding", r"embed|wte|tok_emb"),
+    ("attention norm", r"input_layernorm|attention_norm|ln_1|pre_attn"),
+    ("qkv", r"qkv|q_proj|k_proj|v_proj|q_norm|k_norm|c_attn"),
+    ("rotary", r"rotary|rope"),
+    ("o_proj", r"o_proj|out_proj|wo\b|self_attn\.dense"),
+    ("mlp norm", r"post_attention_layernorm|ffn_norm|ln_2|pre_mlp"),
+    ("mlp", r"mlp|feed_forward|ffn|moe|expert|gate_up|down_proj|act_fn"),
+    ("attention", r"attn|attention"),
+    ("logits", r"lm_head|logits"),
+    ("final norm", r"model\.norm|final_layernorm|ln_f|^norm"),
+)
+_DEPTH = (
+    "embedding", "attention norm", "qkv", "rotary", "attention", "o_proj", "mlp norm", "mlp", "layer", "final norm", "logits",
+)  # fmt: skip
+_SIDES = re.compile(r"(?:^|[._])(q|k|v|query|key|value)(?:[._]|$)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place in a forward pass where a tensor was taken.
+
+    Attributes:
+        step: number of the forward pass; 0 if passes are not counted.
+        layer: None for what lies outside of the layers.
+        boundary: such as "attention", "o_proj", "mlp"; "other" if the name does not tell.
+        name: the name without its layer, for example "self_attn.attn.output".
+    """
+
+    step: int
+    layer: int | None
+    boundary: str
+    name: str
+
+    @property
+    def depth(self) -> tuple[int, int, int]:
+        """Sort key: pass, layer, boundary. No file keeps the order of execution."""
+        depth = _DEPTH.index(self.boundary) if self.boundary in _DEPTH else len(_DEPTH)
+        layer = self.layer if self.layer is not None else (-1 if self.boundary == "embedding" else 1 << 30)
+        return self.step, layer, depth
+
+    def __str__(self) -> str:
+        """Describe the place, such as "layer 3, attention (self_attn.attn.output)"."""
+        where = f"layer {self.layer}" if self.layer is not None else "outside of the layers"
+        return f"{where}, {self.boundary} ({self.name}){f', pass {self.step}' if self.step else ''}"
+
+
+def place_of(name: str, step: int = 0) -> Place:
+    """Return the place that the name of a module or a tensor stands for, such as "model.layers.3.self_attn.attn"."""
+    match = _LAYER.search(name)
+    rest = (name[match.end() :].lstrip("._") or "layer") if match else name
+    return Place(step, int(match[1]) if match else None, _boundary_of(rest), rest)
+
+
+def _boundary_of(name: str) -> str:
+    """Return the boundary that a name without its layer stands for; "other" if it does not tell."""
+    if name in ("layer", "output", "layer.output"):
+        return "layer"
+    lower = name.lower()
+    for boundary, pattern in _BOUNDARIES:
+        if re.search(pattern, lower):
+            return boundary
+    return "attention" if _SIDES.search(lower) else "other"
+
+
+def has_heads(name: str) -> bool:
+    """Return True if the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
+    return _boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
+
+
+_AXES = "bthd"
+"""Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over."""
+
+
+@dataclass(frozen=True)
+class ModelHeads:
+    """Heads of a model, from its ``config.json`` (transformers' names): `heads` of q, `kv_heads` of k and v."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, folder: Path) -> ModelHeads:
+        """Read it from a model's folder.
+
+        Raises:
+            UsageError: there is no ``config.json``, or it does not name the heads.
+        """
+        path = folder if folder.is_file() else folder / "config.json"
+        try:
+            config: dict[str, Any] = json.loads(whole_file(path))
+            config = config.get("text_config", config)
+            heads = int(config["num_attention_heads"])
+            head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+            return cls(heads, int(config.get("num_key_value_heads") or heads), head_dim)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{path} does not state a model's heads: {error.strerror if isinstance(error, OSError) else repr(error)}.",
+                "a model's folder with config.json, as Hugging Face writes it",
+                "give another --model",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The meaning of a tensor's leading dimensions. Its last dimension is summed over, per cell.
+
+    Attributes:
+        axes: a letter of "bth" for each leading dimension.
+        lead: sizes of the leading dimensions.
+        dim: elements of a cell.
+    """
+
+    axes: str
+    lead: tuple[int, ...]
+    dim: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Permutation of the leading dimensions into (batch, token, head), for those that there are."""
+        return tuple(self.axes.index(letter) for letter in _AXES if letter in self.axes)
+
+
+def layout_of(name: str, shape: Sequence[int], model: ModelHeads | None = None, axes: str = "") -> Layout:
+    """Infer how to read a tensor.
+
+    Args:
+        name: of the tensor, which tells whether it has heads.
+        shape: its shape.
+        model: splits the last dimension of q, k, v and attention outputs into heads, where it fits.
+        axes: letters of `_AXES` for all dimensions, such as "bhtd", instead of a guess; used where the number of dimensions fits.
+    """
+    shape = tuple(shape)
+    if axes and len(axes) == len(shape):
+        return Layout(axes.removesuffix("d"), shape[:-1], shape[-1])
+    if len(shape) <= 1:
+        return Layout("t" * len(shape), shape, 1)
+    if len(shape) > 4:  # the first dimension is taken for tokens, the rest for the cell
+        return Layout("t", shape[:1], math.prod(shape[1:]))
+    heads = has_heads(name)
+    lead = {2: "t", 3: "th" if heads else "bt", 4: "bht"}[len(shape)]
+    sizes, dim = shape[:-1], shape[-1]
+    if heads and "h" not in lead and model and dim in (model.heads * model.head_dim, model.kv_heads * model.head_dim):
+        return Layout(lead + "h", (*sizes, dim // model.head_dim), model.head_dim)
+    return Layout(lead, sizes, dim)
+
+
+def check_axes(axes: str) -> str:
+    """Return `axes`, if it is a layout.
+
+    Raises:
+        UsageError: it is not.
+    """
+    good = len(set(axes)) == len(axes) and set(axes) <= set(_AXES) and "t" in axes and axes.endswith("d")
+    if axes and not good:
+        raise UsageError(
+            f"--layout is {axes!r}.",
+            "each of b, t, h at most once, with t, and d at the end, such as bhtd",
+            "name the dimensions in order",
+        )
+    return axes

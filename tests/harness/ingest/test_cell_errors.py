@@ -1,0 +1,146 @@
+"""The cells of two tensors: what differs, where it is first, and where it is worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.ingest import tensor_diff as cells
+from assay.harness.ingest.tensor_diff import Cells, compare_cells, default_bound
+from assay.harness.ingest.tensor_layout import layout_of
+
+TOKENS, HEADS, DIM = 40, 4, 16
+
+
+def _pair(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    a = torch.randn(TOKENS, HEADS, DIM, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return a, a.clone()
+
+
+def _found(a: Tensor, b: Tensor, bound: float | None = 0.03, name: str = "self_attn.attn", axes: str = "") -> Cells:
+    return compare_cells(a, b, layout_of(name, a.shape, axes=axes), bound)
+
+
+@pytest.fixture(params=[1 << 18, 200])
+def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block, and blocks of three tokens of a head."""
+    monkeypatch.setattr(cells, "BLOCK", request.param)
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize(
+    ("change", "first", "count"),
+    [
+        (lambda x: x[:, 2].mul_(1.2), (0, 2), TOKENS),
+        (lambda x: x[17, 3].mul_(1.2), (17, 3), 1),
+        (lambda x: x.mul_(1.2), (0, 0), TOKENS * HEADS),
+        (lambda x: x[9, 1, 5].fill_(math.nan), (9, 1), 1),
+        (lambda x: x.copy_(x[[*range(5), 6, 5, *range(7, TOKENS)]]), (5, 0), 2 * HEADS),
+    ],
+)
+def test_the_first_cell_is_named(change: Callable[[Tensor], Tensor], first: tuple[int, int], count: int) -> None:
+    a, b = _pair()
+    change(b)
+    found = _found(a, b)
+    assert found.first is not None
+    assert (found.first.token, found.first.head) == first
+    assert found.differing == count
+    assert found.total == TOKENS * HEADS
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_errors_are_those_of_float64(dtype: torch.dtype) -> None:
+    a, b = _pair(dtype)
+    b += (0.1 * torch.randn(b.shape)).to(dtype)
+    gap, size = (b.double() - a.double()).abs(), a.double().abs()
+    right = torch.maximum(gap.sum(-1) / size.sum(-1), gap.amax(-1) / size.amax(-1))
+    found = _found(a, b)
+    assert found.worst is not None
+    assert found.worst.error == pytest.approx(float(right.max()), rel=1e-3)
+    at = (found.worst.token, found.worst.head)
+    assert at == divmod(int(right.argmax()), HEADS)
+    assert found.by_head == pytest.approx(right.max(0).values.numpy(), rel=1e-3)
+    assert found.differing == int((right > 0.03).sum())
+
+
+def test_double_precision_is_kept_beside_another_dtype() -> None:
+    a, _ = _pair(torch.float64)
+    a = a + 1e-8 * torch.randn(a.shape, dtype=torch.float64)
+    assert _found(a, a.float(), 1e-9).differing == TOKENS * HEADS
+
+
+def test_exact_sees_one_bit_and_the_sign_of_zero() -> None:
+    a, b = _pair()
+    a[3, 1, 2] = b[3, 1, 2] = 0.0
+    b[3, 1, 2] = -0.0
+    assert _found(a, b).differing == 0
+    found = _found(a, b, None)
+    assert found.differing == 1
+    assert found.first is not None
+    assert (found.first.token, found.first.head) == (3, 1)
+
+
+def test_the_same_nan_on_both_sides_is_no_difference() -> None:
+    a, b = _pair()
+    a[3, 1, 2] = b[3, 1, 2] = math.nan
+    a[4, 1, 2] = b[4, 1, 2] = math.inf
+    b[20, 0] *= 1.5
+    found = _found(a, b)
+    assert (found.differing, found.nonfinite) == (1, 0)
+    a[3, 1, 3] += 1.0  # beside a NaN, another element differs
+    assert _found(a, b).differing == 2
+
+
+def test_a_nan_is_the_worst_cell() -> None:
+    a, b = _pair()
+    b[30, 2] *= 100
+    a[2, 0] = 0  # an infinite ratio
+    b[31, 3, 0] = math.nan
+    found = _found(a, b)
+    assert found.worst is not None
+    assert (found.worst.token, found.worst.head) == (31, 3)
+    assert math.isnan(found.worst.error)
+    assert found.nonfinite == 1
+    assert math.isnan(found.by_head[3])
+
+
+def test_zeros_on_both_sides_are_equal_and_on_one_side_infinitely_far() -> None:
+    a, b = _pair()
+    assert _found(a, b, None).worst is None
+    a[5] = b[5] = 0
+    b[5, 2] = 1e-3
+    found = _found(a, b)
+    assert (found.differing, found.nonfinite) == (1, 0)
+    assert found.worst is not None
+    assert math.isinf(found.worst.error)
+
+
+def test_batch_and_heads_before_tokens() -> None:
+    a = torch.randn(2, HEADS, TOKENS, DIM)
+    b = a.clone()
+    b[1, 0, 8] *= 2
+    b[1, 3, 2] *= 2
+    found = _found(a, b, axes="bhtd")
+    assert found.first is not None
+    assert (found.first.batch, found.first.token, found.first.head) == (1, 2, 3)
+    assert found.by_head.shape == (HEADS,)
+
+
+def test_other_strides_and_integers() -> None:
+    a = torch.arange(12).view(3, 4)
+    assert _found(a.t().contiguous().t(), a, 0.0, "positions").differing == 0
+    large = torch.tensor([2**53, 5])
+    assert _found(large, large + torch.tensor([1, 0]), default_bound(torch.int64), "positions").differing <= 1
+    assert _found(torch.tensor([7, 5]), torch.tensor([7, 6]), 0.0, "positions").differing == 1
+
+
+def test_rounding_once_more_is_within_the_default_bound() -> None:
+    exact = torch.randn(TOKENS, HEADS, DIM, dtype=torch.float64)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        a, b = exact.to(dtype), (exact * (1 + torch.finfo(dtype).eps)).to(dtype)
+        assert _found(a, b, default_bound(dtype)).differing == 0
+        assert _found(a, (exact * (1 + 80 * torch.finfo(dtype).eps)).to(dtype), default_bound(dtype)).differing > 0

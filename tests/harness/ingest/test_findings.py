@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from scipy.stats import binom
+
+from assay.harness.engines.sglang import failures
+from assay.harness.ingest import sglang_log
+from assay.harness.ingest.result import CitedFinding, FileDocument
+from assay.harness.ingest.source_file import SourceFile
+
+
+def ingested(tmp_path: Path, text: str) -> FileDocument:
+    path = tmp_path / "x.log"
+    path.write_text(text)
+    return sglang_log.READER.read(SourceFile.of(path))
+
+
+def by_id(document: FileDocument) -> dict[str, CitedFinding]:
+    return {one.id: one for one in document.findings}
+
+
+@pytest.fixture
+def seed(seed_log: Path) -> FileDocument:
+    return sglang_log.READER.read(SourceFile.of(seed_log))
+
+
+def test_all_findings_of_the_seed(seed: FileDocument) -> None:
+    assert {one.id: one.severity for one in seed.findings} == {
+        "score-below-guessing": "serious",
+        "score-below-bound": "serious",
+        "answers-unparsed": "warning",
+        "runaway-generations": "warning",
+        "prefix-untested": "warning",
+        "decode-not-shown": "warning",
+        "retry-hid-failure": "warning",
+        "kernel-not-loaded": "info",
+        "offline-retry": "info",
+    }
+
+
+def test_what_is_more_severe_comes_first(tmp_path: Path) -> None:
+    text = (
+        "[METRIC] mmlu_score=0.21875\n100%|██████████| 64/64 [01:04<00:00,  1.01s/it]\n"
+        "[2026-01-24 18:15:48] SageAttention is not available, falling back to Triton\n"
+    )
+    assert [(one.id, one.severity) for one in ingested(tmp_path, text).findings] == [
+        ("fallback", "warning"),
+        ("score-below-guessing", "info"),
+    ]
+
+
+def test_figures_by_server_are_not_trusted_where_the_time_goes_back(seed_log: Path, tmp_path: Path) -> None:
+    text = seed_log.read_text() + "\n[2026-01-24 18:00:00] The server is fired up and ready to roll!\n"
+    found = by_id(ingested(tmp_path, text))
+    assert not {"prefix-untested", "runaway-generations", "decode-not-shown"} & set(found)
+    assert "score-below-guessing" in found
+
+
+def test_every_finding_cites_lines_that_say_so(seed: FileDocument, seed_log: Path) -> None:
+    lines = seed_log.read_text().splitlines()
+    words = {
+        "score-below-guessing": "mmlu_score=0.125",
+        "score-below-bound": "not greater than or equal to 0.6",
+        "answers-unparsed": "mmlu_score=0.125",
+        "runaway-generations": "max_tokens=2048",
+        "prefix-untested": "#cached-token: 1219",
+        "decode-not-shown": "Decode batch",
+        "retry-hid-failure": "Traceback",
+        "kernel-not-loaded": "Failed to load JIT KV-Cache kernel",
+        "offline-retry": "MaxRetryError",
+    }
+    for finding in seed.findings:
+        cited = [lines[one.first - 1] for one in finding.cites]
+        assert all(one.first and one.last >= one.first for one in finding.cites)
+        assert any(words[finding.id] in line for line in cited), finding.id
+
+
+def test_numbers_of_findings_are_those_of_the_log_and_of_the_exact_test(seed: FileDocument) -> None:
+    evidence = by_id(seed)["score-below-guessing"].evidence[0]
+    p = float(re.search(r"p = ([\d.e-]+)", evidence)[1])  # type: ignore[index]
+    assert p == pytest.approx(binom.cdf(8, 64, 0.25), rel=0.02)
+    assert by_id(seed)["prefix-untested"].diagnosis.startswith("34 % of the prompt tokens of the failing test")
+    assert "36 answers ran to the limit of 2048 tokens" in by_id(seed)["runaway-generations"].diagnosis
+
+
+def test_the_conclusion_is_a_command_with_the_logs_own_names(seed: FileDocument) -> None:
+    assert seed.next_steps == (
+        "assay check sage_attn_as_shipped",
+        "assay run --suites layers,logits --candidate sage_attn_as_shipped "
+        "--reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
+        "assay run --candidate sage_attn_as_shipped --reference triton --device cuda --model meta-llama/Llama-3.1-8B-Instruct",
+    )
+
+
+def test_a_name_that_a_shell_would_take_for_something_else_is_left_out(seed_log: Path, tmp_path: Path) -> None:
+    text = seed_log.read_text().replace("attention_backend='triton'", "attention_backend='x; rm -rf y'")
+    steps = ingested(tmp_path, text).next_steps
+    assert steps
+    assert not any("rm" in step for step in steps)
+
+
+def test_a_score_as_high_as_asked_is_no_finding(seed_log: Path, tmp_path: Path) -> None:
+    text = seed_log.read_text().replace("mmlu_score=0.125", "mmlu_score=0.625").replace("np.float64(0.125)", "np.float64(0.625)")
+    found = by_id(ingested(tmp_path, text))
+    assert not {"score-below-guessing", "score-below-bound", "answers-unparsed"} & set(found)
+    assert not [one for one in found.values() if one.severity == "serious"]
+
+
+def test_a_score_without_its_number_of_questions_has_no_p_value(seed_log: Path, tmp_path: Path) -> None:
+    kept = [line for line in seed_log.read_text().split("\n") if "/64 [" not in line]
+    found = by_id(ingested(tmp_path, "\n".join(kept)))
+    assert "score-below-guessing" not in found
+    assert "score-below-bound" in found
+
+
+def test_a_test_that_passed_after_a_retry_is_said_so(seed_log: Path, tmp_path: Path) -> None:
+    text = re.sub(r"^FAILED$", "PASSED", seed_log.read_text(), flags=re.MULTILINE)
+    found = by_id(ingested(tmp_path, text))
+    assert "passed, but only after it had failed" in found["retry-hid-failure"].diagnosis
+    assert "prefix-untested" not in found
+
+
+def test_a_servers_own_end_is_no_crash(server_log: Path) -> None:
+    assert [one.id for one in sglang_log.READER.read(SourceFile.of(server_log)).findings] == []
+
+
+def test_requests_without_an_answer_are_counted(tmp_path: Path) -> None:
+    start = "[2026-01-24 18:15:48] server_args=ServerArgs(attention_backend='x')"
+    request = '[2026-01-24 18:15:48] INFO:     127.0.0.1:1 - "POST /v1/chat/completions{} HTTP/1.1" {}'
+    lines = [start, request.format("", "200 OK"), request.format("?a=b", "500 Internal Server Error"), ""]
+    finding = by_id(ingested(tmp_path, "\n".join(lines)))["requests-failed"]
+    assert finding.diagnosis.startswith("1 of 2 requests were not answered")
+    assert [one.first for one in finding.cites] == [3]
+
+
+def test_a_crash_a_fallback_and_a_failed_test_are_warnings(tmp_path: Path) -> None:
+    text = (
+        "a/test_x.py::test_y [2026-01-24 18:15:48] Subprocess scheduler_0 (pid=9) crashed with exit code -9. Cleaning up\n"
+        "[2026-01-24 18:15:48] SageAttention is not available, falling back to Triton\n"
+        "FAILED\n"
+    )
+    found = by_id(ingested(tmp_path, text))
+    assert {one: found[one].severity for one in found} == {"test-failed": "warning", "fallback": "warning", "crash": "warning"}
+
+
+@pytest.mark.parametrize("name", ["gpu_memory", "missing_module"])
+def test_a_server_that_failed_says_why_as_one_of_assays_own_does(name: str) -> None:
+    log = Path(__file__).parents[2] / "data" / "server_failures" / f"{name}.log"
+    failure = failures.read(log.read_text())
+    facts = {fact.id: fact for fact in sglang_log.READER.read(SourceFile.of(log)).facts}
+    assert failure.do in facts["cause"].text
+    assert failure.line.rstrip(".") in facts["cause"].text

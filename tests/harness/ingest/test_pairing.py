@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from assay.harness.ingest.pairing import guessing, loss, pair_items, refusals
+from assay.harness.ingest.result_set import ResultItem, ResultSet
+
+
+def item(key: str, score: float | None = 1.0, **more: Any) -> ResultItem:
+    return ResultItem(**{"key": key, "prompt_hash": f"p{key}", "target": "A", "parsed": "A", "score": score, **more})
+
+
+def counts(a: list[ResultItem], b: list[ResultItem]) -> dict[str, int]:
+    return {one.id: one.count for one in pair_items(a, b).unpaired}
+
+
+def test_the_same_documents_are_paired_whatever_their_order() -> None:
+    found = pair_items([item("1"), item("2", 0.0)], [item("2"), item("1")])
+    assert [(pair[0].key, pair[1].key, loss(pair)) for pair in found.pairs] == [("1", "1", 0.0), ("2", "2", -1.0)]
+    assert not found.unpaired
+
+
+@pytest.mark.parametrize(
+    ("reason", "other"),
+    [("other-prompt", item("1", prompt_hash="else")), ("other-target", item("1", target="B")), ("not-scored", item("1", None))],
+)
+def test_what_differs_is_not_paired_and_counted_with_its_reason(reason: str, other: ResultItem) -> None:
+    found = pair_items([item("1"), item("2")], [other, item("2")])
+    assert [a.key for a, _ in found.pairs] == ["2"]
+    (unpaired,) = found.unpaired
+    assert (unpaired.id, unpaired.count, unpaired.examples) == (reason, 1, ("1",))
+
+
+def test_documents_of_one_side_alone_are_counted_by_side() -> None:
+    assert counts([item("1"), item("2"), item("3")], [item("3"), item("4")]) == {"only-in-a": 2, "only-in-b": 1}
+
+
+def test_a_document_that_both_hold_twice_counts_once_and_one_that_one_side_repeats_is_refused() -> None:
+    twice = pair_items([item("1"), item("1", 0.0)], [item("1"), item("1")])
+    assert (len(twice.pairs), twice.again, twice.unpaired) == (1, 1, [])
+    assert counts([item("1"), item("1")], [item("1")]) == {"repeated": 1}
+
+
+def test_repeats_of_a_run_are_paired_with_the_same_repeat() -> None:
+    a = [item("1", 1.0, repeat=0), item("1", 0.0, repeat=1)]
+    b = [item("1", 1.0, repeat=1), item("1", 1.0, repeat=0)]
+    assert [loss(pair) for pair in pair_items(a, b).pairs] == [0.0, -1.0]
+
+
+def test_a_prompt_that_was_not_recorded_is_not_taken_for_another() -> None:
+    found = pair_items([item("1", prompt_hash="")], [item("1")])
+    assert (len(found.pairs), found.unverified) == (1, 1)
+
+
+def results(**more: Any) -> ResultSet:
+    return ResultSet(**{"tool": "lm-eval", "task": "t", "metric": "acc", "shots": 0, **more})
+
+
+@pytest.mark.parametrize(
+    ("difference", "named"),
+    [
+        ({"shots": 5}, "n-shot"),
+        ({"metric": "acc_norm"}, "metric"),
+        ({"task_version": "2"}, "version of the task"),
+        ({"tokenizer": "other"}, "tokenizer"),
+        ({"template": "other"}, "template"),
+        ({"sampling": {"temperature": "0.7", "top_p": "1"}}, "temperature is 0 in A and 0.7 in B"),
+    ],
+)
+def test_what_makes_two_tasks_incomparable_is_named(difference: dict[str, Any], named: str) -> None:
+    a = results(task_version="1", tokenizer="tok", template="t", sampling={"temperature": "0", "top_p": "1"})
+    (reason,) = refusals(a, a.model_copy(update=difference))
+    assert named in reason
+    assert not refusals(a, a)
+
+
+def test_what_a_tool_does_not_record_refuses_nothing() -> None:
+    assert not refusals(results(shots=None), results(tokenizer="tok", sampling={"temperature": "0"}))
+
+
+def test_guessing_is_always_giving_the_most_frequent_answer() -> None:
+    letters = [item(str(n), target="ABCD"[n % 4]) for n in range(8)]
+    numbers = [item(str(n), target=str(n)) for n in range(8)]
+    assert guessing(pair_items(letters, letters).pairs) == 0.25
+    assert guessing(pair_items(numbers, numbers).pairs) == 0.125
+    assert guessing([]) == 0.0

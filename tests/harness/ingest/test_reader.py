@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.harness.ingest.sglang_facts import Log
+from assay.harness.ingest.sglang_reader import read_log
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.tracebacks import Frame
+
+STAMP = "[2026-01-24 18:15:48] "
+FRAME = '  File "/x/a.py", line 3, in run'
+
+
+def read(*lines: str) -> Log:
+    return read_log(enumerate(lines, 1))
+
+
+@pytest.mark.parametrize("name", ["seed.log", "server_0.5.23.log"])
+def test_every_line_of_two_versions_is_read(name: str, seed_log: Path) -> None:
+    path = seed_log.with_name(name)
+    log = read_log(SourceFile.of(path).lines())
+    assert (log.read, log.unread) == (log.lines, [])
+    assert log.lines == len(path.read_text().splitlines())
+
+
+def test_tests_have_their_outcomes_times_and_servers(seed_log: Path) -> None:
+    log = read_log(SourceFile.of(seed_log).lines())
+    short = [one.id.rpartition("::")[2] for one in log.tests]
+    assert short == ["test_basic_generation", "test_latency", "test_mmlu", "test_output_comparison"]
+    assert [one.outcome for one in log.tests] == ["passed", "passed", "failed", "passed"]
+    assert (log.tests[2].began, log.tests[2].ended) == ("2026-01-24 18:18:12", "2026-01-24 18:19:51")
+    assert [(one.backend, one.test) for one in log.servers] == [
+        ("sage_attn", 0),
+        ("sage_attn", 1),
+        ("sage_attn", 2),
+        ("triton", 3),
+        ("sage_attn", 3),
+    ]
+    assert log.summary[0] == "1 failed, 3 passed, 1 warning in 319.15s (0:05:19)"
+
+
+def test_batches_are_counted_by_server(seed_log: Path) -> None:
+    """The counts are those of `grep` on the part of the file that is the server's."""
+    log = read_log(SourceFile.of(seed_log).lines())
+    server = log.servers[2]
+    assert (server.prefills.count, server.sequences, server.new_tokens, server.cached_tokens) == (22, 66, 7380, 3874)
+    assert (server.decodes.count, server.decode_graph) == (102, 102)
+    assert server.answered.count == 65
+    assert [(answers.count, steps) for answers, steps in server.bursts] == [(18, 2040), (4, 280), (18, 2040)]
+
+
+def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
+    log = read_log(SourceFile.of(seed_log).lines())
+    metrics = {one.name: one.value for one in log.metrics}
+    assert metrics["mmlu_score"] == 0.125
+    assert metrics["mmlu_latency"] == pytest.approx(64.46723987)
+    assert log.groups[0][0]["humanities"] == pytest.approx(2 / 23)
+    assert [one.text.partition(" --")[0] for one in log.commands][:2] == [
+        "python3 -m sglang.launch_server",
+        "python3 -m sglang.bench_offline_throughput",
+    ]
+    assert log.servers[0].facts["graph memory"][0] == "0.14 GB"
+    assert log.servers[0].facts["KV tokens"][0] == "125896"
+    assert dict(row[:2] for row in log.blocks[0][1])["Output token throughput (tok/s)"] == "96.49"
+    assert log.answer_limit[0] == 2048
+
+
+def test_tracebacks_have_their_exception_and_functions(seed_log: Path) -> None:
+    log = read_log(SourceFile.of(seed_log).lines())
+    assert [trace.exception for trace, _ in log.traces] == [
+        "KeyError: '/loky-13911-_51_mu8w'",
+        "AssertionError: np.float64(0.125) not greater than or equal to 0.6",
+    ]
+    assert log.traces[1][0].frames[0].name == "retry"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "something that nobody knows",
+        STAMP + "Something that SGLang never says about frobnication",
+        STAMP + "Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 7",  # cut off: it may have been 77
+        STAMP + "Decode batch, #running-req: 3",
+        "[METRIC] mmlu_score=0.12\0",
+        "[METRIC] mmlu_score=",
+        "    an indented line outside of any block",
+        "ValueError: outside of a traceback",
+        STAMP + 'INFO:     127.0.0.1:1 - "POST /v1/chat/comple',
+        STAMP + "Memory pool end. avail mem=5.08 GB or so",
+        STAMP + "max_total_num_tokens=125896, chunked_prefill_size=4096, available_gpu_mem=4.90 GB or so",
+        "{'score': np.float64(0.1",
+        "{'score': np.float64(0.1), and 'other': 0.2}",
+        " 50%|█████     | 4/8 [00:01<00:01,  2.38it/s]and something that nobody knows",
+    ],
+)
+def test_what_is_unknown_stays_unread_and_is_counted(line: str) -> None:
+    log = read(line)
+    assert (log.lines, log.read) == (1, 0)
+    assert [(one.first, one.text) for one in log.unread] == [(1, line)]
+    assert not log.metrics
+    assert not log.servers
+
+
+# Lines as other versions and machines write them: SGLang's issues and pull requests 30047, 36081, 22166, 7227, 1751 and 4058.
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (
+            "[2026-07-04 05:01:20 TP0] Prefill batch, #new-seq: 1, #new-token: 128, #cached-token: 70016, full token usage: 0.28, "
+            "mamba usage: 0.20, #running-req: 1, #queue-req: 0, #pending-token: 0, npu graph: False, "
+            "input throughput (token/s): 16.23",
+            "prefill",
+        ),
+        (
+            "[2026-08-23 09:05:37 TP0 EP0] Decode batch, #running-req: 1, #full token: 165376, full token usage: 0.02, #swa token: "
+            "768, swa token usage: 0.00, accept len: 5.30, accept rate: 0.86, cuda graph: True, gen throughput (token/s): 167.04, "
+            "#queue-req: 0",
+            "decode",
+        ),
+        (
+            STAMP
+            + "Prefill batch. #new-seq: 1, #new-token: 7, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, ",
+            "prefill",
+        ),
+        ("[2024-10-22 06:31:49 TP0] Traceback (most recent call last):", "traceback"),
+        ("[2025-06-19 15:12:27] Scheduler hit an exception: Traceback (most recent call last):", "traceback"),
+        ("[2025-03-04 00:24:49 TP0] sglang is using nccl==2.21.5", "distributed"),
+        (STAMP + "Use trtllm_mha as default attention backend for Llama.", "option-chosen"),
+        (STAMP + "CUDA video decoding failed, falling back to CPU.", "fallback"),
+        (STAMP + "Using x, since y is missing; falling back.", "fallback"),
+        (STAMP + "Receive: obj=GenerateReqInput(text='[METRIC] a=1')", "request-dump"),
+        (STAMP + "Ignore import error when loading sglang.srt.models.x: ", "model-not-importable"),
+    ],
+)
+def test_lines_of_other_versions_are_read(line: str, kind: str) -> None:
+    log = read(line)
+    assert (log.read, log.kinds[kind]) == (1, 1)
+
+
+def test_a_log_without_arguments_still_has_a_server() -> None:
+    tail = "token usage: 0.00, #running-req: 0, #queue-req: 0, "
+    log = read(STAMP + f"Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: 40, {tail}")
+    assert [(one.number, one.line, one.backend, one.prefix_batches.count) for one in log.servers] == [(1, 1, "?", 1)]
+
+
+def test_a_prefix_is_cached_if_each_sequence_has_16_tokens_of_it() -> None:
+    batch = (
+        STAMP + "Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: {}, token usage: 0.00, #running-req: 0, #queue-req: 0, "
+    )
+    log = read(batch.format(31), batch.format(32))
+    assert (log.servers[0].prefills.count, log.servers[0].prefix_batches.count) == (2, 1)
+
+
+def test_outcomes_of_several_open_tests_are_counted_and_given_to_none() -> None:
+    log = read("a/test_x.py::test_one ", "a/test_x.py::test_two ", "FAILED", "PASSED")
+    assert log.outcomes == {"failed": 1, "passed": 1}
+    assert [one.outcome for one in log.tests] == ["", ""]
+    assert log.loose_outcomes.count == 2
+
+
+def test_the_summary_names_what_the_lines_left_open() -> None:
+    log = read(
+        "a/test_x.py::test_one ",
+        "a/test_x.py::test_two ",
+        "=========== short test summary info ===========",
+        "FAILED a/test_x.py::test_two - AssertionError: no",
+    )
+    assert [one.outcome for one in log.tests] == ["", "failed"]
+    assert log.read == 4
+
+
+def test_time_that_goes_back_is_seen() -> None:
+    ready = "The server is fired up and ready to roll!"
+    log = read(f"[2026-01-24 18:15:48] {ready}", f"[2026-01-24 18:15:47] {ready}", f"[2026-01-24 18:15:01] {ready}")
+    assert (log.disordered.count, log.disordered.first) == (1, 3)
+
+
+def test_a_traceback_survives_lines_of_other_writers() -> None:
+    log = read(
+        "Traceback (most recent call last):",
+        '  File "/x/a.py", line 3, in run',
+        STAMP + "The server is fired up and ready to roll!",
+        "    return fn()",
+        "mod.OddError: what now",
+        "mod.OddError: again",
+    )
+    assert (log.read, log.traces[0][0].exception) == (5, "mod.OddError: what now")
+    assert [one.first for one in log.unread] == [6]
+
+
+@pytest.mark.parametrize(
+    ("lines", "read_lines", "exception"),
+    [
+        ([FRAME, "    return fn()"], 3, ""),  # the log ends in it
+        (["Note: nothing followed"], 1, ""),  # no frame, so no exception
+        ([FRAME, "    return fn(1 / 0)", "              ~~^~~", "    what is this"], 4, ""),
+    ],
+)
+def test_a_traceback_ends_where_its_form_ends(lines: list[str], read_lines: int, exception: str) -> None:
+    log = read("Traceback (most recent call last):", *lines)
+    assert (log.read, log.traces[0][0].exception) == (read_lines, exception)
+
+
+def test_unittest_output_is_read() -> None:
+    log = read(
+        "test_mmlu (__main__.TestX) ... FAIL", "test_a (__main__.TestX) ... ok", "Ran 2 tests in 3.100s", "[METRIC] mmlu_score=0.5"
+    )
+    assert log.read == 4
+    assert [one.outcome for one in log.tests] == ["failed", "passed"]
+
+
+PYTEST = """============================= test session starts ==============================
+platform linux -- Python 3.11.7, pytest-9.0.1, pluggy-1.6.0
+collected 2 items
+
+test_eval.py::test_mmlu FAILED                                           [ 50%]
+test_eval.py::test_latency PASSED                                        [100%]
+
+=================================== FAILURES ===================================
+__________________________________ test_mmlu ___________________________________
+
+    def test_mmlu():
+        score = 0.125
+>       assert score >= 0.6
+E       assert 0.125 >= 0.6
+
+test_eval.py:3: AssertionError
+=========================== short test summary info ============================
+FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6
+========================= 1 failed, 1 passed in 0.02s ==========================
+"""
+
+
+def test_a_failure_of_pytest_says_why() -> None:
+    log = read(*PYTEST.splitlines())
+    ((trace, test),) = log.traces
+    assert trace.exception == "AssertionError: assert 0.125 >= 0.6"
+    assert trace.frames == [Frame("test_eval.py", 3)]
+    assert log.tests[test].id == "test_eval.py::test_mmlu"
+
+
+def test_the_summary_of_pytest_says_why_where_the_failure_was_not_kept() -> None:
+    lines = [line for line in PYTEST.splitlines() if not line.startswith(("E ", "test_eval.py:3"))]
+    ((trace, _),) = read(*lines).traces
+    assert trace.exception == "assert 0.125 >= 0.6"

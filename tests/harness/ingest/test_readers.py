@@ -1,0 +1,226 @@
+"""Every reader on real files, and on damaged ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest import inspect_ai, lm_eval, simple_evals
+from assay.harness.ingest.recognise import UNKNOWN, ingest, readers
+from assay.harness.ingest.result_set import ReadResults
+from assay.harness.ingest.source_file import SourceFile
+
+FILES = {
+    "lm_eval_a": "lm-eval",
+    "inspect_a.eval": "inspect-ai",
+    "inspect_a.json": "inspect-ai",
+    "simple_evals_a/gsm8k_tiny.html": "simple-evals",
+    "simple_evals_a/gsm8k_tiny.json": "simple-evals",
+}
+
+
+def load(path: Path) -> ReadResults:
+    source = SourceFile.of(path)
+    return next(one for one in readers() if one.recognises(source)).results(source, "")
+
+
+@pytest.mark.parametrize(("name", "format_"), FILES.items())
+def test_each_file_is_recognised_by_its_own_reader_alone(data: Path, name: str, format_: str) -> None:
+    assert [one.id for one in readers() if one.recognises(SourceFile.of(data / name))] == [format_]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_document_counts_every_unit(data: Path, name: str) -> None:
+    source = SourceFile.of(data / name)
+    reader = next(one for one in readers() if one.recognises(source))
+    document = reader.read(source)
+    assert document.file.format == FILES[name]
+    assert document.file.lines == document.file.read > 0
+    assert document.file.unread == 0
+    assert document.tables[0].rows
+
+
+def test_lm_eval_gives_the_documents_with_their_hashes_and_the_settings_of_the_run(data: Path) -> None:
+    (found,) = lm_eval.READER.results(SourceFile.of(data / "lm_eval_a"), "").sets
+    assert (found.tool, found.version, found.task, found.metric) == ("lm-eval", "0.4.13", "assay_synthetic", "exact_match,letter")
+    assert (found.shots, found.model, found.task_version) == (0, "tiny", "1.0")
+    assert found.sampling["max_gen_toks"] == "32"
+    first = found.items[0]
+    assert first.key.startswith("74c0f1c7")
+    assert first.prompt_hash.startswith("67124b21")
+    assert (first.target, first.parsed, first.score) == ("A", "A", 1.0)
+    assert first.answer == " Rasral modnod A .\nAnswer: A"
+    assert found.accuracy == 1.0
+
+
+def test_lm_eval_is_read_from_either_file_alone(data: Path, tmp_path: Path) -> None:
+    folder = data / "lm_eval_a" / "tiny"
+    whole = lm_eval.READER.results(SourceFile.of(data / "lm_eval_a"), "").sets
+    for path in (next(folder.glob("samples_*")), next(folder.glob("results_*"))):
+        assert lm_eval.READER.results(SourceFile.of(path), "").sets == whole
+    alone = Path(shutil.copy(next(folder.glob("samples_*")), tmp_path))
+    (found,) = lm_eval.READER.results(SourceFile.of(alone), "").sets
+    assert found.items == whole[0].items
+    assert (found.shots, found.version) == (None, "")
+    alone = Path(shutil.copy(next(folder.glob("results_*")), tmp_path / "alone_2026.json"))
+    reading = lm_eval.READER.results(SourceFile.of(alone), "")
+    assert not reading.sets
+    assert "--log_samples" in reading.notes[0]
+
+
+def test_answers_without_a_match_are_unparsed(data: Path) -> None:
+    (found,) = lm_eval.READER.results(SourceFile.of(data / "lm_eval_b"), "").sets
+    unparsed = [item for item in found.items if item.parsed is None]
+    assert unparsed
+    assert all("Answer: " not in item.answer for item in unparsed)
+
+
+def test_lines_that_are_no_samples_are_counted_and_quoted(data: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(next((data / "lm_eval_a").rglob("samples_*")), tmp_path))
+    whole = path.read_text()
+    path.write_text(whole + '{"doc_id": 24}\n{"doc_id": 25, "doc_ha')
+    reading = lm_eval.READER.results(SourceFile.of(path), "")
+    assert (reading.read, reading.unread) == (24, 2)
+    assert [one.first for one in reading.excerpts] == [25, 26]
+
+
+def test_of_several_filters_one_counts_and_the_others_are_named(data: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(next((data / "lm_eval_a").rglob("samples_*")), tmp_path))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    loose = [row | {"filter": "loose", "exact_match": 0.0} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows + loose))
+    reading = lm_eval.READER.results(SourceFile.of(path), "")
+    assert (len(reading.sets[0].items), reading.sets[0].accuracy) == (24, 1.0)
+    assert "exact_match,loose" in reading.notes[0]
+    assert lm_eval.READER.results(SourceFile.of(path), "exact_match,loose").sets[0].accuracy == 0.0
+    with pytest.raises(UsageError, match="no score 'acc'"):
+        lm_eval.READER.results(SourceFile.of(path), "acc")
+
+
+def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:
+    for name in ("lm_eval_a", "lm_eval_b"):
+        shutil.copytree(data / name, tmp_path / "lm" / name)
+    with pytest.raises(EvidenceError, match="more than one run of assay_synthetic"):
+        load(tmp_path / "lm")
+
+
+@pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])
+def test_inspect_ai_gives_the_same_from_both_forms_of_a_log(data: Path, name: str) -> None:
+    (found,) = inspect_ai.READER.results(SourceFile.of(data / name), "").sets
+    assert (found.tool, found.version, found.task, found.metric) == ("inspect_ai", "0.3.285", "synthetic", "pattern")
+    assert found.sampling == {"temperature": "0.0", "max_tokens": "32"}
+    other = inspect_ai.READER.results(SourceFile.of(data / "inspect_a.json"), "").sets[0]
+    without = {"settings": {}, "items": ()}
+    assert found.model_copy(update=without) == other.model_copy(update=without)
+    keys = sorted((item.key, item.prompt_hash, item.target, item.parsed, item.score) for item in found.items)
+    assert keys == sorted((item.key, item.prompt_hash, item.target, item.parsed, item.score) for item in other.items)
+    assert len(keys) == 8
+
+
+def test_a_log_of_a_run_that_was_killed_is_read_and_said_to_be_one(data: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed.eval"
+    members = json.loads((data / "inspect_a.json").read_text())
+    with zipfile.ZipFile(killed, "w", zipfile.ZIP_DEFLATED) as file:  # as versions before 0.3.2xx compress
+        file.writestr("_journal/start.json", json.dumps({"version": 2, "eval": members["eval"], "plan": members["plan"]}))
+        for sample in members["samples"][:3]:
+            file.writestr(f"samples/{sample['id']}_epoch_1.json", json.dumps(sample))
+        file.writestr("samples/x_epoch_1.json", "{")
+    reading = inspect_ai.READER.results(SourceFile.of(killed), "")
+    assert (reading.read, reading.unread) == (3, 1)
+    assert "cut short" in reading.notes[0]
+
+
+def test_simple_evals_is_the_same_from_the_report_and_from_the_scores_beside_it(data: Path, tmp_path: Path) -> None:
+    folder = data / "simple_evals_a"
+    (found,) = simple_evals.READER.results(SourceFile.of(folder / "gsm8k_tiny.html"), "").sets
+    assert (found.task, found.model, len(found.items)) == ("gsm8k", "tiny", 6)
+    assert found.items == simple_evals.READER.results(SourceFile.of(folder / "gsm8k_tiny.json"), "").sets[0].items
+    item = found.items[0]
+    assert item.target.isdigit()
+    assert (item.score, item.parsed) == (0.0, None)  # SGLang writes -9999999 where it found no number
+    alone = Path(shutil.copy(folder / "gsm8k_tiny.json", tmp_path))
+    reading = simple_evals.READER.results(SourceFile.of(alone), "")
+    assert not reading.sets[0].items
+    assert "only the score is known" in reading.notes[0]
+
+
+def test_answers_that_do_not_add_up_to_the_written_score_are_noted(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "simple_evals_a", tmp_path / "s")
+    scores = tmp_path / "s" / "gsm8k_tiny.json"
+    scores.write_text(scores.read_text().replace('"score": 0.0', '"score": 0.5'))
+    assert "0.5" in simple_evals.READER.results(SourceFile.of(scores), "").notes[0]
+
+
+def test_a_report_that_was_cut_off_says_so(data: Path, tmp_path: Path) -> None:
+    whole = (data / "simple_evals_a" / "gsm8k_tiny.html").read_text()
+    cut = tmp_path / "gsm8k_tiny.html"
+    cut.write_text(whole[: whole.rindex("<h3>Results</h3>")])
+    reading = simple_evals.READER.results(SourceFile.of(cut), "")
+    assert (reading.read, reading.unread) == (5, 1)
+
+
+@pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
+def test_a_file_that_was_cut_off_never_crashes(data: Path, tmp_path: Path, name: str, share: float) -> None:
+    whole = (data / name).read_bytes()
+    cut = tmp_path / name
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    document = ingest([cut]).documents[0]
+    assert document.file.format == UNKNOWN or document.file.unread or document.file.notes
+
+
+def test_the_prompt_of_a_log_does_not_hold_the_answer(data: Path) -> None:
+    a, b = (load(data / f"inspect_{side}.eval").sets[0].items for side in "ab")
+    assert {item.key: item.prompt_hash for item in a} == {item.key: item.prompt_hash for item in b}
+    assert [item.answer for item in a] != [item.answer for item in b]
+
+
+def stated_alone(path: Path, results: dict[str, object], **more: object) -> Path:
+    """A results file of lm-eval without samples."""
+    head = {"configs": {}, "versions": {}, "n-shot": {}, "lm_eval_version": "0.4.13"}
+    path.write_text(json.dumps({"results": results} | head | more, indent=2))
+    return path
+
+
+def test_scores_without_samples_are_shown_and_held_against_guessing(tmp_path: Path) -> None:
+    scores = {
+        "mmlu": {"alias": "mmlu", "acc,none": 0.2312, "acc_stderr,none": 0.0036},
+        "mmlu_anatomy": {"acc,none": 0.2, "acc_norm,none": 0.21},
+        "gsm8k": {"exact_match,strict-match": 0.01},
+    }
+    counts = {"mmlu_anatomy": {"effective": 135}, "mmlu_rest": {"effective": 13907}, "gsm8k": {"effective": 1319}}
+    inside = {"mmlu": ["mmlu_anatomy", "mmlu_rest"], "gsm8k": []}
+    path = stated_alone(tmp_path / "results_x.json", scores, group_subtasks=inside, **{"n-samples": counts})
+    document = lm_eval.READER.read(SourceFile.of(path))
+    shown = {row[:2]: row[2:] for table in document.tables for row in table.rows}
+    assert shown["mmlu", "acc,none"] == ("0.2312", "14,042")
+    assert shown["gsm8k", "exact_match,strict-match"] == ("0.0100", "1,319")
+    assert document.file.read == 4
+    (found,) = document.findings
+    assert (found.id, found.severity, found.where) == ("score-below-guessing", "serious", "mmlu")
+    assert path.read_text().splitlines()[found.cites[0].first - 1].strip() == '"acc,none": 0.2312,'
+
+
+def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -> None:
+    scores = {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.0}}
+    path = stated_alone(
+        tmp_path / "results_x.json", scores, group_subtasks={"mmlu": ["mmlu_law"]}, **{"n-samples": {"mmlu_law": {"effective": 99}}}
+    )
+    assert not lm_eval.READER.read(SourceFile.of(path)).findings
+
+
+def test_samples_without_a_score_are_no_part_of_the_mean_and_are_named(data: Path, tmp_path: Path) -> None:
+    log = json.loads((data / "inspect_a.json").read_text())
+    for sample in log["samples"]:
+        sample["scores"]["pattern"]["value"] = "C"
+    for sample in log["samples"][:2]:
+        sample["error"] = {"message": "timeout"}
+    (tmp_path / "x.json").write_text(json.dumps(log))
+    document = inspect_ai.READER.read(SourceFile.of(tmp_path / "x.json"))
+    assert document.tables[0].rows[0][2:4] == ("6", "1.0000")
+    assert "between 0.7500 and 1.0000" in document.file.notes[0]

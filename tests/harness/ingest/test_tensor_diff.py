@@ -1,0 +1,281 @@
+"""Two files or folders of tensors: which pair, which differ, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.comparison import ComparedTensors, Comparison
+from assay.harness.ingest.recognise import ingest
+from assay.harness.ingest.tensor_diff import TensorRule, diff_tensors
+from assay.harness.ingest.tensor_files import open_dump
+from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
+from assay.harness.judge.report import NOT_FINITE
+from assay.reports.compare import compare_document
+from assay.reports.page import to_html
+
+LAYERS = 3
+RULE = TensorRule()
+
+
+def tensors(result: Comparison) -> ComparedTensors:
+    assert result.tensors is not None
+    return result.tensors
+
+
+def _dump() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    made = {"model.embed_tokens": torch.randn(6, 32).bfloat16()}
+    for layer in reversed(range(LAYERS)):  # the file's order is not the depth's
+        made[f"model.layers.{layer}.mlp.down_proj"] = torch.randn(6, 32).bfloat16()
+        made[f"model.layers.{layer}.self_attn.attn"] = torch.randn(6, 4, 8).bfloat16()
+    return made | {"model.norm": torch.randn(6, 32).bfloat16(), "lm_head": torch.randn(6, 50).bfloat16()}
+
+
+def saved(path: Path, values: Tensor) -> Path:
+    """A file of one tensor, in the format that its name ends in."""
+    {
+        ".npz": lambda: np.savez(path, values.numpy()),
+        ".npy": lambda: np.save(path, values.numpy()),
+        ".pt": lambda: torch.save(values, path),
+        ".safetensors": lambda: safetensors.torch.save_file({"x": values}, path),
+    }[path.suffix]()
+    return path
+
+
+def _compared(
+    folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda dump: None, rule: TensorRule = RULE
+) -> Comparison:
+    a, b = _dump(), _dump()
+    change(b)
+    for name, one in (("a", a), ("b", b)):
+        safetensors.torch.save_file(one, folder / f"{name}.safetensors")
+    return diff_tensors(folder / "a.safetensors", folder / "b.safetensors", rule)
+
+
+def test_equal_dumps_pass(tmp_path: Path) -> None:
+    result = _compared(tmp_path)
+    assert (result.verdict, result.exit_code, tensors(result).pairs, tensors(result).identical) == ("pass", 0, 9, 9)
+
+
+def test_the_first_difference_is_first_in_depth_and_the_worst_is_worst(tmp_path: Path) -> None:
+    def change(dump: dict[str, Tensor]) -> None:
+        dump["lm_head"] *= 3
+        dump["model.embed_tokens"][0] *= 1.1
+        dump["model.layers.2.self_attn.attn"] *= 1.1
+        dump["model.layers.1.mlp.down_proj"][4] *= 1.2
+        dump["model.layers.1.self_attn.attn"][2, 3] *= 1.1
+
+    compared = _compared(tmp_path, change)
+    result = tensors(compared)
+    assert (compared.verdict, compared.exit_code, result.differing) == ("regression", 1, 5)
+    assert result.first is not None
+    assert result.worst is not None
+    assert (result.first.layer, result.first.boundary, result.first.token) == (None, "embedding", 0)
+    inside = result.tensors[1].first
+    assert inside is not None
+    assert (inside.layer, inside.boundary, inside.head, inside.token) == (1, "attention", 3, 2)
+    assert (result.worst.tensor, result.worst.layer) == ("lm_head", None)
+    assert [row.worst.tensor for row in result.tensors] == [
+        "model.embed_tokens", "model.layers.1.self_attn.attn", "model.layers.1.mlp.down_proj", "model.layers.2.self_attn.attn",
+        "lm_head",
+    ]  # fmt: skip
+
+
+def test_what_is_not_finite_is_worst(tmp_path: Path) -> None:
+    def change(dump: dict[str, Tensor]) -> None:
+        dump["model.layers.0.self_attn.attn"] *= 100
+        dump["model.layers.2.self_attn.attn"][1, 1, 1] = float("nan")
+
+    result = tensors(_compared(tmp_path, change))
+    assert result.worst is not None
+    assert (result.worst.layer, result.worst.error) == (2, NOT_FINITE)
+    assert result.tensors[-1].not_finite == 1
+    grid = next(grid for grid in result.grids if grid.where == "attention")
+    assert grid.values[2][1] == NOT_FINITE
+
+
+def test_noise_is_within_bounds_but_not_exact(tmp_path: Path) -> None:
+    def change(dump: dict[str, Tensor]) -> None:
+        dump["lm_head"] *= 1 + 2**-7
+
+    assert _compared(tmp_path, change).verdict == "pass"
+    assert _compared(tmp_path, change, TensorRule(tolerance=0)).verdict == "regression"
+    assert _compared(tmp_path, change, TensorRule(tolerance=1e-4)).verdict == "regression"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda dump: dump.pop("lm_head"), "only in A: lm_head"),
+        (lambda dump: dump.update(extra=torch.ones(2)), "only in B: extra"),
+        (lambda dump: dump.update(lm_head=torch.ones(2, 50)), r"shapes differ, \[6, 50\] and \[2, 50\]: lm_head"),
+    ],
+)
+def test_what_does_not_pair_is_named_and_no_pass(tmp_path: Path, change: Callable[[dict[str, Tensor]], object], says: str) -> None:
+    result = _compared(tmp_path, change)
+    assert (result.verdict, result.exit_code, tensors(result).not_compared_count) == ("inconclusive", 3, 1)
+    assert re.fullmatch(says, tensors(result).not_compared[0])
+
+
+def test_other_dtypes_are_compared_unless_every_bit_must_be_equal(tmp_path: Path) -> None:
+    def change(dump: dict[str, Tensor]) -> None:
+        dump["lm_head"] = dump["lm_head"].float() * (1 + 2**-8)  # within the bound of the coarser dtype
+
+    assert _compared(tmp_path, change).verdict == "pass"
+    result = _compared(tmp_path, change, TensorRule(tolerance=0))
+    assert (result.exit_code, "dtypes differ" in tensors(result).not_compared[0]) == (3, True)
+
+
+def test_numbered_files_are_passes_and_a_model_splits_heads(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        for step in (2, 3):
+            values = torch.randn(6, 128, generator=torch.Generator().manual_seed(step)).bfloat16()
+            if (side, step) == ("b", 3):
+                values[4, 64:] *= 1.2
+            torch.save({"model": {"layers.0.self_attn.attn": values}}, tmp_path / side / f"pass_{step}.pt")
+    rule = TensorRule(model=ModelHeads(heads=2, kv_heads=1, head_dim=64))
+    result = tensors(diff_tensors(tmp_path / "a", tmp_path / "b", rule))
+    assert result.first is not None
+    assert (result.first.layer, result.first.step, result.first.head, result.first.token) == (0, 3, 1, 4)
+    assert (result.pairs, result.differing) == (2, 1)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_one_file_are_compared_by_layer(tmp_path: Path, save: Callable[..., None]) -> None:
+    made = {f"model.layers.{n}.self_attn.attn": np.ones((6, 4, 8), np.float16) for n in range(3)}
+    save(tmp_path / "a.npz", **made)
+    np.savez(tmp_path / "same.npz", **made)
+    made["model.layers.1.self_attn.attn"][2] = 0
+    np.savez(tmp_path / "wrong.npz", **made)
+    assert diff_tensors(tmp_path / "a.npz", tmp_path / "same.npz", RULE).verdict == "pass"
+    first = tensors(diff_tensors(tmp_path / "a.npz", tmp_path / "wrong.npz", RULE)).first
+    assert first is not None
+    assert (first.layer, first.token) == (1, 2)
+
+
+def test_arrays_of_a_folder_pair_by_their_paths_whatever_their_byte_order(tmp_path: Path) -> None:
+    for name, factor in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / name).mkdir()
+        for layer in range(2):
+            array = np.arange(1, 13, dtype=">f4").reshape(3, 4) * (factor if layer else 1)
+            np.save(tmp_path / name / f"layers.{layer}.out.npy", np.asfortranarray(array))
+    result = diff_tensors(tmp_path / "a", tmp_path / "b", RULE)
+    assert (result.verdict, tensors(result).pairs, tensors(result).identical) == ("regression", 2, 1)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "npy", "pt", "safetensors"])
+def test_ingest_counts_the_tensors_of_each_format(tmp_path: Path, suffix: str) -> None:
+    path = saved(tmp_path / f"x.{suffix}", torch.ones(2, 3))
+    file = ingest([path]).documents[0].file
+    assert (file.format, file.unit, file.read, file.unread) == ("tensors", "tensor", 1, 0)
+
+
+@pytest.mark.parametrize("array", [np.array([object()]), np.zeros(4, "V2")], ids=["pickle", "no type"])
+def test_arrays_that_are_no_numbers_are_refused(tmp_path: Path, array: np.ndarray) -> None:
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(EvidenceError):
+        open_dump(tmp_path / "x.npy")
+
+
+def test_pickled_objects_are_refused_and_never_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (ran,))
+
+    torch.save({"x": torch.ones(2), "y": Evil()}, tmp_path / "a.pt")
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(Evil()))
+    for name in ("a.pt", "b.pt"):
+        with pytest.raises(EvidenceError) as raised:
+            open_dump(tmp_path / name)
+        assert "assay runs no code from a file" in str(raised.value)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("cut", [4, 60, 400])
+@pytest.mark.parametrize("suffix", ["npz", "npy", "pt", "safetensors"])
+def test_a_truncated_file_is_refused(tmp_path: Path, suffix: str, cut: int) -> None:
+    path = saved(tmp_path / f"a.{suffix}", torch.ones(100))
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(EvidenceError, match="not a whole tensor file"):
+        open_dump(path)
+
+
+def test_a_header_that_points_elsewhere_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(EvidenceError, match="not a whole tensor file"):
+        open_dump(tmp_path / "a.safetensors")
+
+
+def test_one_damaged_file_of_several_is_named(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        safetensors.torch.save_file({"x": torch.ones(100)}, tmp_path / side / "1.safetensors")
+        (tmp_path / side / "2.safetensors").write_bytes(b"no")
+    compared = diff_tensors(tmp_path / "a", tmp_path / "b", RULE)
+    result = tensors(compared)
+    assert (compared.verdict, result.identical, result.not_compared_count) == ("inconclusive", 1, 2)
+
+
+def test_a_folder_without_tensors_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no tensor file"):
+        open_dump(tmp_path)
+
+
+@pytest.mark.parametrize("axes", ["bhd", "thx", "dt", "ttd"])
+def test_a_wrong_layout_is_a_usage_error(axes: str) -> None:
+    with pytest.raises(UsageError):
+        check_axes(axes)
+
+
+@pytest.mark.parametrize("lost", [(slice(None), slice(None), -1), (1, 0, 3)], ids=["one dimension", "one element"])
+def test_what_is_lost_among_many_elements_is_out_of_bounds(tmp_path: Path, lost: tuple[int | slice, ...]) -> None:
+    values = torch.randn(6, 2, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    name, changed = "model.layers.0.self_attn.attn", values.clone()
+    changed[lost] = 0  # type: ignore[index]
+    safetensors.torch.save_file({name: values}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({name: changed}, tmp_path / "b.safetensors")
+    rounded = values + values.float().mul(torch.finfo(torch.bfloat16).eps).bfloat16()
+    safetensors.torch.save_file({name: rounded}, tmp_path / "c.safetensors")
+    a, b, c = (tmp_path / f"{one}.safetensors" for one in "abc")
+    assert diff_tensors(a, b, RULE).verdict == "regression"
+    assert diff_tensors(a, c, RULE).verdict == "pass"  # a rounding of every element is within bounds
+
+
+def test_two_dumps_without_an_element_prove_nothing(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"x": torch.zeros(0, 4)}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({}, tmp_path / "b.safetensors")
+    found = diff_tensors(tmp_path / "a.safetensors", tmp_path / "a.safetensors", RULE)
+    assert (found.verdict, tensors(found).pairs, tensors(found).empty) == ("inconclusive", 0, 1)
+    with pytest.raises(EvidenceError, match="holds no tensor"):
+        open_dump(tmp_path / "b.safetensors")
+
+
+def test_two_tensors_with_other_names_are_compared_by_name(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"x": torch.ones(3)}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({"y": torch.ones(3)}, tmp_path / "b.safetensors")
+    found = diff_tensors(tmp_path / "a.safetensors", tmp_path / "b.safetensors", RULE)
+    assert (found.verdict, tensors(found).pairs) == ("pass", 1)
+
+
+def test_the_page_has_the_maps(tmp_path: Path) -> None:
+    result = _compared(tmp_path, lambda dump: dump["model.layers.2.self_attn.attn"].mul_(2))
+    page = to_html(compare_document(result))
+    assert "1 of 9 tensors differ" in page
+    grids = json.loads(re.search(r'<script type="application/json" id="grids">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    attention = next(grid for grid in grids if "attention" in grid["title"])
+    assert attention["beyond"] == [[0] * 4, [0] * 4, [1] * 4]
