@@ -12,7 +12,7 @@ from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, Bench
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.run.bench_plan import timed_spec
+from assay.harness.run.bench import timed_spec
 from assay.harness.sides import ROLES, Role
 
 SHAPES = ("short", "shared", "chunked")
