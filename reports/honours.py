@@ -43,7 +43,10 @@ def honours_document(result: Honours) -> Document:
     if absent := [f"{backend.backend}: {backend.problem}" for backend in result.backends if backend.problem]:
         body.append(Section("absent", "Cannot run here", [Items(absent)], announced=True))
     if tests := [cell.test for backend in ran for cell in _first_tests(backend.measured)]:
-        imports = "import torch\n\nfrom assay import Mask, assert_correct, call_of"
+        imports = (
+            "import torch\n\nfrom assay import Mask, assert_correct\n"
+            "from assay.harness.attention.sample_calls import call_of"
+        )
         code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests)]), language="python")
         body.append(Section("tests", "Tests that fail", [code], announced=True))
     what = "what a layer asks for is computed, or an error says that it is not"

@@ -81,7 +81,7 @@ class Assay:
 
         Raises:
             AssertionError: The kernel is wrong, or there is not enough evidence that it is correct; the message is the diagnosis.
-            assay.UsageError: No such kernel, phase, dtype, noise, size or device.
+            assay.harness.errors.UsageError: No such kernel, phase, dtype, noise, size or device.
         """
         __tracebackhide__ = True
         _prepare(self._config)

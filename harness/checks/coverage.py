@@ -75,7 +75,7 @@ def _reach(calls: Sequence[AttentionCall]) -> Reach:
 
 def _by_numbers(value: str) -> tuple[object, ...]:
     """Return a key that sorts numbers, and pairs of them in words, by size."""
-    return tuple(int(part) for part in re.findall(r"\d+", value)) or (value,)
+    return *(int(part) for part in re.findall(r"\d+", value)), value
 
 
 def _left_out(cases: Sequence[Case]) -> list[Gap]:

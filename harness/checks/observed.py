@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, Outputs
+from assay.harness.attention.call import AttentionCall, Kernel
 from assay.harness.attention.kernels import Declaration
 from assay.harness.checks.watcher import unwatched
 from assay.harness.localize.diagnose import describe
@@ -34,14 +35,12 @@ try:
     from assay.harness.readout.asking import Compared
     from assay.harness.readout.finding import counts_calls
     from assay.harness.readout.named import said, with_operator
-    from assay.harness.readout.operators import Operator
-    from assay.harness.readout.passive import Recorded, read_recorded, recorded
+    from assay.harness.readout.passive import read_recorded, recorded
     from assay.harness.readout.probing import BudgetSpentError, Prober
     from assay.harness.readout.queries import Queries
     from assay.harness.readout.readout import ReadOut as ReadOut
     from assay.harness.readout.readout import read_out
     from assay.harness.readout.samples import Agreement
-    from assay.harness.readout.sentences import sentence
 except ModuleNotFoundError as missing:
     if not str(missing.name).startswith("assay.harness.readout"):
         raise
@@ -74,22 +73,10 @@ _ROW_SPREAD = 3.0
 
 @dataclass(frozen=True)
 class _Observed:
-    """The result of reading a kernel.
-
-    Attributes:
-        findings: the findings; the first serious one says what was read.
-        read: the read-out, without its samples; None if there was none.
-    """
+    """The findings, of which the first serious one says what was read, and the read-out without its samples."""
 
     findings: tuple[Finding, ...]
     read: ReadOut | None = None
-
-    @property
-    def clauses(self) -> tuple[str, ...]:
-        """Each clause of the operator that was read, in words; empty if nothing is said of it."""
-        if self.read is None or not said(self.read):
-            return ()
-        return tuple(sentence(Operator((clause,))) for clause in self.read.operator.clauses)
 
 
 class Reader:
@@ -160,7 +147,7 @@ class Reader:
                 named = with_evidence(findings, other)
         if serious(named)[0].picture is None:
             named = _with_picture(named, kernel, declared, results)
-        self.last = _light(reading)
+        self.last = None if isinstance(reading, str) else replace(reading, samples=())
         return _Observed(tuple(named), self.last)
 
     def observe_outputs(
@@ -179,7 +166,9 @@ class Reader:
         results = [result for result in results if not result.call.features]
         if not (_READS and self.seconds > 0 and results and serious(findings)):
             return _Observed(tuple(findings))
-        calls = _recorded_outputs(results, others)
+        limits = [_ROW_SPREAD * float(result.fit_bounds.max()) for result in results]
+        calls = [recorded(result.call, result.out, limit) for result, limit in zip(results, limits, strict=True)]
+        calls += [recorded(call, out, max(limits)) for call, out in others]
         try:
             read, picture = read_recorded(calls, self.seconds)
         except Exception as error:  # as in `read_kernel`
@@ -188,7 +177,7 @@ class Reader:
             )
         named = with_operator(findings, read)
         shown = with_evidence(named, picture=picture or serious(named)[0].picture)
-        return _Observed(tuple(shown), _light(read))
+        return _Observed(tuple(shown), replace(read, samples=()))
 
     def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
@@ -199,8 +188,9 @@ class Reader:
 
     def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
         """Read a kernel in a dtype in which it is wrong, on the device of its calls; or return why there is no read-out."""
-        dtypes, device = _dtypes(declared, results), str(results[0].call.q.device)
-        declared = replace(declared, dtypes=dtypes)
+        device = str(results[0].call.q.device)
+        wrong = dict.fromkeys(str(result.call.q.dtype).removeprefix("torch.") for result in results if result.fails)
+        declared = replace(declared, dtypes=tuple(wrong) or declared.dtypes)
         for asked, its, on, reading in self._known:
             if asked is _function(kernel) and (its, on) == (declared, device):
                 return reading
@@ -225,8 +215,9 @@ def read_kernel(
 ) -> ReadOut | str:
     """Read a kernel, or return why there is no read-out. It is asked for these (head_dim, head_dim_v), and what it declares."""
     try:
-        asked = _declaring(kernel, declared)
-        return read_out(asked, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared)
+        within = GuardedKernel(kernel)  # what it writes beyond its tensors does no harm
+        within.assay = declared
+        return read_out(within, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared)
     except Exception as error:  # a kernel's numbers can be anything; what was found without a read-out stands
         return f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
 
@@ -245,20 +236,10 @@ def _telling(results: Sequence[CallResult]) -> list[Compared]:
     return [(result.call, _ROW_SPREAD * float(result.fit_bounds.max())) for result in chosen]
 
 
-def _recorded_outputs(results: Sequence[CallResult], others: Iterable[tuple[AttentionCall, Tensor]]) -> list[Recorded]:
-    """Convert recorded calls to the form in which they are read; see `Reader.observe_outputs`."""
-    limits = [_ROW_SPREAD * float(result.fit_bounds.max()) for result in results]
-    outputs = [recorded(result.call, result.out, limit) for result, limit in zip(results, limits, strict=True)]
-    return outputs + [recorded(call, out, max(limits, default=0.0)) for call, out in others]
-
-
 def _tried(reading: ReadOut, results: Sequence[CallResult]) -> ReadOut:
-    """Hold a read-out to the calls that were compared too: all that fail, and some that do not.
-
-    What it does not give of their wrong outputs, or changes of their right ones, it is held to. A finding says in which dtypes,
-    head dims and layouts the kernel fails, so only calls of these count. What depends on earlier calls cannot be tried on calls
-    whose order is not known: then it is not exact.
-    """
+    """Hold a read-out to the calls that were compared too: all that fail, and some that do not."""
+    # A finding says in which dtypes, head dims and layouts the kernel fails, so only calls of these count. What depends on earlier
+    # calls cannot be tried on calls whose order is not known: then it is not exact.
     known = [result for result in results if not (counts_calls(reading.operator) and _remembers(reading, result.call))]
     failing = [result for result in known if result.fails]
     kinds = {_unspoken(result.call) for result in failing}
@@ -291,12 +272,7 @@ def _remembers(reading: ReadOut, call: AttentionCall) -> bool:
 
 
 def _held(reading: ReadOut, results: Sequence[CallResult]) -> Agreement:
-    """Test an operator on the calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones.
-
-    Args:
-        reading: the operator.
-        results: calls that were compared.
-    """
+    """Test an operator on calls that were compared: on `_HELD_ROWS` of the wrong queries of each, and as many right ones."""
     wrong = explained = false = 0
     for result in results:
         call, size = result.call, row_errors(result.call, result.out.double().cpu())
@@ -345,52 +321,30 @@ def _picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Pi
     first = int(wrong.any(1).argmax())
     start = max(0, min(first - BEFORE, len(errors) - MAX_QUERIES))
     rows = range(start, min(len(errors), start + min(MAX_QUERIES, _most_rows(call))))
-    reading = _reading(ask, call, rows)
+    keys, kv_heads, dim = call.v.shape
+    reading: WeightReading | None = None
+    if keys * kv_heads <= (ask.calls_left - 3) * dim:
+        with suppress(BudgetSpentError):
+            reading = read(ask, call, rows)
     if reading is None:
         return unread_picture(call, out, np.asarray(wrong))
     return picture_of(reading, relative=_NOISY_WEIGHT if declared.noise else None)
-
-
-def _reading(ask: Prober, call: AttentionCall, rows: Sequence[int]) -> WeightReading | None:
-    keys, kv_heads, dim = call.v.shape
-    if keys * kv_heads > (ask.calls_left - 3) * dim:
-        return None
-    try:
-        return read(ask, call, rows)
-    except BudgetSpentError:
-        return None
 
 
 def _with_picture(
     findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
 ) -> list[Finding]:
     """Add to the first serious finding the picture of the smallest failing call, or why there is none; return all findings."""
-    smallest = _smallest_failing(results)
-    if smallest is None:
+    failing = sorted((result for result in results if result.fails), key=_size)
+    if not failing:
         return list(findings)
+    smallest = min(failing, key=lambda result: hides(result.call.q.shape[0], result.call.k.shape[0]))
     try:
         with few_threads([smallest.call]):
             picture = _picture_on(kernel, declared, smallest)
     except Exception as error:  # as in `read_kernel`
         picture = f"the call could not be read: {type(error).__name__}: {str(error)[:200]}"
     return with_evidence(findings, picture) if isinstance(picture, str) else with_evidence(findings, picture=picture)
-
-
-def _light(reading: ReadOut | str) -> ReadOut | None:
-    """Copy a read-out without its calls."""
-    return None if isinstance(reading, str) else replace(reading, samples=())
-
-
-def _dtypes(declared: Declaration, results: Sequence[CallResult]) -> tuple[str, ...] | None:
-    """List the dtypes in which a kernel is wrong; where no single call is, those that it declares."""
-    wrong = [result for result in results if result.fails]
-    return tuple(dict.fromkeys(str(result.call.q.dtype).removeprefix("torch.") for result in wrong)) or declared.dtypes
-
-
-def _smallest_failing(results: Sequence[CallResult]) -> CallResult | None:
-    """Find the failing call whose picture shows most; None if no call fails."""
-    failing = sorted((result for result in results if result.fails), key=_size)
-    return min(failing, key=lambda result: hides(result.call.q.shape[0], result.call.k.shape[0]), default=None)
 
 
 def _smallest(results: Sequence[CallResult]) -> list[CallResult]:
@@ -405,14 +359,3 @@ def _size(result: CallResult) -> tuple[int, int]:
 def _most_rows(call: AttentionCall) -> int:
     """Compute the number of a call's queries whose weights can be held at once."""
     return max(1, _MAX_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0]))
-
-
-def _declaring(kernel: Kernel, declared: Declaration) -> Kernel:
-    """Wrap the kernel with another declaration; what it writes beyond its tensors does no harm."""
-    within = GuardedKernel(kernel)
-
-    def asked(call: AttentionCall) -> Tensor | Outputs:
-        return within(call)
-
-    asked.assay = declared  # type: ignore[attr-defined]
-    return asked

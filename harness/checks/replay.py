@@ -18,7 +18,7 @@ from assay.harness.checks.watcher import noting_runs, watched
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.errors import UsageError
-from assay.harness.evidence.kernel_result import KernelResult, LayerBound
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
 from assay.harness.localize.guard import Guard, run_guarded, runs_of
@@ -198,14 +198,7 @@ def _envelope(recorded: Sequence[RecordedCall]) -> str:
 
 @dataclass(frozen=True)
 class _Examined:
-    """Calls of a pack.
-
-    Attributes:
-        pack: its folder.
-        recorded: its calls in the phases of the candidate.
-        chosen: those of them that are examined.
-        left_out: calls of the candidate that a pack cannot judge.
-    """
+    """Calls of a pack in the phases of the candidate, those that are examined, and how many a pack cannot judge."""
 
     pack: Path
     recorded: Sequence[RecordedCall]
@@ -214,11 +207,9 @@ class _Examined:
 
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
-    """Compare the recorded outputs of a candidate, and a choice of them, with the oracle.
-
-    A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack has
-    only what was stored, so such calls are left to the shadow. These backends have the noise that the engine's catalogue says.
-    """
+    """Compare a choice of the recorded outputs of a candidate with the oracle."""
+    # A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack has
+    # only what was stored, so such calls are left to the shadow. These backends have the noise that the engine's catalogue says.
     phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
     recorded = [record for record in read_pack(pack) if record.call.phase in phases]
     recorded = [record for record in recorded if served or record.candidate is not None]
@@ -280,7 +271,7 @@ def _result(
         recorded=len(examined.recorded),
         with_prefix=with_prefix,
         envelope=dict(envelope),
-        bounds=tuple(_bounds_of(run.results)),
+        outside=tuple(sorted({(result.call.layer, result.call.phase) for result in run.results if result.fails})),
         not_tested=tuple(not_tested),
     )
 
@@ -299,22 +290,6 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
     chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2, len(stratum) - 1})]
     known = {id(record) for record in chosen}
     return chosen + [record for record in recorded if record.entry.chosen == "worst" and id(record) not in known]
-
-
-def _bounds_of(results: Sequence[CallResult]) -> list[LayerBound]:
-    """Compute the largest bound of each layer and phase, and the largest own error as a multiple of its bound."""
-    groups: dict[tuple[int, str], list[CallResult]] = {}
-    for result in results:
-        groups.setdefault((result.call.layer, result.call.phase), []).append(result)
-    return [
-        LayerBound(
-            layer=layer,
-            phase=phase,
-            bound=max(result.limits.largest_bound for result in here),
-            worst=max(result.worst for result in here),
-        )
-        for (layer, phase), here in sorted(groups.items())
-    ]
 
 
 def _measured(record: RecordedCall, noise: str, served: bool) -> CallResult:

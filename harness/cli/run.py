@@ -58,7 +58,7 @@ def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) 
         UsageError: a side is a URL, whose calls cannot be recorded.
     """
     from assay.harness.run.plan import prepare
-    from assay.harness.run.record_pack import record_pack
+    from assay.harness.run.run import record_pack
     from assay.reports.recorded_calls import pack_document
 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)

@@ -68,25 +68,6 @@ class Coverage(Part):
     device: str = ""
 
 
-class LayerBound(Part):
-    """The largest own error that noise explained in the replayed calls of a layer and phase, and the largest that was found."""
-
-    layer: int
-    phase: str
-    bound: float = Field(description="relative L1")
-    worst: float | None = Field(0.0, description="as a multiple of its own bound; null if it is not finite")
-
-    @field_validator("worst")
-    @classmethod
-    def _finite(cls, value: float | None) -> float | None:
-        return value if value is None or math.isfinite(value) else None
-
-    @property
-    def outside(self) -> bool:
-        """True if a call is out of its bound."""
-        return self.worst is None or self.worst > 1
-
-
 class KernelResult(Part, RunRecord):
     __doc__ = f"""A kernel's result on calls: on the op-level matrix, or on recorded ones. {RULE}"""
 
@@ -132,7 +113,9 @@ class KernelResult(Part, RunRecord):
         {},
         description="by phase that the kernel claims, what the pack's calls have; empty where it has none of the phase",
     )
-    bounds: tuple[LayerBound, ...] = Field((), description="by layer and phase")
+    outside: tuple[tuple[int, str], ...] = Field(
+        (), description="layers and phases with an examined call that is out of bounds"
+    )
     not_tested: tuple[str, ...] = ()
 
     @field_validator("worst_own")

@@ -175,11 +175,7 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
 def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
     """Return the tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
     replay = evidence.replay
-    named = (
-        {(bound.layer, bound.phase) for bound in replay.bounds if bound.outside}
-        if replay and not evidence.foreign
-        else set()
-    )
+    named = set(replay.outside) if replay and not evidence.foreign else set()
     places = [(int(row[LAYER]), CONDITIONS["phase"][row[PHASE]]) for row in cells.index]
     rest = np.array([place not in named for place in places], bool)
     return MeasuredCells(cells.index[rest], cells.observed[rest], cells.bound[rest])

@@ -66,22 +66,18 @@ def bound_of(call: AttentionCall, noise: str = "") -> float:
 
 @dataclass(frozen=True)
 class _Ensemble:
-    """The answers of honest implementations on a call, by cell and head; on the CPU.
+    """The answers of honest implementations on a call, by cell and head; float64, on the CPU."""
 
-    Attributes:
-        errors: relative L1 of each member, float64 [members, cells, num_q_heads]; 0 where its output is not finite.
-        freedom: independent roundings, float64 [ways, cells, num_q_heads].
-        common: share of the mean square error that all members of a way have, float64 [ways, cells, num_q_heads].
-        slopes: slope of each member's output on the truth, float64 [members, num_q_heads].
-        ways: numbers of members, in their order, that implement attention in the same way.
-        dropped: the most that leaving out weights costs, float64 [cells, num_q_heads]; 0 where the family leaves out none.
-    """
-
+    # Relative L1 of each member, [members, cells, num_q_heads]; 0 where its output is not finite.
     errors: Tensor
+    # Independent roundings, and the share of the mean square error that all members of a way have, [ways, cells, num_q_heads].
     freedom: Tensor
     common: Tensor
+    # Slope of each member's output on the truth, [members, num_q_heads].
     slopes: Tensor
+    # Numbers of members, in their order, that implement attention in the same way.
     ways: tuple[int, ...]
+    # The most that leaving out weights costs, [cells, num_q_heads]; 0 where the family leaves out none.
     dropped: Tensor
 
     @property
@@ -168,13 +164,11 @@ class CallNoise:
 
 
 def _rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> Tensor:
-    """Compute what a rare draw costs beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads].
-
-    Storing Q and K shifts scores, and weights follow exponentially: where two keys are far apart and scores are coarse, a draw of
-    five standard deviations makes another key win, which no ensemble of usual draws shows. Each member's shifts are therefore
-    repeated with `_RARE` times their size; what that adds to `_RARE` times their error is the excess of one query. It happens to
-    one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
-    """
+    """Compute what a rare draw costs beyond its multiple of the usual noise, relative L1, float64 [cells, num_q_heads]."""
+    # Storing Q and K shifts scores, and weights follow exponentially: where two keys are far apart and scores are coarse, a draw
+    # of five standard deviations makes another key win, which no ensemble of usual draws shows. So each member's shifts are
+    # repeated with `_RARE` times their size; what that adds to `_RARE` times their error is the excess of one query. It happens
+    # to one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
     right = oracle(call, cells.rows)
     excess = rare_excess_of_queries(call, family, cells.rows, right, _RARE)
     here = [cells.of_row == cell for cell in range(len(cells.sequence))]
@@ -251,10 +245,8 @@ def _noise_of_queries(
     members: int,
     of: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Simulate `query_bounds` of the noisiest way, and the least freedom of any, each float64 [rows, num_q_heads + 1], on the CPU.
-
-    The bounds are those that `of` members would have with the noise of these.
-    """
+    """Simulate `query_bounds` of the noisiest way, and the least freedom of any: float64 [rows, num_q_heads + 1], on the CPU."""
+    # The bounds are those that `of` members would have with the noise of these.
     off = _off(honest_outputs(call, family, rows, members, lse=lse), right)
     parts, all_of_way = (members_by_way(call, family, count) for count in (members, of or members))
     ways = [query_bounds(part, count) for part, count in zip(torch.split(off, parts), all_of_way, strict=True)]
@@ -291,15 +283,11 @@ def _off(outputs: Tensor, right: Tensor) -> Tensor:
 
 
 def _products(off: Tensor, right: Tensor, cells: CallCells) -> tuple[Tensor, Tensor]:
-    """Compute the members' errors' inner products by cell, [cells, heads, members, members], and with the truth, [members, heads].
+    """Multiply the members' errors by cell, [cells, heads, members, members], and with the truth, [members, heads].
 
-    A product of matrices for each cell and head: sums over its queries need no products of each query.
-
-    Args:
-        off: output - truth, float64 [members, rows, heads, head_dim].
-        right: the truth, float64 [rows, heads, head_dim].
-        cells: the cells of the rows.
+    `off` is output - truth, float64 [members, rows, heads, head_dim]; `right` is the truth, float64 [rows, heads, head_dim].
     """
+    # A product of matrices for each cell and head: sums over its queries need no products of each query.
     members, rows, heads, _ = off.shape
     count = len(cells.sequence)
     if rows == count:  # one query each

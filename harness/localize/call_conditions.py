@@ -134,33 +134,20 @@ def _both(a: SequenceCondition, b: SequenceCondition) -> SequenceCondition:
     return SequenceCondition(f"{a.words} and {b.words}", lambda s: a.holds(s) and b.holds(s))
 
 
-def _multiples(what: str, of: Callable[[SequenceShape], int]) -> tuple[SequenceCondition, ...]:
-    return tuple(
-        condition
-        for n in (128, 64, 16)
-        for condition in (
-            SequenceCondition(f"{what} % {n} == 0", lambda s, n=n: of(s) % n == 0),  # type: ignore[misc]
-            SequenceCondition(f"{what} % {n} != 0", lambda s, n=n: of(s) % n != 0),  # type: ignore[misc]
-        )
-    )
+def _multiples(what: str, of: Callable[[SequenceShape], int]) -> list[SequenceCondition]:
+    made = []
+    for n in (128, 64, 16):
+        made.append(SequenceCondition(f"{what} % {n} == 0", lambda s, n=n: of(s) % n == 0))  # type: ignore[misc]
+        made.append(SequenceCondition(f"{what} % {n} != 0", lambda s, n=n: of(s) % n != 0))  # type: ignore[misc]
+    return made
 
 
-def _beyond(what: str, of: Callable[[SequenceShape], int], *limits: int) -> tuple[SequenceCondition, ...]:
-    return tuple(
-        condition
-        for n in limits
-        for condition in (
-            SequenceCondition(f"{what} > {n}", lambda s, n=n: of(s) > n, f"{what} <= {n}"),  # type: ignore[misc]
-            SequenceCondition(f"{what} <= {n}", lambda s, n=n: of(s) <= n, f"{what} > {n}"),  # type: ignore[misc]
-        )
-    )
-
-
-def _from(what: str, of: Callable[[SequenceShape], int], limit: int) -> tuple[SequenceCondition, ...]:
-    return (
-        SequenceCondition(f"{what} >= {limit}", lambda s: of(s) >= limit, f"{what} < {limit}"),
-        SequenceCondition(f"{what} < {limit}", lambda s: of(s) < limit, f"{what} >= {limit}"),
-    )
+def _beyond(what: str, of: Callable[[SequenceShape], int], *limits: int) -> list[SequenceCondition]:
+    made = []
+    for n in limits:
+        made.append(SequenceCondition(f"{what} > {n}", lambda s, n=n: of(s) > n, f"{what} <= {n}"))  # type: ignore[misc]
+        made.append(SequenceCondition(f"{what} <= {n}", lambda s, n=n: of(s) <= n, f"{what} > {n}"))  # type: ignore[misc]
+    return made
 
 
 _QUANTITIES: dict[str, Callable[[SequenceShape], int]] = {
@@ -171,6 +158,7 @@ _QUANTITIES: dict[str, Callable[[SequenceShape], int]] = {
 }
 _LIMIT = re.compile(rf"({'|'.join(_QUANTITIES)}) (>=|<=|>|<) (\d+)")
 
+_LONG, _SHORT = f"cached prefix >= {CACHED_PREFIX_TOKENS}", f"cached prefix < {CACHED_PREFIX_TOKENS}"
 _SINGLES: tuple[SequenceCondition, ...] = (
     SequenceCondition("cached prefix > 0", lambda s: s.prefix > 0, "prefix 0"),
     SequenceCondition("no cached prefix", lambda s: s.prefix == 0, "a cached prefix"),
@@ -182,7 +170,8 @@ _SINGLES: tuple[SequenceCondition, ...] = (
     SequenceCondition("not the last of its batch", lambda s: s.index < s.batch - 1, "the last of a batch"),
     SequenceCondition("cached prefix 1", lambda s: s.prefix == 1),
     SequenceCondition(f"cached prefix 2-{CACHED_PREFIX_TOKENS - 1}", lambda s: 2 <= s.prefix < CACHED_PREFIX_TOKENS),
-    *_from("cached prefix", lambda s: s.prefix, CACHED_PREFIX_TOKENS),
+    SequenceCondition(_LONG, lambda s: s.prefix >= CACHED_PREFIX_TOKENS, _SHORT),
+    SequenceCondition(_SHORT, lambda s: s.prefix < CACHED_PREFIX_TOKENS, _LONG),
     *_multiples("cached prefix", lambda s: s.prefix),
     SequenceCondition("one new token", lambda s: s.new == 1, "more new tokens"),
     SequenceCondition("new tokens > 1", lambda s: s.new > 1, "one new token"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.stats.error_sums import distance, relative_l1, slope
 from assay.harness.stats.query_bounds import with_all_heads
 
+_Explaining = Callable[[Bug, CallResult], Tensor | None]
 OUTPUT_SCALED = "output-scaled"
 """The id of the hypothesis that every output is a multiple of what it should be. Its factor is estimated from the outputs."""
 OUTPUT_NOT_WRITTEN = "output-not-written"
@@ -104,7 +105,14 @@ def causes(run: KernelRun) -> list[Cause]:
     layers = sorted({result.call.layer for result in run.results if result.fails})
     if not layers:
         return []
-    compared = Comparisons()
+    known: dict[tuple[str, int], Tensor | None] = {}
+
+    def compared(hypothesis: Bug, result: CallResult) -> Tensor | None:  # each pair once, alone or with other layers
+        key = hypothesis.id, id(result)
+        if key not in known:
+            known[key] = explaining(hypothesis, result)
+        return known[key]
+
     together = _explain(run.results, layers, compared)
     if together.hypotheses or len(layers) == 1:
         return [together]
@@ -122,7 +130,7 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
     return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
 
 
-def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Comparisons) -> Cause:
+def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Explaining) -> Cause:
     inside = [o for o in results if o.call.layer in layers]
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
@@ -134,7 +142,7 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: Com
     chosen = _choose(fits)
     scaled = _scaled(failing)
     # Its factor is free, so it has to fit better than what has none.
-    multiple = _fit(scaled, inside, failing, heads, wrong, right, oracle_error, Comparisons()) if scaled else None
+    multiple = _fit(scaled, inside, failing, heads, wrong, right, oracle_error, explaining) if scaled else None
     if multiple is not None and not any(f.error <= _TIE_FACTOR * multiple.error for f in chosen):
         chosen = [multiple]
     return Cause(
@@ -199,13 +207,13 @@ def _fit(
     wrong: Sequence[SequenceShape],
     right: Sequence[SequenceShape],
     oracle_error: float,
-    compared: Comparisons,
+    compared: _Explaining,
 ) -> _Fit | None:
     total = torch.zeros(len(SUMS), dtype=torch.float64)
     violating: list[SequenceShape] = []
     everywhere = True
     for o in failing:  # smallest first: most hypotheses are ruled out by one small call
-        off = compared.explaining(hypothesis, o)
+        off = compared(hypothesis, o)
         if off is None:
             return None
         total += off[o.failing].sum(0)
@@ -218,7 +226,7 @@ def _fit(
         return None
     seen = {id(o) for o in failing}
     for o in inside:
-        if id(o) not in seen and (off := compared.explaining(hypothesis, o)) is not None:
+        if id(o) not in seen and (off := compared(hypothesis, o)) is not None:
             violating += _where(o, _violated(o, relative_l1(off), heads))
     conditions = separating(wrong, right) if right else []
     if not violating:
@@ -255,25 +263,13 @@ def _where(o: CallResult, cells: Tensor) -> list[SequenceShape]:
     return [o.sequence_shapes[b] for b in _sequences(o, cells)]
 
 
-class Comparisons:
-    """Compares the results of one run with hypotheses, each pair once. The results must outlive it."""
+def explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
+    """Sum the errors of an output against that of a hypothesis, float64 [cells, num_q_heads, 7].
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int], Tensor | None] = {}
+    None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
+    result's `fit_bounds`.
+    """
 
-    def explaining(self, hypothesis: Bug, result: CallResult) -> Tensor | None:
-        """Sum the errors of an output against that of a hypothesis, float64 [cells, num_q_heads, 7].
-
-        None if the hypothesis does not show on the call, or does not explain a failing cell: its distance there is beyond the
-        result's `fit_bounds`.
-        """
-        key = hypothesis.id, id(result)
-        if key not in self._known:
-            self._known[key] = _explaining(hypothesis, result)
-        return self._known[key]
-
-
-def _explaining(hypothesis: Bug, result: CallResult) -> Tensor | None:
     def against(cells: CallCells) -> Tensor | None:
         expected = hypothesis.compute(result.call, cells.rows)
         return None if expected is None else deviation(result.out, expected, cells)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,28 +111,19 @@ def _compared(values: Tensor, cells: CallCells) -> Tensor:
     return values if cells.rows is None or len(values) == len(cells.rows) else values[cells.rows]
 
 
-_libc = ctypes.CDLL(None)
-_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-# On a CPU, `torch.equal` on half precision takes twenty times as long as comparing memory.
 def same_values(a: Tensor, b: Tensor) -> bool:
     """Return True if both hold the same values in the same shape; NaN equals NaN, and 0 equals -0."""
-    if _same_memory(a, b):
-        return True
-    if a.dtype == b.dtype and a.dtype.itemsize == 1 and a.is_floating_point():  # not every device compares FP8
-        return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-    if torch.equal(a, b):
-        return True
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    """Return True if both are on the CPU and alike, byte by byte. False says nothing."""
-    plain = a.device.type == b.device.type == "cpu" and a.is_contiguous() and b.is_contiguous()
-    if not plain or a.dtype != b.dtype or a.shape != b.shape:
+    if a.shape != b.shape:
         return False
-    return bool(_libc.memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size()) == 0)
+    if a.dtype == b.dtype:
+        first, second = (tensor.detach().contiguous().view(torch.uint8) for tensor in (a, b))
+        # On a CPU, NumPy compares bytes 15 times as fast as `torch.equal` compares numbers of half precision.
+        on_cpu = a.device.type == b.device.type == "cpu"
+        if np.array_equal(first.numpy(), second.numpy()) if on_cpu else torch.equal(first, second):
+            return True
+        if a.dtype.itemsize == 1 and a.is_floating_point():  # not every device compares FP8
+            return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def all_finite(values: Tensor) -> bool:

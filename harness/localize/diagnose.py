@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.attention.call import AttentionCall
@@ -195,15 +195,16 @@ def _queries(cause: Cause) -> str:
     )
 
 
+def _finding(
+    id: str, where: str, diagnosis: str, evidence: str, reproduce: str, severity: Severity = "serious"
+) -> Finding:
+    return Finding(
+        id=id, title=TITLES[id], severity=severity, where=where, diagnosis=diagnosis, evidence=(evidence,), reproduce=reproduce,
+    )  # fmt: skip
+
+
 def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
     """Find what no single call shows; see `assay.harness.localize.pooled`."""
-
-    def finding(id: str, groups: Sequence[Group], diagnosis: str, evidence: str) -> Finding:
-        return Finding(
-            id=id, title=TITLES[id], severity="serious", where=_groups(groups), diagnosis=diagnosis, evidence=(evidence,),
-            reproduce=reproduce,
-        )  # fmt: skip
-
     findings = []
     if wrong := scaled(run.results):
         text = (
@@ -211,14 +212,14 @@ def _over_all_calls(run: KernelRun, reproduce: str) -> list[Finding]:
             f"{wrong.limit:.1g} from 1"
         )
         calls = f"over {len(wrong.results)} calls, each of which is within its bound"
-        findings.append(finding(OUTPUT_SCALED, wrong.groups, text, calls))
+        findings.append(_finding(OUTPUT_SCALED, _groups(wrong.groups), text, calls, reproduce))
     if idle := not_run(run.results):
         text = (
             f"the error is {percent(idle.value)} of what {idle.results[0].noise} must cost, and a kernel of that family "
             f"has at least {percent(idle.limit)}: the kernel that declares it probably did not run"
         )
         calls = f"over {len(idle.results)} calls; the output may be that of another kernel, in full precision"
-        findings.append(finding(QUANTISATION_NOT_RUN, idle.groups, text, calls))
+        findings.append(_finding(QUANTISATION_NOT_RUN, _groups(idle.groups), text, calls, reproduce))
     return findings
 
 
@@ -274,40 +275,30 @@ def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
 
 
 def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Finding]:
-    def finding(
-        id: str, results: Sequence[CallResult], diagnosis: str, error: Callable[[CallResult], float] | None
-    ) -> Finding:
-        example = results[0] if error is None else max(results, key=error)
-        severity: Severity = "serious"
-        if error is not None and not any(error(result) > result.limits.largest_bound for result in results):
-            severity = "info"
-        where = some("layer", sorted({result.call.layer for result in results}), layers)
-        return Finding(
-            id=id, title=TITLES[id], severity=severity, where=f"{where}, {len(results)} calls", diagnosis=diagnosis,
-            evidence=(f"for example {describe(example.call)}",), reproduce=reproduce,
-        )  # fmt: skip
+    def finding(id: str, results: Sequence[CallResult], diagnosis: str, errors: Sequence[float] = ()) -> Finding:
+        example = results[errors.index(max(errors))] if errors else results[0]
+        where = f"{some('layer', sorted({result.call.layer for result in results}), layers)}, {len(results)} calls"
+        far = any(error > result.limits.largest_bound for error, result in zip(errors, results, strict=False))
+        severity: Severity = "serious" if far or not errors else "info"
+        return _finding(id, where, diagnosis, f"for example {describe(example.call)}", reproduce, severity)
 
     findings = []
     if written := [result for result in run.results if result.mutated]:
         names = ", ".join(sorted({name for result in written for name in result.mutated}))
-        findings.append(finding(INPUT_WRITTEN, written, f"the kernel overwrites its input {names}", None))
+        findings.append(finding(INPUT_WRITTEN, written, f"the kernel overwrites its input {names}"))
     if random := [result for result in run.results if result.repeats_differ]:
-        worst = percent(max(result.repeat for result in random))
-        text = f"the same call, run twice in a row, gives outputs that differ by up to {worst}"
-        findings.append(finding(NONDETERMINISM, random, text, lambda result: result.repeat))
+        errors = [result.repeat for result in random]
+        text = f"the same call, run twice in a row, gives outputs that differ by up to {percent(max(errors))}"
+        findings.append(finding(NONDETERMINISM, random, text, errors))
     # A kernel whose runs differ anyway counts as stateful only if the late run, and not the repeat, differs by more than noise.
     if late := [r for r in run.results if r.late_differs and (not r.repeats_differ or _only_late(r))]:
-        worst = percent(max(result.late for result in late))
-        text = f"the same call gives a different output after other calls, by up to {worst}"
-        findings.append(finding(STATE_KEPT, late, text, lambda result: result.late))
+        errors = [result.late for result in late]
+        text = f"the same call gives a different output after other calls, by up to {percent(max(errors))}"
+        findings.append(finding(STATE_KEPT, late, text, errors))
     if run.refused:
         call, why = run.refused[0]
-        findings.append(
-            Finding(
-                id=CALL_REFUSED, title=TITLES[CALL_REFUSED], severity="warning", where=f"{len(run.refused)} calls",
-                diagnosis=why, evidence=(f"for example {describe(call)}",), reproduce=reproduce,
-            )
-        )  # fmt: skip
+        example, where = f"for example {describe(call)}", f"{len(run.refused)} calls"
+        findings.append(_finding(CALL_REFUSED, where, why, example, reproduce, "warning"))
     return findings
 
 

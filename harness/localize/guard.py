@@ -15,7 +15,6 @@ from assay.harness.attention.kernels import Declaration, lse_fault, output_fault
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, repeat, run_once
 from assay.harness.localize.raised import raised, traceback_of
-from assay.harness.localize.threads import kernel_threads
 from assay.harness.text import percent
 
 CONTRACT_BROKEN = "contract-broken"
@@ -62,8 +61,7 @@ class Guard:
     def __call__(self, call: AttentionCall) -> Outputs:
         self.runs += 1
         try:
-            with kernel_threads(), call.grad_context():
-                returned = self._kernel(call)
+            returned = self._kernel(call)
         except (KernelRefused, ImportError, KeyboardInterrupt):
             raise  # the contract allows a refusal, and a missing package is not a breach of it
         # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code,

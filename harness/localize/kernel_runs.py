@@ -52,15 +52,9 @@ _SIZE = SUMS.index("size")
 
 @dataclass(frozen=True)
 class _QueryError:
-    """The error of a query that stands out from its cell.
+    """The error of a query that stands out from its cell: relative L1 against the oracle, and the largest that noise explains.
 
-    Attributes:
-        place: its place among the rows that are compared.
-        row: its packed query row.
-        head: q head of the call; None for all heads together.
-        own: relative L1 against the oracle.
-        bound: the largest that noise explains.
-        excess: own error as a multiple of its bound.
+    `place` is its place among the rows that are compared, `row` its packed query row; `head` is None for all heads together.
     """
 
     place: int
@@ -68,7 +62,11 @@ class _QueryError:
     head: int | None
     own: float
     bound: float
-    excess: float
+
+    @property
+    def excess(self) -> float:
+        """Own error as a multiple of its bound."""
+        return self.own / self.bound
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,8 @@ class CallResult:
         off: sums of its errors against the oracle's output, float64 [cells, num_q_heads, 7], on the CPU: the columns of `SUMS`.
         by_row: the same by query, float64 [rows, num_q_heads, 7].
         limits: what noise explains on this call.
-        repeated: whether the call was run twice more in a row. If not, the next four fields are meaningless.
-        repeat: largest relative L1, over cells and heads, between these two runs.
-        late: largest relative L1, over cells and heads, between this output and one computed after all other calls.
+        repeat: largest relative L1, over cells and heads, between two further runs in a row; 0 without these.
+        late: likewise between this output and one computed after all other calls.
         repeats_differ: whether any bit differed between the two runs in a row.
         late_differs: whether any bit differed in the late run.
         mutated: names of the inputs that the kernel wrote to.
@@ -97,7 +94,6 @@ class CallResult:
     off: Tensor
     by_row: Tensor
     limits: CallNoise
-    repeated: bool = False
     repeat: float = 0.0
     late: float = 0.0
     repeats_differ: bool = False
@@ -167,11 +163,10 @@ class CallResult:
 
     @cached_property
     def queries(self) -> tuple[_QueryError, ...]:
-        """Queries of cells within their bounds whose own error is suspiciously large, worst first, by head and over all heads.
-
-        An error is compared with what that very query costs honest implementations, and with `QUERY_SHARE` of what its cell may
-        have per query. Only queries beyond the second are simulated (`assay.harness.localize.bounds.bounds_of_queries`).
-        """
+        """Queries of cells within their bounds whose own error is suspiciously large, worst first, by head and over all heads."""
+        # Two thresholds: `QUERY_SHARE` of what its cell may have per query, which costs nothing, and what that very query costs
+        # honest implementations. Only queries beyond the first are simulated for the second. A cell of 100 queries with a bound
+        # of 1 % may hide one query that is wrong by 90 %: it is beyond the first, and its own noise of 1 % shows it.
         of_row = self.cells.of_row.cpu()
         queries = torch.bincount(of_row, minlength=len(self.own))[:, None]
         limit = with_all_heads(QUERY_SHARE * self.bounds.cpu() * self.off[..., _SIZE] / queries)
@@ -197,7 +192,6 @@ class CallResult:
                 head=head if head < heads else None,
                 own=float(own[at, head] / size[at, head]),
                 bound=float(bounds[at, head] / size[at, head]),
-                excess=float(own[at, head] / bounds[at, head]),
             )
             for at, head in near.nonzero().tolist()
         ]
@@ -326,7 +320,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
 
 
 def _truth(call: AttentionCall) -> Tensor:
-    """Compute what the oracle gives on the queries of a call that are compared, float64 [rows, num_q_heads, head_dim_v]."""
+    """Compute the oracle's output of the queries that are compared, float64 [rows, num_q_heads, head_dim_v]."""
     return oracle(call, _compared(call))
 
 
@@ -462,9 +456,7 @@ def repeat(kernel: Kernel, result: CallResult) -> CallResult:
     late, again = (compute(kernel, result.call.clone()).out.clone() for _ in range(2))
     late_error, late_differs = _difference(result, result.out, late)
     error, differs = _difference(result, late, again)
-    return result.updated(
-        repeated=True, late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs
-    )
+    return result.updated(late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs)
 
 
 def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:

@@ -149,16 +149,10 @@ def _cells(reading: WeightReading, relative: float, least: float) -> Words:
 def _common_factor(read: Numbers, expected: Numbers, total: Numbers, relative: float, least: float) -> Numbers:
     """The factor that most weights of a query have in common because other weights change the denominator: [rows, heads, 1].
 
-    A softmax over exp(scores) whose other keys have the weight U where they should have M (their own sequence's or not) divides by
-    (1 - U) / (1 - M) of what it should. A factor that does not follow from that is an error of its own, and 1 is returned.
-
-    Args:
-        read: weights of the own kv head, [rows, heads, total_k].
-        expected: the right ones.
-        total: weights of all kv heads together, [rows, heads].
-        relative: relative error of a right weight.
-        least: the least weight that counts.
+    `read` and `expected` are weights of the own kv head, [rows, heads, total_k]; `total` of all kv heads together, [rows, heads].
     """
+    # A softmax over exp(scores) whose other keys have the weight U where they should have M (their own sequence's or not) divides
+    # by (1 - U) / (1 - M) of what it should. A factor that does not follow from that is an error of its own, and 1 is returned.
     both = (expected > least) & (np.abs(read) > least / 100)
     ratio = np.sort(np.where(both, read / np.where(both, expected, 1.0), np.inf), -1)
     middle = np.maximum(both.sum(-1, keepdims=True) - 1, 0) // 2
@@ -203,11 +197,8 @@ def _keys_shown(cells: Words, expected: Numbers) -> Ints:
 
 
 def _where_most_changes(flags: Flags, cells: Words, count: int) -> Ints:
-    """So many consecutive keys, with most borders between keys that are flagged and keys that are not.
-
-    A border with a key that has its weight counts twice: it says more than one with a key that nothing is expected of. Where all
-    keys are flagged, these are the first.
-    """
+    """So many consecutive keys, with most borders between keys that are flagged and keys that are not; else the first flagged."""
+    # A border with a key that has its weight counts twice: it says more than one with a key that nothing is expected of.
     border = flags[:, 1:] != flags[:, :-1]
     same = (cells[:, 1:] == SAME) | (cells[:, :-1] == SAME)
     borders = np.concatenate([[0], np.cumsum((border * (1 + same)).sum(0))])

@@ -5,7 +5,7 @@ Both look at calls that are within their bounds. `assay.harness.localize.causes`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,14 +38,7 @@ Group = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class _Pooled:
-    """An error that shows over many calls.
-
-    Attributes:
-        groups: where, each as (axis, value) pairs.
-        value: the number that shows it, in the worst of the groups; see `scaled` and `not_run`.
-        limit: what noise explains of that number there.
-        results: calls of these groups.
-    """
+    """An error that shows over many calls: the number that shows it in the worst group, and what noise explains of it there."""
 
     groups: tuple[Group, ...]
     value: float
@@ -69,9 +62,12 @@ def scaled(results: Sequence[CallResult]) -> _Pooled | None:
         tests += [
             ((group[0], ("head", str(some[0].call.spec.first_head + h))), some, slice(h, h + 1)) for h in range(heads)
         ]
-    beyond, known = [], dict[int, tuple[Floats, float]]()
+    known = {id(result): _deviations(result) for result in usable}
+    beyond = []
     for group, some, heads_of in tests:
-        factor, limit = _slope(some, heads_of, FALSE_FLAGS / 4 / len(tests), known)
+        factor, limit = _slope(
+            [(result, *known[id(result)]) for result in some], heads_of, FALSE_FLAGS / 4 / len(tests)
+        )
         if abs(factor) > limit:
             beyond.append((group, factor, limit, some))
     if not beyond:
@@ -81,8 +77,7 @@ def scaled(results: Sequence[CallResult]) -> _Pooled | None:
 
 
 def _deviations(result: CallResult) -> tuple[Floats, float]:
-    """Compute the distance of the slopes of a result from what they should be, [num_q_heads], not finite where a slope is not; and
-    how far they may be whatever the number of calls."""
+    """Compute how far slopes are from what they should be, [num_q_heads], and how far they may be for any number of calls."""
     expected = torch.ones_like(result.slopes)
     if result.limits.family.quantises:
         expected = result.limits.ensemble.slopes.mean(0)
@@ -99,18 +94,10 @@ def _dropped(result: CallResult) -> float:
     return float((along / right.square().sum((0, 2))).nan_to_num(posinf=0.0).max())
 
 
-def _slope(
-    results: Sequence[CallResult], heads: slice, rate: float, known: dict[int, tuple[Floats, float]]
-) -> tuple[float, float]:
-    """Compute the slope's mean deviation over calls from what it should be, and its limit; infinite for too few calls.
-
-    What is computed of a result is put into `known`: it is in several groups.
-    """
+def _slope(results: Sequence[tuple[CallResult, Floats, float]], heads: slice, rate: float) -> tuple[float, float]:
+    """Compute the mean deviation of slopes over calls, and its limit; infinite for too few calls."""
     values, weights, tolerances = [], [], []
-    for result in results:
-        if id(result) not in known:
-            known[id(result)] = _deviations(result)
-        slopes, tolerance = known[id(result)]
+    for result, slopes, tolerance in results:
         off = slopes[heads]
         off = off[np.isfinite(off)]
         if len(off):
@@ -191,6 +178,5 @@ def _grouped(results: Sequence[CallResult], by: Sequence[tuple[str, ...]]) -> li
     return list(groups.items())
 
 
-def _union(groups: object) -> tuple[CallResult, ...]:
-    seen: dict[Hashable, CallResult] = {id(result): result for some in groups for result in some}  # type: ignore[attr-defined]
-    return tuple(seen.values())
+def _union(groups: Iterable[Sequence[CallResult]]) -> tuple[CallResult, ...]:
+    return tuple({id(result): result for some in groups for result in some}.values())

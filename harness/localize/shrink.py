@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative, tensor_of
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative
 from assay.harness.attention.kernels import declaration, load
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
@@ -22,7 +22,7 @@ from assay.harness.localize.cells import deviation
 from assay.harness.localize.diagnose import describe
 from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
 from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import KernelRun, measure
+from assay.harness.localize.kernel_runs import KernelRun, compute, measure
 from assay.harness.stats.error_sums import relative_l1
 from assay.harness.verdict import UNEXPLAINED, Finding, serious
 
@@ -108,7 +108,7 @@ def shrink(kernel: Kernel, call: AttentionCall, head_dims: Collection[int], bug:
             return False
         runs += 1
         try:
-            out = tensor_of(kernel(smaller.clone()))
+            out = compute(kernel, smaller.clone()).out
         except KernelRefused:
             return False
         result = measure(smaller, out, noise)
@@ -222,7 +222,10 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[
         text = f"CALL = replace(call_of({shape}{f', seed={seed}' * bool(seed)}), {own})"
         if changed:
             text += f"\nCALL = replace(CALL, {changed})"
-        imports = "from dataclasses import replace\n\nimport torch\n\nfrom assay import CallSpec, Mask, assert_correct, call_of"
+        imports = (
+            "from dataclasses import replace\n\nimport torch\n\nfrom assay import Mask, assert_correct\n"
+            "from assay.harness.attention.call import CallSpec\nfrom assay.harness.attention.sample_calls import call_of"
+        )
         return partial(_test, kernel_path, imports, text, excused)
     numbers = sum(t.numel() for t in (call.q, call.k, call.v))
     if numbers > _MAX_LITERALS:
@@ -233,7 +236,10 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[
         )
     tensors = "".join(f"    {name}={_literal(tensor)},\n" for name, tensor in call.tensors.items())
     text = f"CALL = AttentionCall(\n{tensors}    {own},\n)"
-    imports = "import torch\n\nfrom assay import AttentionCall, CallSpec, Mask, assert_correct"
+    imports = (
+        "import torch\n\nfrom assay import AttentionCall, Mask, assert_correct\n"
+        "from assay.harness.attention.call import CallSpec"
+    )
     return partial(_test, kernel_path, imports, text, excused)
 
 

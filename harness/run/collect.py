@@ -1,29 +1,48 @@
-"""A run: two servers get the same questions, and leave the evidence for the verdict."""
+"""What a run collects, in order: two servers get the same questions, and leave the evidence for the verdict.
+
+Each step of `_STEPS` leaves one kind of evidence, for a claim of `assay.harness.judge`. What the folder holds is not collected
+again, so an interrupted run goes on where it stopped.
+"""
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from assay.harness.engines.base import Engine
+from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
+from assay.harness.evidence.executed import FOLDER
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.layer_diff_record import LAYER_DIFF
 from assay.harness.evidence.manifest import QUESTION_PLAN
+from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.asked import check_asked
-from assay.harness.run.collectors import COLLECTORS, Asking, Collector
+from assay.harness.run import layer_diff, sensitivity
 from assay.harness.run.fingerprints import of_side
 from assay.harness.run.kernel_process import examine_kernel, try_kernel
+from assay.harness.run.logit_scoring import ScoringHandover, is_scored, score_role
 from assay.harness.run.plan import Plan
-from assay.harness.run.preflight import check_accepted
-from assay.harness.run.question_stop import FIRST_IN_TURN, QuestionStop
-from assay.harness.run.run_folder import asked_roles, recorded
+from assay.harness.run.preflight import check_accepted, check_asked
+from assay.harness.run.questions import FIRST_IN_TURN, AnswerKey, QuestionStop, interview, is_answered
+from assay.harness.run.run_folder import asked_roles, recorded, shadowed_role
 from assay.harness.run.servers import make_run_engine, manifest_of, record_fingerprint, running, together
 from assay.harness.sides import ROLES, Role
+
+# File that marks a server's kernels as listed; it holds the nonce of the run.
+_COMPLETE = "complete"
+# The first of these tokens comes from the extend pass, the others from decode steps.
+_KERNEL_TOKENS = 4
+# What the second prompt adds to the first, which is in the cache: more new tokens than a decode step has.
+_CONTINUATION = (
+    "\nThink about every option once more before you answer, and give nothing but the letter of the right one."
+)
 
 
 def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequence[Engine] = ()) -> None:
@@ -39,89 +58,92 @@ def collect(plan: Plan, folder: RunFolder, display: ProgressDisplay, ready: Sequ
         KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
     """
     with recorded(folder):
-        stop = QuestionStop(plan, folder.answers(), together=_asked_together(plan, folder, ready))
+        same_time = asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
+        stop = QuestionStop(plan, folder.answers(), together=same_time)
+        most = len(stop.items)
         if stop.items and stop.reason is None:
             rule, seed = plan.rule, plan.spec.workload.order_seed
             display.say(
-                f"Questions: at most {len(stop.items):,}, in the random order of seed {seed}; margin {rule.margin:g}, "
+                f"Questions: at most {most:,}, in the random order of seed {seed}; margin {rule.margin:g}, "
                 f"alpha {rule.alpha:g}. Asking stops when the answers decide."
             )
-        for number, first in enumerate(_rounds(stop)):
-            if number and stop.enough():
+        # In turn, the servers get few questions at first, since those usually decide.
+        for stop.first in [most] if same_time or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]:
+            _ask_round(_Asking(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
+            if stop.enough():
                 break
-            stop.first = first
-            _ask_round(Asking(plan, folder, display, stop, {answer.key for answer in folder.answers()}), ready)
-        _record_stop(folder, stop, display)
+        if (questions := folder.read(QUESTION_PLAN)) is not None and stop.reason is not None:
+            display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {most:,}.")
+            folder.write(QUESTION_PLAN, questions.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
         if plan.has_layer_diff:
             examine_kernel(plan, folder, display)
 
 
-def _asked_together(plan: Plan, folder: RunFolder, ready: Sequence[Engine]) -> bool:
-    """Return True if both roles are asked at the same time."""
-    return asked_roles(plan, folder) == ROLES and (bool(ready) or together(plan))
+@dataclass
+class _Asking:
+    """The questions that the servers of a run are asked in one go, together or in turn.
+
+    Attributes:
+        plan: the checked run.
+        folder: where the evidence goes.
+        display: shows the progress.
+        stop: reports when the questions have decided.
+        answered: what was answered before.
+        handover: between two roles whose logits are scored at the same time; None where they are not.
+    """
+
+    plan: Plan
+    folder: RunFolder
+    display: ProgressDisplay
+    stop: QuestionStop
+    answered: Collection[AnswerKey]
+    handover: ScoringHandover | None = None
 
 
-def _rounds(stop: QuestionStop) -> list[int]:
-    """Return how many questions the servers have got after each round: few at first, since those usually decide."""
-    most = len(stop.items)
-    return [most] if stop.together or most <= FIRST_IN_TURN else [FIRST_IN_TURN, most]
-
-
-def _ask_round(asked: Asking, ready: Sequence[Engine]) -> None:
+def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
     """Ask both servers what they have not answered yet, together or in turn."""
     plan, folder, display, stop = asked.plan, asked.folder, asked.display, asked.stop
-    pending = [
-        role for role in asked_roles(plan, folder) if any(each.is_open(asked, role) for each in chain(*COLLECTORS))
-    ]
+    roles = asked_roles(plan, folder)
+    pending = [role for role in roles if any(step.is_open(asked, role) for step in chain(*_STEPS))]
     if not pending:
         display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
         return
     if ready:
         _ask_all(ready, asked)
         return
+    # What can be refused without a server comes first: servers take minutes to start.
     if not folder.progress().servers:
         try_kernel(plan, folder)
         check_asked(plan, display)
         _check_loaded(plan, display)
-    for roles in [pending] if stop.together else [[role] for role in _in_turn(plan, folder, pending, stop)]:
-        group = [make_run_engine(plan, folder, role) for role in roles]
+    if not stop.together and roles == ROLES and "reference" in pending and stop.open_items("reference"):
+        pending = list(ROLES)  # the reference is about to answer more questions, which the candidate gets, too
+    for together_ in [pending] if stop.together else [[role] for role in pending]:
+        group = [make_run_engine(plan, folder, role) for role in together_]
         display.say(f"Starting {' and '.join(f'{e.role} {e.backend}' for e in group)}.")
         with running(group, plan.spec.device, display):
             _ask_all(group, asked)
 
 
-def _in_turn(plan: Plan, folder: RunFolder, pending: Sequence[Role], stop: QuestionStop) -> Sequence[Role]:
-    """List the pending roles; the candidate is pending as well where the reference is about to answer more questions."""
-    both = asked_roles(plan, folder) == ROLES
-    return ROLES if both and "reference" in pending and stop.open_items("reference") else pending
-
-
-def _record_stop(folder: RunFolder, stop: QuestionStop, display: ProgressDisplay) -> None:
-    """Record where asking stopped, and why."""
-    recorded_plan = folder.read(QUESTION_PLAN)
-    if recorded_plan is None or stop.reason is None:
-        return
-    display.say(f"Questions: {stop.reason} after {stop.pairs:,} of {len(stop.items):,}.")
-    folder.write(QUESTION_PLAN, recorded_plan.model_copy(update={"stopped": stop.reason, "pairs": stop.pairs}))
-
-
-def _ask_all(engines: Sequence[Engine], asked: Asking) -> None:
-    """Take all engines through the collectors at the same time; the first failure stops all servers and so all threads."""
+def _ask_all(engines: Sequence[Engine], asked: _Asking) -> None:
+    """Take all engines through the steps at the same time; the first failure stops all servers and so all threads."""
     folder, display = asked.folder, asked.display
     for engine in engines:
         folder.record_server(manifest_of(engine))
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
         display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
     _take_fingerprints(engines, asked)
-    first, *others = COLLECTORS
+    asked.stop.begin([engine.role for engine in engines])
+    first, *others = _STEPS
     _collect(engines, asked, first)
     with _kernel_aside(asked.plan, folder, display):
+        _begin_scoring(asked, engines)
         for group in others:
             _collect(engines, asked, group)
 
 
 def _check_loaded(plan: Plan, display: ProgressDisplay) -> None:
-    """Refuse a candidate whose model, loaded without a server, is not what was accepted: servers would take minutes to say so.
+    """Refuse a candidate whose model, loaded without a server, is not what was accepted.
 
     A kernel is served by a server alone, and checked there, as everything is once more.
     """
@@ -132,7 +154,7 @@ def _check_loaded(plan: Plan, display: ProgressDisplay) -> None:
         check_accepted(Path(spec.policy.fingerprint), made)
 
 
-def _take_fingerprints(engines: Sequence[Engine], asked: Asking) -> None:
+def _take_fingerprints(engines: Sequence[Engine], asked: _Asking) -> None:
     """Record what each server really serves, before anything is asked; refuse a candidate that is not what was accepted."""
     plan, folder = asked.plan, asked.folder
     accepted = plan.spec.policy.fingerprint
@@ -142,7 +164,7 @@ def _take_fingerprints(engines: Sequence[Engine], asked: Asking) -> None:
         if accepted and engine.role == "candidate":
             if made is None:
                 raise EngineError(
-                    f"The candidate's server tells no fingerprint, which {accepted} is to be compared with.",
+                    f"The candidate's server did not report a fingerprint, so it cannot be compared with {accepted}.",
                     "a server whose processes write theirs",
                     "see its log, or leave --fingerprint out",
                 )
@@ -151,14 +173,12 @@ def _take_fingerprints(engines: Sequence[Engine], asked: Asking) -> None:
     _in_threads(engines, take)
 
 
-def _collect(engines: Sequence[Engine], asked: Asking, group: Sequence[Collector]) -> None:
-    """Take each engine through a group of collectors, in a thread of its own."""
-    for collector in group:
-        collector.begin(asked, engines)
+def _collect(engines: Sequence[Engine], asked: _Asking, steps: Sequence[_Step]) -> None:
+    """Take each engine through some steps, in a thread of its own."""
 
     def go_through(engine: Engine) -> None:
-        for collector in group:
-            collector.collect(asked, engine)
+        for step in steps:
+            step.collect(asked, engine)
 
     _in_threads(engines, go_through)
 
@@ -197,3 +217,105 @@ def _kernel_aside(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> It
             examined.result()
         finally:
             stop.set()
+
+
+def _answers_open(asked: _Asking, role: Role) -> bool:
+    return not is_answered(asked.plan, role, asked.answered, asked.stop)
+
+
+def _answer(asked: _Asking, engine: Engine) -> None:
+    interview(engine, asked.plan, asked.folder, asked.answered, asked.stop, asked.display)
+
+
+def _kernels_open(asked: _Asking, role: Role) -> bool:
+    listed = asked.folder.server_folder(role) / FOLDER / _COMPLETE
+    known = listed.exists() and listed.read_text() == asked.folder.nonce
+    return asked.plan.compares_answers and not asked.plan.backend(role).is_url and not known
+
+
+def _list_kernels(asked: _Asking, engine: Engine) -> None:
+    """Have a server list its kernels in one pass without and one with a cached prefix, and in decode steps."""
+    if not _kernels_open(asked, engine.role):
+        return
+    place, prompt = asked.folder.server_folder(engine.role), asked.plan.items[0].prompt
+    shutil.rmtree(place / FOLDER, ignore_errors=True)
+    set_control(place, Control(profile="kernels"))
+    try:
+        engine.flush_cache()
+        for text in (prompt, prompt + _CONTINUATION):
+            answers(engine, [ChatRequest(text, _KERNEL_TOKENS)], 1)
+    finally:
+        set_control(place, Control())
+    write_whole(place / FOLDER / _COMPLETE, asked.folder.nonce, durable=False)
+
+
+def _layers_open(asked: _Asking, role: Role) -> bool:
+    return asked.plan.has_layer_diff and asked.folder.read(LAYER_DIFF, role) is None
+
+
+def _compare_layers(asked: _Asking, engine: Engine) -> None:
+    if not _layers_open(asked, engine.role):
+        return
+    if engine.role == shadowed_role(asked.plan, asked.folder):
+        layer_diff.compare_layers(engine, asked.folder, asked.plan, asked.display)
+    else:
+        layer_diff.trace_free_running(engine, asked.folder, asked.plan)
+
+
+def _unscored(asked: _Asking, role: Role) -> list[Role]:
+    """List the roles whose logits this server must still score: both, where it is the only one and also runs the other."""
+    plan, roles = asked.plan, asked_roles(asked.plan, asked.folder)
+    if "logits" not in plan.spec.workload.suites or plan.has_url:
+        return []
+    if roles != ROLES and not plan.has_layer_diff:
+        return []  # the role without a server cannot be scored anywhere
+    scored = (role,) if roles == ROLES else ROLES
+    return [each for each in scored if not is_scored(asked.folder.path, each)]
+
+
+def _begin_scoring(asked: _Asking, engines: Sequence[Engine]) -> None:
+    """Have the reference's scoring hand over to the candidate's, where both roles are open and have a server."""
+    open_roles = [role for engine in engines for role in _unscored(asked, engine.role)]
+    both = len(engines) == len(ROLES) and open_roles == [engine.role for engine in engines]
+    if both and all(engine.scorer for engine in engines):
+        asked.handover = ScoringHandover(len(asked.plan.of("logits")))
+
+
+def _score(asked: _Asking, engine: Engine) -> None:
+    """Score the reference's tokens. The candidate is asked about the reference's answers, which are complete by now."""
+    if engine.scorer is None:
+        return  # the logits are then not compared
+    folder, items, told = asked.folder, asked.plan.of("logits"), asked.folder.answers()
+    for role in _unscored(asked, engine.role):
+        place = folder.server_folder(engine.role)
+        with layer_diff.substituted_everywhere(place) if role != engine.role else nullcontext():
+            score_role(engine.scorer, items, told, folder.path, asked.display, role, folder.nonce, asked.handover)
+
+
+def _sensitivity_open(asked: _Asking, role: Role) -> bool:
+    return sensitivity.is_open(asked.plan, asked.folder, role)
+
+
+def _seed_fault(asked: _Asking, engine: Engine) -> None:
+    sensitivity.measure_sensitivity(engine, asked.plan, asked.folder, asked.display)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One kind of evidence.
+
+    Attributes:
+        is_open: whether a role's server still has something to do.
+        collect: has a server do it. Raises EngineError if the server failed, EvidenceError if the folder cannot be written.
+    """
+
+    is_open: Callable[[_Asking, Role], bool]
+    collect: Callable[[_Asking, Engine], None]
+
+
+# A server goes through a group at its own pace; the next group begins when every server is there.
+_STEPS = (
+    (_Step(_answers_open, _answer), _Step(_kernels_open, _list_kernels), _Step(_layers_open, _compare_layers)),
+    (_Step(lambda asked, role: bool(_unscored(asked, role)), _score),),
+    (_Step(_sensitivity_open, _seed_fault),),
+)

@@ -18,11 +18,11 @@ from assay.harness.engines.sglang.score import generate_all
 from assay.harness.evidence.envelope import EngineLimits, EnvelopeCounts, read_envelope
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.run.interview import TOP_LOGPROBS
 from assay.harness.run.plan import Plan
+from assay.harness.run.questions import TOP_LOGPROBS
 
+# Most times that a wave is sent for one condition.
 _ROUNDS = 3
-"""Most times that a wave is sent for one condition."""
 
 Keep = Callable[[Answer], None]
 """Takes note of an answer."""

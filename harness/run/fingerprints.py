@@ -17,7 +17,6 @@ from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import EVIDENCE
 from assay.harness.engines.model import resolve_model
-from assay.harness.engines.process import ServerProcess
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang import arguments, failures, launch
 from assay.harness.engines.sglang.launch import Launch
@@ -28,13 +27,15 @@ from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.facts import PACKAGES, variables
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
-from assay.harness.run.asked import ignored_of
+from assay.harness.run.preflight import ignored_of
 from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
-from assay.harness.text import one_line
+from assay.harness.text import how_ended, one_line
+from assay.worker import run_command
 
-_POLL_S = 0.1
+# Lines of a failed process's log that an error has.
+_TAIL_LINES = 20
+# Requests in flight, of an endpoint that others use too.
 _AT_ONCE = 4
-"""Requests in flight, of an endpoint that others use too."""
 _PROCESS = "assay.harness.engines.sglang.fingerprint_process"
 
 
@@ -145,27 +146,16 @@ def _tables(read: list[dict[str, Any]], config: Mapping[str, Any]) -> tuple[Rope
 
 
 def _printed(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float, who: str) -> str:
-    """Run a command to its end, under a guardian, and return the last line that it printed.
-
-    Raises:
-        EngineError: it failed, printed nothing, or took too long.
-    """
-    printed = folder / "printed"
-    process = ServerProcess(command, environment, folder / "run", folder / "log", output=printed)
-    begun = time.monotonic()
-    try:
-        while process.exit_status is None and time.monotonic() - begun < timeout_s:
-            time.sleep(_POLL_S)
-        status = process.exit_status
-        lines = printed.read_text(errors="replace").splitlines()
-        if status == 0 and lines and lines[-1].startswith("{"):
-            return lines[-1]
-        ended = process.how_it_ended if status is not None else f"was not done after {timeout_s:g} s"
-        # Its log is in a folder that is removed: what it ends with is all there is.
-        tail = "\n".join([*lines[-3:], process.log_tail()])
-        failure = failures.read(process.recent_log())
-    finally:
-        process.stop()
+    """Run a command to its end, and return the last line that it printed."""
+    log, output = folder / "log", folder / "printed"
+    status = run_command(command, folder, log=log, seconds=timeout_s, environment=environment, output=output)
+    lines, logged = output.read_text(errors="replace").splitlines(), log.read_text(errors="replace")
+    if status == 0 and lines and lines[-1].startswith("{"):
+        return lines[-1]
+    ended = how_ended(status) if status is not None else f"was not done after {timeout_s:g} s"
+    # Its log is in a folder that is removed: what it ends with is all there is.
+    tail = "\n".join([*lines[-3:], *logged.splitlines()[-_TAIL_LINES:]])
+    failure = failures.read(logged)
     raise EngineError(
         f"{who} {ended}, and there is no fingerprint{f': {failure.line}' if failure.line else '.'}",
         "a model that this interpreter loads",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from assay.harness.verdict import with_evidence
 LOG = "kernel.log"
 _NO_HEADS = "the model's configuration does not state how many heads it has"
 _DTYPES = ("float16", "bfloat16", "float32")
+# The results by the event that has one: its file, and what it is called.
+_RESULTS = {"cause": (CAUSE, "Recorded calls"), "matrix": (MATRIX, "Op-level matrix")}
 
 
 def examine_kernel(
@@ -53,9 +54,9 @@ def examine_kernel(
         pack = pack_of(folder) if folder.read(CAUSE) is None else None
         due = plan.candidate.is_kernel and plan.has_layer_diff and folder.read(MATRIX) is None
         if pack and not plan.candidate.is_kernel:
-            _keep_cause(folder, _examine_here(pack, plan, folder), display)
-        elif due and not (known := _shape(plan, folder)).complete:
-            _keep_matrix(folder, known.failed(plan, _NO_HEADS), display)
+            _keep("cause", _examine_here(pack, plan, folder), folder, display)
+        elif due and not _has_heads(shape := _shape(plan, folder)):
+            _keep("matrix", _no_matrix(plan, shape, _NO_HEADS), folder, display)
         elif pack or due:
             _attempt(pack, due, plan, folder, display, stop)
         else:
@@ -69,9 +70,9 @@ def try_kernel(plan: Plan, folder: RunFolder) -> None:
         EngineError: it raises on all of a phase, ends its process, crashes it or hangs.
         EvidenceError: the folder cannot be written.
     """
-    if not plan.candidate.is_kernel or not (shape := _shape(plan, folder)).complete:
+    if not plan.candidate.is_kernel or not _has_heads(shape := _shape(plan, folder)):
         return
-    given = {"candidate": plan.candidate.name, "matrix": shape.given}
+    given = {"candidate": plan.candidate.name, "matrix": shape}
     why, said = _done("try_first", given, plan, folder, lambda event: None, threading.Event())
     if why or said:
         raise EngineError(
@@ -95,73 +96,42 @@ def _recorded(pack: Path, plan: Plan, folder: RunFolder) -> dict[str, Any]:
     return {"pack": str(pack.resolve()), "served": served, "reproduce": replay_command(pack, plan.candidate.name)}
 
 
-def _keep_cause(folder: RunFolder, result: KernelResult, display: ProgressDisplay) -> None:
-    """Write the result, and show it.
-
-    Raises:
-        EvidenceError: the folder cannot be written.
-    """
-    folder.write(CAUSE, result)
-    named = "; ".join(finding.title for finding in result.findings) or "nothing"
-    display.say(f"Examined {result.calls} recorded calls in {result.seconds:.1f} s: found {named}.")
+def _keep(name: str, result: KernelResult, folder: RunFolder, display: ProgressDisplay) -> None:
+    """Write a result, and show it."""
+    file, title = _RESULTS[name]
+    folder.write(file, result)
+    if count := result.calls if name == "cause" else result.computed:
+        named = "; ".join(finding.title for finding in result.findings) or "nothing"
+        display.say(f"{title}: {count} calls in {result.seconds:.1f} s: found {named}.")
     if result.not_run:
-        display.say(f"The kernel was not tested on them: {result.not_run}.")
+        display.say(f"{title}: the kernel was not tested: {result.not_run}.")
 
 
-def _keep_matrix(folder: RunFolder, result: KernelResult, display: ProgressDisplay) -> None:
-    """Write the result, and show it.
-
-    Raises:
-        EvidenceError: the folder cannot be written.
-    """
-    folder.write(MATRIX, result)
-    if result.not_run:
-        display.say(f"Op-level matrix: not tested: {result.not_run}.")
-        return
-    named = "; ".join(finding.title for finding in result.findings) or "nothing"
-    display.say(f"Op-level matrix: {result.computed} calls in {result.seconds:.1f} s: found {named}.")
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """The shape of a run's model, up to the policy's envelope: what the calls of its matrix have in common."""
-
-    device: str
-    dtype: str
-    heads: tuple[int, int]
-    head_dim: int
-    tokens: int
-
-    @property
-    def complete(self) -> bool:
-        """True if the model's configuration states all of it."""
-        return bool(all(self.heads) and self.head_dim)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The arguments of the job."""
-        return asdict(self)
-
-    @property
-    def words(self) -> str:
-        """The shape as a report shows it."""
-        heads = "{} q heads on {} kv heads".format(*self.heads)
-        return f"{self.dtype}, head_dim {self.head_dim}, {heads}, to {self.tokens:,} tokens"
-
-    def failed(self, plan: Plan, why: str) -> KernelResult:
-        """Return the result of a matrix that could not be run."""
-        return KernelResult(kernel=plan.candidate.name, shapes=self.words, not_run=why)
-
-
-def _shape(plan: Plan, folder: RunFolder) -> _Shape:
+def _shape(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """Return what the calls of the matrix have in common: the shape of the run's model, up to the policy's envelope."""
     model = model_shape(plan.model)
-    return _Shape(
-        device=plan.spec.device,
-        dtype=_dtype(folder, plan.spec.device, model),
-        heads=(model.q_heads, model.kv_heads),
-        head_dim=model.head_dim,
-        tokens=min(plan.spec.policy.envelope_tokens, model.context),
-    )
+    return {
+        "device": plan.spec.device,
+        "dtype": _dtype(folder, plan.spec.device, model),
+        "heads": (model.q_heads, model.kv_heads),
+        "head_dim": model.head_dim,
+        "tokens": min(plan.spec.policy.envelope_tokens, model.context),
+    }
+
+
+def _has_heads(shape: dict[str, Any]) -> bool:
+    return all((*shape["heads"], shape["head_dim"]))
+
+
+def _words(shape: dict[str, Any]) -> str:
+    """Describe a shape as a report shows it."""
+    q_heads, kv_heads = shape["heads"]
+    heads = f"{q_heads} q heads on {kv_heads} kv heads"
+    return f"{shape['dtype']}, head_dim {shape['head_dim']}, {heads}, to {shape['tokens']:,} tokens"
+
+
+def _no_matrix(plan: Plan, shape: dict[str, Any], why: str) -> KernelResult:
+    return KernelResult(kernel=plan.candidate.name, shapes=_words(shape), not_run=why)
 
 
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
@@ -179,47 +149,44 @@ def _attempt(
 
     A result that stood before the kernel was read is kept, with the reason why it states no more.
     """
-    keep = {"cause": _keep_cause, "matrix": _keep_matrix}
     due = [*["cause"] * bool(pack), *["matrix"] * matrix]
     stands: KernelResult | None = None
     shape = _shape(plan, folder)
 
     def take(event: worker.Event) -> None:
         nonlocal stands
-        if (name := event["event"]) in keep:
+        if (name := event["event"]) in _RESULTS:
             due.remove(name)
             stands = None
-            keep[name](folder, KernelResult.model_validate(event["result"]), display)
+            _keep(name, KernelResult.model_validate(event["result"]), folder, display)
         elif name == "stands":
             stands = KernelResult.model_validate(event["result"]) if event["reading"] else None
 
     given = {
         "candidate": plan.candidate.name,
         "cause": _recorded(pack, plan, folder) if pack else None,
-        "matrix": shape.given if matrix else None,
-        "shapes": shape.words,
+        "matrix": shape if matrix else None,
+        "shapes": _words(shape),
     }
     why, _ = _done("examine", given, plan, folder, take, stop)
     if not why or stop.is_set() or not due:
         return
+    expected = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
     if stands is not None:
         findings = tuple(with_evidence(stands.findings, f"the kernel could not be read: {why}"))
-        shapes = shape.words if due[0] == "matrix" else ""
-        keep[due[0]](folder, stands.model_copy(update={"findings": findings, "shapes": shapes}), display)
-        return
-    why = f"{why}; expected an output or an exception (see {LOG}, and run assay check {plan.candidate.name})"
-    if due[0] == "cause" and pack:
-        _keep_cause(folder, _examine_here(pack, plan, folder, why), display)
+        shapes = _words(shape) if due[0] == "matrix" else ""
+        result = stands.model_copy(update={"findings": findings, "shapes": shapes})
+    elif due[0] == "cause" and pack:
+        result = _examine_here(pack, plan, folder, expected)
     else:
-        _keep_matrix(folder, shape.failed(plan, why), display)
+        result = _no_matrix(plan, shape, expected)
+    _keep(due[0], result, folder, display)
 
 
 def _done(
     job: str, given: dict[str, Any], plan: Plan, folder: RunFolder, take: worker.OnEvent, stop: threading.Event
 ) -> tuple[str, Any]:
-    """Have a process do a job of `assay.harness.checks.kernel_jobs`.
-
-    What assay computes between two calls has no limit of time.
+    """Have a process do a job of `assay.harness.checks.kernel_jobs`; what assay computes between two calls has no limit of time.
 
     Returns:
         Why it did not come to its end, in words, empty if it did; and what it returned.

@@ -31,12 +31,12 @@ from assay.harness.run.machine import hash_model
 from assay.harness.run.plan import COLD_QUESTIONS, Plan
 from assay.harness.sides import Role
 
+# Prompts whose layer outputs are traced, of the cold and of the warm ones.
 _TRACED_COLD, _TRACED_WARM = 2, 4
-"""Prompts whose layer outputs are traced, of the cold and of the warm ones."""
+# Byte budget of all traces of a server's process.
 _TRACE_BYTES = 256 * 2**20
-"""Byte budget of all traces of a server's process."""
+# Token limit of the first two answers: one pass of each phase.
 _EARLY_TOKENS = 2
-"""Token limit of the first two answers: one pass of each phase."""
 
 
 def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:

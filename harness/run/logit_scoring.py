@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.engines.base import Scorer
@@ -46,12 +45,12 @@ PROMPT_TAIL = 16
 """Tokens at the end of a prompt that are scored too, since answers may have only a few tokens."""
 TOP_K = 20
 """Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return."""
+# Most tokens of an answer that are scored: with the prompt's, some 30 positions of each sequence.
 _MAX_ANSWER_TOKENS = 16
-"""Most tokens of an answer that are scored: with the prompt's, some 30 positions of each sequence."""
+# Answers that are generated at the same time; only scoring needs batches of one.
 _GENERATED_AT_ONCE = 16
-"""Answers that are generated at the same time; only scoring needs batches of one."""
+# The reference is scored again on every second sequence: it would otherwise wait for the candidate.
 _FLOOR_EVERY = 2
-"""The reference is scored again on every second sequence: it would otherwise wait for the candidate."""
 
 _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 
@@ -59,47 +58,31 @@ _Sequence = tuple[ScoredSequence, tuple[int, ...]]
 class ScoringHandover:
     """Data that the reference's scoring hands to the candidate's, sequence by sequence, while both run.
 
-    Args:
-        count: number of sequences.
+    Whoever reads waits, and gets the error that ended the reference's scoring.
     """
 
     def __init__(self, count: int) -> None:
-        self._sequences: Future[list[_Sequence]] = Future()
-        self._top_ids: list[Future[Mapping[CacheState, Ints]]] = [Future() for _ in range(count)]
+        self.sequences: Future[list[_Sequence]] = Future()
+        # For each sequence, the reference's most probable tokens at each position by condition, int32 [positions, k].
+        self.top_ids: list[Future[Mapping[CacheState, Ints]]] = [Future() for _ in range(count)]
 
     @classmethod
     def of(cls, reference: Logits) -> ScoringHandover:
         """Make a handover from a reference that was scored before."""
-        header = reference.header
-        handover = cls(len(header.sequences))
-        handover.announce([(sequence, reference.ids_of(index)) for index, sequence in enumerate(header.sequences)])
-        for index, _ in enumerate(header.sequences):
+        sequences = reference.header.sequences
+        handover = cls(len(sequences))
+        handover.sequences.set_result([(each, reference.ids_of(index)) for index, each in enumerate(sequences)])
+        for index, future in enumerate(handover.top_ids):
             rows = reference.rows_of(index)
-            handover.put(index, {c: positions.top_ids[rows] for c, positions in reference.by_condition.items()})
+            future.set_result({c: positions.top_ids[rows] for c, positions in reference.by_condition.items()})
         return handover
-
-    def announce(self, sequences: list[_Sequence]) -> None:
-        """Announce the sequences that will be scored."""
-        self._sequences.set_result(sequences)
-
-    def put(self, index: int, top_ids: Mapping[CacheState, Ints]) -> None:
-        """Put the reference's most probable tokens at each position of a sequence, by condition, int32 [positions, k]."""
-        self._top_ids[index].set_result(top_ids)
 
     def fail(self, error: BaseException) -> None:
         """End the wait for what will not come."""
-        waited_for: list[Future[Any]] = [self._sequences, *self._top_ids]
+        waited_for: list[Future[Any]] = [self.sequences, *self.top_ids]
         for future in waited_for:
             if not future.done():
                 future.set_exception(error)
-
-    def sequences(self) -> list[_Sequence]:
-        """Wait for the sequences. Raises what ended the reference's scoring."""
-        return self._sequences.result()
-
-    def top_ids(self, index: int) -> Mapping[CacheState, Ints]:
-        """Wait for what was `put` for a sequence. Raises what ended the reference's scoring."""
-        return self._top_ids[index].result()
 
 
 def is_scored(folder: Path, role: Role) -> bool:
@@ -157,7 +140,7 @@ def score_role(
             if handover is None or logits_path(folder, "reference", 0).exists():
                 handover = ScoringHandover.of(_scored_reference(folder, role, run))
             scored = _score_all(server, handover, False, display, title)
-        _write(folder, server, scored, role, repeat, run)
+        write_logits(folder, _logits(server, scored, role, repeat, run))
 
 
 @dataclass(frozen=True)
@@ -182,11 +165,11 @@ def _score_reference(
     scored = []
     try:
         sequences = _generate_answers(server, items, answers)
-        handover.announce(sequences)
+        handover.sequences.set_result(sequences)
         for index, (sequence, ids) in enumerate(sequences):
             scores = _score_one(server, sequence, ids, {})
             top_ids = {condition: score.top_ids for condition, score in scores.items()}
-            handover.put(index, top_ids)
+            handover.top_ids[index].set_result(top_ids)
             scored.append(_Scored(sequence, ids, scores, top_ids))
             display.count(title, index + 1, len(sequences))
     except BaseException as error:
@@ -199,45 +182,32 @@ def _score_all(
     server: Scorer, handover: ScoringHandover, backwards: bool, display: ProgressDisplay, title: str
 ) -> list[_Scored]:
     """Score the sequences of a reference, at its most probable tokens."""
-    sequences = handover.sequences()
-    order = range(len(sequences))
-    scored: dict[int, _Scored] = {}
-    for done, index in enumerate(reversed(order) if backwards else order, 1):
-        (sequence, ids), top_ids = sequences[index], handover.top_ids(index)
-        scored[index] = _Scored(sequence, ids, _score_one(server, sequence, ids, top_ids), top_ids)
-        display.count(title, done, len(sequences))
-    return [scored[index] for index in order]
+    each = list(zip(handover.sequences.result(), handover.top_ids, strict=True))
+    scored = []
+    for (sequence, ids), future in reversed(each) if backwards else each:
+        top_ids = future.result()
+        scored.append(_Scored(sequence, ids, _score_one(server, sequence, ids, top_ids), top_ids))
+        display.count(title, len(scored), len(each))
+    return scored[::-1] if backwards else scored
 
 
 def _score_one(
     server: Scorer, sequence: ScoredSequence, ids: tuple[int, ...], top_ids: Mapping[CacheState, Ints]
 ) -> dict[CacheState, Score]:
-    """Score a sequence with an empty cache, and then with its start cached.
-
-    SGLang takes one list of ids for a sequence, so they are the reference's top ids at any of its positions, in ascending order.
-    """
+    """Score a sequence with an empty cache, and then with its start cached."""
     server.flush_cache()
+    # SGLang takes one list of ids for a sequence: the reference's top ids at any of its positions, in ascending order.
     return {
         c: score(server, ids, sequence.start, TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ())
         for c in CACHE_STATES
     }
 
 
-def score_again(server: Scorer, reference: Logits, run: str, display: ProgressDisplay | None) -> Logits:
-    """Score the sequences of a reference on a server, at its most probable tokens. Nothing is written.
-
-    Raises:
-        EngineError: the server failed.
-    """
-    display = display or ProgressDisplay(Console(quiet=True))
-    scored = _score_all(
-        server, ScoringHandover.of(reference), False, display, f"{server.role}: logits with a seeded fault"
-    )
+def score_again(server: Scorer, reference: Logits, run: str, display: ProgressDisplay) -> Logits:
+    """Score the sequences of a reference on a server with a seeded fault, at its most probable tokens. Nothing is written."""
+    title = f"{server.role}: logits with a seeded fault"
+    scored = _score_all(server, ScoringHandover.of(reference), False, display, title)
     return _logits(server, scored, "candidate", 0, run)
-
-
-def _write(folder: Path, server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, run: str) -> None:
-    write_logits(folder, _logits(server, scored, role, repeat, run))
 
 
 def _logits(server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, run: str) -> Logits:
@@ -271,8 +241,7 @@ def _scored_reference(folder: Path, role: Role, run: str) -> Logits:
 def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
     """Generate the sequences: each prompt with the reference's greedy answer.
 
-    A record has texts but no ids, so the answer is generated again. It is cut where it differs from the recorded one, as it may
-    because rounding depends on the batch.
+    A record has texts but no ids, so the answer is generated again, and cut where it differs from the recorded one.
     """
     if not items:
         raise EvidenceError("There is no prompt to score.", "at least one item", "set --logits-prompts to at least 1")

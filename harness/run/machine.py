@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,16 +18,8 @@ from assay.harness.files import timestamp
 from assay.harness.run.plan import Plan
 
 _PACKAGES = (
-    "sglang",
-    "sglang-kernel",
-    "torch",
-    "triton",
-    "transformers",
-    "sageattention",
-    "flashinfer-python",
-    "numpy",
-    "aiohttp",
-)
+    "sglang", "sglang-kernel", "torch", "triton", "transformers", "sageattention", "flashinfer-python", "numpy", "aiohttp",
+)  # fmt: skip
 _HASHED = ("*.safetensors", "*.bin", "*.gguf", "tokenizer*", "chat_template*", "config.json", "generation_config.json")
 
 
@@ -48,23 +42,19 @@ def installed_packages() -> dict[str, str]:
     """Return the versions of the installed packages that can change a result."""
     versions = {}
     for name in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
 def _hardware(device: str) -> str:
     """Describe the machine in one line, for example "AMD EPYC 7763, 2 cores, 24 GiB". On CUDA it starts with the GPU's name."""
-    info = Path("/proc/cpuinfo")
-    models = (
-        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
+    info = ""
+    with suppress(OSError):
+        info = Path("/proc/cpuinfo").read_text()
+    named = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    line = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, {memory} GiB"
+    line = f"{named[1] if named else platform.machine()}, {os.cpu_count()} cores, {memory} GiB"
     if device == "cuda":
         import torch
 
@@ -75,15 +65,13 @@ def _hardware(device: str) -> str:
 def git_state(folder: Path) -> str:
     """Return the commit of the repository that contains `folder`, marked if it has uncommitted changes; empty outside of one."""
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout
+        commit, changed = (
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return commit.strip() + (" with uncommitted changes" if dirty.strip() else "")
+    return f"{commit} with uncommitted changes" if changed else commit
 
 
 @cache

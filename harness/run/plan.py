@@ -22,8 +22,8 @@ from assay.harness.run.preflight import check_fingerprint
 from assay.harness.sides import ROLES, Role
 from assay.harness.workload import Workload
 
+# One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run.
 _COLD_EVERY, _MAX_COLD = 8, 16
-"""One question in eight, until there are sixteen, is asked with an empty cache, so that both conditions occur in every run."""
 COLD_QUESTIONS, WARM_QUESTIONS = 4, 12
 """Questions of the layer diff: with an empty cache, one by one, and with the shared header cached."""
 
@@ -114,8 +114,14 @@ def prepare(spec: RunSpec) -> Plan:
     Raises:
         UsageError: an unknown backend, an incomplete model, an unknown shape of requests, or questions that cannot be read.
     """
-    _check_spec(spec)
-    return ask(_found(spec), spec.workload)
+    for side in spec.sides.values():
+        check_engine_args(side.flags)
+    shapes_of(spec.workload.latency_shapes, spec.device)
+    reference = checked_backend("--reference", spec.reference.backend)
+    candidate = checked_backend("--candidate", spec.candidate.backend)
+    check_fingerprint(spec.policy.fingerprint)
+    models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
+    return ask(Plan(spec, models, (), reference, candidate), spec.workload)
 
 
 def ask(plan: Plan, workload: Workload) -> Plan:
@@ -125,45 +131,18 @@ def ask(plan: Plan, workload: Workload) -> Plan:
         UsageError: questions that cannot be read.
     """
     plan = replace(plan, spec=plan.spec.model_copy(update={"workload": workload}))
-    counts = _counts(workload, plan.has_layer_diff)
+    # The logits' prompts are the first greedy ones, with the same ids.
+    of_suites: dict[Suite, int] = {
+        "accuracy": workload.questions,
+        "layers": COLD_QUESTIONS + WARM_QUESTIONS if plan.has_layer_diff else 0,
+        "greedy": workload.greedy_prompts,
+        "logits": workload.logits_prompts,
+    }
+    counts = {suite: count if suite in workload.suites else 0 for suite, count in of_suites.items()}
     most = max(*counts.values(), 1)
     drawn = draw(workload.data, most, workload.order_seed, lambda: fit_of(plan.model, workload.token_limit))
     items = _items(drawn.questions, counts, synthetic=workload.synthetic)
     return replace(plan, items=items, units=drawn.units)
-
-
-def _check_spec(spec: RunSpec) -> None:
-    """Check what a spec says by itself; nothing is read.
-
-    Raises:
-        UsageError: flags that assay sets itself, or an unknown shape of requests.
-    """
-    for side in spec.sides.values():
-        check_engine_args(side.flags)
-    shapes_of(spec.workload.latency_shapes, spec.device)
-
-
-def _found(spec: RunSpec) -> Plan:
-    """Find backends and models; nothing is asked yet."""
-    reference = checked_backend("--reference", spec.reference.backend)
-    candidate = checked_backend("--candidate", spec.candidate.backend)
-    check_fingerprint(spec.policy.fingerprint)
-    models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
-    return Plan(spec, models, (), reference, candidate)
-
-
-def _counts(workload: Workload, layers: bool) -> dict[Suite, int]:
-    """Count what each suite asks; `layers` states if the layer diff is possible.
-
-    The logits' prompts are the first greedy ones, with the same ids.
-    """
-    of_suites: dict[Suite, int] = {
-        "accuracy": workload.questions,
-        "layers": COLD_QUESTIONS + WARM_QUESTIONS if layers else 0,
-        "greedy": workload.greedy_prompts,
-        "logits": workload.logits_prompts,
-    }
-    return {suite: count if suite in workload.suites else 0 for suite, count in of_suites.items()}
 
 
 def _items(questions: Sequence[Question], counts: Mapping[Suite, int], *, synthetic: bool) -> tuple[Item, ...]:

@@ -1,29 +1,37 @@
-"""Tests of whether this environment can serve a run at all, before anything starts."""
+"""What is refused before a server starts: what this machine cannot serve, and what a backend does not compute for the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.harness.attention.call import FEATURES
+from assay.harness.attention.forms import feature_of
+from assay.harness.backend import Backend
+from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang import memory
 from assay.harness.errors import ChangedError, EvidenceError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint
+from assay.harness.evidence.honours import BackendResult
 from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.baselines import since_accepted
-from assay.harness.sides import Device, Side
+from assay.harness.progress import ProgressDisplay
+from assay.harness.sides import ROLES, Device, Role, Side
 
 if TYPE_CHECKING:
+    from assay.harness.config import RunSpec
     from assay.harness.run.plan import Plan
 
 GIB = memory.GIB
+# SGLang's own backends that it serves on the CPU, Triton with interpreted kernels. The others (0.5.23) end a server while it
+# starts: they check for the architecture of a GPU, or for packages that need one.
 _CPU_BACKENDS = ("torch_native", "triton", "flex_attention", "intel_amx")
-"""SGLang's own backends that it serves on the CPU, Triton with interpreted kernels. The others (0.5.23) end a server while it
-starts: they check for the architecture of a GPU, or for packages that need one.
-"""
 _PARALLEL = ("--tp-size", "--tensor-parallel-size", "--tp", "--pp-size", "--pipeline-parallel-size", "--pp")
+# Flags with which a model takes less memory than its files, by an amount that is not known before.
 _SMALLER = ("--quantization", "--load-format", "--cpu-offload-gb")
-"""Flags with which a model takes less memory than its files, by an amount that is not known before."""
+# What a backend does that does not honour what is asked, by state.
+_DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wrong": "computes something else for"}
 
 
 def check_environment(plan: Plan) -> None:
@@ -117,12 +125,10 @@ def check_gpu() -> None:
 
 
 def check_memory(device: Device, side: Side, model_bytes: int | None, available_bytes: int) -> None:
-    """Refuse a model of which the device cannot hold even one server.
+    """Refuse a model of which the device cannot hold even one server; where a size is unknown, nothing is refused.
 
     Args:
-        device: of the servers.
-        side: model and flags of the server.
-        model_bytes: bytes of the weights on disk; None if unknown, which nothing follows from.
+        model_bytes: bytes of the weights on disk; None if unknown.
         available_bytes: free memory of the device; 0 if unknown.
 
     Raises:
@@ -151,3 +157,89 @@ def check_memory(device: Device, side: Side, model_bytes: int | None, available_
 def _fraction(least: float) -> float:
     """Return a memory share above `least`, on a grid of 0.05."""
     return min(0.9, round(least + 0.05 - (least % 0.05), 2))
+
+
+def check_asked(plan: Plan, display: ProgressDisplay) -> None:
+    """Refuse a reference that does not compute what the model's layers ask for, and a kernel that does not declare it.
+
+    What the candidate does not honour is said, and so is what could not be measured here. A model of plain attention costs nothing.
+
+    Raises:
+        UsageError: the reference does not compute it, or the kernel does not declare it.
+    """
+    for role, fatal, text in unmet({role: plan.backend(role) for role in ROLES}, asked_of(plan.spec, plan.models)):
+        if fatal and plan.backend(role).is_kernel:
+            raise UsageError(
+                f"The {role} {text}.",
+                "a kernel that declares what the model's layers ask for, in @declares(features=...)",
+                "declare it if the kernel computes it, or name another --model",
+            )
+        if fatal:
+            raise UsageError(
+                f"The reference {text}.",
+                "a reference that computes what the model's layers ask for",
+                "name another --reference; assay backends --honours shows what each backend does",
+            )
+        display.say(f"The {role} {text}.")
+
+
+def asked_of(spec: RunSpec, models: Mapping[Role, Path]) -> dict[Role, Mapping[str, str]]:
+    """Read what the layers of each side's model ask for, with its flags: a line of the configuration by feature."""
+    return {role: model_shape(models[role], side.flags).asks for role, side in spec.sides.items()}
+
+
+def ignored_of(model: Path, side: Side, measuring: bool = True) -> tuple[str, ...] | None:
+    """List what the layers of a model ask for and a side's backend is not shown to compute, a sentence each.
+
+    Returns None where the engine's own backend would have to be measured, which takes memory of the device, without `measuring`.
+
+    Raises:
+        UsageError: the model's configuration cannot be read.
+    """
+    asks, backend = model_shape(model, side.flags).asks, Backend.parse(side.backend)
+    if asks and not measuring and not backend.is_kernel:
+        return None
+    return tuple(text for _, _, text in unmet({"candidate": backend}, {"candidate": asks}))
+
+
+def unmet(backends: Mapping[Role, Backend], asks: Mapping[Role, Mapping[str, str]]) -> Iterator[tuple[Role, bool, str]]:
+    """Yield what backends are not shown to honour: the role, if it rules a run out, and a description.
+
+    Kernels declare it; the engine's own backends are measured. A candidate of the engine's own is run whatever it does.
+    """
+    for role, backend in backends.items():
+        for feature, line in asks[role].items():
+            if backend.is_kernel and feature in FEATURES and feature not in map(feature_of, backend.features):
+                yield role, True, f"{backend} does not declare the {feature} that the model asks for ({line})"
+    roles = [role for role, backend in backends.items() if not backend.is_kernel and not backend.is_url and asks[role]]
+    if not roles:
+        return
+    from assay.harness.checks.honours import ATTRIBUTES, measure
+
+    names = {name for role in roles for name in asks[role]} & {attribute.name for attribute in ATTRIBUTES}
+    if not names:
+        return
+    measured = measure(sorted({backends[role].name for role in roles}), names).backends
+    results = {result.backend: result for result in measured}
+    for role in roles:
+        result = results[backends[role].name]
+        for feature, line in ((name, line) for name, line in asks[role].items() if name in names):
+            state, what = result.state(feature), f"the {feature} that the model asks for ({line})"
+            if state in _DOES:
+                cells = [cell for cell in result.measured if cell.attribute == feature and cell.state != "honours"]
+                # A window that is off by a key is nearly what was asked for.
+                nearly = all(cell.state == "wrong" and cell.says.startswith("one key") for cell in cells)
+                text = f"{result.backend} {_DOES[state]} {what}{_detail(result, feature, state)}"
+                yield role, role == "reference" and not nearly, text
+            elif state != "honours":
+                why = result.problem or _detail(result, feature, "not measured").lstrip(": ")
+                yield role, False, f"{result.backend} could not be measured on {what}: {why}"
+
+
+def _detail(result: BackendResult, feature: str, state: str) -> str:
+    """Say in which phases, and what else was computed or raised."""
+    cells = [cell for cell in result.measured if cell.attribute == feature]
+    phases = [cell.phase for cell in cells if cell.state == state]
+    says = next((cell.says for cell in cells if cell.state == state and cell.says), "")
+    where = "" if len(phases) == len(cells) else f" in {' and '.join(phases)}"
+    return f"{where}: {says}" if says else where

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from assay.harness.config import RunSpec
 from assay.harness.engines.base import Engine
-from assay.harness.evidence.bench_folder import BenchFolder
-from assay.harness.evidence.folder import RunFolder
-from assay.harness.evidence.invariance import InvarianceFolder
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.evidence.bench_folder import BenchFolder, bench_folder
+from assay.harness.evidence.folder import EndedFolder, RunFolder
+from assay.harness.evidence.invariance import InvarianceFolder, invariance_folder
+from assay.harness.evidence.layer_diff_record import pack_of
+from assay.harness.evidence.nonce import new_nonce
+from assay.harness.evidence.pack import PackManifest, read_manifest
 from assay.harness.interruption import like_ctrl_c, too_late
 from assay.harness.judge.baselines import attach_baselines
 from assay.harness.judge.build import build
@@ -23,18 +30,18 @@ from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.bench_drive import bench
-from assay.harness.run.bench_plan import BenchPlan, plan_bench, timed_spec
+from assay.harness.run import layer_diff
+from assay.harness.run.bench import BenchPlan, bench, plan_bench, timed_spec
 from assay.harness.run.collect import collect
 from assay.harness.run.invariance.drive import InvarianceSession
 from assay.harness.run.invariance.invariance_plan import InvariancePlan, Mode, compared_spec, gpu_count, plan_invariance
-from assay.harness.run.invariance.of_candidate import plan_features, switch_features
-from assay.harness.run.latency_run import plan_latency, time_servers
-from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.plan import Plan, ask, prepare
 from assay.harness.run.preflight import check_environment
 from assay.harness.run.run_folder import asked_roles, default_folder, note_changed_kernels, open_folder, recorded
 from assay.harness.run.servers import check_together, make_run_engine, running
 from assay.harness.sides import Role
+
+AnyPart = TypeVar("AnyPart", bound=EndedFolder[Any])
 
 
 def run(
@@ -43,11 +50,12 @@ def run(
     """Start the servers of both roles, ask both the same questions, and judge the evidence.
 
     An interrupted or failed run has a report too, whose verdict is "error"; repeated with the same `out`, it resumes where it
-    stopped. Nothing is rendered; `assay.write_reports` writes report files::
+    stopped. Nothing is rendered; `assay.reports.write.write_reports` writes report files::
 
         from pathlib import Path
 
-        from assay import RunSpec, run, write_reports
+        from assay import RunSpec, run
+        from assay.reports.write import write_reports
 
         out = Path("runs/mine")
         report = run(RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512), out)
@@ -136,6 +144,44 @@ def compare_features(
     return judge_invariance(folder)
 
 
+def record_pack(plan: Plan, pack: Path, display: ProgressDisplay) -> PackManifest:
+    """Record a replay pack on its own: one reference server, a short workload, no verdict.
+
+    Args:
+        plan: the checked run, with the suite layers; calls on which its candidate is worst are kept too.
+        pack: a new folder.
+        display: shows the progress.
+
+    Returns:
+        The manifest of the pack.
+
+    Raises:
+        UsageError: `pack` is not empty, or this machine cannot serve the run.
+        EngineError: the server failed; the message ends with its log.
+        EvidenceError: nothing could be recorded.
+    """
+    if pack.exists() and (not pack.is_dir() or any(pack.iterdir())):
+        raise UsageError(f"{pack} is not empty.", "a new folder for the pack", "name another one")
+    check_environment(plan)
+    with tempfile.TemporaryDirectory(prefix="assay-record-") as made:
+        folder = RunFolder(Path(made), new_nonce())  # which has no manifest
+        server = make_run_engine(plan, folder, "reference")
+        display.say(f"Starting {server.backend}.")
+        with running([server], plan.spec.device, display):
+            display.say("Asking a short workload.")
+            layer_diff.shadow(server, folder.server_folder("reference"), plan)
+        recorded = pack_of(folder)
+        if recorded is None:
+            raise EvidenceError(
+                "No call was recorded.", "at least one call that a kernel can compute", "see assay run --suites layers"
+            )
+        pack.parent.mkdir(parents=True, exist_ok=True)
+        if pack.exists():
+            pack.rmdir()
+        shutil.move(recorded, pack)
+    return read_manifest(pack)
+
+
 @dataclass(frozen=True)
 class OpenRun:
     """A checked run with its folder. Nothing has been started.
@@ -169,7 +215,7 @@ class OpenRun:
             kept_running: whether `servers` is to be used, which needs both servers at the same time.
         """
         plan = prepare(spec)
-        bench, features = plan_latency(plan), plan_features(plan)
+        bench, features = _plan_latency(plan), _plan_features(plan)
         check_environment(plan)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
@@ -191,9 +237,7 @@ class OpenRun:
             KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
         """
         collect(self.plan, self.folder, display, ready)
-        # After the run's own servers have stopped:
-        time_servers(self.bench, self.folder, display)
-        switch_features(self.features, self.folder, display)
+        self._measure_apart(display)
 
     @contextmanager
     def servers(self, display: ProgressDisplay) -> Iterator[Mapping[Role, Engine]]:
@@ -201,8 +245,7 @@ class OpenRun:
 
         Latency is timed first, on separate servers, which these would disturb; so are features switched.
         """
-        time_servers(self.bench, self.folder, display)
-        switch_features(self.features, self.folder, display)
+        self._measure_apart(display)
         roles = asked_roles(self.plan, self.folder)
         engines = [make_run_engine(self.plan, self.folder, role) for role in roles]
         started = ExitStack()
@@ -212,6 +255,14 @@ class OpenRun:
                 started = starting.pop_all()
         with started:
             yield {} if self.folder.progress().failure else {engine.role: engine for engine in engines}
+
+    def _measure_apart(self, display: ProgressDisplay) -> None:
+        """Time servers and switch features, in servers of their own: nothing else may compute meanwhile, such as a shadow."""
+        if (timed := self.bench) is not None:
+            _make_part(self.folder, bench_folder(self.folder), lambda empty: bench(timed, empty, display))
+        if (features := self.features) is not None:
+            part = invariance_folder(self.folder)
+            _make_part(self.folder, part, lambda empty: InvarianceSession(features, empty, display).run())
 
     def end(self) -> None:
         """Seal the evidence, unless something ended the run early, so that it goes on later.
@@ -229,3 +280,38 @@ class OpenRun:
     def report(self) -> Report:
         """Make the report of what the folder holds."""
         return build(self.folder)
+
+
+def _plan_latency(plan: Plan) -> BenchPlan | None:
+    """Check and plan the bench of a run, or return None if latency was not requested."""
+    if "latency" not in plan.spec.workload.suites:
+        return None
+    return plan_bench(ask(plan, timed_spec(plan.spec).workload))
+
+
+def _plan_features(plan: Plan) -> InvariancePlan | None:
+    """Check and plan the comparison of the candidate's features that a run's policy names, or return None if it names none."""
+    spec = plan.spec
+    if not spec.policy.invariance:
+        return None
+    if plan.candidate.is_url:
+        raise UsageError(
+            f"--invariance: the candidate is the URL {plan.candidate}.",
+            "a candidate that assay starts, since features are switched where a server starts",
+            "name its backend, or leave --invariance out",
+        )
+    alone = compared_spec(spec.changed(reference=spec.candidate))
+    return plan_invariance(prepare(alone), spec.policy.invariance, gpus=gpu_count(spec.device), flag="--invariance")
+
+
+def _make_part(folder: RunFolder, part: AnyPart, make: Callable[[AnyPart], None]) -> None:
+    """Make a part of a run that has servers of its own, unless the run has failed or the part was made.
+
+    An interrupted part starts over: its beginning came from other servers. What ends it early is recorded; only an interruption is
+    raised again.
+    """
+    if folder.progress().failure or part.complete:
+        return
+    with recorded(folder):
+        shutil.rmtree(part.path, ignore_errors=True)
+        make(type(part).new(part.path, folder.nonce))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
 
 from assay.harness.attention.source import source_hashes
 from assay.harness.config import FLAGS, RUN_FLAGS, RUNS
 from assay.harness.errors import ChangedError, EngineError, EvidenceError
-from assay.harness.evidence.folder import EndedFolder, RunFolder
+from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import QUESTION_PLAN, FailureResult, Manifest, QuestionPlan, hash_items, order_hash
 from assay.harness.evidence.nonce import new_nonce
 from assay.harness.files import file_name, portable, shown
@@ -23,9 +21,8 @@ from assay.harness.run.machine import origin_of
 from assay.harness.run.plan import Plan
 from assay.harness.sides import ROLES, Role
 
+# Flags with a path in which assay expands ``~``; so it does in ``--out``.
 _EXPANDED = ("--model", "--data")
-"""Flags with a path in which assay expands ``~``; so it does in ``--out``."""
-AnyPart = TypeVar("AnyPart", bound=EndedFolder[Any])
 
 
 def default_folder(candidate: str) -> Path:
@@ -116,32 +113,8 @@ def shadowed_role(plan: Plan, folder: RunFolder) -> Role | None:
     return asked_roles(plan, folder)[0] if plan.has_layer_diff else None
 
 
-_INTERRUPTED = "The run was interrupted."
-
-
 def _resuming(folder: RunFolder) -> str:
-    """Return the command that goes on with a run."""
     return f"{folder.manifest().command} --out={shlex.quote(shown(folder.path.absolute()))}"
-
-
-def make_part(folder: RunFolder, part: AnyPart, make: Callable[[AnyPart], None]) -> None:
-    """Make a part of a run that has servers of its own, unless the run has failed or the part was made.
-
-    An interrupted part starts over: its beginning came from other servers. What ends it early is recorded, not raised.
-
-    Args:
-        folder: the run's folder.
-        part: the part's, bound to it; it need not exist yet.
-        make: fills it, new and empty.
-
-    Raises:
-        KeyboardInterrupt: after the servers were stopped and the interruption was recorded.
-    """
-    if folder.progress().failure or part.complete:
-        return
-    with recorded(folder):
-        shutil.rmtree(part.path, ignore_errors=True)
-        make(type(part).new(part.path, folder.nonce))
 
 
 @contextmanager
@@ -158,18 +131,12 @@ def recorded(folder: RunFolder) -> Iterator[None]:
     except EvidenceError as error:
         failure = FailureResult.of("disk", error)
     except KeyboardInterrupt:
-        failure = FailureResult(
-            kind="interrupted", cause="", found=_INTERRUPTED, do=f"to resume it: {_resuming(folder)}", details=""
-        )
+        said, do = "The run was interrupted.", f"to resume it: {_resuming(folder)}"
+        failure = FailureResult(kind="interrupted", cause="", found=said, do=do, details="")
         raise
     except Exception as error:
-        failure = FailureResult(
-            kind="bug",
-            cause="",
-            found=f"A bug in assay: {error!r}",
-            do="report it, with the traceback above",
-            details="",
-        )
+        do = "report it, with the traceback above"
+        failure = FailureResult(kind="bug", cause="", found=f"A bug in assay: {error!r}", do=do, details="")
         raise
     finally:
         progress = folder.progress()

@@ -2,9 +2,7 @@
 
 Nothing is restarted: the control switches the fault on and off. In the candidate's own server it is in what the model uses, for
 answers and logits; in the server with the shadow it is in the shadowed candidate, for the layers. Afterwards the prefix cache is
-emptied, since K and V of later layers were computed with the fault.
-
-`serve_fault` and `_shadow_fault` measure any fault of the catalogue; `assay.harness.judge.sensitivity` decides whether it was seen.
+emptied, since K and V of later layers were computed with the fault. `assay.harness.judge.sensitivity` decides whether it was seen.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.conditions import PHASES
+from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.engines.inside.write_request import write_now
@@ -34,22 +32,20 @@ from assay.harness.evidence.logit_files import Logits, logits_path, read_logits,
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.judge.sensitivity import losses, p_no_loss
-from assay.harness.policy import Policy
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.logit_scoring import score_again
 from assay.harness.run.plan import COLD_QUESTIONS, Plan
 from assay.harness.run.run_folder import asked_roles, shadowed_role
 from assay.harness.sides import ROLES, Role
-from assay.harness.workload import Workload
 
+# The fault of the seed case, which only calls with a cached prefix show.
 _FAULT = "mask-top-left"
-"""The fault of the seed case, which only calls with a cached prefix show."""
 QUESTIONS, AT_ONCE = 24, 8
 """Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen."""
+# Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05.
 _PROMPTS = 5
-"""Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05."""
+# Questions that are asked while the candidate in the shadow has the fault.
 _SHADOWED = 2
-"""Questions that are asked while the candidate in the shadow has the fault."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +56,13 @@ class _FaultLoad:
         items: multiple-choice questions that the reference answered.
         reference: its texts, by id of the question. No more questions are asked once these and the answers show the fault.
         logits: its scoring of the sequences to score; None for none.
-        workload: limits of an answer and of what is in flight.
-        policy: of the run.
+        spec: of the run.
     """
 
     items: Sequence[Item]
     reference: Mapping[str, str]
     logits: Logits | None
-    workload: Workload
-    policy: Policy
+    spec: RunSpec
 
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
@@ -91,52 +85,33 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
     record = SensitivityRecord(fault=_FAULT, seconds=0.0)
     if "shadow" in parts:
         prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:_SHADOWED]
-        record = record.model_copy(update={"shadowed": _shadow_fault(engine, place, _FAULT, prompts, folder.nonce)})
+        record = record.model_copy(update={"shadowed": _shadow_fault(engine, place, prompts, folder.nonce)})
     if {"answers", "logits"} & parts:
-        load = fault_load(plan, folder, parts)
+        load = _fault_load(plan, folder, parts)
         layers = () if engine.role == "candidate" else layers_seen(place)
-        served = serve_fault(engine, place, _FAULT, load, layers, folder.nonce, display)
+        served = _serve_fault(engine, place, load, layers, folder.nonce, display)
         record = served.model_copy(update={"shadowed": record.shadowed})
     record = record.model_copy(update={"seconds": time.monotonic() - begun})
     folder.write(SENSITIVITY_RECORD, record, engine.role)
 
 
-def serve_fault(
-    engine: Engine,
-    place: Path,
-    fault: str,
-    load: _FaultLoad,
-    substitute: tuple[int, ...] = (),
-    nonce: str = "",
-    display: ProgressDisplay | None = None,
-    phases: tuple[str, ...] = PHASES,
+def _serve_fault(
+    engine: Engine, place: Path, load: _FaultLoad, substitute: tuple[int, ...], nonce: str, display: ProgressDisplay
 ) -> SensitivityRecord:
-    """Ask and score while what the model uses has a fault. Logits go to the server's sensitivity folder.
+    """Ask and score while what the model uses has the fault. Logits go to the server's sensitivity folder.
 
-    Args:
-        engine: a running server, launched with `assay.harness.engines.inside.control.FAULTS`.
-        place: its folder.
-        fault: id of a fault of the catalogue.
-        load: what to ask.
-        substitute: layers whose output is the other role's backend's, with the fault: in a reference's server, all of them.
-        nonce: of the run.
-        display: shows the progress.
-        phases: phases of the calls that have the fault.
-
-    Raises:
-        EngineError: the server failed.
-        EvidenceError: the folder cannot be written.
+    In a reference's server, `substitute` names all layers: their output is the other role's backend's, with the fault.
     """
     begun = time.monotonic()
     answers: list[Answer] = []
     scored = 0
-    with switched_on(engine, place, Control(fault=fault, fault_phases=phases, substitute=substitute)) as token:
+    with switched_on(engine, place, Control(fault=_FAULT, substitute=substitute)) as token:
         if load.items:
             cache_header(engine)
         for start in range(0, len(load.items), AT_ONCE):
-            answers += _ask(engine, load.items[start : start + AT_ONCE], load.workload, nonce)
+            answers += _ask(engine, load.items[start : start + AT_ONCE], load.spec, nonce)
             lost = losses({item.id: item for item in load.items}, load.reference, answers)
-            if p_no_loss(lost, load.policy.margin) <= load.policy.alpha:
+            if p_no_loss(lost, load.spec.policy.margin) <= load.spec.policy.alpha:
                 break
         if load.logits is not None and engine.scorer is not None:
             logits = score_again(engine.scorer, load.logits, nonce, display)
@@ -144,23 +119,17 @@ def serve_fault(
             scored = len(logits.header.sequences)
         seeded = read_seeded_calls(place, token, nonce)
     return SensitivityRecord(
-        run=nonce, fault=fault, served=seeded, answers=tuple(answers), scored=scored, seconds=time.monotonic() - begun
+        run=nonce, fault=_FAULT, served=seeded, answers=tuple(answers), scored=scored, seconds=time.monotonic() - begun
     )
 
 
-def _shadow_fault(
-    engine: Engine, place: Path, fault: str, prompts: Sequence[str], nonce: str = ""
-) -> SeededCalls | None:
-    """Ask questions behind the shared header while the candidate in the shadow has a fault, and have its errors written.
+def _shadow_fault(engine: Engine, place: Path, prompts: Sequence[str], nonce: str) -> SeededCalls | None:
+    """Ask questions behind the shared header while the candidate in the shadow has the fault, and have its errors written.
 
     They go to the server's sensitivity folder, so that no verdict on the candidate reads them.
-
-    Raises:
-        EngineError: the server failed.
-        EvidenceError: it wrote nothing.
     """
     shutil.rmtree(place / SENSITIVITY / SHADOW_FOLDER, ignore_errors=True)
-    with switched_on(engine, place, Control(shadow=True, fault=fault)) as token:
+    with switched_on(engine, place, Control(shadow=True, fault=_FAULT)) as token:
         cache_header(engine)
         _send(engine, prompts)
         write_now(place / SENSITIVITY, lambda: _send(engine, [PROMPT_HEADER]))
@@ -193,7 +162,7 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
     return parts
 
 
-def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
+def _fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
     """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
     texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
     items = [item for item in plan.of("accuracy") if item.id in texts][:QUESTIONS]
@@ -204,13 +173,12 @@ def fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
         chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:_PROMPTS]
         logits = scored.only(chosen) if chosen else None
     asked = items if "answers" in parts else ()
-    return _FaultLoad(asked, texts, logits, plan.spec.workload, plan.spec.policy)
+    return _FaultLoad(asked, texts, logits, plan.spec)
 
 
-def _ask(engine: Engine, items: Sequence[Item], workload: Workload, nonce: str) -> list[Answer]:
-    """Ask some questions at the same time, and return the answers in their order."""
-    asks = [ChatRequest.of(item, workload.token_limit) for item in items]
-    return [a.model_copy(update={"run": nonce}) for a in answers(engine, asks, workload.concurrency)]
+def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> list[Answer]:
+    asks = [ChatRequest.of(item, spec.workload.token_limit) for item in items]
+    return [a.model_copy(update={"run": nonce}) for a in answers(engine, asks, spec.workload.concurrency)]
 
 
 def _send(engine: Engine, prompts: Sequence[str]) -> None:

@@ -21,9 +21,9 @@ from assay.harness.evidence.manifest import COMMON_SETTINGS, ServerManifest
 from assay.harness.evidence.nonce import RUN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import layer_diff
-from assay.harness.run.asked import ignored_of
 from assay.harness.run.envelope import chunk_argument
 from assay.harness.run.plan import Plan
+from assay.harness.run.preflight import ignored_of
 from assay.harness.run.run_folder import shadowed_role
 from assay.harness.sides import ROLES, Role, Side, settings, without_secrets
 
@@ -77,30 +77,17 @@ def make_run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
 
     Both run without CUDA graphs if a kernel of the contract computes decode, or if decode is traced because no answers are
     compared. Both also get what only one of the backends forces; it is found out once for a run.
-
-    Args:
-        plan: the checked run.
-        folder: the run's folder.
-        role: the role.
     """
-    engine = _run_engine(plan, folder, role)
-    if not _may_differ(plan):
+    engine, spec = _run_engine(plan, folder, role), plan.spec
+    # On the CPU the arguments that SGLang resolves do not depend on the backend: assay starts both with --disable-cuda-graph.
+    if spec.device != "cuda" or plan.has_url or not plan.compares_answers or not spec.treatment:
         return engine
     common = folder.read(COMMON_SETTINGS)
     if common is None:
         reference, candidate = (_run_engine(plan, folder, each) for each in ROLES)
-        common = reference.settle_with(candidate, plan.spec.treatment)
+        common = reference.settle_with(candidate, spec.treatment)
         folder.write(COMMON_SETTINGS, common)
     return engine.with_flags(common.flags)
-
-
-def _may_differ(plan: Plan) -> bool:
-    """Return True if SGLang may resolve the arguments of the two servers differently by their backends.
-
-    On the CPU it does not: assay starts both servers there with ``--disable-cuda-graph``.
-    """
-    two = plan.compares_answers and not plan.has_url and bool(plan.spec.treatment)
-    return two and plan.spec.device == "cuda"
 
 
 def _run_engine(plan: Plan, folder: RunFolder, role: Role) -> Engine:
@@ -139,24 +126,18 @@ def together(plan: Plan) -> bool:
 
 
 def check_together(plan: Plan, reason: str) -> None:
-    """Check that both servers run at the same time.
-
-    Args:
-        plan: the checked run.
-        reason: why they must, for the message.
+    """Check that both servers run at the same time, as they must for this reason.
 
     Raises:
         UsageError: they do not.
     """
-    if not together(plan):
-        asked = plan.spec.servers == "in-turn"
-        raise UsageError(
-            "The servers are set to run in turn." if asked else "The two servers do not fit into memory together.",
-            f"both at the same time: {reason}",
-            "leave out --servers"
-            if asked
-            else "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=...",
-        )
+    if together(plan):
+        return
+    says, do = "The servers are set to run in turn.", "leave out --servers"
+    if plan.spec.servers != "in-turn":
+        says = "The two servers do not fit into memory together."
+        do = "use a smaller model, more memory, or --engine-arg=--mem-fraction-static=..."
+    raise UsageError(says, f"both at the same time: {reason}", do)
 
 
 @contextmanager
@@ -196,27 +177,22 @@ def record_fingerprint(engine: Engine, side: Side, folder: Path, nonce: str) -> 
     made = engine.fingerprint()
     if made is None:
         return None
-    why = "is measured without a server beside it, as by assay fingerprint --model"
+    ignored, why = None, "is measured without a server beside it, as by assay fingerprint --model"
     try:
         ignored = ignored_of(Path(made.model), side, measuring=False)
     except UsageError as error:  # another host's folder, as of a URL
-        ignored, why = None, error.found
+        why = error.found
     update = {"model": side.model, "asked": dict(settings(without_secrets(side))), "run": nonce, "ignored": ignored}
     made = made.model_copy(update=update)
     reasons = dict.fromkeys((part for part in PARTS if not made.has(part)), "its processes did not tell")
-    if ignored is None:
-        reasons["ignored"] = why
+    reasons |= {"ignored": why} if ignored is None else {}
     made = made.model_copy(update={"not_observed": {**reasons, **made.not_observed}})
     FINGERPRINT.write(folder, made)
     return made
 
 
 def manifest_of(engine: Engine) -> ServerManifest:
-    """Read what a running server reports about itself.
-
-    Raises:
-        EngineError: it does not answer.
-    """
+    """Read what a running server reports about itself."""
     return ServerManifest(
         role=engine.role,
         backend=engine.backend,

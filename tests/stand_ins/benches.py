@@ -13,7 +13,7 @@ from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
-from assay.harness.run.bench_plan import timed_spec
+from assay.harness.run.bench import timed_spec
 from assay.harness.sides import ROLES, Role
 
 SHAPES = ("short", "shared", "chunked")

@@ -299,7 +299,8 @@ import os
 
 import pytest
 import torch
-from assay import assert_correct, call_of
+from assay import assert_correct
+from assay.harness.attention.sample_calls import call_of
 from ending import *
 
 KERNELS = [exits, crashes, skips, expects_to_fail, leaves]

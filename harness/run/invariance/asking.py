@@ -21,18 +21,18 @@ from assay.harness.evidence.records import Item
 from assay.harness.judge.invariance_arms import Arm
 from assay.harness.run.invariance.proof import Pass
 
+# Tokens that the earlier turn of a conversation generates.
 _TURN = 8
-"""Tokens that the earlier turn of a conversation generates."""
+# Tokens at the end of a prompt that are scored where all others come from batches that could not be.
 _LEFT = 3
-"""Tokens at the end of a prompt that are scored where all others come from batches that could not be."""
+# New tokens of a probe that its earlier turn is asked with.
 _BEFORE = 2
-"""New tokens of a probe that its earlier turn is asked with."""
+# Alternatives that are returned with each token of a greedy text.
 _ALTERNATIVES = 5
-"""Alternatives that are returned with each token of a greedy text."""
+# Probes that the base is sent at once the second time: other batches.
 _AGAIN = 2
-"""Probes that the base is sent at once the second time: other batches."""
+# Most tokens that follow a probe and its answer where both are scored as the beginning of a longer prompt.
 _BEHIND = 96
-"""Most tokens that follow a probe and its answer where both are scored as the beginning of a longer prompt."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,21 @@ class AskedArm:
 
 
 def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
-    """Ask a running server all probes.
-
-    Args:
-        server: the server.
-        folder: its folder (``ASSAY_EVIDENCE``).
-        asked: what, and how.
+    """Ask a running server all probes; `folder` is where its processes write (``ASSAY_EVIDENCE``).
 
     Raises:
         EngineError: the server failed.
         EvidenceError: its folder cannot be written or read.
     """
-    reloaded = _reload(server) if "weights-again" in asked.arm else ""
-    woken = _sleep(server) if "sleep-wake" in asked.arm else ""
+    said = {"weights-again": _reload(server)} if "weights-again" in asked.arm else {}
+    said |= {"sleep-wake": _sleep(server)} if "sleep-wake" in asked.arm else {}
     order, size = _order(asked), _at_once(asked)
     mixed = "mixed-chunk" in asked.arm
     turns = _turns(asked) if "conversation" in asked.arm else _whole_prompts(asked) if mixed else {}
-    forced = {_rid(asked, probe): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
-    forced |= {f"{_rid(asked, probe)}:turn": probe.ids for probe in order if probe.id in turns}
+    forced = {request_of(asked.label, probe.id): (*probe.ids, *asked.answers.get(probe.id, ())) for probe in order}
+    forced |= {f"{request_of(asked.label, probe.id)}:turn": probe.ids for probe in order if probe.id in turns}
     forcing.tell(folder, forced)
-    adapted = _apply_another(server, folder, asked) if "zero-lora" in asked.arm else ""
+    said |= {"zero-lora": _apply_another(server, folder, asked)} if "zero-lora" in asked.arm else {}
     send: Callable[..., list[ProbeReply]] = ask_streamed if "streamed" in asked.arm else ask_together
     replies: dict[str, ProbeReply] = {}
     before = _replays(folder)
@@ -111,9 +106,7 @@ def ask(server: SGLangServer, folder: Path, asked: AskedArm) -> Pass:
         admissions=admissions,
         sent=[probe.id for probe in order],
         turns=turns,
-        reloaded=reloaded,
-        woken=woken,
-        adapted=adapted,
+        said=said,
         warm=warm,
         page=int(server.arguments().get("page_size") or 1),
         arguments=server.arguments(),
@@ -144,10 +137,6 @@ def _replays(folder: Path) -> Counter[tuple[str, int]]:
 def request_of(label: str, probe: str) -> str:
     """Name the request of a probe in a pass."""
     return f"{forcing.PREFIX}{label}:{probe}"
-
-
-def _rid(asked: AskedArm, probe: Probe) -> str:
-    return request_of(asked.label, probe.id)
 
 
 def _order(asked: AskedArm) -> list[Probe]:
@@ -186,11 +175,11 @@ def _whole_prompts(asked: AskedArm) -> dict[str, int]:
 def _turn(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
     """Return the request of an earlier turn, which writes tokens of the probe's prompt; an unscored one has all of it."""
     asks = len(probe.ids) if "mixed-chunk" in asked.arm else kept - _TURN + 1
-    return ProbeRequest(probe.id, f"{_rid(asked, probe)}:turn", probe.ids[:asks], asks - 1, _TURN)
+    return ProbeRequest(probe.id, f"{request_of(asked.label, probe.id)}:turn", probe.ids[:asks], asks - 1, _TURN)
 
 
 def _request(asked: AskedArm, probe: Probe, kept: int) -> ProbeRequest:
-    return ProbeRequest(probe.id, _rid(asked, probe), probe.ids, max(probe.shared, kept), probe.depth)
+    return ProbeRequest(probe.id, request_of(asked.label, probe.id), probe.ids, max(probe.shared, kept), probe.depth)
 
 
 def _prefixes(asked: AskedArm) -> list[ProbeRequest]:
@@ -227,10 +216,8 @@ def _sleep(server: SGLangServer) -> str:
 
 def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
     """Have a server load an adapter that is not of zeros, ask a probe with either, and say how far they are apart; empty if not."""
-    probe, zeros = asked.load.probes[0], server.adapter
-    server.send(
-        "/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str((folder / OTHER_ADAPTER).resolve())}
-    )
+    probe, zeros, path = asked.load.probes[0], server.adapter, (folder / OTHER_ADAPTER).resolve()
+    server.send("/load_lora_adapter", {"lora_name": OTHER_ADAPTER, "lora_path": str(path)})
     scored = []
     for name in (zeros, OTHER_ADAPTER):
         server.adapter = name
@@ -241,17 +228,13 @@ def _apply_another(server: SGLangServer, folder: Path, asked: AskedArm) -> str:
     server.adapter = zeros
     server.send("/unload_lora_adapter", {"lora_name": OTHER_ADAPTER})
     apart = max(abs(first - second) for first, second in zip(*scored, strict=True))
-    return (
-        f"in this server, an adapter that is not of zeros moves a log-probability by {apart:.2g} nats" if apart else ""
-    )
+    said = f"in this server, an adapter that is not of zeros moves a log-probability by {apart:.2g} nats"
+    return said if apart else ""
 
 
 def _longer(asked: AskedArm, probe: Probe) -> ProbeRequest:
     """Return the request for a probe and its answer, with some tokens behind them."""
     behind = asked.load.prefix[: 1 + random.Random(probe.id).randrange(_BEHIND)]
-    return ProbeRequest(probe.id, _rid(asked, probe), (*probe.ids, *asked.answers[probe.id], *behind), probe.shared, 1)
-
-
-def answers_of(replies: Sequence[ProbeReply]) -> dict[str, tuple[int, ...]]:
-    """Return what the base wrote, by probe."""
-    return {reply.probe: reply.decode.tokens for reply in replies}
+    return ProbeRequest(
+        probe.id, request_of(asked.label, probe.id), (*probe.ids, *asked.answers[probe.id], *behind), probe.shared, 1
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, poss
 from assay.harness.judge.invariance_outcome import ArmOutcome, bounds, drafted_by, outcome_of, rounds_by_shape, smallest
 from assay.harness.judge.probe_scores import Bound, Measure
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.invariance.asking import AskedArm, answers_of, ask, request_of, write_texts
+from assay.harness.run.invariance.asking import AskedArm, ask, request_of, write_texts
 from assay.harness.run.invariance.invariance_plan import InvariancePlan
 from assay.harness.run.invariance.proof import Pass, switched
 from assay.harness.run.invariance.reduction import reduce, unexplained
@@ -37,17 +36,17 @@ from assay.harness.run.machine import origin_of
 from assay.harness.run.sensitivity import switched_on
 from assay.harness.run.servers import core_of, make_engine, record_fingerprint
 
+# The fault that the probes must see, as in a run: calls with a cached prefix have it. And that of a server without a prefix cache:
+# every call has it.
 _FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
-"""The fault that the probes must see, as in a run: calls with a cached prefix have it. And that of a server without a prefix cache:
-every call has it."""
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
+# Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB.
 _TRACE_BYTES = 2 * 2**30
-"""Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB."""
+# Seconds for which what fails is reduced at least; it is for as long as arms were run.
 _REDUCED_S = 300.0
-"""Seconds for which what fails is reduced at least; it is for as long as arms were run."""
 _SPENT = "not tried: what fails had been reduced for as long as arms had been run"
+# Most sets of features that are asked again with a trace.
 _TRACED = 4
-"""Most sets of features that are asked again with a trace."""
 
 
 @dataclass
@@ -66,10 +65,8 @@ class _Running:
 class InvarianceSession:
     """One invocation, while it runs.
 
-    Args:
-        plan: what is compared.
-        folder: where the evidence goes.
-        display: shows the progress.
+    The arms, in this order: the base; the base again, for the floor; the base with a seeded fault, for the sensitivity; those of
+    the plan; parts of what fails; and what is asked again with a trace. A server is kept as long as the next arm can use it.
     """
 
     plan: InvariancePlan
@@ -92,7 +89,7 @@ class InvarianceSession:
         """
         self.folder.write_manifest(self._manifest())
         begun = time.monotonic()
-        with self._stopping():
+        try:
             base, again = self._base("base"), [self._base("base again")]
             if rounds_by_shape(self.plan.dtype):
                 again.append(self._base("base longer"))
@@ -110,6 +107,8 @@ class InvarianceSession:
                 self._reduction(arm)
                 self._reduce(arm, limits)
             self._trace(limits)
+        finally:
+            self._stop()
         self.folder.seal()
 
     def _base(self, why: str) -> ArmRecord:
@@ -136,7 +135,6 @@ class InvarianceSession:
         return {"differs": True, "same": False}.get(judged.state) if judged else None
 
     def _states(self, limits: dict[Measure, Bound]) -> dict[Arm, bool | None]:
-        """Return `_differs` of every arm that was run."""
         return {arm: self._differs(arm, limits) for arm in self.records if arm}
 
     def _reduce(self, arm: Arm, limits: dict[Measure, Bound]) -> None:
@@ -228,7 +226,7 @@ class InvarianceSession:
     def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: bool) -> ArmRecord:
         known = self.plan.every
         base = self.records.get(BASE)
-        answers = answers_of(base.replies) if base else {}
+        answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
         recurrent, longer = model_shape(self.plan.run.model).recurrent, record.why == "base longer"
         asked = AskedArm(self.plan.load, arm, record.label, answers, again, longer, recurrent)
         over = ask(server.engine, server.folder, asked)
@@ -319,13 +317,6 @@ class InvarianceSession:
         if self._server is not None:
             self._server.engine.stop()
             self._server = None
-
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._stop()
 
     def _manifest(self) -> InvarianceManifest:
         plan = self.plan

@@ -29,8 +29,8 @@ from assay.harness.sides import flag_values
 from assay.harness.text import did_you_mean
 
 Mode = Literal["pairs", "singles", "exactly"]
+# Prompts that are answered greedily in every arm, and the most tokens of an answer.
 _TEXTS, _TEXT_TOKENS = 4, 32
-"""Prompts that are answered greedily in every arm, and the most tokens of an answer."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ class Pass:
         admissions: the prefill batches of its requests, in the order in which they were admitted.
         sent: ids of the probes, in the order in which they were sent.
         turns: id of a probe -> tokens that its earlier turn left in the cache.
-        reloaded: what the server said when the weights were loaded again; empty if they were not.
-        woken: what the server said when it slept and woke; empty if it did not.
-        adapted: what shows that the server applies adapters; empty if nothing does.
+        said: what the server said or showed when it was told to do something for a feature, by the feature's id.
         warm: whether prefixes were left in the cache before.
         page: tokens of a page.
         arguments: as the server resolved them.
@@ -39,9 +37,7 @@ class Pass:
     admissions: Sequence[Admission]
     sent: Sequence[str]
     turns: Mapping[str, int]
-    reloaded: str = ""
-    woken: str = ""
-    adapted: str = ""
+    said: Mapping[str, str] = field(default_factory=dict)
     warm: bool = False
     page: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -75,8 +71,13 @@ def shown(feature: Feature, over: Pass) -> tuple[str, str]:
 
 
 Seen = tuple[str, str]
+"""What shows that a feature was on, and if nothing does, why not: one of the two is empty."""
+# Most tokens that SGLang computes again and does not read back from the host's memory: its ``load_back_threshold`` is 10.
 _LEFT_ON_HOST = 9
-"""Most tokens that SGLang computes again and does not read back from the host's memory: its ``load_back_threshold`` is 10."""
+
+
+def _seen(on: object, said: str, why: str) -> Seen:
+    return (said, "") if on else ("", why)
 
 
 def _cached(over: Pass) -> Seen:
@@ -86,38 +87,35 @@ def _cached(over: Pass) -> Seen:
     most = max((reply.cached_tokens for reply in hits), default=0)
     if not wanted:
         return "", "no shared prefix fills a page"
-    if len(hits) < len(wanted):
-        return "", f"{len(hits)} of {len(wanted)} shared prefixes came from the cache"
-    return f"{len(hits)} prefixes came from the cache, up to {most:,} tokens", ""
+    came = "came from the cache"
+    said, why = (
+        f"{len(hits)} prefixes {came}, up to {most:,} tokens",
+        f"{len(hits)} of {len(wanted)} shared prefixes {came}",
+    )
+    return _seen(len(hits) >= len(wanted), said, why)
 
 
 def _read_back(over: Pass) -> Seen:
     # SGLang reports what it found there, even if that was too little to be read back, or too much for the pool.
     read = [reply.host_tokens for reply in over.replies if _LEFT_ON_HOST < reply.host_tokens <= reply.cached_tokens]
-    if not read:
-        return "", "no prefix was read back from the host's memory"
-    return f"{len(read)} prefixes were read back from the host's memory, up to {max(read):,} tokens", ""
+    said = f"{len(read)} prefixes were read back from the host's memory, up to {max(read, default=0):,} tokens"
+    return _seen(read, said, "no prefix was read back from the host's memory")
 
 
 def _missed(over: Pass) -> Seen:
-    if not over.warm:
-        return "", "no prefix was left in the cache"
-    hit = [reply.probe for reply in over.replies if reply.cached_tokens]
-    return ("", f"{len(hit)} prefixes came from the cache") if hit else ("no token came from the cache", "")
+    hit = sum(bool(reply.cached_tokens) for reply in over.replies)
+    why = f"{hit} prefixes came from the cache" if over.warm else "no prefix was left in the cache"
+    return _seen(over.warm and not hit, "no token came from the cache", why)
 
 
 def _batched(over: Pass) -> Seen:
     most = max((len(admission.rids) for admission in over.admissions), default=0)
-    return (
-        (f"up to {most} requests in a prefill batch", "")
-        if most > 1
-        else ("", "no two requests were prefilled together")
-    )
+    return _seen(most > 1, f"up to {most} requests in a prefill batch", "no two requests were prefilled together")
 
 
 def _reordered(over: Pass) -> Seen:
-    order = [probe.id for probe in over.probes]
-    return ("the probes were sent in another order", "") if list(over.sent) != order else ("", "the order was the same")
+    other = list(over.sent) != [probe.id for probe in over.probes]
+    return _seen(other, "the probes were sent in another order", "the order was the same")
 
 
 def _continued(over: Pass) -> Seen:
@@ -128,16 +126,12 @@ def _continued(over: Pass) -> Seen:
     if not wanted:
         return "", "no earlier turn fills a page of its own"
     said = f"{len(hits)} of {len(wanted)} earlier turns came from the cache"
-    return (said, "") if len(hits) == len(wanted) else ("", said)
+    return _seen(len(hits) == len(wanted), said, said)
 
 
 def _streamed(over: Pass) -> Seen:
     most = max((reply.pieces for reply in over.replies), default=0)
-    return (f"answers came in up to {most} pieces", "") if most > 1 else ("", "every answer came in one piece")
-
-
-def _reloaded(over: Pass) -> Seen:
-    return (over.reloaded, "") if over.reloaded else ("", "the server did not confirm that it loaded them")
+    return _seen(most > 1, f"answers came in up to {most} pieces", "every answer came in one piece")
 
 
 def _chunked(over: Pass) -> Seen:
@@ -153,17 +147,12 @@ def _chunked(over: Pass) -> Seen:
             pieces[rid] = max(pieces.get(rid, 1), running[rid])
             ends[rid] = prefix + new
     split = [count for count in pieces.values() if count > 1]
-    if not split:
-        return "", "no prompt was split"
-    return f"{len(split)} prompts were split, into up to {max(split)} chunks", ""
+    said = f"{len(split)} prompts were split, into up to {max(split, default=0)} chunks"
+    return _seen(split, said, "no prompt was split")
 
 
-def _woken(over: Pass) -> Seen:
-    return (over.woken, "") if over.woken else ("", "the server did not confirm that it slept and woke")
-
-
-def _adapted(over: Pass) -> Seen:
-    return (over.adapted, "") if over.adapted else ("", "an adapter that is not of zeros changed nothing")
+def _said(feature: str, why: str) -> Callable[[Pass], Seen]:
+    return lambda over: _seen(over.said.get(feature), over.said.get(feature, ""), why)
 
 
 def _graphs(phase: str) -> Callable[[Pass], Seen]:
@@ -173,9 +162,8 @@ def _graphs(phase: str) -> Callable[[Pass], Seen]:
         if backend == "disabled":
             return "", f"the server resolved no graph for {phase}"
         passes = _replayed(over, phase)
-        if not passes:
-            return "", f"the server resolved {backend} graphs for {phase}, and no pass ran in one"
-        return f"{passes:,} passes of {phase} ran in CUDA graphs ({backend})", ""
+        said = f"{passes:,} passes of {phase} ran in CUDA graphs ({backend})"
+        return _seen(passes, said, f"the server resolved {backend} graphs for {phase}, and no pass ran in one")
 
     return seen
 
@@ -188,11 +176,8 @@ def _replayed(over: Pass, phase: str, requests: int = 1 << 30) -> int:
 def _compiled(over: Pass) -> Seen:
     most = int(over.arguments.get("torch_compile_max_bs") or 0)
     passes = _replayed(over, "decode", most)
-    return (
-        (f"{passes:,} passes of at most {most} requests ran in compiled code", "")
-        if passes
-        else ("", f"no pass of at most {most} requests, which is what is compiled, ran in a CUDA graph")
-    )
+    why = f"no pass of at most {most} requests, which is what is compiled, ran in a CUDA graph"
+    return _seen(passes, f"{passes:,} passes of at most {most} requests ran in compiled code", why)
 
 
 def _mixed(over: Pass) -> Seen:
@@ -203,20 +188,19 @@ def _mixed(over: Pass) -> Seen:
         for admission in over.admissions
         for rows in [list(zip(admission.rids, admission.new, admission.prefix, strict=True))]
     )
-    return (f"{mixed} batches held both", "") if mixed else ("", "no batch held both")
+    return _seen(mixed, f"{mixed} batches held both", "no batch held both")
 
 
 def _retracted(over: Pass) -> Seen:
     times = sum(reply.retractions for reply in over.replies)
-    return (f"requests were retracted {times} times", "") if times else ("", "no request was retracted")
+    return _seen(times, f"requests were retracted {times} times", "no request was retracted")
 
 
 def _speculated(over: Pass) -> Seen:
     passes = sum(reply.verifications for reply in over.replies)
     written = sum(len(reply.decode.tokens) for reply in over.replies if reply.verifications)
-    if not passes:
-        return "", "no draft was verified"
-    return f"{passes} passes verified drafts, {written / passes:.2f} tokens each", ""
+    said = f"{passes} passes verified drafts, {written / max(passes, 1):.2f} tokens each"
+    return _seen(passes, said, "no draft was verified")
 
 
 def _probe_of(rid: str) -> str:
@@ -232,14 +216,14 @@ _SEEN: Mapping[str, Callable[[Pass], Seen]] = {
     "continued": _continued,
     "streamed": _streamed,
     "read back": _read_back,
-    "reloaded": _reloaded,
+    "reloaded": _said("weights-again", "the server did not confirm that it loaded them"),
     "chunked": _chunked,
     "decode graphs": _graphs("decode"),
     "prefill graphs": _graphs("prefill"),
     "compiled": _compiled,
     "mixed": _mixed,
     "retracted": _retracted,
-    "woken": _woken,
-    "adapted": _adapted,
+    "woken": _said("sleep-wake", "the server did not confirm that it slept and woke"),
+    "adapted": _said("zero-lora", "an adapter that is not of zeros changed nothing"),
     "speculated": _speculated,
 }

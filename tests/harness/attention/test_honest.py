@@ -195,7 +195,7 @@ def test_on_the_grid_a_quantisation_costs_nothing(name: str) -> None:
     noisy = FAMILIES[name]
     made = cases(declared=Declaration(noise=name), head_dims=[64])
     some = [case.make() for case in made if case.condition["data"].startswith("on the grid")]
-    assert len(some) == (28 if noisy.p is None else 14)
+    assert len(some) == (20 if noisy.p is None else 10)
     for call in some[::5]:
         for tensor in (call.q, call.k, call.v):
             assert set(tensor.unique().tolist()) == {-1.0, 0.0, 1.0}

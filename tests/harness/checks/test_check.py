@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,9 +16,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
-from assay.harness.attention.matrix_data import RARE
 from assay.harness.attention.noise import FAMILIES
-from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
@@ -62,60 +56,8 @@ def test_a_correct_kernel_passes(step: int) -> None:
     assert 0 < result.worst < 1
 
 
-def naive_softmax(call: AttentionCall) -> Tensor:
-    """Attention without the maximum subtracted."""
-    wide = replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
-    outs = []
-    edges = zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True)
-    for (q0, q1), (k0, k1) in edges:
-        group = call.q.shape[1] // call.k.shape[1]
-        k, v = (x[k0:k1].repeat_interleave(group, 1).transpose(0, 1) for x in (wide.k, wide.v))
-        weights = (call.scale * wide.q[q0:q1].transpose(0, 1) @ k.transpose(1, 2)).exp().tril(k1 - k0 - (q1 - q0))
-        outs.append((weights @ v / weights.sum(-1, keepdim=True)).transpose(0, 1))
-    return torch.cat(outs).to(call.q.dtype)
-
-
-def kept_by_shape() -> Kernel:
-    """A kernel that answers with an earlier result for the same lengths."""
-    known: dict[tuple[object, ...], Tensor] = {}
-
-    def kernel(call: AttentionCall) -> Tensor:
-        key = (call.phase, tuple(call.lens_q), tuple(call.lens_k), call.q.shape, call.k.shape, call.q.dtype)
-        return known.setdefault(key, rounded_oracle(call)).clone()
-
-    return kernel
-
-
-def own_scale(call: AttentionCall) -> Tensor:
-    return rounded_oracle(call.with_spec(scale=call.q.shape[2] ** -0.5))
-
-
-def where_chunks_follow(call: AttentionCall) -> bool:
-    return any(new >= 100 and prefix >= 256 for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
-
-
 def zero(call: AttentionCall) -> Tensor:
     return torch.zeros_like(call.q)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        only_where(lambda call: len(call.lens_q) > 8, zero),
-        only_where(where_chunks_follow, zero),
-        only_where(lambda call: 128 in call.lens_q, zero),
-        only_where(lambda call: 63 in call.lens_q, zero),
-        naive_softmax,
-        kept_by_shape(),
-        own_scale,
-    ],
-    ids=["batch", "later-chunk", "full-block", "nearly-full-block", "no-maximum", "kept-by-shape", "own-scale"],
-)
-def test_what_shows_only_beyond_the_design_is_found(kernel: Kernel) -> None:
-    lengths = [(case, int(case.condition["new"]), int(case.condition["prefix"])) for case in cases()]
-    beyond = [case for case, new, prefix in lengths if new + prefix > 330 or case.condition["data"] in RARE]
-    assert check(kernel, cases=beyond).exit_code == ExitCode.REGRESSION
 
 
 @pytest.mark.interpreter
@@ -160,15 +102,6 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     assert kinds(result) == [kind]
 
 
-@pytest.mark.slow
-def test_a_bug_in_grouped_heads_is_seen() -> None:
-    result = check(fault("kv-heads-interleaved"), cases=cases(("extend",), dtypes=[torch.float32])[::SOME])
-    assert kinds(result) == ["kv-heads-interleaved"]
-    [heads] = [axis for axis in result.axes if axis.name == "heads"]
-    assert {value.split()[0] for value in heads.failing} == {"GQA"}
-    assert {value.split()[0] for value in heads.right} == {"MHA", "MQA"}
-
-
 def test_what_raises_is_wrong_and_the_rest_is_still_reported() -> None:
     def raises(call: AttentionCall) -> Tensor:
         if call.q.shape[2] == 128:
@@ -199,21 +132,6 @@ def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Ex
     asked = check(plain, **half, head_dims=[64, 80])
     assert asked.verdict == ("regression" if how is ValueError else "inconclusive")
     assert check(declares(head_dims=(64, 80))(plain), **half).verdict == asked.verdict
-
-
-@pytest.mark.slow
-def test_a_finding_names_no_layer_that_is_right() -> None:
-    def scaled_by_layer(call: AttentionCall) -> Tensor:
-        return rounded_oracle(call.with_spec(scale=call.scale / (call.layer + 1)))
-
-    result = check(scaled_by_layer, phases=["decode"], dtypes=["float32"], read_out=0)
-    assert result.verdict == "regression"
-    assert not [finding.where for finding in result.findings if "layer 0" in finding.where]
-
-
-def test_what_is_wrong_at_a_head_dim_that_nobody_claimed_is_a_finding() -> None:
-    result = check(only_where(lambda call: call.q.shape[2] in (80, 96), zero), phases=["decode"], dtypes=["float16"])
-    assert (result.verdict, result.where) == ("regression", "head_dim is 80 or 96")
 
 
 @pytest.mark.few(1)
@@ -274,18 +192,6 @@ def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
         check(halves, dtypes=["float32"])
 
 
-def test_a_kernel_that_refuses_most_calls_does_not_pass() -> None:
-    def picky(call: AttentionCall) -> Tensor:
-        alike = call.q.dtype == torch.float16 and call.q.shape[2] == 64 and call.k.shape[1] == 4
-        return rounded_oracle(call) if alike else refuse("not this one")
-
-    some = cases()[::SOME]
-    result = check(picky, cases=some)
-    assert result.computed < 0.2 * len(some)
-    assert (result.verdict, result.findings) == ("inconclusive", ())
-    assert any("a pass needs 90 %" in one for one in result.missing)
-
-
 def test_a_kernel_that_refuses_a_few_calls_passes() -> None:
     def numbers(call: AttentionCall) -> tuple[float, list[int]]:
         return call.q.double().sum().item(), call.lens_k
@@ -330,18 +236,6 @@ def test_what_was_not_computed_is_no_pass(kernel: Kernel, missing: str) -> None:
     assert result.exit_code == ExitCode.NO_VERDICT
     assert any(missing in one for one in result.missing)
     assert message(result).startswith("No verdict")
-
-
-def test_only_phases_that_are_declared_are_needed() -> None:
-    @declares(phases=("extend",))
-    def extend_only(call: AttentionCall) -> Tensor:
-        return rounded_oracle(call)
-
-    some = cases()[:: 3 * SOME]
-    assert check(extend_only, cases=some).exit_code == ExitCode.PASS
-    asked = check(extend_only, phases=["extend", "decode"], cases=some)
-    assert asked.exit_code == ExitCode.NO_VERDICT
-    assert asked.missing == ("no decode call was computed (the kernel declares extend only)",)
 
 
 def test_an_assertion_fails_where_an_input_is_written() -> None:
@@ -427,20 +321,6 @@ def test_a_usage_error_says_what_is_wrong(given: dict[str, object], found: str) 
         check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_the_smallest_call_has_a_head_dim_that_the_kernel_was_seen_to_compute() -> None:
-    asked: set[int] = set()
-
-    def textbook(call: AttentionCall) -> Tensor:
-        asked.add(call.q.shape[2])
-        return fault("prefix-dropped")(call)
-
-    some = cases(("decode",), dtypes=[torch.float32])[::SOME]
-    result = check(textbook, phases=["decode"], cases=some, read_out=0)
-    assert "head_dim 64" in result.smallest
-    assert min(asked) == 64, "shrinking would go below"
-
-
 def test_a_result_is_one_line_and_has_a_summary() -> None:
     some = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME]
     result = check(fault("prefix-dropped"), phases=["decode"], cases=some, read_out=0)
@@ -480,23 +360,6 @@ def test_data_that_are_not_normal_come_from_a_seed_too(tmp_path: Path, monkeypat
     assert len(result.test) < 1000
 
 
-@pytest.mark.slow
-def test_pytest_shows_the_kernel_that_raises_and_not_what_called_it(tmp_path: Path) -> None:
-    (tmp_path / "raising.py").write_text("def forward(call):\n    raise ValueError('no such tile')\n")
-    (tmp_path / "test_raising.py").write_text(
-        "import torch\nfrom assay import assert_correct, call_of\n\n\ndef test_it():\n"
-        "    assert_correct('raising:forward', call_of([(3, 4)], (2, 1), 64, torch.float32, 'cpu'))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert "raised ValueError: no such tile (raising.py, line 2, in forward)" in done.stdout
-    assert 'raising.py", line 2, in forward' in done.stdout
-    assert "raise ValueError('no such tile')" in done.stdout
-    assert "harness/" not in done.stdout
-    assert len(done.stdout.splitlines()) < 30
-
-
 def test_a_declaration_that_excludes_nearly_all_that_was_asked_for_is_no_pass() -> None:
     half = declares(dtypes=("float16",))(lambda call: rounded_oracle(call))
     asked = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[:19]
@@ -504,29 +367,6 @@ def test_a_declaration_that_excludes_nearly_all_that_was_asked_for_is_no_pass() 
     result = check(half, cases=asked, phases=["decode"])
     assert result.exit_code == ExitCode.NO_VERDICT
     assert "its declaration excludes 19 of 20 calls that were asked for" in result.missing
-
-
-def of_present_sequences(call: AttentionCall) -> Tensor:
-    """Sequences that have queries read the keys of the first sequences, with or without queries."""
-    lengths = call.cu_seqlens_q.diff()
-    present, keys = lengths[lengths > 0], call.cu_seqlens_k.diff()[: int((lengths > 0).sum())]
-    edges_q, edges_k = (torch.cat([one.new_zeros(1), one.cumsum(0)]).int() for one in (present, keys))
-    end = int(edges_k[-1])
-    return oracle(replace(call, cu_seqlens_q=edges_q, cu_seqlens_k=edges_k, k=call.k[:end], v=call.v[:end])).to(call.q.dtype)
-
-
-def test_a_call_whose_first_sequence_has_no_query_is_judged_by_the_others() -> None:
-    call = call_of([(0, 5), (3, 4)], (4, 4), 64, torch.float32, "cpu")
-    assert_correct(rounded_oracle, call)
-    with pytest.raises(AssertionError, match="own error"):
-        assert_correct(of_present_sequences, call)
-
-
-def test_a_call_whose_scores_are_scaled_by_zero_is_judged() -> None:
-    call = call_of([(5, 9)], (2, 1), 64, torch.float32, "cpu").with_spec(scale=0.0)
-    assert_correct(rounded_oracle, call)
-    with pytest.raises(AssertionError, match="causal mask top-left"):
-        assert_correct(TOP_LEFT, call)
 
 
 def test_an_unknown_option_is_refused_as_an_unknown_argument_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.checks.early import _FEWEST, _SHARE, _WRONG, clearly_wrong, in_order
+from assay.harness.checks.early import _FEWEST, _SHARE, clearly_wrong, in_order
 from assay.harness.localize.kernel_runs import CallResult
 
 
@@ -84,10 +84,3 @@ def test_an_axis_that_separates_the_failing_calls_is_tried_with_each_of_its_valu
     until = made_until(lambda c: 0.5 if c["heads"] == "MHA 4/4" else 1e3)
     assert len(first()) < until < len(order())
     assert {case.condition["heads"] for case in order()[:until]} == {case.condition["heads"] for case in order()}
-
-
-def test_a_few_wrong_calls_are_not_enough() -> None:
-    some = results(first(), lambda c: 1e3)
-    for _, one in some[_WRONG - 2 : -1]:
-        cast(SimpleNamespace, one).fails, cast(SimpleNamespace, one).worst = False, 0.5
-    assert not clearly_wrong(some, len(some), order())

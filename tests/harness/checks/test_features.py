@@ -13,10 +13,8 @@ from torch import Tensor
 from assay.harness.attention import matrix_features
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, Mask
-from assay.harness.attention.forms import FORMS
 from assay.harness.attention.kernels import declaration, declares, run_kernel
 from assay.harness.attention.matrix import Case, cases
-from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks import check as checking
 from assay.harness.checks.check import check
@@ -108,13 +106,6 @@ def test_a_form_that_is_declared_and_refused_is_no_pass() -> None:
     assert "with asked for K and V in e5m2 per tensor was refused" in str(result.missing)
 
 
-def test_a_wrong_answer_in_a_form_that_is_declared_is_a_regression() -> None:
-    result = stored("e5m2 per tensor", kernel=lambda call: without("stored_kv", call))
-    assert result.exit_code == ExitCode.REGRESSION
-    failing = failing_axis(result)
-    assert failing == {"K and V in e5m2 per tensor", "window 64 and K and V in e5m2 per tensor"}
-
-
 def test_a_call_in_a_form_that_is_not_declared_is_refused_by_name() -> None:
     call = matrix_features._stored("e4m3", "block of 16 tokens", call_of([(3, 40)], (4, 2), 64, torch.float32, "cpu"))
     run_kernel("mine", declaring(rounded_oracle, "stored_kv: e4m3 per block of 16 tokens"), call)
@@ -127,14 +118,6 @@ def test_a_call_in_a_form_that_is_not_declared_is_refused_by_name() -> None:
 def test_an_unknown_form_says_which_there_are(form: str) -> None:
     with pytest.raises(ValueError, match=rf"declares the features \['{form}'\]; expected some of .* 'stored_kv: e4m3 per tensor'"):
         declares(features=(form,))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_that_can_be_declared_has_calls(form: str) -> None:
-    declared = declaration(declaring(rounded_oracle, f"stored_kv: {form}"))
-    some = [case for case in cases(("decode",), declared=declared) if case.condition["asked for"] == f"K and V in {form}"]
-    assert some
-    assert [declared.excludes(case.make()) for case in some] == [""] * len(some)
 
 
 ASKED = tuple(feature for feature in FEATURES if feature != "lse")
@@ -152,24 +135,9 @@ def test_a_kernel_that_ignores_what_it_declares_is_wrong_on_every_value(feature:
     assert unread == (feature != "not_causal")  # with no fewer keys than queries, that is no feature
 
 
-@pytest.mark.slow
-def test_a_window_that_is_off_by_one_is_wrong() -> None:
-    def narrower(call: AttentionCall) -> Tensor:
-        window = call.spec.mask.window
-        return rounded_oracle(call.with_spec(mask=Mask(window=window - 1)) if window > 1 else call)
-
-    result = check(declaring(narrower, "window"), cases=asking("window"), read_out=0, calls=0)
-    assert failing_axis(result) == {f"window {size}" for size in (64, 16, 17, 65, 128, 129)}
-
-
 def test_a_kernel_that_declares_nothing_is_asked_for_nothing_and_costs_what_it_cost() -> None:
     assert {case.make().spec.features for case in cases()[::7]} == {()}
     assert "asked for" not in cases()[0].condition
-
-
-def test_a_feature_that_does_not_exist_is_not_declared() -> None:
-    with pytest.raises(ValueError, match=r"declares the features \['relative bias'\]; expected some of window, softcap"):
-        declares(features=("relative bias",))
 
 
 def test_an_engines_backend_is_checked_on_plain_attention_though_it_takes_whatever_a_layer_asks_for(
@@ -209,25 +177,3 @@ def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_compute
             lambda call, wrong=wrong: rounded_oracle(wrong(call))
         )
         assert len(check(made_wrong, cases=some[:3], calls=0, read_out=0).failing) == 3
-
-
-def from_what_is_stored(call: AttentionCall, k: str = "k", v: str = "v") -> Tensor:
-    """Compute from the stored numbers, with the scales of these names."""
-    k_scale, v_scale = (getattr(call, f"{name}_scale") for name in (k, v))
-    wide = replace(call, k=call.stored_k.float() * k_scale, v=call.stored_v.float() * v_scale)  # type: ignore[union-attr]
-    return oracle(wide).to(call.q.dtype)
-
-
-@pytest.mark.slow  # fast: tests/harness/attention/bugs/test_features.py has the same bugs on few calls
-def test_stored_k_and_v_are_dequantised_with_scales_of_their_own() -> None:
-    some = [case for case in asking("stored_kv") if case.condition["asked for"] != "nothing"]
-    assert {call.stored_k.dtype for call in (case.make() for case in some)} == {  # type: ignore[union-attr]
-        torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
-    }  # fmt: skip
-    for noise in ("", "fp8_kv"):  # a kernel that reads what is stored has no noise of storing it
-        right = declares(features=("stored_kv",), noise=noise)(from_what_is_stored)
-        assert [one.id for one in check(right, cases=some, calls=0).findings] == []
-        swapped = declares(features=("stored_kv",), noise=noise)(lambda call: from_what_is_stored(call, k="v"))
-        failing = check(swapped, cases=some, calls=0, read_out=0).failing
-        asked = {case.condition["asked for"] for case in some if case.name in failing}
-        assert asked >= {"K and V in e5m2 per head", "K and V in int8 per head"}

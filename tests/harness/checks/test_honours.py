@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.kernels import Declaration, declares
+from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks import honours
-from assay.harness.checks.check import assert_correct
 from assay.harness.checks.honours import ATTRIBUTES, measure_backend
 from assay.harness.engines.vllm import native_kernel as vllm
 from assay.harness.evidence.honours import BackendResult, Honours, Measured
@@ -108,17 +107,6 @@ def test_a_window_of_one_key_fewer_is_named_in_its_phase_with_a_test(monkeypatch
     assert "call.with_spec(phase='decode', mask=Mask(causal=True, window=8))" in wrong[0].test
 
 
-def test_products_in_tf32_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_tensor_cores_do(call: AttentionCall) -> Tensor:
-        if call.q.dtype != torch.float32:
-            return rounded_oracle(call)
-        return rounded_oracle(replace(call, q=call.q.half().float(), k=call.k.half().float(), v=call.v.half().float()))
-
-    result = states(as_tensor_cores_do, monkeypatch)[""]
-    said = {(cell.attribute, cell.state, cell.says) for cell in result.measured if cell.says}
-    assert said == {("float32", "honours", "with products in TF32")}
-
-
 def test_every_attribute_changes_what_is_computed_by_far_more_than_rounding() -> None:
     for attribute in ATTRIBUTES:
         for phase in attribute.phases:
@@ -150,13 +138,6 @@ def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pyte
     for name, made in shown.items():
         assert set(made.__code__.co_names) & imported <= set(namespace), name
     assert Honours.model_validate_json(result.model_dump_json(by_alias=True)) == result
-
-
-def test_where_no_backend_can_run_nothing_is_shown() -> None:
-    absent = BackendResult(backend="fa3", problem="it needs a GPU")
-    document = honours_document(Honours(sglang="", torch="", device="cpu", backends=(absent,)))
-    assert document.headline == "0 backends measured: none of those that were asked for can run here."
-    assert document.code == 3
 
 
 def exits_on_sinks(call: AttentionCall) -> Tensor:
@@ -208,16 +189,6 @@ def test_sglangs_own_backends_on_a_cpu() -> None:
     assert [backend.state("chain of drafts") for backend in (native, triton)] == ["crashes", "honours"]
     assert [backend.state("cross attention") for backend in (native, triton)] == ["honours", "refuses"]
     assert [backend.state("mla") for backend in (native, triton)] == ["honours", "honours"]
-
-
-@pytest.mark.parametrize(
-    "asked", [{"softcap": 1.0}, {"mask": Mask(window=8)}, {"temperature": 8}, {"sinks": (1.0, 2.0, -1.0, 3.0)}]
-)
-def test_a_call_with_a_feature_is_judged_by_bounds_of_its_own(asked: dict[str, Any]) -> None:
-    call = call_of([(40, 0), (3, 20)], (4, 2), 64, torch.bfloat16, "cpu").with_spec(**asked)
-    assert_correct(declares(features=FEATURES)(lambda call: rounded_oracle(call)), call)
-    with pytest.raises(AssertionError):
-        assert_correct(declares(features=FEATURES)(lambda call: plain(call)), call)
 
 
 @pytest.mark.parametrize(

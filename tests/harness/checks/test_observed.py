@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.kernels import Declaration, declares
-from assay.harness.attention.matrix import Case, cases
+from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.matrix import Case
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.backend import Backend
 from assay.harness.checks import observed
 from assay.harness.checks.check import assert_correct, check
@@ -31,23 +29,17 @@ from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import Source
-from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import Picture
 from assay.harness.readout.effects import constant
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
-from assay.harness.readout.samples import Agreement
-from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding
+from assay.harness.verdict import UNEXPLAINED, Finding
 from assay.worker import Event, Journal
 
 Lens = list[tuple[int, int]]
 NO_MASK, SCALE_TWICE = fault("mask-missing"), fault("scale-twice")
-
-
-def two_bugs(call: AttentionCall) -> Tensor:
-    return rounded_oracle(call) * 2 if call.layer == 21 else NO_MASK(call)
 
 
 def no_rule_in_21(call: AttentionCall) -> Tensor:
@@ -158,23 +150,6 @@ def test_a_wrong_kernel_is_not_read_where_it_should_not_be() -> None:
     assert (result.verdict, first(result).operator) == ("regression", "")
 
 
-@pytest.mark.usefixtures("never")
-def test_a_kernel_that_only_raises_is_not_read() -> None:
-    def raises(call: AttentionCall) -> Tensor:
-        if call.phase == "decode":
-            raise ValueError("no such tile")
-        return rounded_oracle(call)
-
-    assert [finding.id for finding in checked(raises).findings] == [CONTRACT_BROKEN]
-
-
-@pytest.mark.slow
-def test_a_kernel_without_a_known_bug_gets_the_sentence_as_its_diagnosis() -> None:
-    result = checked(lambda call: rounded_oracle(call).roll(-1, 1))
-    assert first(result).id == OPERATOR
-    assert first(result).diagnosis == first(result).operator != ""
-
-
 def test_a_kernel_that_raises_when_it_is_read_keeps_its_findings() -> None:
     given = {case.make().q.shape[0] for case in CASES}
 
@@ -186,70 +161,6 @@ def test_a_kernel_that_raises_when_it_is_read_keeps_its_findings() -> None:
     result = checked(kernel)
     assert (result.verdict, first(result).id) == ("regression", "mask-missing")
     assert any("not answered: SystemExit" in line for line in first(result).evidence)
-
-
-def test_a_kernel_that_answers_nan_is_shown_without_weights() -> None:
-    result = checked(lambda call: rounded_oracle(call) * float("nan"))
-    assert "NaN" in first(result).operator
-    picture = first(result).picture
-    assert picture is not None
-    assert set(picture.rows) == {"nan"}
-
-
-def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> ReadOut:
-        raise ArithmeticError("singular matrix")
-
-    monkeypatch.setattr(observed, "read_out", fails)
-    result = checked(NO_MASK)
-    assert (result.verdict, first(result).id) == ("regression", "mask-missing")
-    assert "the kernel could not be read: ArithmeticError: singular matrix" in first(result).evidence
-    assert first(result).picture is not None, "the failing call was"
-
-
-def test_a_budget_ends_a_read_out() -> None:
-    result, found = read(NO_MASK, seconds=0.05)
-    assert found is not None
-    assert not found.complete
-    assert found.seconds < 2
-    assert any(", which was all of its budget" in line for line in first(result).evidence)
-
-
-@pytest.mark.slow
-def test_a_kernel_is_asked_only_for_what_it_declares() -> None:
-    seen = set[tuple[str, int]]()
-
-    @declares(phases=("extend",), head_dims=(64,), dtypes=("float32",))
-    def kernel(call: AttentionCall) -> Tensor:
-        seen.add((call.phase, call.q.shape[2]))
-        assert call.q.dtype == torch.float32
-        return NO_MASK(call)
-
-    result = checked(kernel)
-    assert first(result).operator == says()
-    assert seen == {("extend", 64)} | {(phase, dim) for phase, dim in seen if dim < 64 and phase == "extend"}
-    assert not any("not answered" in line for line in first(result).evidence)
-
-
-@pytest.mark.slow
-def test_a_kernel_is_read_in_the_dtype_in_which_it_is_wrong() -> None:
-    def kernel(call: AttentionCall) -> Tensor:
-        return NO_MASK(call) if call.q.dtype == torch.bfloat16 else rounded_oracle(call)
-
-    result = checked(kernel, [*CASES, case([(7, 16)], torch.bfloat16, "bf16")])
-    assert first(result).operator == says()
-
-
-def test_the_declared_noise_is_that_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
-
-    def asked(kernel: Kernel, declared: Declaration, device: str, seconds: float, *_: object) -> str:
-        given.append(f"{declared.noise} {device} {seconds:g}")
-        return "not now"
-
-    monkeypatch.setattr(observed, "read_kernel", asked)
-    check(NO_MASK, cases=CASES, noise="int8_qk", read_out=7)
-    assert given == ["int8_qk cpu 7"]
 
 
 def test_a_reader_reads_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,44 +186,6 @@ def test_an_assertion_says_what_was_read_if_it_gives_the_output() -> None:
     with pytest.raises(AssertionError, match="own error") as raised:
         assert_correct(no_rule_in_21, CASES[0].make().with_spec(layer=21))
     assert "; observed:" not in str(raised.value)
-
-
-@pytest.mark.slow
-def test_what_an_assertion_says_is_read_off_its_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    # CPU seconds: more than the default, since a busy machine takes more of them for the same
-    monkeypatch.setattr(sys.modules["assay.harness.checks.check"], "_asserted", lambda: Reader(60))
-    with pytest.raises(AssertionError, match=f"; observed: {re.escape(says())}$"):
-        assert_correct(NO_MASK, CASES[0].make())
-
-
-@pytest.mark.slow
-def test_what_was_read_is_tried_on_every_failing_call_before_it_is_said() -> None:
-    far = [replace(one, make=partial(_given, one.make().with_spec(layer=21))) for one in CASES]
-    assert "only in layer 21" in first(checked(two_bugs, [*CASES, *far])).operator
-    result, found = read(no_rule_in_21, [*CASES, *far], 1)
-    assert found is not None
-    assert not found.exact
-    assert not first(result).operator or "of the wrong outputs that were seen" in first(result).operator
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda call, out: out[-1].mul_(2), id="one wrong output of 400 is another one"),
-        pytest.param(lambda call, out: out[-1].copy_(rounded_oracle(call)[-1]), id="one right output would be wrong"),
-    ],
-)
-def test_an_operator_is_exact_only_if_it_gives_each_output_of_a_call(change: Callable[..., object]) -> None:
-    def mostly(call: AttentionCall) -> Tensor:
-        out = SCALE_TWICE(call)
-        change(call, out)
-        return out
-
-    read, call = read_off(SCALE_TWICE), call_of([(400, 9)], (4, 2), 64, torch.float32, "cpu")
-    [right, other] = [measure(call, kernel(call)) for kernel in (SCALE_TWICE, mostly)]
-    assert observed._tried(read, [right]).exact
-    assert not observed._tried(read, [right, other]).exact
 
 
 def test_a_call_that_passes_counts_against_an_operator_that_changes_it() -> None:
@@ -374,17 +247,6 @@ def test_a_replay_does_not_say_what_holds_only_on_other_calls(tmp_path: Path, im
     assert any(line.startswith("on other calls the kernel computes this, which gives ") for line in finding.evidence)
 
 
-@pytest.mark.slow
-def test_a_recorded_call_is_read_after_the_result_is_known(tmp_path: Path, importable: Callable[[str, Kernel], str]) -> None:
-    recorded = a_pack(tmp_path / "pack", NO_MASK)
-    journal, before = standing()
-    backend = Backend.parse(importable("recorded", NO_MASK))
-    result = replay_recorded(recorded, backend, "again", reader=Reader(), journal=journal)
-    assert [one.findings[0].operator for one in before] == [""]
-    assert result.findings[0].operator == says()
-    assert not replay_recorded(recorded, backend, "again").findings[0].operator
-
-
 @pytest.mark.usefixtures("quick")
 def test_a_kernel_that_is_right_outside_of_its_server_is_said_to_be(
     tmp_path: Path, importable: Callable[[str, Kernel], str]
@@ -416,18 +278,6 @@ def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:
     assert passing.wrong == 0 < passing.false, "the operator is wrong where the kernel is right"
 
 
-def test_rounding_in_a_right_call_does_not_contradict_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed, "_HELD_ROWS", 10_000)
-    outliers = next(
-        case.make()
-        for case in cases(("extend",), dtypes=[torch.float32])
-        if "one_token_last-GQA_8/2-d64-float32-K_outliers" in case.name
-    )
-    result = measure(outliers, torch_sdpa(outliers))
-    assert not result.fails
-    assert _held(ReadOut(), [result]) == Agreement()
-
-
 def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     call = call_of([(9, 700)], (4, 2), 64, torch.float32, "cpu")
     result = measure(call, NO_MASK(call))
@@ -439,34 +289,6 @@ def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatc
     assert isinstance(picture, Picture)
     assert set(picture.rows) == {"wrong", "right"}
     assert set(picture.cells) == {""}
-
-
-@pytest.mark.slow
-def test_a_kernel_is_read_on_head_dims_that_it_was_seen_to_compute() -> None:
-    asked: set[tuple[int, int]] = set()
-
-    def textbook(call: AttentionCall) -> Tensor:
-        asked.add((call.q.shape[2], call.v.shape[2]))
-        return NO_MASK(call)
-
-    result, found = read(textbook)
-    assert first(result).diagnosis
-    assert found is not None
-    assert found.sentence == says()
-    assert asked == {(64, 64)}, "with others, a kernel that was written for one head_dim writes beyond its output"
-
-
-@pytest.mark.slow
-def test_a_kernel_is_read_on_head_dims_that_it_declares() -> None:
-    asked: set[tuple[int, int]] = set()
-
-    @declares(head_dims=(32, 64))
-    def textbook(call: AttentionCall) -> Tensor:
-        asked.add((call.q.shape[2], call.v.shape[2]))
-        return NO_MASK(call)
-
-    checked(textbook)
-    assert asked == {(32, 32), (64, 64)}
 
 
 @pytest.mark.slow

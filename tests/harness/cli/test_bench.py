@@ -13,7 +13,7 @@ import typer
 from assay.harness.config import BENCH_FLAGS, RunSpec, make_spec
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.run import run
-from assay.harness.run.bench_plan import plan_bench, timed_spec
+from assay.harness.run.bench import plan_bench, timed_spec
 from assay.harness.run.plan import prepare
 
 COMMAND = ("bench",)

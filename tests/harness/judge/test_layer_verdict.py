@@ -11,7 +11,7 @@ import pytest
 
 from assay.harness.config import make_spec
 from assay.harness.evidence.error_table import SUMS, ErrorTable, RoleErrors, joined
-from assay.harness.evidence.kernel_result import KernelResult, LayerBound
+from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.report import SuiteResult
@@ -120,7 +120,7 @@ def test_a_uniform_gain_of_a_thousandth_is_a_regression_that_no_bound_on_an_erro
 
 def test_cells_of_layers_that_the_replay_speaks_of_are_no_further_finding(shadowed: Any) -> None:
     errors = shadowed(lambda layer, *_: 1.0 if layer in (1, 2) else None)
-    named = replay("serious", worst_own=9.0, bounds=(LayerBound(layer=1, phase="extend", bound=0.04, worst=9.0),))
+    named = replay("serious", worst_own=9.0, outside=((1, "extend"),))
     (found,) = findings(LayerEvidence(errors, compare_with_noise(errors), named), "again")
     assert (found.id, found.where) == ("own-error-out-of-bounds", "extend, layer 2 of 4, all 4 heads, cached prefix 0, >= 16")
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import Tensor
 
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.cells import cells_of, deviation
+from assay.harness.localize.cells import all_finite, cells_of, deviation, same_values
 from assay.harness.stats.error_sums import relative_l1
+
+NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
@@ -31,3 +36,31 @@ def test_a_wrong_head_of_a_wrong_query_affects_only_its_own_cell() -> None:
     expected = torch.zeros(4, 2, dtype=torch.float64)
     expected[2, 1] = 0.5  # 2 off on one of four queries
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], False),
+        ([NAN, 2.0], [NAN, 2.0], True),
+        ([NAN, 2.0], [1.0, 2.0], False),
+        ([0.0, INF], [-0.0, INF], True),
+        ([], [], True),
+        ([1.0], [1.0, 1.0], False),
+    ],
+)
+def test_the_same_values(dtype: torch.dtype, a: list[float], b: list[float], same: bool) -> None:
+    assert same_values(torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)) is same
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        (torch.full((9,), 1e308, dtype=torch.float64), True),  # their sum is not
+        (torch.tensor([1.0, NAN]), False),
+        (torch.tensor([INF, -INF]), False),
+    ],
+)
+def test_all_finite(values: Tensor, finite: bool) -> None:
+    assert all_finite(values) is finite

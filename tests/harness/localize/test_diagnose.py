@@ -12,9 +12,6 @@ from assay.harness.attention.bugs.bug import LEAK
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.kernels import declares
-from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sage import sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
@@ -60,17 +57,6 @@ def test_the_seed_case_is_named() -> None:
     assert finding.reproduce == "assay replay pack"
 
 
-@pytest.mark.slow
-def test_a_fault_in_int8_noise_is_still_named() -> None:
-    def int8(call: AttentionCall) -> Tensor:
-        return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
-
-    noisy = declares(noise="int8_qk")(fault("prefix-dropped", int8, layers=[1], heads=[2]))
-    [cause] = causes(run_and_repeat(noisy, calls(2, 64)))
-    assert [h.id for h in cause.hypotheses] == ["prefix-dropped"]
-    assert (cause.layers, cause.heads) == ((1,), (2,))
-
-
 @pytest.mark.parametrize(
     ("when", "words"),
     [
@@ -94,23 +80,6 @@ def test_two_bugs_in_two_layers_are_two_findings_and_the_leak_is_first() -> None
     assert "layer 2 of 3" in first.where
     assert second.id == "mask-missing"
     assert "layer 0 of 3" in second.where
-
-
-def test_layers_need_not_have_the_same_number_of_heads() -> None:
-    fewer = calls(1, dtype=torch.float32)
-    more = [call_of(lens, (8, 2), 32, torch.float32, "cpu", seed=i).with_spec(layer=1) for i, lens in enumerate(MATRIX)]
-    [finding] = diagnose(run_and_repeat(fault("mask-top-left"), fewer + more))
-    assert finding.id == "mask-top-left"
-    assert finding.where == "extend, cached prefix > 0, all 2 layers, all 8 heads"
-    [finding] = diagnose(run_and_repeat(fault("mask-top-left", heads=[6]), fewer + more))
-    assert finding.where == "extend, cached prefix > 0, layer 1 of 2, head 6 of 8"
-
-
-def test_of_equivalent_conditions_the_simplest_is_named_and_the_others_are_counted() -> None:
-    [finding] = diagnose(run_and_repeat(fault("mask-top-left"), calls(1, matrix=[[(63, 0)], [(20, 77)], [(2, 63)]])))
-    assert finding.where == "extend, cached prefix > 0, layer 0, all 4 heads"
-    [line] = [line for line in finding.evidence if "equivalent" in line]
-    assert line == "on these calls, cached prefix > 0 is equivalent to length > 64"
 
 
 def test_what_no_hypothesis_explains_says_so_with_the_smallest_call() -> None:
@@ -156,16 +125,6 @@ def test_indistinguishable_hypotheses_are_listed() -> None:
     assert "cannot be distinguished" not in alone.diagnosis
 
 
-def test_positions_are_reported_where_no_cause_is_known() -> None:
-    def late(call: AttentionCall) -> Tensor:
-        out = rounded_oracle(call)
-        out[16:] = -out[16:]
-        return out
-
-    [finding] = diagnose(run_and_repeat(late, [call_of([(40, 3)], (4, 2), 32, torch.float32, "cpu")]))
-    assert finding.where == "extend, layer 0, all 4 heads, query positions 16-63"
-
-
 def test_of_two_that_fit_the_leak_is_named_even_if_the_other_is_nearer() -> None:
     call = call_of([(1, 1), (1, 1)], (2, 1), 32, torch.bfloat16, "cpu")
     v = call.v.clone()
@@ -200,37 +159,3 @@ def test_zeros_are_not_written_rather_than_scaled() -> None:
     assert [one.id for one in found] == [OUTPUT_NOT_WRITTEN]
     assert found[0].does == "does not write its output once a prefix is cached"
     assert not any("scale" in text or "times" in text for text in (found[0].diagnosis, found[0].title, *found[0].evidence))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_gain_of_a_thousandth_is_named_where_it_is_out_of_bounds(dtype: torch.dtype) -> None:
-    def scaled(call: AttentionCall) -> Tensor:
-        return (oracle(call) * 1.001).to(call.q.dtype)
-
-    [finding] = diagnose(run_and_repeat(scaled, calls(1, dtype=dtype)))
-    assert finding.id == OUTPUT_SCALED
-    assert "is 1.001 times what it should be" in finding.evidence[0]
-
-
-@pytest.mark.slow
-def test_a_scaled_head_and_a_scaled_int8_output_are_named() -> None:
-    @declares(noise="int8_qk")
-    def int8(call: AttentionCall) -> Tensor:
-        out = honest_outputs(call, FAMILIES["int8_qk"], members=1)[0]
-        return (out * 0.9).to(call.q.dtype)
-
-    def one_head(call: AttentionCall) -> Tensor:
-        out = rounded_oracle(call)
-        out[:, 2] *= 1.5
-        return out
-
-    [finding] = diagnose(run_and_repeat(int8, calls(1, dtype=torch.float16)))
-    assert finding.id == OUTPUT_SCALED
-    [finding] = diagnose(run_and_repeat(one_head, calls(2)))
-    assert (finding.id, finding.where) == (OUTPUT_SCALED, "extend, all 2 layers, head 2 of 4")
-
-
-def test_what_a_known_bug_explains_as_well_is_not_called_scaled() -> None:
-    one_key = calls(1, dtype=torch.float32, matrix=[[(1, 1)]])
-    [finding] = diagnose(run_and_repeat(fault("newest-token-zero"), one_key))
-    assert finding.id == "newest-token-zero"

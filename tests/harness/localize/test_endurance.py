@@ -52,19 +52,6 @@ def test_a_plan_that_is_kept_by_address_is_another_calls(lens: list[list[tuple[i
     assert endured(rounded_oracle, *lens) == ""
 
 
-def test_the_largest_calls_are_made_in_kept_buffers_too() -> None:
-    """A plan that is kept on the path for many keys alone: the cheapest pair does not take it."""
-    kept: list[AttentionCall] = []
-    plans: dict[object, list[int]] = {}
-
-    def kernel(call: AttentionCall) -> Tensor:
-        kept.append(call)
-        return plans_by_address(call, plans) if max(call.lens_k) > 256 else rounded_oracle(call)
-
-    short, long = [[(1, 20), (1, 40)], [(1, 40), (1, 20)]], [[(1, 300), (1, 40)], [(1, 40), (1, 300)]]
-    assert "in the buffers of a call with other lengths" in endured(kernel, *short, *long)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_long_calls_of_each_dtype_run_many_times(dtype: torch.dtype) -> None:
     """Partitions that are done are counted, and the count is never reset: a short call has a single partition."""

@@ -16,12 +16,11 @@ from assay.harness.attention.call import AttentionCall, Kernel, Mask, Outputs
 from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
-from assay.harness.attention.noise import FAMILIES, NoiseFamily
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import log_sum_exp, requests, scores
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import assert_correct, check
 from assay.harness.errors import AssayError
-from assay.harness.localize.bounds import bounds_of_queries
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import Guard, run_guarded
 from assay.harness.localize.kernel_runs import run_once
@@ -132,26 +131,3 @@ def test_a_declared_quantisation_explains_what_it_costs_and_no_other_kernel_may_
         assert not lse_errors(call, noisy, FAMILIES[noise], None).wrong
         if call.q.dtype == torch.float32:
             assert lse_errors(call, noisy, FAMILIES[""], None).wrong
-
-
-def test_errors_near_their_bound_alone_are_compared_with_the_noise_of_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated = []
-
-    def counting(call: AttentionCall, family: NoiseFamily, rows: Tensor, members: int, **asked: bool) -> Tensor:
-        simulated.append((members, rows.tolist()))
-        return honest_outputs(call, family, rows, members, **asked)
-
-    monkeypatch.setattr("assay.harness.localize.bounds.honest_outputs", counting)
-    call, noise = CALLS[0], FAMILIES["int8_kv"]
-    rows = torch.tensor([3, 12, 30])
-    none = torch.zeros(3, 5, dtype=torch.float64)
-    bounds = bounds_of_queries(call, noise, rows, none, lse=True)
-    assert [members for members, _ in simulated] == [16]
-    own = none.clone()
-    own[1, 2] = 0.6 * bounds[1, 2]
-    near = bounds_of_queries(call, noise, rows, own, lse=True)
-    assert simulated[1:] == [(16, [3, 12, 30]), (96, [12])]
-    assert torch.equal(near[[0, 2]], bounds[[0, 2]])
-    assert not torch.equal(near[1], bounds[1])
-    every = bounds_of_queries(call, noise, rows, 0.6 * bounds, lse=True)
-    assert float((every / bounds - 1).abs().max()) < 0.5  # what 16 members say of the bound of 96

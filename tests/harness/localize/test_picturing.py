@@ -14,7 +14,7 @@ from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.picturing import hides, picture_of, unread_picture
+from assay.harness.localize.picturing import picture_of, unread_picture
 from assay.harness.localize.reading import WeightReading, read
 from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture
 
@@ -71,46 +71,8 @@ def test_a_top_left_mask_leaves_out_a_band_of_keys() -> None:
         assert sum(does) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_missing_prefix_is_a_block_of_unseen_keys() -> None:
-    assert drawn(bug("prefix-dropped"), [(3, 2), (2, 0)]).cells == ("oo#....", "oo##...", "oo###..", ".....#.", ".....##")
-
-
 def test_a_key_too_many_is_wrongly_seen() -> None:
     assert drawn(bug("mask-one-key-too-many"), [(3, 1)]).cells == ("##!.", "###!", "####")
-
-
-def test_a_window_leaves_out_the_oldest_keys() -> None:
-    cells = drawn(bug("sliding-window-16"), [(3, 16)]).cells
-    assert cells == ("o" + 16 * "#" + "..", "oo" + 16 * "#" + ".", "ooo" + 16 * "#")
-
-
-def windowed(asked: AttentionCall) -> WeightReading:
-    """A kernel whose contract has the window of 16, read on a call that expects it."""
-    found = reading(bug("sliding-window-16"), asked)
-    age = found.visible[:, ::-1].cumsum(1)[:, ::-1]  # 1 for the newest key that a query sees
-    found.__dict__["visible"] = found.visible & (age <= 16)
-    inside = found.expected * found.visible[:, None, None]
-    found.__dict__["expected"] = inside / inside.sum((-1, -2), keepdims=True)
-    return found
-
-
-def test_a_window_that_the_contract_asks_for_is_right() -> None:
-    picture = picture_of(windowed(call([(3, 16)])))
-    assert picture.cells == ("." + 16 * "#" + "..", ".." + 16 * "#" + ".", "..." + 16 * "#")
-    assert picture.wrong_heads == ()
-
-
-def test_a_sink_that_the_contract_asks_for_takes_its_share_of_every_weight() -> None:
-    def sink(asked: AttentionCall) -> Tensor:
-        """A key with a score of 0 and a value of 0."""
-        zero = torch.zeros_like(asked.k[:1])
-        return with_one_more(asked, zero, zero)
-
-    wrong = reading(sink, call([(2, 2)]))
-    assert picture_of(wrong).cells == ("~~~.", "~~~~")
-    right = reading(sink, call([(2, 2)]))
-    right.__dict__["expected"] = right.weights.copy()
-    assert picture_of(right).cells == ("###.", "####")
 
 
 def test_keys_of_another_sequence_come_from_elsewhere() -> None:
@@ -120,16 +82,6 @@ def test_keys_of_another_sequence_come_from_elsewhere() -> None:
     assert picture.key_sequences == (0, 0, 0, 1, 1)
     assert picture.key_indices == (0, 1, 2, 0, 1)
     assert picture.query_positions == (1, 2, 0, 1)
-
-
-def test_another_kv_head_is_named() -> None:
-    picture = drawn(bug("kv-head-next-group"), [(2, 0)], head=0)
-    assert picture.cells == ("x.", "xx")
-    assert (picture.head, picture.heads, picture.foreign_kv_heads) == (0, 4, (1,))
-
-
-def test_a_wrong_scale_gives_wrong_weights() -> None:
-    assert drawn(bug("scale-twice"), [(4, 0)]).cells == ("#...", "~~..", "~~~.", "~~~~")
 
 
 def test_a_weight_is_wrong_only_beyond_what_other_keys_explain() -> None:
@@ -207,18 +159,3 @@ def test_an_unread_call_says_which_outputs_are_not_finite_or_wrong() -> None:
     assert (picture.head, picture.wrong_heads) == (1, (1, 3))
     assert set(picture.cells) == {""}
     assert picture.expected == drawn(oracle, [(12, 8)], head=1).expected
-
-
-def test_the_last_keys_of_a_large_unread_call_are_shown() -> None:
-    asked = call([(60, 100)])
-    out = oracle(asked)
-    out[40:] = float("nan")
-    picture = unread_picture(asked, out, ~np.isfinite(out.numpy()).all(-1))
-    assert picture.shown == "queries 28-59 of 60, keys 96-159 of 160"
-    assert picture.rows == ("right",) * 12 + ("nan",) * 20
-    assert [row.count(0.0) for row in picture.expected] == list(range(31, -1, -1))
-
-
-def test_a_picture_of_few_queries_or_keys_shows_less_than_a_larger_one() -> None:
-    calls = [(1, 47), (1, 8), (7, 512), (7, 8), (9, 2), (4, 9)]  # queries and keys
-    assert sorted(calls, key=lambda one: hides(*one)) == [(7, 8), (4, 9), (7, 512), (1, 8), (1, 47), (9, 2)]

@@ -105,8 +105,12 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(mod
     assert "noise" not in source
     imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
     assert imported == {
-        "from dataclasses import replace", "import torch", "from assay import CallSpec, Mask, assert_correct, call_of"
-    }, "nothing but the public API"  # fmt: skip
+        "from dataclasses import replace",
+        "import torch",
+        "from assay import Mask, assert_correct",
+        "from assay.harness.attention.call import CallSpec",
+        "from assay.harness.attention.sample_calls import call_of",
+    }
     with pytest.raises(AssertionError, match=f'Computes "{TOP_LEFT}"'):
         run_test(source)
     run_test(source.replace(f"{module}:top_left", ORACLE))

@@ -15,16 +15,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.edges import Amount, Sum
-from assay.harness.readout.effects import (
-    _TAILS,
-    Answer,
-    _block_scales,
-    _online_softmax,
-    general_effects,
-    known_effects,
-    merged,
-    multiplied,
-)
+from assay.harness.readout.effects import _TAILS, Answer, _block_scales, _online_softmax, general_effects, merged, multiplied
 from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
@@ -33,7 +24,7 @@ from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import plan_of
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.samples import Sample, common
+from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
 
 CALLS = ([(9, 0)], [(5, 12), (6, 7)], [(1, 20), (1, 9)])
@@ -133,34 +124,6 @@ def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
     assert given_by(key_factors(found))
     assert given_by(key_factors(blind, [Queries(call(0), [row]) for row in range(8)]))
     assert not given_by(key_factors(blind))
-
-
-def test_numbers_of_keys_that_follow_no_rule_are_proposed_one_by_one() -> None:
-    some = [KeyFactors((), phantom=Sum((), number)) for number in (2, 3)]
-    found = words(effects_of([explained(some[0], 0), explained(some[1], 1)]))
-    assert {words([one])[0] for one in some} <= set(found)
-
-
-def test_nothing_is_proposed_for_what_does_not_fit_in_the_rows() -> None:
-    right = explained(multiplied(constant_formula(1.0)), 1)
-    assert not right.bad.any()
-    assert list(effects_of([right])) == []
-    assert key_factors([right]) == []
-
-
-@pytest.mark.parametrize(("numbers", "found"), [
-    ([0.5, 0.50001, 0.7], [0.5, 0.7]), ([1.0100003, 1.01], [1.01]), ([0.333333], [0.3333]),
-    ([2.71828], [2.718]), ([0.12352], [0.1235]),
-    ([64.0, 64.0, 63.0], [64.0, 63.0]), ([1.00123], [1.0012]),
-])  # fmt: skip
-def test_common_numbers_are_rounded_to_what_they_are(numbers: Sequence[float], found: Sequence[float]) -> None:
-    assert common(numbers) == pytest.approx(found, rel=1e-9)
-
-
-def test_the_ids_of_known_effects_are_unique() -> None:
-    ids = [one.id for one in known_effects()]
-    assert len(set(ids)) == len(ids)
-    assert all(one.cost >= 3 for one in known_effects())
 
 
 @pytest.mark.few(8)

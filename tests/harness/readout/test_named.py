@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from torch import Tensor
 
-from assay.harness.attention.bugs.catalogue import CATALOGUE, public_reports
+from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.family import BY_ID, FAMILY
-from assay.harness.attention.bugs.faults import fault, rounded_oracle
+from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.bugs.seeded import SeededFault
-from assay.harness.attention.call import AttentionCall
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
-from assay.harness.localize.diagnose import STATE_KEPT, does
+from assay.harness.localize.diagnose import does
 from assay.harness.readout.effects import constant, known_bug
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.named import _name_of, said, with_operator
@@ -59,17 +57,6 @@ def test_what_was_read_is_in_the_first_serious_finding(missing_mask: ReadOut) ->
     assert (first.where, first.reproduce, first.severity) == ("extend", "again", "serious")
 
 
-def test_a_budget_that_was_spent_is_said(missing_mask: ReadOut) -> None:
-    [first] = with_operator([finding("mask-missing")], replace(missing_mask, complete=False))
-    assert " s, which was all of its budget: gives " in first.evidence[1]
-
-
-def test_nothing_serious_is_left_as_it_is(missing_mask: ReadOut) -> None:
-    findings = [finding("nondeterminism", "info")]
-    assert with_operator(findings, missing_mask) == findings
-    assert with_operator([], missing_mask) == []
-
-
 def test_a_known_operator_has_its_name(missing_mask: ReadOut) -> None:
     known = _name_of(missing_mask.operator, missing_mask.samples)
     assert known is not None
@@ -77,17 +64,6 @@ def test_a_known_operator_has_its_name(missing_mask: ReadOut) -> None:
     [named] = with_operator([finding(UNEXPLAINED)], missing_mask)
     assert (named.id, named.title, named.diagnosis) == (known.id, known.title, missing_mask.sentence)
     assert named.does == "applies no causal mask", "the headline must not keep the words of the first guess"
-
-
-def test_a_name_comes_with_its_public_reports() -> None:
-    reports = public_reports("leak-all-keys-previous")
-    assert reports[0].startswith("https://")
-    known = BY_ID["leak-all-keys-previous"]
-    operator = Operator((Clause(known_bug(known)),))
-    [named] = with_operator([finding(UNEXPLAINED)], read_of(operator, seen(operator, ((9, 20), (3, 5)))))
-    assert named.id == "leak-all-keys-previous"
-    assert named.evidence[-1].startswith(f"public reports of such a bug: {reports[0]}")
-    assert public_reports("no-such-bug") == ()
 
 
 def test_another_operator_has_the_sentence_and_no_name(unlisted: ReadOut) -> None:
@@ -113,34 +89,10 @@ def test_what_explains_too_little_is_not_said(missing_mask: ReadOut) -> None:
     assert first.evidence[1].endswith("no rule was found that gives its 100 wrong outputs")
 
 
-def test_a_kernel_that_was_right_when_it_was_read_is_said_to_be() -> None:
-    read = read_out(rounded_oracle)
-    [first] = with_operator([finding("mask-top-left")], read)
-    assert (first.operator, first.id) == ("", "mask-top-left")
-    assert first.evidence[1].endswith("answered all of them right: it is wrong only on other calls")
-
-
-def test_a_kernel_that_answers_nothing_is_said_to() -> None:
-    def raises(call: AttentionCall) -> Tensor:
-        raise ValueError("no such tile")
-
-    [first] = with_operator([finding("mask-top-left")], read_out(raises))
-    assert first.evidence[1].startswith("the kernel could not be read: it answered none of ")
-    assert "ValueError" in first.evidence[2]
-
-
 def test_a_name_that_was_read_as_well_is_kept(missing_mask: ReadOut) -> None:
     [first] = with_operator([finding("mask-missing", equivalent=("mask-one-key-too-many",))], missing_mask)
     assert (first.id, first.diagnosis) == ("mask-missing", "it is wrong")
     assert first.equivalent == (), "the read-out tells them apart"
-
-
-def test_of_names_that_fit_the_calls_alike_the_one_that_was_read_is_taken(missing_mask: ReadOut) -> None:
-    given = finding("mask-one-key-too-many", equivalent=("scale-twice", "mask-missing"))
-    [first] = with_operator([given], missing_mask)
-    assert (first.id, first.equivalent) == ("mask-missing", ())
-    assert first.title != given.title
-    assert first.does == "applies no causal mask"
 
 
 @pytest.mark.parametrize("id", ["mask-one-key-too-many", "scale-twice", OUTPUT_SCALED, OUTPUT_NOT_WRITTEN])
@@ -164,17 +116,6 @@ def test_a_headline_says_the_condition_that_was_read(missing_mask: ReadOut) -> N
     assert first.does == "applies no causal mask, only where prefix >= 64"
     assert first.diagnosis == read.sentence
     assert "on the calls that were compared: it is wrong" in first.evidence
-
-
-def test_axes_are_said_unless_what_was_read_says_which_calls_fail(missing_mask: ReadOut) -> None:
-    given = finding("mask-missing").model_copy(update={"does": "applies no causal mask", "only": "head_dim is 128"})
-    [apart] = with_operator([given], missing_mask)
-    assert apart.sentence == "Only where head_dim is 128: it is wrong."
-    cause = cause_of([apart])
-    assert cause is not None
-    assert cause.does == "applies no causal mask, only where head_dim is 128"
-    [whole] = with_operator([given], replace(missing_mask, whole=True))
-    assert (whole.only, whole.sentence) == ("", "it is wrong.")
 
 
 def seen(effect: Effect | Operator, *lens: tuple[tuple[int, int], ...]) -> list[Sample]:
@@ -250,30 +191,3 @@ def test_what_another_finding_explains_contradicts_nothing() -> None:
     assert alone.id != "scale-twice"
     first, other = with_operator([finding("scale-twice"), finding("mask-missing")], read)
     assert (first.id, other) == ("scale-twice", finding("mask-missing"))
-
-
-def test_what_a_name_does_not_change_contradicts_nothing() -> None:
-    [first] = with_operator([finding("prefix-dropped")], read_of_two("prefix-dropped"))
-    assert (first.id, first.diagnosis) == ("prefix-dropped", "it is wrong")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("id", "factor"), [(OUTPUT_SCALED, 2.0), (OUTPUT_NOT_WRITTEN, 0.0)])
-@pytest.mark.parametrize("place", ["", "only in decode"])
-def test_an_output_that_is_a_multiple_keeps_its_name_and_says_where(id: str, factor: float, place: str) -> None:
-    def kernel(call: AttentionCall) -> Tensor:
-        return rounded_oracle(call) * (1.0 if place and call.phase == "extend" else factor)
-
-    read = read_out(kernel)
-    [first] = with_operator([finding(id)], read)
-    assert (first.id, first.title, first.operator) == (id, f"title of {id}", read.sentence)
-    assert (place in first.does, place in first.diagnosis) == (True, True)
-    other = OUTPUT_SCALED if factor == 0 else OUTPUT_NOT_WRITTEN
-    [renamed] = with_operator([finding(other)], read)
-    assert renamed.id == (other if factor == 0 else OPERATOR), "zero is a multiple too"
-
-
-def test_how_a_kernel_behaves_keeps_its_name(unlisted: ReadOut) -> None:
-    [first] = with_operator([finding(STATE_KEPT)], unlisted)
-    assert (first.id, first.diagnosis) == (STATE_KEPT, "it is wrong")
-    assert first.operator == unlisted.sentence

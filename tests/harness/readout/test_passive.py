@@ -111,15 +111,6 @@ def test_a_rule_that_was_seen_on_one_call_only_is_not_said() -> None:
     assert said(found) == ""
 
 
-@pytest.mark.slow
-def test_the_picture_shows_the_solved_weights() -> None:
-    _, picture = read_recorded([recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32, FEW)])
-    assert picture is not None
-    shown = "".join(picture.cells)
-    assert "o" in shown, "keys that are not seen"
-    assert not set(shown) & set("!x"), "nothing is seen that should not be"
-
-
 def test_what_is_known_when_the_time_is_over_is_returned() -> None:
     found = read_recorded([recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32)], 0.0)[0]
     assert not found.complete

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -15,15 +14,15 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.bugs.quantisation import _int8
-from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
+from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.readout import probing
 from assay.harness.readout.finding import Finder, _exactness
-from assay.harness.readout.probing import REFUSED, CallPlan, Prober
+from assay.harness.readout.probing import CallPlan, Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import ReadOut, _between, _notes, read_out
+from assay.harness.readout.readout import _between, read_out
 from assay.harness.readout.samples import Agreement, Sample
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -123,28 +122,6 @@ def test_a_right_kernel_computes_attention(kernel: Kernel) -> None:
     assert 50 < found.calls < FEW_CALLS
 
 
-def test_the_noise_that_a_kernel_declares_decides_on_which_data_it_is_read() -> None:
-    def data(found: ReadOut) -> set[str]:
-        return {sample.plan.data for sample in found.samples}
-
-    quantised = declares(noise="int8_qk")(lambda call: in_int8(call))
-    assert data(read_out(quantised, calls=12)) == {"levels"}
-    assert data(read_out(in_int8, noise="int8_qk", calls=12)) == {"levels"}
-    assert data(read_out(quantised, noise="", calls=12)) == {"normal"}
-
-
-def test_noise_that_nobody_declared_is_wrong() -> None:
-    assert read_out(in_int8, calls=12).all.wrong > 0
-
-
-def test_data_follows_the_seed() -> None:
-    def first(seed: int) -> Tensor:
-        return read_out(rounded_oracle, calls=12, seed=seed).samples[0].queries.call.q
-
-    assert torch.equal(first(3), first(3))
-    assert not torch.equal(first(3), first(4))
-
-
 # Kernels that hardly answer
 
 
@@ -168,11 +145,6 @@ def test_a_kernel_that_never_answers_is_not_explained(kernel: Kernel, why: str) 
     assert 0 < found.calls < 10
 
 
-def test_a_kernel_for_which_there_are_no_calls_is_not_asked() -> None:
-    found = read_out(declares(dtypes=("float64",))(lambda call: rounded_oracle(call)))
-    assert (found.sentence, found.calls, found.samples, found.notes) == ("", 0, (), ())
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("kernel", "sentence"), [(rounded_oracle, ""), (nothing, "the output is not written: it is zero")])
 @pytest.mark.parametrize(("error", "noted"), [(ValueError("no"), True), (KernelRefused("no"), False)])
@@ -187,12 +159,6 @@ def test_what_is_not_answered_now_and_then_is_left_out(error: Exception, noted: 
     assert {sample.plan.layer for sample in found.samples} >= {0, 1, 3}
     assert 2 not in {sample.plan.layer for sample in found.samples}
     assert any("ValueError" in note for note in found.notes) == noted == bool(found.notes)
-
-
-@pytest.mark.slow
-def test_an_output_of_nan_is_an_answer() -> None:
-    found = read_out(lambda call: rounded_oracle(call) * float("nan"))
-    assert (found.sentence, found.exact, found.notes) == ("the output is NaN", True, ())
 
 
 # Conditions: of a fault that is found at once
@@ -219,61 +185,10 @@ def test_a_read_out_begins_with_the_calls_that_fail(kernel: Kernel, wrong: Atten
 
 
 @pytest.mark.slow
-def test_a_threshold_is_asked_for_from_both_sides() -> None:
-    def from_1201(call: AttentionCall) -> Tensor:
-        return nothing(call) if max(call.lens_k) >= 1201 else rounded_oracle(call)
-
-    read = read_out(from_1201)
-    assert read.sentence.endswith("total >= 1201"), read.sentence
-    assert read.exact
-
-
-def wrong_where(condition: Callable[[list[Request], int], bool]) -> Kernel:
-    """Attention whose output is zero in some sequences of a call."""
-
-    def kernel(call: AttentionCall) -> Tensor:
-        every = requests(call)
-        outs = [attend(r) * (not condition(every, n)) for n, r in enumerate(every)]
-        return torch.cat([out.transpose(0, 1) for out in outs]).to(call.q.dtype)
-
-    return kernel
-
-
-@pytest.mark.slow  # fast: test_a_threshold_on_the_layer_lies_between_neighbours
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("condition", "says"),
-    [
-        (lambda every, n: every[n].prefix - every[n].len_q >= 37, "only where prefix >= new + 37"),
-        (
-            lambda every, n: every[n].len_q < 13 or every[n].prefix < 57,
-            ("except where new >= 13 and prefix >= 57", "except where prefix >= 57 and new >= 13"),
-        ),
-        (lambda every, n: every[n].len_k - every[0].len_k < -50, "only where total <= total of the first sequence - 51"),
-    ],
-    ids=["a difference", "an exception", "less than the first"],
-)
-def test_a_threshold_on_any_term_lies_between_neighbours(
-    condition: Callable[[list[Request], int], bool], says: str | tuple[str, ...]
-) -> None:
-    read = read_out(wrong_where(condition))
-    assert read.sentence.endswith(says), read.sentence
-    assert read.exact
-
-
-@pytest.mark.slow
 def test_a_threshold_on_the_layer_lies_between_neighbours() -> None:
     read = read_out(lambda call: nothing(call) if call.layer >= 5 else rounded_oracle(call))
     assert read.sentence.endswith("only where the layer >= 5"), read.sentence
     assert read.exact
-
-
-@pytest.mark.slow  # fast: test_a_threshold_on_the_layer_lies_between_neighbours
-def test_a_limit_between_two_head_dims_is_open() -> None:
-    read = read_out(lambda call: nothing(call) if call.q.shape[2] > 100 else rounded_oracle(call))
-    [note] = read.notes
-    assert re.search(r"only where head_dim .*: the limit lies between \d+ and 128, where no call was made$", note)
-    assert not read.exact
 
 
 def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
@@ -291,43 +206,7 @@ def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
     assert not finder.open_limits()
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("phase", ["decode", "extend"])
-def test_a_kernel_of_one_phase_is_read(phase: str) -> None:
-    asked: list[str] = []
-    found = read_out(declares(phases=(phase,))(lambda call: asked.append(call.phase) or nothing(call)))
-    assert (found.sentence, found.exact, found.notes) == ("the output is not written: it is zero", True, ())
-    assert {sample.plan.phase for sample in found.samples} == set(asked) == {phase}
-    assert found.calls == len(asked)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_kernel_is_read_in_a_dtype_that_it_declares(dtype: torch.dtype) -> None:
-    declared = declares(dtypes=(str(dtype).removeprefix("torch."),))
-    assert read_out(declared(lambda call: rounded_oracle(call))).all == Agreement()
-    found = read_out(declared(lambda call: nothing(call)), calls=60)
-    assert {sample.queries.call.q.dtype for sample in found.samples} == {dtype}
-    assert found.all.wrong > 0
-
-
 # Budgets
-
-
-@pytest.mark.slow  # fast: test_time_is_kept_to, and those with 12 calls
-def test_calls_are_kept_to_and_what_is_known_by_then_is_said() -> None:
-    whole = read_out(nothing)
-    before_the_last = whole.samples[-1].queries.number
-    part = read_out(nothing, calls=before_the_last)
-    assert (part.sentence, part.complete, part.calls) == (whole.sentence, False, before_the_last)
-    assert len(part.samples) == len(whole.samples) - 1
-    assert 0 < part.fresh.wrong < whole.fresh.wrong
-    early = read_out(nothing, calls=40)
-    assert (early.sentence, early.complete, early.calls) == ("", False, 40)
-    assert early.all.wrong > early.all.explained == 0
-    assert (early.share, early.exact) == (0.0, False)
-    at_once = read_out(nothing, calls=0)
-    assert (at_once.calls, at_once.complete, at_once.samples) == (0, False, ())
 
 
 def test_time_is_kept_to() -> None:
@@ -344,60 +223,7 @@ def test_time_is_kept_to() -> None:
     assert found.calls <= 3  # fewer on a busy machine
 
 
-def test_a_kernel_is_slow_if_it_is_so_again() -> None:
-    def sleeping(calls: int) -> Kernel:
-        left = [calls]
-
-        def kernel(call: AttentionCall) -> Tensor:
-            left[0] -= 1
-            until = time.process_time() + 0.1 * (left[0] >= 0)
-            while time.process_time() < until:
-                pass
-            return rounded_oracle(call)
-
-        return kernel
-
-    def slow(calls: int) -> bool:
-        finder = Finder.begun(Prober(sleeping(calls)), "normal", 0, ())
-        assert finder is not None
-        return finder.slow
-
-    assert slow(4)
-    assert not slow(2)  # the first calls compile
-
-
-def test_a_kernel_that_waits_on_a_busy_cpu_is_not_slow() -> None:
-    def waiting(call: AttentionCall) -> Tensor:
-        time.sleep(0.05)
-        return rounded_oracle(call)
-
-    finder = Finder.begun(Prober(waiting), "normal", 0, ())
-    assert finder is not None
-    assert not finder.slow
-
-
 # What else the kernel does
-
-
-def test_the_notes_say_what_the_kernel_does_besides() -> None:
-    asked = [0]
-
-    def kernel(call: AttentionCall) -> Tensor:
-        asked[0] += 1
-        if asked[0] == 30:
-            raise RuntimeError
-        return rounded_oracle(call)
-
-    found = read_out(kernel, calls=40)
-    assert found.notes == ("not answered: RuntimeError, in 1 call",)
-    assert found.all.wrong == 0
-
-
-def test_notes_count_in_the_singular_and_the_plural() -> None:
-    prober = Prober(rounded_oracle)
-    assert _notes(prober) == ()
-    prober.raised = {"ValueError": 3, "RuntimeError": 1, REFUSED: 4}
-    assert _notes(prober) == ("not answered: RuntimeError, in 1 call", "not answered: ValueError, in 3 calls")
 
 
 # What counts as wrong
@@ -448,9 +274,3 @@ def test_what_shows_in_every_seventh_call_alone_is_read_from_outputs(factor: flo
     found = read_out(kernel)
     assert found.sentence == f"{does}, only where the number of earlier calls mod 7 = 6"
     assert found.exact
-
-
-@pytest.mark.slow
-def test_a_kernel_that_is_wrong_on_every_call_and_knows_no_other_mask_is_asked_for_causal_calls_only() -> None:
-    found = read_out(lambda call: 2 * rounded_oracle(call.with_spec(mask=Mask(causal=True))))
-    assert (found.sentence, found.exact) == ("the output is multiplied by 2", True)

@@ -22,9 +22,9 @@ from assay.harness.engines.model import TINY_MODEL, model_shape, resolve_model
 from assay.harness.errors import UsageError
 from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.asked import asked_of, check_asked, unmet
 from assay.harness.run.doctor import examine
 from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.preflight import asked_of, check_asked, unmet
 from assay.harness.sides import ROLES, Side
 
 

@@ -54,7 +54,7 @@ def test_what_each_server_serves_is_recorded_with_what_was_asked_for(tmp_path: P
 
 
 def test_a_candidate_without_a_fingerprint_is_not_the_accepted_one(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="tells no fingerprint"):
+    with pytest.raises(EngineError, match="did not report a fingerprint"):
         taken([Server("reference", "2"), Server("candidate", "")], asked(tmp_path, str(tmp_path / "accepted.json")))
 
 

@@ -23,9 +23,8 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.collect import collect
-from assay.harness.run.interview import interview
 from assay.harness.run.plan import Plan, prepare
-from assay.harness.run.question_stop import FLOOR_QUESTIONS, QuestionStop
+from assay.harness.run.questions import FLOOR_QUESTIONS, QuestionStop, interview
 from assay.harness.run.run_folder import default_folder, open_folder
 from assay.harness.sides import ROLES, Role
 

@@ -21,8 +21,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import open_folder
-from assay.harness.run.sensitivity import AT_ONCE, QUESTIONS, is_open, measure_sensitivity, serve_fault, switched_on
-from assay.harness.run.sensitivity import fault_load as load_of
+from assay.harness.run.sensitivity import AT_ONCE, QUESTIONS, is_open, measure_sensitivity, switched_on
 
 
 class Server:
@@ -93,10 +92,9 @@ def test_a_workload_that_does_not_see_it_is_asked_all_questions(plan: Plan, fold
     assert len(asked.seen) == QUESTIONS
 
 
-def test_afterwards_the_fault_is_off_and_the_cache_empty(plan: Plan, folder: RunFolder) -> None:
+def test_afterwards_the_fault_is_off_and_the_cache_empty(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     asked = server(plan, folder)
-    serve_fault(cast(Engine, asked), asked.place, "mask-missing", load_of(plan, folder, {"answers"}))
-    assert {fault for _, fault in asked.seen} == {"mask-missing"}
+    measure_sensitivity(cast(Engine, asked), plan, folder, display)
     assert read_setting(asked.place).control == Control()
     assert asked.flushed[-1] == "", "K and V that were computed with the fault are dropped when it is off"
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from assay.harness.config import RunSpec
 from assay.harness.evidence.executed import KERNEL_TRACES, passes_of
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.executed_kernels import _check_kernels_executed
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.collect import _Asking, _kernels_open, _list_kernels
 from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.questions import QuestionStop
 from assay.harness.run.run_folder import open_folder
 from assay.harness.run.servers import make_run_engine, manifest_of, running
-from assay.harness.run.trace_kernels import is_traced, trace_kernels
 from assay.harness.sides import ROLES, Role
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
@@ -40,8 +43,13 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, RunFolder]:
         with running(engines, "cpu"):
             for engine in engines:
                 folder.record_server(manifest_of(engine))
-                trace_kernels(engine, folder, plan.items)
+                _list_kernels(asked(plan, folder), engine)
     return plan, folder
+
+
+def asked(plan: Plan, folder: RunFolder) -> _Asking:
+    display = ProgressDisplay(Console(quiet=True))
+    return _Asking(plan, folder, display, QuestionStop(plan, [], together=True), set())
 
 
 def names(folder: RunFolder, role: Role, phase: str, cached: bool) -> set[str]:
@@ -56,7 +64,7 @@ def test_what_ran_is_listed_by_phase_and_cached_prefix(traced: tuple[Plan, RunFo
     silent = names(folder, "candidate", "extend", cached)
     assert "aten::scaled_dot_product_attention" in silent
     assert "_attn_fwd" not in silent
-    assert all(is_traced(folder, role) for role in ROLES)
+    assert not any(_kernels_open(asked(traced[0], folder), role) for role in ROLES)
 
 
 def test_decode_is_traced_too(traced: tuple[Plan, RunFolder]) -> None:

@@ -69,8 +69,8 @@ def test_every_request_names_the_adapter_of_the_server(tmp_path: Path) -> None:
 def test_an_adapter_was_on_where_another_one_changes_what_a_probe_gets(applies: bool, tmp_path: Path) -> None:
     server = Server(applies)
     over = asked(server, frozenset({"zero-lora"}), tmp_path)
-    assert over.adapted.endswith("by 0.25 nats") == applies
-    assert bool(over.adapted) == applies
+    assert over.said["zero-lora"].endswith("by 0.25 nats") == applies
+    assert bool(over.said["zero-lora"]) == applies
     first, *others, last = [path for path, _ in server.sent if "lora" in path]
     assert (first, others, last) == ("/load_lora_adapter", [], "/unload_lora_adapter")
     assert server.adapter == "zeros"

@@ -1,33 +1,49 @@
-"""When to stop asking questions: shared by the interviews of both roles, which run in threads of their own."""
+"""Asking one server everything that is still open, until the answers of both roles have decided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from threading import Condition
+from typing import NamedTuple
 
+from assay.evals.greedy import MAX_TOKENS as GREEDY_TOKENS
+from assay.harness.engines.base import ChatRequest, Engine, cache_header, never
+from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import Stop
-from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.paired_accuracy import accuracy_of, beginning, soonest_pass
+from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
 from assay.harness.sides import ROLES, Role
 
+# New pairs after which the test looks again: so many, and at least this share of all. Any numbers keep the error rates; a look at
+# 4,096 pairs takes 50 ms of CPU time.
 _LOOK_EVERY, _LOOK_SHARE = 8, 0.02
-"""New pairs after which the test looks again: so many, and at least this share of all. Any numbers keep the error rates; a look at
-4,096 pairs takes 50 ms of CPU time."""
 FLOOR_QUESTIONS = 32
 """Questions that the reference is asked twice."""
 FIRST_IN_TURN = 1024
 """Questions that the reference answers first where the servers run in turn: enough in nine of ten runs at 2 % of answers flipped,
 and in six at 5 %. If they do not decide, both servers start once more."""
+TOP_LOGPROBS = 5
+"""Alternatives recorded at each greedy position, as many as vLLM's ``check_logprobs_close`` compares."""
+# Seconds after which a role that waits for the other checks that its server is still alive.
 _WAIT_S = 0.25
-"""Seconds after which a role that waits for the other checks that its server is still alive."""
+# The reference is asked one greedy prompt in four again.
+_FLOOR_EVERY = 4
+# Questions that are asked at once, and by how many a role may be ahead of the other when it asks for more, as multiples of the
+# requests in flight: what only one role answers is wasted.
+CHUNK, _LEAD = 4, 2
+
+AnswerKey = tuple[str, str, str, int]
+"""`Answer.key`: suite, role, item, repeat."""
 
 
 class QuestionStop:
     """Looks at the answers of both roles as they arrive, and reports when they have decided.
 
-    The verdict never depends on it: it is computed from the answers on disk, by the same test.
+    The verdict never depends on it: it is computed from the answers on disk, by the same test. Each role is asked in a thread of
+    its own; `_changed` guards all of this, and wakes a role that waits for the other.
 
     Args:
         plan: the checked run.
@@ -71,10 +87,7 @@ class QuestionStop:
         return self.reason in ("decided", "hopeless")
 
     def open_items(self, role: Role) -> list[Item]:
-        """List the questions that a role must still answer, in order.
-
-        In turn, the candidate gets what the reference has answered.
-        """
+        """List the questions that a role must still answer; in turn, the candidate gets what the reference has answered."""
         if self.enough():
             return []
         items, done = self.items, self._answers[role]
@@ -106,10 +119,7 @@ class QuestionStop:
             waiting: the questions it has not answered, in order.
             most: how many to ask at once.
             lead: how many questions it may be ahead of the other.
-            check: called while waiting.
-
-        Raises:
-            EngineError: `check` found the server dead.
+            check: called while waiting; raises EngineError if the role's server has died.
         """
         other: Role = "candidate" if role == "reference" else "reference"
         with self._changed:
@@ -154,3 +164,88 @@ class QuestionStop:
         soonest = soonest_pass(self.items, pairs, self._rule)
         # Beyond it, something else is missing: the reference has not been shown to beat guessing yet, or letters are.
         self.soonest = soonest if soonest > self.pairs else len(self.items)
+
+
+class _Stage(NamedTuple):
+    """Items that are asked in the same way."""
+
+    title: str
+    items: list[Item]
+    repeat: int
+    max_tokens: int
+    top_logprobs: int = 0
+
+
+def _after_questions(plan: Plan, role: Role, answered: Collection[AnswerKey], stop: QuestionStop) -> list[_Stage]:
+    """List what a role has not answered yet of the stages that follow the questions."""
+    greedy, limit = plan.of("greedy"), plan.spec.workload.token_limit
+    stages = [_Stage("greedy", greedy, 0, GREEDY_TOKENS, TOP_LOGPROBS)]
+    if role == "reference":
+        # The floors are asked in another order, so that the run-to-run difference includes the effect of batching.
+        again = _Stage("questions again", stop.asked_again()[::-1], FLOOR_REPEAT, limit)
+        floor = _Stage("greedy again", greedy[::_FLOOR_EVERY][::-1], FLOOR_REPEAT, GREEDY_TOKENS, TOP_LOGPROBS)
+        stages = [again, *stages, floor]
+    pending = []
+    for stage in stages:
+        items = [item for item in stage.items if (item.suite, role, item.id, stage.repeat) not in answered]
+        pending += [stage._replace(items=items)] if items else []
+    return pending
+
+
+def is_answered(plan: Plan, role: Role, answered: Collection[AnswerKey], stop: QuestionStop) -> bool:
+    """Return True if a role has answered everything that it is to be asked."""
+    return not stop.open_items(role) and not _after_questions(plan, role, answered, stop)
+
+
+def interview(
+    engine: Engine,
+    plan: Plan,
+    folder: RunFolder,
+    answered: Collection[AnswerKey],
+    stop: QuestionStop,
+    display: ProgressDisplay,
+) -> None:
+    """Ask a server everything it has not answered: some questions with an empty cache, then the rest with the header cached.
+
+    Questions are asked until `stop` reports that they have decided; the few with an empty cache are asked in any case. Every answer
+    is kept as it arrives.
+
+    Raises:
+        EngineError: the server failed; what it answered before is in the folder.
+        EvidenceError: the folder cannot be written.
+    """
+    role, concurrency, limit = engine.role, plan.spec.workload.concurrency, plan.spec.workload.token_limit
+
+    def ask(stage: _Stage, part: slice, in_flight: int, enough: Callable[[], bool] = never) -> None:
+        items, done = stage.items[part], part.start or 0
+
+        def keep(index: int, answer: Answer) -> None:
+            nonlocal done
+            folder.append(answer)
+            stop.keep(answer)
+            done += 1
+            display.count(f"{role}: {stage.title}", done, len(stage.items), may_stop=enough is not never)
+
+        requests = [ChatRequest.of(item, stage.max_tokens, stage.top_logprobs, stage.repeat) for item in items]
+        engine.ask(requests, in_flight, keep, enough)
+
+    items = stop.open_items(role)
+    cold = _Stage("questions, cold", [item for item in items if item.cold], 0, limit)
+    cached = _Stage("questions", [item for item in items if not item.cold], 0, limit)
+    try:
+        # One at a time: in a batch, all but the first request would find the header that the first one left in the cache.
+        for number in range(len(cold.items)):
+            engine.flush_cache()
+            ask(cold, slice(number, number + 1), 1)
+        if cached.items or _after_questions(plan, role, answered, stop):
+            cache_header(engine)
+        asked = 0
+        while part := stop.next_items(
+            role, cached.items[asked:], CHUNK * concurrency, _LEAD * concurrency, engine.check
+        ):
+            ask(cached, slice(asked, asked + len(part)), concurrency, stop.enough)
+            asked += len(part)
+    finally:
+        stop.leave(role)
+    for stage in _after_questions(plan, role, answered, stop):
+        ask(stage, slice(None), concurrency)

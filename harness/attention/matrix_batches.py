@@ -1,0 +1,85 @@
+"""Batches of the op-level matrix: the sequences of a call, one of which has the lengths that the axes describe.
+
+Each value is a batch in which a kernel was wrong that was right in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+Lens = list[tuple[int, int]]
+Batch = Callable[[int, int, int], Lens]
+"""(new tokens, cached prefix, cached prefix of a long neighbour) -> (new tokens, cached prefix) of each sequence."""
+
+# The core of the matrix: alone, first, last and in the middle; behind a sequence without a prefix, whose length a kernel may keep;
+# and among more sequences than a vector of eight lengths has, of which a long one makes a kernel split its keys.
+CORE: dict[str, dict[str, Batch]] = {
+    "extend": {
+        "one": lambda new, prefix, long: [(new, prefix)],
+        "one token last": lambda new, prefix, long: [(new, prefix), (1, 33)],
+        "after no prefix": lambda new, prefix, long: [(7, 0), (new, prefix)],
+        "among nine with a long one": lambda new, prefix, long: [
+            (2, 0), (new, prefix), (1, long), (66, 16), (8, 33), (16, 64), (70, 12), (3, 127), (2, 1)
+        ],
+        "between others": lambda new, prefix, long: [(2, 0), (new, prefix), (5, 16)],
+    },
+    "decode": {
+        "one": lambda new, prefix, long: [(1, prefix)],
+        "after a short one": lambda new, prefix, long: [(1, 1), (1, prefix)],
+        "among nine with a long one": lambda new, prefix, long: [
+            (1, 16), (1, prefix), (1, 77), (1, 1), (1, long), (1, 64), (1, 12), (1, 127), (1, long + 40)
+        ],
+        "between others": lambda new, prefix, long: [(1, 16), (1, prefix), (1, 77)],
+    },
+}  # fmt: skip
+NINE = "among nine with a long one"
+WITHOUT_PREFIX = ("one", "after no prefix")
+_BORDERS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
+# Keys of sequences that just fill their last tile, where tiles have 80, 96, 112, 128, 160, 176, 192, 224, 240, 256 or 384 keys.
+_TILES = (112, 160, 176, 192, 224, 240, 336, 352, 384, 480, 528, 768)
+_FEWER = (0, 61, 40, 57, 4, 29, 65, 68, 50)
+_MORE = (0, -201, 301, -31, -190, 214, -286, 5, 230)
+SIZES = range(4, 10)
+"""Sizes of batches below and beside a vector of eight lengths."""
+GRAPHS = (16, 24, 32, 40)
+"""Sizes for which engines capture graphs, the last one beyond the lanes of a warp."""
+
+
+def _short(number: int, new: int, prefix: int, long: int) -> Lens:
+    """Make sequences of a few tokens, one of which has 128 more new ones, unless all have one."""
+    return [(1 + (new - 1) * (n % 2 == 0) + 128 * (n == 5 and new > 1), prefix + n) for n in range(number)]
+
+
+def _as_many_new(number: int, new: int, prefix: int, long: int) -> Lens:
+    """Make sequences with as many new tokens each, behind different prefixes; the last two are long."""
+    return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 69)]
+
+
+BATCHES: dict[str, Batch] = {
+    "nine at borders": lambda new, prefix, long: [
+        (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
+    ],
+    "seventeen at borders": lambda new, prefix, long: [(1, prefix), *((1, border) for border in _BORDERS)],
+    "two long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 197)],
+    "three long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 191), (1, prefix + 264)],
+    "four long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 64), (new, prefix - 100), (new, 20)],
+    "among long ones": lambda new, prefix, long: [(min(new, 7), 16), (new, prefix), (min(new, 3), long)],
+    "three chunks": lambda new, prefix, long: [(new, 0), (new, prefix), (192, 0)],
+    "full tiles": lambda new, prefix, long: [(new, keys - new) for keys in (new + prefix, *_TILES)],
+    # As many tokens as in "powers of two", so that one can be made in the other's buffers.
+    "cached powers of two": lambda new, prefix, long: [(new, prefix), (new, 512), (new, 1024), (new, 128 - 4 * new)],
+    "powers of two": lambda new, prefix, long: [(new, prefix), (new, 512 - new), (new, 1024 - new), (new, 128 - new)],
+    # The same two sequences, and one call in the other's buffers.
+    "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
+    "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
+    "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 7), (new, prefix), (0, 9)],
+    "fewer keys than queries": lambda new, prefix, long: [(9, 55), (40, -39), (new, prefix), (70, -6)],
+    "a single key first": lambda new, prefix, long: [(1, 0), (new, prefix)],  # as a padded row of a captured graph
+    **{f"{n} short ones": partial(_short, n) for n in GRAPHS},
+    **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in SIZES},
+    **{f"{n} unlike": partial(lambda n, new, prefix, long: [(new, prefix + m) for m in _MORE[:n]], n) for n in SIZES},
+    **{f"{n} prompts": partial(lambda n, new, prefix, long: [(new - m, prefix) for m in _FEWER[:n]], n) for n in SIZES},
+    **{f"{n} with as many new tokens": partial(_as_many_new, n) for n in SIZES},
+}  # fmt: skip
+"""Batches of the calls beyond the core."""

@@ -1,0 +1,269 @@
+"""A bench: checked, then both servers run, blocks are played in turn until time is up, and everything is recorded as it arrives."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from assay.evals.loads import CHUNK, Shape, check_fit, prefix, prompts, shapes_of
+from assay.harness.config import BENCH_FLAGS, RunSpec
+from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.engines.client import Client, Stream
+from assay.harness.engines.model import model_shape
+from assay.harness.engines.sglang.launch import CHUNK_FLAG
+from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
+from assay.harness.evidence.nonce import RUN
+from assay.harness.evidence.records import Answer
+from assay.harness.judge.blocks import blocks_of, first_warm, side_by_side
+from assay.harness.progress import ProgressDisplay
+from assay.harness.run.machine import origin_of
+from assay.harness.run.plan import Plan
+from assay.harness.run.servers import (
+    check_together,
+    core_of,
+    make_engine,
+    manifest_of,
+    record_fingerprint,
+    running,
+)
+from assay.harness.sides import ROLES, Role
+from assay.harness.stats.ratio import MIN_RATIOS
+
+# Prompts whose answer lengths are compared, where they are not forced.
+_LENGTH_PROMPTS = 16
+# A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small.
+_MIN_REQUESTS = 2
+# The blocks of a load in a round: role, and whether it is the role's second block. Their order is random in each round.
+_TURNS: tuple[tuple[Role, bool], ...] = (
+    ("reference", False), ("candidate", False), ("reference", True), ("candidate", True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """A checked bench.
+
+    Attributes:
+        run: backends, model, engine flags, bound and budget, and the prompts whose answer lengths are compared.
+        shapes: lengths of the requests.
+        vocabulary: size of the model's vocabulary.
+        seed: seed of the prompts and of the order of blocks.
+        cuda_graphs: whether both servers capture CUDA graphs; None for the default, see `eager`.
+    """
+
+    run: Plan
+    shapes: tuple[Shape, ...]
+    vocabulary: int
+    seed: int
+    cuda_graphs: bool | None
+
+    @property
+    def loads(self) -> list[tuple[Shape, int]]:
+        """Every shape at every concurrency."""
+        return [
+            (shape, concurrency) for shape in self.shapes for concurrency in self.run.spec.workload.latency_concurrency
+        ]
+
+    @property
+    def eager(self) -> bool:
+        """True if both servers run without CUDA graphs; by default if a kernel of the contract computes decode."""
+        return self.run.has_decode_kernel if self.cuda_graphs is None else not self.cuda_graphs
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        flags = self.run.spec.given_flags(BENCH_FLAGS)
+        flags += [f"--seed={self.seed}"] if self.seed else []
+        if self.cuda_graphs is not None:
+            flags.append("--cuda-graphs" if self.cuda_graphs else "--no-cuda-graphs")
+        return shlex.join(["assay", "bench", *flags])
+
+
+def timed_spec(spec: RunSpec) -> RunSpec:
+    """Make the spec of what is timed: the same servers without shadow and tracer, and prompts whose answer lengths compare."""
+    return spec.changed(suites=("greedy",), questions=1, greedy_prompts=_LENGTH_PROMPTS)
+
+
+def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> BenchPlan:
+    """Check a bench; start nothing.
+
+    Args:
+        run: a checked run of `timed_spec`.
+        seed: seed of the prompts and of the order of blocks.
+        cuda_graphs: whether both servers capture CUDA graphs; None captures them unless a kernel of the contract computes decode,
+            whose calls cannot be captured.
+
+    Raises:
+        UsageError: an unknown shape, a shape too long for the model, or servers that cannot run at the same time.
+    """
+    shapes = shapes_of(run.spec.workload.latency_shapes, run.spec.device)
+    model = model_shape(run.model)
+    check_fit(shapes, model.context)
+    check_together(run, "their blocks alternate, so that drift cancels")
+    return BenchPlan(run, shapes, model.vocabulary, seed, cuda_graphs)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One block.
+
+    Attributes:
+        round: number of the round.
+        role: the server under load.
+        again: whether it is the role's second block of the round.
+        shape: lengths.
+        concurrency: largest number of requests in flight.
+        seed: seed of the prompts; the same for the four blocks of a load in a round.
+    """
+
+    round: int
+    role: Role
+    again: bool
+    shape: Shape
+    concurrency: int
+    seed: str
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return max(_MIN_REQUESTS, self.concurrency)
+
+
+def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
+    """Yield groups of four blocks to be played one after the other, endlessly: each round has every load once, at random."""
+    rng = random.Random(plan.seed)
+    number = 0
+    while True:
+        loads = plan.loads
+        rng.shuffle(loads)
+        for shape, concurrency in loads:
+            seed = f"{plan.seed}/{number}/{shape.name}/{concurrency}"
+            order = list(_TURNS)
+            rng.shuffle(order)
+            yield [Turn(number, role, again, shape, concurrency, seed) for role, again in order]
+        number += 1
+
+
+def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> None:
+    """Start both servers, time them, and leave the evidence in the folder.
+
+    Raises:
+        EngineError: a server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    run, chunked = plan.run, any(shape.chunked for shape in plan.shapes)
+    arguments = (f"{CHUNK_FLAG}={CHUNK[run.spec.device]}",) if chunked else ()  # the flags of a side override it
+    # On the CPU both compute on the same core, since only one is loaded at a time: two cores are rarely equally fast.
+    engines = {
+        role: make_engine(
+            run,
+            role,
+            folder.server_folder(role),
+            folder.log(role),
+            cpu_core=core_of(run.spec.device),
+            eager=plan.eager,
+            side=run.spec.sides[role].launched_with({RUN: folder.nonce}, arguments),
+        )
+        for role in ROLES
+    }
+    display.say("Starting both servers.")
+    with running(list(engines.values()), run.spec.device, display):
+        for engine in engines.values():
+            display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
+        measure_servers(plan, engines, folder, display)
+    folder.write_counters()
+    folder.seal()
+
+
+def measure_servers(
+    plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay
+) -> None:
+    """Time two running servers: first how long answers are when their length is not forced, then blocks until time is up.
+
+    Raises:
+        EngineError: a server failed.
+        EvidenceError: the folder cannot be written.
+    """
+    manifest = BenchManifest(
+        **vars(origin_of(plan.run, plan.command, folder.nonce)),
+        seed=plan.seed,
+        shapes=plan.shapes,
+        eager=plan.eager,
+        servers=tuple(manifest_of(engine) for engine in engines.values()),
+    )
+    folder.write_manifest(manifest)
+    for role, engine in engines.items():
+        record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
+    for engine in engines.values() if plan.run.of("greedy") else ():
+        folder.append_lines(LENGTHS, _lengths(engine, plan.run))
+    play(plan, engines, folder, display)
+
+
+def _lengths(engine: Engine, run: Plan) -> list[Answer]:
+    """Measure how long answers are when their length is not forced: a candidate with longer answers shows only here."""
+    workload = run.spec.workload
+    engine.flush_cache()
+    requests = [ChatRequest.of(item, workload.token_limit) for item in run.of("greedy")]
+    return answers(engine, requests, max(workload.latency_concurrency))
+
+
+def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:
+    """Play blocks until time is up and there are enough rounds for a verdict. The four blocks of a load stay together.
+
+    Fewer than `MIN_RATIOS` rounds after the warm-up decide nothing; the time spent on them and on starting servers would be lost.
+
+    Raises:
+        EngineError: a server failed, or an answer does not have the requested length.
+        EvidenceError: the folder cannot be written, or answers are not streamed token by token.
+    """
+    seconds = plan.run.spec.workload.latency_seconds
+    clients = {role: engine.client() for role, engine in engines.items()}
+    timings: list[Timing] = []
+    started, played, rounds, missing = time.monotonic(), 0, 0, MIN_RATIOS
+    for together in turns(plan):
+        if together[0].round > rounds:
+            rounds = together[0].round
+            missing = MIN_RATIOS - rounds + first_warm(side_by_side(blocks_of(timings)))
+            taken = time.monotonic() - started
+            left = max(seconds - taken, missing * taken / rounds, 0)
+            display.say(f"{rounds} rounds of {len(plan.loads)} loads played, {left:.0f} s left.")
+        if missing <= 0 and time.monotonic() - started >= seconds:
+            break
+        for turn in together:
+            block = _play(turn, engines[turn.role], clients[turn.role], plan.vocabulary, played)
+            folder.append_lines(TIMINGS, block)
+            timings += block
+            played += 1
+
+
+def _play(turn: Turn, engine: Engine, client: Client, vocabulary: int, number: int) -> list[Timing]:
+    """Play one block on an emptied cache, after caching the shared part, if any."""
+    engine.flush_cache()
+    shape = turn.shape
+    if shape.shared:
+        client.stream([prefix(shape, vocabulary, turn.seed)], 1, 1)
+    asked = prompts(shape, turn.requests, vocabulary, turn.seed)
+    streams = client.stream(asked, shape.output, turn.concurrency)
+    return [_timing(turn, number, index, stream) for index, stream in enumerate(streams)]
+
+
+def _timing(turn: Turn, number: int, index: int, stream: Stream) -> Timing:
+    return Timing(
+        role=turn.role,
+        again=turn.again,
+        round=turn.round,
+        block=number,
+        shape=turn.shape.name,
+        concurrency=turn.concurrency,
+        index=index,
+        sent_s=round(stream.sent_s, 6),
+        latency_s=round(stream.latency_s, 6),
+        chunk_s=tuple(round(s, 6) for s in stream.chunk_s),
+        chunk_tokens=stream.chunk_tokens,
+        prompt_tokens=stream.prompt_tokens,
+        completion_tokens=stream.completion_tokens,
+        cached_tokens=stream.cached_tokens,
+    )
