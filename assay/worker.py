@@ -39,14 +39,14 @@ from assay.harness.errors import AssayError
 from assay.harness.text import how_ended
 
 # PyTorch compiles in up to 32 processes, Triton in one for each kernel.
-PROCESSES = 256
+_PROCESSES = 256
 _GRACE_S = 1.0
 _POLL_S = 0.01
 _BLOCK = 2**20
 _DONE, _RAISED, _BEGINS, _ENDS = "done", "raised", "begins", "ends"
 
+# A line of the journal: its name as ``event``, and what the function wrote with it.
 Event = Mapping[str, Any]
-"""A line of the journal: its name as ``event``, and what the function wrote with it."""
 
 
 OnEvent = Callable[[Event], None]
@@ -150,7 +150,6 @@ def run(
     *,
     on_event: OnEvent = lambda event: None,
     limits: Limits = Limits(),
-    journal: Path | None = None,
     output: IO[bytes] | int = 2,
     environment: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
@@ -161,7 +160,6 @@ def run(
         job: what to do.
         on_event: called here with each event as it comes.
         limits: limits of time.
-        journal: a file that keeps the journal; by default it is removed at the end.
         output: file that gets what the process prints; by default standard error.
         environment: its environment variables; by default those of this process.
         stop: ends the process once it is set.
@@ -171,7 +169,7 @@ def run(
         OSError: the process cannot be started, or the journal not be written.
     """
     __tracebackhide__ = True  # pytest shows who asked
-    with _Process(job, journal, output, os.environ if environment is None else environment) as process:
+    with _Process(job, output, os.environ if environment is None else environment) as process:
         events: list[Event] = []
         started = since = time.monotonic()
         while True:
@@ -227,19 +225,18 @@ def _raised(event: Event) -> Exception | None:
 class _Process:
     """The process of a job, under a guardian, and the journal that it writes."""
 
-    def __init__(self, job: Job, journal: Path | None, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
+    def __init__(self, job: Job, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
         # The guardian removes this folder; the journal in it stays readable here, since it is open.
         self._scratch = Path(tempfile.mkdtemp(prefix="assay-worker-"))
         try:
-            kept = journal or self._scratch / "journal.jsonl"
-            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            kept = self._scratch / "journal.jsonl"
+            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT, 0o600)
             path = [folder or os.getcwd() for folder in sys.path]
-            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept.resolve()), "path": path}
+            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
             (self._scratch / "job.json").write_bytes(_line(given))
             words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(self._scratch / "job.json")]
             self._guardian = _guarded(
-                self._scratch, [f"--most={PROCESSES}", *words], None,
-                {**environment, "PYTHONPATH": os.pathsep.join(path)}, output, output,
+                self._scratch, words, None, {**environment, "PYTHONPATH": os.pathsep.join(path)}, output, output, _PROCESSES
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -264,7 +261,7 @@ class _Process:
         """The end of the process in words: "exited with status 2"."""
         status = self.exit_status or 0
         if status == -guardian.TOO_MANY:
-            return f"was ended, since it had started more than {PROCESSES} processes at a time,"
+            return f"was ended, since it had started more than {_PROCESSES} processes at a time,"
         return how_ended(status)
 
     def read(self) -> list[dict[str, Any]]:
@@ -323,11 +320,11 @@ def run_command(
 
 def _guarded(
     scratch: Path, words: Sequence[str], folder: Path | None, environment: Mapping[str, str],
-    output: IO[bytes] | int, errors: IO[bytes] | int,
+    output: IO[bytes] | int, errors: IO[bytes] | int, most: int | None = None,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start a command under a guardian, which removes `scratch` when the command has ended."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", guardian.__file__, str(_GRACE_S), str(scratch), *words],
+        guardian.guarded(words, _GRACE_S, scratch, most),
         stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
         start_new_session=True,  # out of reach of the terminal's Ctrl-C
     )  # fmt: skip

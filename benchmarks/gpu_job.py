@@ -37,8 +37,8 @@ DUMMY = f"--engine-arg={DUMMY_WEIGHTS}"
 DIFF = ("run", "--suites=layers,logits")
 COMPILED = ["--engine-arg=--enable-torch-compile", "--engine-arg=--cuda-graph-max-bs-decode=4"]
 SAGE = ["--candidate", "sage_attn", "--servers", "together"]
-SHAPES = ["--shapes", "short,long,shared,chunked,offline"]
-OFFLINE = ["--shapes", "offline", "--concurrency", "1", "--seconds", "60"]
+SHAPES = ["--latency-shapes", "short,long,shared,chunked,offline"]
+OFFLINE = ["--latency-shapes", "offline", "--latency-concurrency", "1", "--latency-seconds", "60"]
 CONCURRENCY_4 = ["--concurrency", "4"]  # batches no larger than those that are compiled
 RANKS = {"two-ranks": 2, "two-ranks-wrong": 2}
 """GPUs that a step needs, if not one."""

@@ -94,9 +94,9 @@ def modified(scores: Tensor, positions: Tensor, call: AttentionCall, fast_tanh: 
 
 def stored_in_float(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """K and V in float32, from what is stored if a call has that."""
-    if call.stored_k is None or call.stored_v is None:
+    if call.stored is None:
         return call.k.float(), call.v.float()
-    return call.stored_k.float() * call.k_scale, call.stored_v.float() * call.v_scale
+    return call.stored.k.float() * call.stored.k_scale, call.stored.v.float() * call.stored.v_scale
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Blocked:
         group = call.q.shape[1] // call.k.shape[1]
         mean = call.k.float().mean(0)[:, None]
         all_k, all_v = stored_in_float(call)
-        store_k = self.k if call.stored_k is None or self.q is not same else same
-        store_v = self.v if call.stored_k is None or self.p is not None else same
+        store_k = self.k if call.stored is None or self.q is not same else same
+        store_v = self.v if call.stored is None or self.p is not None else same
         smooth = self.smooth
         whole_scores = bool(smooth and (call.spec.softcap or call.spec.sinks))
         outs, lses = [], []

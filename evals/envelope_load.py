@@ -197,20 +197,6 @@ def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, d
     )
 
 
-def short_load(reach: LoadReach, vocabulary: int, seed: str) -> tuple[Wave, ...]:
-    """Make the long prompt, and a wave of short prompts.
-
-    The short ones share none, a few or many of its tokens, end around a border, and pass one while they are decoded. Arguments
-    are those of `envelope_load`.
-    """
-    prompts = _Prompts(reach, vocabulary, seed)
-    some = max(1, reach.tokens // 2 // BORDER) * BORDER
-    lengths = ((8, BORDER - 9), (some, BORDER), (0, BORDER + 1), (0, 10), (0, 2 * BORDER - _BEFORE))
-    return (LoadRequest(prompts.long, 0, reach.depth),), tuple(
-        prompts.request(*length, reach.depth) for length in lengths
-    )
-
-
 class _Prompts:
     """Prompts that begin with the tokens of one long prompt, and then differ from it and from each other."""
 

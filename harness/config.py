@@ -27,7 +27,7 @@ FILE = "assay.toml"
 RUNS = Path("runs")
 """Folder of the runs and bisections whose folder is not named."""
 
-Placement = Literal["auto", "together", "in-turn"]
+_Placement = Literal["auto", "together", "in-turn"]
 
 _CANDIDATE = "sage_attn"
 _LOADS: dict[Device, dict[str, int]] = {
@@ -55,7 +55,7 @@ class RunSpec(Settings):
     candidate: Side
     workload: Workload = Workload()
     policy: Policy = Policy()
-    servers: Placement = Field(
+    servers: _Placement = Field(
         "auto", description="run both servers together, in-turn, or auto: together if memory holds both"
     )
     startup_timeout: float = Field(900.0, gt=0, description="seconds until a server must be ready")
@@ -157,7 +157,9 @@ FIELDS: dict[str, FieldInfo] = {
 }
 """The settings of a run, by the name of the flag that sets them."""
 # Lines that a team agrees on once, not from run to run.
-_FILE_ONLY = ("bounds", "budget_mb", "greedy_margin", "growth", "logits_limit", "require")
+_FILE_ONLY = (
+    "alpha", "bounds", "budget_mb", "greedy_margin", "growth", "length_bound", "logits_limit", "max_tokens", "require",
+)  # fmt: skip
 FLAGS = tuple(name for name in FIELDS if name not in _FILE_ONLY)
 """Settings that are flags, too; the others are set in ``assay.toml`` alone."""
 GATE_FLAGS = ("baselines", "fingerprint", "invariance", "reference_from")
@@ -166,11 +168,11 @@ RUN_FLAGS = tuple(name for name in FLAGS if name not in GATE_FLAGS)
 SERVER_FLAGS = ("device", "reference", "candidate", "model", "engine_arg")
 """Flags of every command that starts servers."""
 BENCH_FLAGS = (
-    *SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "alpha", "data", "max_tokens",
-    "servers", "startup_timeout", "request_timeout",
+    *SERVER_FLAGS, "latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound", "data", "servers",
+    "startup_timeout", "request_timeout",
 )  # fmt: skip
 """Flags of ``assay bench``: everything that decides what it measures and how it is judged."""
-BISECT_FLAGS = (*SERVER_FLAGS, "data", "alpha", "concurrency", "max_tokens", "startup_timeout", "request_timeout")
+BISECT_FLAGS = (*SERVER_FLAGS, "data", "concurrency", "startup_timeout", "request_timeout")
 """Flags of ``assay bisect layers`` besides its own."""
 
 

@@ -98,7 +98,7 @@ def _interval(result: LatencyResult) -> list[Block]:
     if worst is None:
         return []
     says = f"candidate / reference, {worst.title}, {worst.where}: {ratio_text(worst.ratio, worst.low, worst.high)}"
-    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound, "most"), wide=False)]
+    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound), wide=False)]
 
 
 def _load(load: LoadRow) -> Box:
@@ -159,7 +159,6 @@ def _graphs(result: LatencyResult) -> str:
 def _throughputs(load: LoadRow) -> str:
     """Throughputs, 99th percentile of inter-token latency and cached share of a load, reference vs candidate."""
     parts = [
-        f"{load.reference_input_throughput:,.0f} vs {load.candidate_input_throughput:,.0f} prompt tokens/s",
         f"{load.reference_output_throughput:,.0f} vs {load.candidate_output_throughput:,.0f} answer tokens/s",
         f"99th percentile of inter-token latency {1e3 * load.reference_itl_p99_s:.2f} vs {1e3 * load.candidate_itl_p99_s:.2f} ms",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 from assay.reports import svg
 
@@ -17,9 +16,8 @@ def interval_chart(
     low: float | None,
     high: float | None,
     bound: float | None = None,
-    bound_is: Literal["least", "most"] | None = None,
 ) -> str:
-    """Draw a value and its interval on one axis, with its bound; the side that the bound forbids is tinted.
+    """Draw a value and its interval on one axis, with its bound, beyond which it is tinted.
 
     Returns:
         An ``<svg>`` element with the alternative text `says`; an empty string where there is no interval, for which the number and
@@ -34,8 +32,7 @@ def interval_chart(
     x = svg.Scale(min(known) - slack, max(known) + slack, _MARGIN, _WIDTH - _MARGIN)
     parts, middle = [], _HEIGHT / 2
     if bound is not None:
-        left, right = {"least": (x.low, bound), "most": (bound, x.high), None: (bound, bound)}[bound_is]
-        parts.append(svg.rect(x(left), x(right), 0, _HEIGHT, svg.FORBIDDEN, opacity=0.1))
+        parts.append(svg.rect(x(bound), x(x.high), 0, _HEIGHT, svg.FORBIDDEN, opacity=0.1))
         parts.append(svg.line(x(bound), 0, x(bound), _HEIGHT, svg.FORBIDDEN, 1.5, stroke_dasharray="4 3"))
     parts.append(svg.line(x(low), middle, x(high), middle, svg.CANDIDATE, 3, stroke_linecap="round"))
     parts.append(svg.element("circle", cx=x(value), cy=middle, r=5, fill=svg.CANDIDATE))

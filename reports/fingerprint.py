@@ -125,7 +125,7 @@ def diff_document(result: FingerprintDiff) -> Document:
         CaseResult("fingerprints", "fingerprint", "pass" if result.compared else "inconclusive", headline, [headline])
     ]
     return Document(
-        command="fingerprint diff",
+        command="compare",
         title="fingerprints",
         verdict=None,
         exit_code=result.exit_code,

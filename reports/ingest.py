@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from assay.harness.ingest import result as ingested
-from assay.harness.ingest.recognise import UNKNOWN
-from assay.harness.ingest.result import CitedFinding, Excerpt, FileRead, IngestResult
+from assay.harness.ingest.result import UNKNOWN, CitedFinding, Excerpt, FileRead, IngestResult
 from assay.harness.text import clip, counted, one_line
 from assay.harness.verdict import Severity, exit_code_of
 from assay.reports.document import (

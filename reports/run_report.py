@@ -56,6 +56,7 @@ from assay.reports.layer_section import layer_diff_section
 from assay.reports.markdown import markdown_lines
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.terminal import finding_lines
+from assay.reports.words import envelope_lines
 
 FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
@@ -129,7 +130,7 @@ def _brief(report: Report) -> list[Block]:
         ("Checks that are not ok", [Checks(unmet)] if unmet else []),
         ("Findings", [Findings(report.findings, commands=True)] if report.findings else []),
         ("Layer diff", [*_items(_layer_diff(report), 400), *_layer_lines(report)]),
-        ("Envelope", _items(summary.envelope_lines(report), 700)),
+        ("Envelope", _items(envelope_lines(report.envelope), 700)),
         ("Latency", _items(_latency(report), 400)),
     ]
     return [*head, *(_section(title, blocks) for title, blocks in sections if blocks), Line("")]
@@ -290,7 +291,7 @@ def _metric(metric: Metric) -> Box:
     limits += [f"Bound {summary.bound_and_policy(metric)}."] if metric.bound is not None else []
     says = f"{one_line(metric.title)}: {summary.number(metric.value)}, interval {summary.interval(metric)}"
     says += f", bound {summary.bound(metric)}" if metric.bound is not None else ""
-    chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound, metric.bound_is)
+    chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound)
     blocks: list[Block] = [Line(metric.text, "value"), Drawing(chart, wide=False)]
     blocks += [Line(" ".join(limits), "quiet")] if limits else []
     blocks += [Line(metric.explain, "quiet")] if metric.explain else []
@@ -466,7 +467,7 @@ def _logits_row(row: LogitsRow) -> tuple[Words, ...]:
 def _envelope(report: Report) -> list[Block]:
     if report.envelope is None:
         return []
-    *covered, uncovered = summary.envelope_lines(report)
+    *covered, uncovered = envelope_lines(report.envelope)
     needed = {True: ", but needed", False: ""}
     rows = [
         (row.phase, row.title, row.label, f"{row.calls:,}{needed[row.wanted and not row.calls]}")
@@ -576,7 +577,7 @@ def _comment_fold(report: Report, cause: Finding | None, further: int) -> list[B
         inside += [Line("Further findings", "strong"), Findings(others, most=further)]
     if lines := [one_line(line, 400) for line in _layer_diff(report)]:
         inside += [Line("Layer diff", "strong"), Items(lines, most=3)]
-    for title, lines, most in (("Envelope", summary.envelope_lines(report), 800), ("Latency", _latency(report), 400)):
+    for title, lines, most in (("Envelope", envelope_lines(report.envelope), 800), ("Latency", _latency(report), 400)):
         if lines:
             words = " ".join(one_line(line, most) for line in lines)
             inside.append(Line((Cell(title, "strong"), f": {words}")))

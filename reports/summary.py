@@ -100,13 +100,12 @@ def interval(metric: Metric) -> str:
 
 
 def bound(metric: Metric) -> str:
-    """For example "≥ -0.05"; a dash where the metric has no bound."""
-    sign = {"least": "≥ ", "most": "≤ ", None: ""}[metric.bound_is]
-    return sign + number(metric.bound)
+    """For example "≤ 0.05"; a dash where the metric has no bound."""
+    return NOTHING if metric.bound is None else f"≤ {number(metric.bound)}"
 
 
 def bound_and_policy(metric: Metric) -> str:
-    """For example "≥ -0.05, set by margin = 0.05 (default)"."""
+    """For example "≤ 0.05, set by margin = 0.05 (default)"."""
     return bound(metric) + (f", set by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 
@@ -192,18 +191,6 @@ def _truth_line(layers: LayersResult) -> str:
         f"{error_percent(worst.own)}, {_multiple(worst.own, worst.bound)}; largest gain over all heads in layer {gain.layer}, "
         f"{gain.phase}: {error_percent(gain.gain)}, {_multiple(gain.gain, gain.gain_bound)}."
     )
-
-
-def envelope_lines(report: Report) -> list[str]:
-    """Return what a verdict covers and what it does not, in two sentences; empty where nothing was counted."""
-    if report.envelope is None:
-        return []
-    return [
-        f"Compared in every layer: {report.envelope.sentence}. Set by {report.envelope.policy}.",
-        *([f"Served by the candidate's own server: {report.envelope.served}."] if report.envelope.served else []),
-        *([f"Gaps: {'; '.join(report.envelope.gaps)}."] if report.envelope.gaps else []),
-        f"Not covered: {'; '.join(report.envelope.not_covered)}.",
-    ]
 
 
 def compared_tokens(rows: Sequence[LogitsRow]) -> tuple[str, ...]:

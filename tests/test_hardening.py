@@ -142,17 +142,6 @@ def test_a_second_run_in_the_same_folder_is_refused(trial: Any) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_side_by_side_do_not_disturb_each_other(random_kills: ModuleType, tmp_path: Path) -> None:
-    trials = [random_kills.Trial(tmp_path / name) for name in ("one", "two")]
-    for process in [trial.start(**QUICK) for trial in trials]:
-        finish(process)
-    for trial in trials:
-        checks = {check["id"]: check["status"] for check in report(trial)["checks"]}
-        assert [checks[id_] for id_ in ("all-answered", "calls-reconciled", "same-servers")] == ["ok"] * 3
-        assert trial.left_over() == []
-
-
-@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_it_is_resumed(trial: Any) -> None:
     process = trial.start()
     await_answers(trial)

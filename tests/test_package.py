@@ -89,7 +89,7 @@ def test_the_list_of_commands_needs_neither_torch_nor_rich_panels() -> None:
     """Each of these imports would take longer than everything that the list needs."""
     code = "import sys\nfrom assay.harness.cli import main\nsys.argv = ['assay', '--help']\ntry: main()\nexcept SystemExit: pass"
     done = assert_light(code, {"torch", "numpy", "pydantic", "typer.rich_utils", "rich.markdown", "rich.traceback"})
-    assert "exit with the verdict" in " ".join(done.stdout.split()), "no line is cut off"
+    assert "Run in CI, with the policy" in done.stdout
 
 
 def test_the_readme_counts_the_known_bugs() -> None:
@@ -201,10 +201,6 @@ def test_pages_and_examples_import_only_the_public_api() -> None:
             for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.ImportFrom) and node.module == "assay":
                     assert {alias.name for alias in node.names} <= set(assay.__all__), file
-
-
-def test_a_bare_import_would_be_found() -> None:
-    assert imports("import harness.errors\nfrom evals import mmlu") == {"harness.errors", "evals"}
 
 
 @pytest.mark.slow
@@ -364,9 +360,9 @@ except AssayError as error:
 
 
 IMPORTABLE = {
-    ("reports", "serve"): ("run.collect", "run.bench_drive", "drivers.bisect.layer_probes", "cli.run"),
-    (): ("checks.check", "checks.replay", "cli", "cli.check", "cli.explain", "cli.replay"),
-    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.bench", "cli.bisect_commits"),
+    ("reports", "serve"): ("run.collect", "run.bench", "drivers.bisect.layer_probes", "cli.run"),
+    (): ("checks.check", "checks.replay", "cli", "cli.kernel"),
+    ("reports",): ("judge.build", "drivers.bisect.commits.bisection", "cli.gate", "cli.bench", "cli.bisect"),
 }
 """Modules of the harness that can be imported with each extra; without one, those of the commands that do not need it."""
 
@@ -394,11 +390,6 @@ def test_a_missing_extra_is_a_usage_error_that_says_what_to_install(monkeypatch:
         "Expected: the packages of assay-harness[serve]",
         'What to do: pip install "assay-harness[serve]"',
     ]
-
-
-def test_installed_extras_are_no_obstacle() -> None:
-    extras.require("reports", "assay report")
-    extras.require("serve", "assay run")
 
 
 # A repository with packages of the same names.
@@ -467,13 +458,3 @@ def test_a_foreign_repository_uses_the_command(foreign: Path) -> None:
     done = there(foreign, "assay", "check", "harness.attention:forward", "--case", "extend-7+")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "harness.attention:forward is correct on all" in done.stdout
-
-
-@pytest.mark.server
-@pytest.mark.slow
-def test_a_foreign_repository_uses_a_server(foreign: Path) -> None:
-    done = there(foreign, "assay", "run", "--candidate", "harness.attention:forward", "--suites", "layers", "--out", "run")
-    assert done.returncode in (0, 3), done.stdout + done.stderr  # 3: a layer diff alone is no verdict on the answers
-    report = json.loads((foreign / "run" / "report.json").read_text())
-    (layers,) = [suite for suite in report["suites"] if suite["id"] == "layers"]
-    assert layers["verdict"] == "pass", done.stdout + done.stderr

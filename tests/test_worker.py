@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -88,13 +87,6 @@ def test_what_a_job_returns_and_writes_comes_back() -> None:
     assert isinstance(outcome, Done)
     assert (outcome.result["value"], seen) == (float("inf"), [{"event": "seen", "value": float("inf")}])
     assert outcome.result["process"] != os.getpid()
-
-
-def test_a_journal_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
-    run(job("answers", value=1), journal=tmp_path / "journal.jsonl")
-    assert [line.partition(",")[0] for line in (tmp_path / "journal.jsonl").read_text().splitlines()] == [
-        '{"event": "seen"', '{"event": "done"'
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ import torch
 
 MODULES = (
     "pytest",
-    "assay.harness.cli.check",
+    "assay.harness.cli.kernel",
     "assay.harness.attention.bugs.faults",
     "assay.harness.readout",
     "assay.reports.terminal",

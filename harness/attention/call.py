@@ -5,7 +5,7 @@ The same kernel therefore runs in a CPU server, a GPU server, a replay and a uni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,10 +17,11 @@ if TYPE_CHECKING:  # the command line reads what kernels declare and must not wa
     from numpy.typing import NDArray
     from torch import Tensor
 
-BY_KEY = ("k", "v", "stored_k", "stored_v", "k_scale", "v_scale")
+_PACKED = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+STORED = ("stored_k", "stored_v", "k_scale", "v_scale")
+"""Names of the tensors of `StoredKV` among those of a call."""
+BY_KEY = ("k", "v", *STORED)
 """The tensors that have a row for each key, or one for all, and then a kv head, or one for all."""
-INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *BY_KEY[2:])
-"""The tensors that a call may have; `AttentionCall.tensors` gives those that it has."""
 
 
 Ints = TypeVar("Ints", int, "NDArray[np.int64]", "Tensor")
@@ -175,6 +176,24 @@ returns on every call (see `Outputs`)."""
 
 
 @dataclass(frozen=True)
+class StoredKV:
+    """K and V as a cache of 8 bits stores them.
+
+    Attributes:
+        k: in the shape of the call's k, which is ``k * k_scale`` in the dtype of q.
+        v: the same of v.
+        k_scale: float32, broadcasting to `k`: [1, 1, 1] for one of the tensor, [1, num_kv_heads, 1] for one of each head, or
+            [total_k, num_kv_heads, 1] for one of each token and head. Those of a block of tokens are alike.
+        v_scale: of `v`, likewise.
+    """
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """One attention call over a batch of sequences laid end to end: tensors, and what is asked of them.
 
@@ -185,12 +204,7 @@ class AttentionCall:
         cu_seqlens_q: int32 [batch + 1]; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q.
         cu_seqlens_k: int32 [batch + 1], the same for k and v.
         spec: what is asked for.
-        stored_k: k as a cache stores it, in the shape of k and a dtype of 8 bits; k is then ``stored_k * k_scale`` in the dtype of
-            q. None for a cache in the dtype of q. The other three are there if this one is.
-        stored_v: v as a cache stores it.
-        k_scale: scales of `stored_k`, float32, broadcasting to it: [1, 1, 1] for one of the tensor, [1, num_kv_heads, 1] for one of
-            each head, or [total_k, num_kv_heads, 1] for one of each token and head. Those of a block of tokens are alike.
-        v_scale: those of `stored_v`.
+        stored: k and v as the cache stores them; None for a cache in the dtype of q.
     """
 
     q: Tensor
@@ -199,20 +213,28 @@ class AttentionCall:
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
     spec: CallSpec
-    stored_k: Tensor | None = None
-    stored_v: Tensor | None = None
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
+    stored: StoredKV | None = None
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], spec: CallSpec) -> AttentionCall:
+        """Make a call of tensors, by the names that `tensors` gives them; others are ignored."""
+        stored = StoredKV(*(tensors[name] for name in STORED)) if STORED[0] in tensors else None
+        return cls(**{name: tensors[name] for name in _PACKED}, spec=spec, stored=stored)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name, those of `INPUTS` that it has."""
-        return {name: tensor for name in INPUTS if (tensor := getattr(self, name)) is not None}
+        """Its tensors by name."""
+        packed = {name: getattr(self, name) for name in _PACKED}
+        return packed if self.stored is None else packed | dict(zip(STORED, vars(self.stored).values(), strict=True))
+
+    def with_tensors(self, changed: Mapping[str, Tensor]) -> AttentionCall:
+        """Return the call with other tensors, by the names that `tensors` gives them."""
+        return self.of_tensors({**self.tensors, **changed}, self.spec)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of what it asks for beyond plain attention. A kernel that does not declare one of them is refused the call."""
-        named = (*self.spec.features, *("stored_kv",) * (self.stored_k is not None))
+        named = (*self.spec.features, *("stored_kv",) * (self.stored is not None))
         fewer_keys = not self.causal and min(self.prefixes, default=0) < 0
         return (*named, "not_causal") if fewer_keys else named
 
@@ -268,15 +290,15 @@ class AttentionCall:
     def of_heads(self, q_heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionCall:
         """Return the call of some heads, by their numbers: each kv head with the same number of q heads."""
         heads = {"q": list(q_heads)} | {key: list(kv_heads) for key in BY_KEY}
-        kept: dict[str, Any] = {
+        kept = {
             name: tensor[:, heads[name]] if tensor.shape[1] > 1 or name in ("q", "k", "v") else tensor
             for name, tensor in self.tensors.items()
             if name in heads
         }
         sinks = tuple(self.spec.sinks[head] for head in q_heads) if self.spec.sinks else ()
-        return replace(self, **kept, spec=replace(self.spec, sinks=sinks))
+        return self.with_tensors(kept).with_spec(sinks=sinks)
 
-    def of_rows(self, queries: Tensor | slice, keys: Tensor | slice) -> dict[str, Any]:
+    def of_rows(self, queries: Tensor | slice, keys: Tensor | slice) -> dict[str, Tensor]:
         """Return the tensors that have a row for each query or key, of some of them."""
         rows = {"q": queries} | dict.fromkeys(BY_KEY, keys)
         return {
@@ -287,13 +309,13 @@ class AttentionCall:
 
     def clone(self) -> AttentionCall:
         """Copy the call's tensors, laid out as ``spec.layout`` describes, for a kernel that may write to its inputs."""
-        copies: dict[str, Any] = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        copies = {name: tensor.clone() for name, tensor in self.tensors.items()}
         if self.spec.layout == "v in k":
             copies["v"] = copies["k"][..., : self.v.shape[2]]
         elif self.spec.layout != "packed":
             laid = _LAID_OUT[self.spec.layout]
             copies |= {name: lay(copies[name]) for name, lay in zip(("q", "k", "v"), laid, strict=True)}
-        return replace(self, **copies)
+        return self.with_tensors(copies)
 
     def grad_context(self) -> AbstractContextManager[object]:
         """Return a context with the call's mode of autograd."""
@@ -304,10 +326,10 @@ class AttentionCall:
 
     def to(self, device: torch.device | str) -> AttentionCall:
         """Return the same call with its tensors on a device."""
-        tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         if self.spec.layout == "v in k":
             tensors["v"] = tensors["k"][..., : self.v.shape[2]]
-        return replace(self, **tensors)
+        return self.with_tensors(tensors)
 
 
 def _sliced(tensor: Tensor, more: int = 1) -> Tensor:

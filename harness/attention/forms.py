@@ -59,8 +59,8 @@ def lacking(features: Sequence[str], call: AttentionCall) -> list[str]:
 def _forms_in(call: AttentionCall) -> list[list[str]]:
     """List the forms that K has, and those that V has, the narrowest first: scales of a block are alike."""
     by_tensor = []
-    for name in ("k", "v"):
-        stored, scale = getattr(call, f"stored_{name}"), getattr(call, f"{name}_scale")
+    assert call.stored is not None
+    for stored, scale in ((call.stored.k, call.stored.k_scale), (call.stored.v, call.stored.v_scale)):
         dtype = str(stored.dtype).removeprefix("torch.")
         shared = [f"per {scales}" for scales in _SCALES if _is_per(scales, stored, scale)]
         scaled = shared or [f"with scales {list(scale.shape)}"]

@@ -79,9 +79,9 @@ def here(family: NoiseFamily, call: AttentionCall) -> NoiseFamily:
     """
     if call.spec.on_grid:
         family = NoiseFamily(accumulation=family.accumulation)
-    if family.beside_fp8 and call.stored_k is None:
+    if family.beside_fp8 and call.stored is None:
         family = replace(family, q=None, p=None)
-    if call.stored_k is not None:
+    if call.stored is not None:
         # What storing them costs is in k and v already; a product in few bits has both of its operands in them all the same.
         family = replace(family, k=family.q and family.k, v=family.p and family.v)
     if family.accumulation != "fp32" or call.q.dtype != torch.float32 or call.q.device.type != "cuda":

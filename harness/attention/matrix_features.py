@@ -41,7 +41,7 @@ def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
 def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
     """Store k and v in 8 bits, and make them what is stored: scales are powers of two, so that no dtype rounds that."""
     format = FORMATS[name]
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for what in ("k", "v"):
         x = getattr(call, what).float()
         top = _largest(x, per).clamp(min=2.0**-20)
@@ -54,7 +54,7 @@ def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
     if call.spec.layout == "v in k":
         values = {name: tensors[name][..., : call.v.shape[2]] for name in ("stored_k", "k")}
         tensors |= {"stored_v": values["stored_k"], "v_scale": tensors["k_scale"], "v": values["k"]}
-    return replace(call, **tensors)
+    return call.with_tensors(tensors)
 
 
 STORED: dict[str, Callable[[AttentionCall], AttentionCall]] = {

@@ -97,8 +97,8 @@ def paged(call: AttentionCall, page: int) -> PagedKV:
         pool.view(as_bytes)[slots] = packed.view(as_bytes)
         return pool.view(-1, page, *packed.shape[1:])
 
-    k, v = (given if stored is None else stored for given, stored in ((call.k, call.stored_k), (call.v, call.stored_v)))
-    return PagedKV(scattered(k), scattered(v), pages, slots, stale)
+    given = call.stored or call
+    return PagedKV(scattered(given.k), scattered(given.v), pages, slots, stale)
 
 
 def through_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCall:

@@ -30,7 +30,7 @@ from assay.harness.checks.kernel_matrix import (
     named,
 )
 from assay.harness.checks.watcher import noting_runs, watched
-from assay.harness.errors import AssayError, UsageError
+from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize import axes
 from assay.harness.localize.cells import same_values
@@ -306,35 +306,24 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     within = GuardedKernel(
         watched(loaded, Journal())
     )  # a copy of this process that it forks must not go on with the test
-    given = call.clone()
-    try:
-        with exits_raised():
-            out = compute(within, given)
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # its exit or pytest.skip() must not be taken for that of the test
-        raise AssayError(
-            f"{name} on {describe(call)} raised {type(error).__name__}: {error}.",
-            "a kernel that returns an output or raises an exception",
-            "look for what ends the process in the kernel and in what it imports",
-        ) from error
+    given, where = call.clone(), f"{name} on {describe(call)}"
+    with exits_raised():
+        out = compute(within, given)
     result = measure(call, out, declared.noise)
-    changed = [name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor)]
+    changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
     if changed:
-        raise AssertionError(
-            f"{name} on {describe(call)}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
-        )
+        raise AssertionError(f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them")
     if within.written:
-        raise AssertionError(f"{name} on {describe(call)}: the kernel {within.written[0][1]}")
+        raise AssertionError(f"{where}: the kernel {within.written[0][1]}")
     if result.lse_errors is not None and result.lse_errors.wrong:
         [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
-        raise AssertionError(f"{name} on {describe(call)}: {wrong.diagnosis}")
+        raise AssertionError(f"{where}: {wrong.diagnosis}")
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell
         observed = _asserted().sentence(loaded, declared, result)
         raise AssertionError(
-            f"{name} on {describe(call)}: own error {percent(own)}; noise explains at most "
+            f"{where}: own error {percent(own)}; noise explains at most "
             f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
         )
 

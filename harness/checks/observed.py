@@ -171,7 +171,7 @@ class Reader:
         calls += [recorded(call, out, max(limits)) for call, out in others]
         try:
             read, picture = read_recorded(calls, self.seconds)
-        except Exception as error:  # as in `read_kernel`
+        except Exception as error:  # as in `_read_kernel`
             return _Observed(
                 tuple(with_evidence(findings, f"nothing was read: {type(error).__name__}: {str(error)[:200]}"))
             )
@@ -195,7 +195,7 @@ class Reader:
             if asked is _function(kernel) and (its, on) == (declared, device):
                 return reading
         shapes = {(result.call.q.shape[2], result.call.v.shape[2]) for result in results}
-        made = read_kernel(kernel, declared, device, self.seconds, shapes, _telling(results))
+        made = _read_kernel(kernel, declared, device, self.seconds, shapes, _telling(results))
         self._known = [*self._known[1 - _KEPT :], (_function(kernel), declared, device, made)]
         return made
 
@@ -205,7 +205,7 @@ def _function(kernel: Kernel) -> object:
     return getattr(unwatched(kernel), "function", unwatched(kernel))
 
 
-def read_kernel(
+def _read_kernel(
     kernel: Kernel,
     declared: Declaration,
     device: str,
@@ -342,7 +342,7 @@ def _with_picture(
     try:
         with few_threads([smallest.call]):
             picture = _picture_on(kernel, declared, smallest)
-    except Exception as error:  # as in `read_kernel`
+    except Exception as error:  # as in `_read_kernel`
         picture = f"the call could not be read: {type(error).__name__}: {str(error)[:200]}"
     return with_evidence(findings, picture) if isinstance(picture, str) else with_evidence(findings, picture=picture)
 

@@ -232,11 +232,11 @@ def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examin
 
 
 def _native_noise(candidate: Backend, call: AttentionCall) -> str:
-    return native_noise((candidate.name,), call.phase, call.stored_k is not None)
+    return native_noise((candidate.name,), call.phase, call.stored is not None)
 
 
 def _may_be_read_as_given(call: AttentionCall) -> bool:
-    return call.stored_k is not None and call.phase == "extend"
+    return call.stored is not None and call.phase == "extend"
 
 
 def _result(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from itertools import pairwise
-from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,48 +26,33 @@ from assay.harness.text import visible
 if TYPE_CHECKING:
     from assay.harness.extras import Extra
 
-ReadOut = Annotated[
-    float,
-    typer.Option(
-        help="Longest time to read off a wrong kernel what it computes, in seconds; 0 for no read-out.", min=0
-    ),
-]
-"""An option of the commands that run a kernel."""
-COMMANDS = {
-    "run": ("run", "Ask both servers the same questions, and decide if the candidate may be merged."),
-    "report": ("run", "Rebuild a run's report from its evidence, and show it; show a report.json as it is."),
-    "runs": (
-        "run",
-        "List the runs in a folder: verdict, treatment, date, worst own error, and the history of each suite.",
-    ),
-    "backends": ("run", "List the attention backends and kernels, or measure what the engine's backends honour."),
-    "replay": ("replay", "Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."),
-    "check": ("check", "Run a kernel on the op-level matrix, without a server or a model, and name what is wrong with it."),
-    "explain": ("explain", "Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."),
-    "bench": (
-        "bench",
-        "Time both servers side by side and judge the ratio of their times.",
-    ),
-    "invariance": (
-        "invariance",
-        "Switch features that must change nothing (prefix cache, chunks, pages, overlap, ...), and compare the output each time.",
-    ),
-    "bisect": ("bisect_commits", "Find the layers, or the commit, that an error comes from."),
-    "sweep": (
-        "sweep",
-        "Run a command over axes, such as kernels x models: each cell runs in a process of its own.",
-    ),
-    "gate": ("gate", "Run in CI: compare with the policy and the accepted baselines, and exit with the verdict."),
-    "ingest": ("ingest", "Read other tools' logs, results, traces and tensors, and report what follows from them."),
-    "compare": ("compare", "Compare two results, folders of runs, files of tensors, traces or fingerprints that are there."),
-    "fingerprint": (
-        "fingerprint",
-        "Show what is really being served: token ids, RoPE, weights, backends; and rank what differs between two servers.",
-    ),
-    "doctor": ("doctor", "Examine this environment: what a run needs, what is here, and what to do about the rest."),
-    "init": ("init", "Write an assay.toml, a test and a CI workflow for the repository in this folder."),
-}  # fmt: skip
-"""Commands in the order of ``assay --help``: the module of this package that has it, and the first line of its help."""
+_GROUPS = {
+    "A kernel": {
+        "check": ("kernel", "Check a kernel on the op-level matrix; name what is wrong."),
+        "replay": ("kernel", "Check a kernel on recorded calls; name what is wrong."),
+        "explain": ("kernel", "Explain a finding: wrong and right code, reports, advice."),
+        "init": ("init", "Write an assay.toml, a test and a CI workflow for this folder."),
+    },
+    "Servers": {
+        "run": ("run", "Ask both servers the same; decide if the candidate may merge."),
+        "gate": ("gate", "Run in CI, with the policy and the accepted baselines."),
+        "bench": ("bench", "Time both servers side by side; judge the ratio of their times."),
+        "bisect": ("bisect", "Find the layers, or the commit, that an error comes from."),
+        "invariance": ("invariance", "Switch features that must change nothing; compare the output."),
+        "fingerprint": ("fingerprint", "Show what is really served: tokens, RoPE, weights, backends."),
+        "backends": ("run", "List backends and kernels; measure what backends honour."),
+        "sweep": ("sweep", "Run a command over axes, such as kernels x models."),
+        "doctor": ("doctor", "Examine this environment: what a run needs, and what is here."),
+    },
+    "Results": {
+        "report": ("run", "Rebuild a run's report from its evidence, and show it."),
+        "runs": ("run", "List the runs in a folder."),
+        "compare": ("compare", "Compare two results, runs, traces, tensors or fingerprints."),
+        "ingest": ("compare", "Read other tools' logs, results, traces and tensors."),
+    },
+}
+COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
+"""Commands in the order of ``assay --help``: the module of this package that has it, and its line of help there."""
 
 EXTRAS: dict[str, Extra] = {
     **dict.fromkeys(("run", "gate", "invariance"), "serve"),
@@ -81,11 +63,9 @@ require "serve" themselves.
 """
 
 
-INTERRUPTED = "assay: interrupted; there is no verdict."
-_HYPHEN = "\ue000"
-"""Stands for a hyphen while help is wrapped, so that no line ends within ``--page-size=16``."""
-CTRL_C = 128 + signal.SIGINT
-"""What Typer exits with at a Ctrl-C that comes before or after the command itself."""
+_INTERRUPTED = "assay: interrupted; there is no verdict."
+# What Typer exits with at a Ctrl-C that comes before or after the command itself.
+_CTRL_C = 128 + signal.SIGINT
 
 
 class _Deferred(TyperCommand):
@@ -110,8 +90,12 @@ class _Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        # A short help is never cut off.
         return _Deferred(cmd_name, short_help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for heading, commands in _GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<11}", about) for name, (_, about) in commands.items()])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -119,7 +103,7 @@ class _Commands(TyperGroup):
                 return super().invoke(ctx)
         # At the next two, Typer would exit with 1, which means that the candidate regressed.
         except KeyboardInterrupt:
-            errors.print(INTERRUPTED, markup=False)
+            errors.print(_INTERRUPTED, markup=False)
             raise typer.Exit(ExitCode.NO_VERDICT) from None
         except typer.Abort:
             errors.print("\nassay: not confirmed, so nothing was done.", markup=False)
@@ -143,11 +127,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: nothing is cut off in a narrow terminal, and a pipe gets no boxes
-    help="Compare a candidate attention backend with a reference inside the same serving engine.\n\n"
-    "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict (the report states why).",
+    help="Compare a candidate with a reference in LLM serving.\n\n"
+    "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict.",
+    epilog="See also assay COMMAND --help, --version, --install-completion.",
 )
-if os.environ.get("COLUMNS") == "0":  # of unknown width; Rich would write nothing
-    del os.environ["COLUMNS"]
 console = Console()
 errors = Console(stderr=True)
 
@@ -192,31 +175,24 @@ def wrong_use(error: Exception) -> UsageError | None:
     from assay.harness.config import expectation
     from assay.harness.text import did_you_mean
 
-    name = _command_name(context)
+    words, above = list[str](), context
+    while above.parent is not None:
+        words, above = [above.info_name, *words], above.parent
+    name = " ".join(["assay", *words])
     see, message, param = f"see {name} -h", str(error.format_message()), getattr(error, "param", None)  # type: ignore[attr-defined]
     if unknown := re.match(r"No such command '(.*?)'", message):
         known = context.command.list_commands(context)
         near = did_you_mean(unknown[1], known)
         return UsageError(f"{name} has no such command '{unknown[1]}'.", f"one of {', '.join(known)}", near or see)
     if unknown := re.match(r"No such option:? '?(-[^\s']*)", message):
-        offered = [
-            word for param in context.command.params if not getattr(param, "hidden", False) for word in param.opts
-        ]
-        near = did_you_mean(unknown[1], [word for word in offered if word.startswith("--")])
+        params = [param for param in context.command.params if not getattr(param, "hidden", False)]
+        near = did_you_mean(unknown[1], [word for param in params for word in param.opts if word.startswith("--")])
         return UsageError(f"{name} has no option {unknown[1]}.", "one of its options", near or see)
     if param is not None and (value := _given(param.opts)) is not None and "Missing" not in type(error).__name__:
         return UsageError(f"{param.opts[0]} is {value!r}.", expectation(str(getattr(error, "message", message))), see)
     return UsageError(
         f"{name}: {message[0].lower()}{message[1:].rstrip('.')}.", "arguments and options as in its help", see
     )
-
-
-def _command_name(context: Any) -> str:
-    """Return the command of a context as one types it: "assay bisect layers"."""
-    words: list[str] = []
-    while context.parent is not None:
-        words, context = [context.info_name, *words], context.parent
-    return " ".join(["assay", *words])
 
 
 def _given(names: list[str]) -> str | None:
@@ -254,39 +230,7 @@ def load_command(name: str) -> Any:
     from assay.harness.cli.output import add_output_flags
 
     add_output_flags(command)
-    for leaf in _leaves(command):
-        leaf.format_options = MethodType(_format_options, leaf)
-        leaf.short_help = (
-            leaf.short_help or (leaf.help or "").partition("\n")[0]
-        )  # what is short already is never cut off
     return command
-
-
-def _leaves(command: Any) -> Iterator[Any]:
-    """Yield a command, or the commands of a group, and the group itself if it does something without one of them."""
-    commands = getattr(command, "commands", {})
-    for each in commands.values():
-        yield from _leaves(each)
-    if not commands or command.invoke_without_command:
-        yield command
-
-
-def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write arguments and options into a command's help, under the headings that the options name."""
-    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for param in command.get_params(ctx):
-        heading = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
-        if (record := param.get_help_record(ctx)) is not None:
-            names = re.sub(r"<(?:list\[)?(\w+)(?: range)?\]?>", r"<\1>", record[0])  # the help names the range
-            sections.setdefault(heading or "Options", []).append((names, record[1].replace("-", _HYPHEN)))
-    begin = len(formatter.buffer)
-    for heading, records in sections.items():
-        if records:
-            with formatter.section(heading):
-                formatter.write_dl(records)
-    formatter.buffer[begin:] = [text.replace(_HYPHEN, "-") for text in formatter.buffer[begin:]]
-    if hasattr(command, "format_commands"):
-        command.format_commands(ctx, formatter)
 
 
 @app.callback(invoke_without_command=True)
@@ -299,14 +243,8 @@ def _version(
 
 
 def entry() -> None:
-    """Run the command ``assay``: `main`, with streams that outlive their readers, in a working folder that exists."""
+    """Run the command ``assay``: `main`, with streams that outlive their readers."""
     keep_open()
-    try:
-        os.getcwd()
-    except OSError:
-        gone = UsageError("The working folder is not there any more.", "a folder", "change to one that is there")
-        report_error(gone)
-        sys.exit(gone.exit_code)
     main()
 
 
@@ -318,9 +256,6 @@ def main() -> None:
     except AssayError as error:
         report_error(error)
         code = ExitCode.NO_VERDICT
-    exec(
-        ""
-    )  # Python ends by SIGINT, whatever the exit code, if the last text that was executed, such as a dataclass's, was interrupted
     sys.exit(code)
 
 
@@ -329,9 +264,9 @@ def _run() -> int | str | None:
     try:
         app()
     except SystemExit as exit_:
-        if exit_.code != CTRL_C:
+        if exit_.code != _CTRL_C:
             return exit_.code
-        errors.print(INTERRUPTED, markup=False)
+        errors.print(_INTERRUPTED, markup=False)
     except AssayError as error:
         report_error(error)
         return error.exit_code

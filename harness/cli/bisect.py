@@ -1,16 +1,22 @@
-"""Bisecting: ``assay bisect layers``. Other commands of the group register on `bisect_app`."""
+"""``assay bisect layers``, ``assay bisect commits`` and, for ``git bisect run``, ``assay bisect probe``."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import FrameType
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
-from assay.harness.cli.app import app, say
-from assay.harness.cli.flags import STARTED, Config, instrumented_spec, spec_flags
+from assay.harness.cli.app import app, errors, report_error, say, wrong_use
+from assay.harness.cli.flags import STARTED, Config, existing, instrumented_spec, spec_flags
 from assay.harness.cli.output import Json, deliver, new_folder, progress
 from assay.harness.config import BISECT_FLAGS
+from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require
 
 bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
@@ -22,20 +28,15 @@ app.add_typer(bisect_app, name="bisect")
 def layers(
     flags: dict[str, Any],
     questions: Annotated[int, typer.Option(help="Questions in each probe.", min=1)] = 32,
-    by: Annotated[
-        Literal["answers", "text"] | None,
-        typer.Option(
-            help="What must be correct again: the answers to the questions, or the exact greedy text; by default the answers, "
-            "if the reference gets enough of them right."
-        ),
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the server's log and bisect.json.", callback=new_folder)
     ] = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Find the layers that must run the reference for the output to be correct again, in one running server.
+    """Find the layers that need the reference.
+
+    In one running server, layers go back to the reference until the output is correct again.
 
     Exit codes: 0 no layer needs the reference, 1 layers were found, 2 usage error, 3 undecided.
 
@@ -51,6 +52,133 @@ def layers(
     plan = prepare(spec)
     folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
-        result = bisect_layers(plan, by, folder, display)
+        result = bisect_layers(plan, folder, display)
     say(f"Details: {folder / 'bisect.json'}")
     raise typer.Exit(deliver(layers_document(result), json))
+
+
+_GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
+"""Exit codes of ``git bisect run``, by outcome."""
+
+_REPOSITORY = existing("a folder of a git repository")
+_Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
+
+
+_Build = Annotated[str, typer.Option(help="Shell command that builds a commit, run at the top of its tree.")]
+_Pack = Annotated[Path | None, typer.Option(help="Use the recorded calls of this replay pack.")]
+_Calls = Annotated[int, typer.Option(help="Maximum number of calls; 0 for all. An interpreted kernel is slow.", min=0)]
+_Raises = Annotated[
+    Literal["skip", "bad"], typer.Option(help="How to classify a commit whose kernel raises, dies or hangs on a call.")
+]
+
+
+@bisect_app.command()
+def commits(
+    repo: Annotated[
+        Path, typer.Option(help="A folder of the repository. Its checkout is never touched.", callback=_REPOSITORY)
+    ] = Path("."),
+    good: Annotated[str, typer.Option(help="A revision whose kernel is good.", show_default=False)] = "",
+    bad: Annotated[str, typer.Option(help="A later revision whose kernel is bad.", show_default=False)] = "",
+    kernel: _Kernel = "",
+    build: _Build = "",
+    pack: _Pack = None,
+    calls: _Calls = 0,
+    raises: _Raises = "skip",
+    measure_with: Annotated[
+        Literal["replay", "accuracy"],
+        typer.Option("--with", help="Classify commits by own error on calls, or by an assay run per commit."),
+    ] = "replay",
+    run_args: Annotated[
+        list[str] | None,
+        typer.Option("--run-arg", help="With --with accuracy: a further argument of assay run; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The bisection's folder; by default one named after its settings.", callback=new_folder),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find the commit that made a kernel worse.
+
+    The same command resumes a bisection that was stopped.
+
+    Exit codes: 0 a commit is named, 2 usage error (also if a stated end turns out otherwise), 3 no commit could be named.
+
+    """
+    from assay.harness.drivers.bisect.commits.bisection import bisect_commits, bisection_spec
+    from assay.harness.files import write_whole
+    from assay.reports.commit_bisection import bisection_document
+
+    settings: dict[str, Any] = {
+        "good": good, "bad": bad, "kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises,
+        "measure_with": measure_with, "run_args": run_args,
+    }  # fmt: skip
+    spec = bisection_spec(repo, settings)
+    with _stoppable(), progress() as display:
+        state, folder = bisect_commits(spec, out, display.say)
+    assert state.result is not None
+    write_whole(folder.path / "report.json", state.model_dump_json(indent=1))
+    deliver(bisection_document(state), json, folder.path / "report.html")
+    raise typer.Exit(state.result.exit_code)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """End a bisection on Ctrl-C and SIGTERM with its worktree removed and a message."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise AssayError("The bisection was stopped.", do="run the same command again to resume it") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _ForGit(TyperCommand):
+    """A command that exits with 128 on a usage error: the usual 2 would mean a bad commit to ``git bisect run``."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)
+        except Exception as error:
+            if getattr(error, "exit_code", 0) != ExitCode.USAGE:
+                raise
+            report_error(wrong_use(error) or error)
+            raise typer.Exit(GIT_ABORT) from None
+
+
+@bisect_app.command(cls=_ForGit)
+def probe(
+    kernel: _Kernel,
+    build: _Build = "",
+    pack: _Pack = None,
+    calls: _Calls = 0,
+    raises: _Raises = "skip",
+    repo: Annotated[Path, typer.Option(help="The checkout to probe.", callback=_REPOSITORY)] = Path("."),
+) -> None:
+    """Probe the kernel of a checkout as it is, for git bisect run.
+
+    Exit codes are git's: 0 good, 1 bad, 125 skip, 128 for a broken environment or a usage error, which stops git.
+
+    """
+    try:
+        from assay.harness.drivers.bisect.commits.bisection import bisection_spec, probe_checkout
+        from assay.reports.commit_bisection import probe_line
+
+        spec = bisection_spec(
+            repo, {"kernel": kernel, "build": build, "pack": pack, "calls": calls, "raises": raises}, ends=False
+        )
+        outcome, measured = probe_checkout(spec)
+        say(probe_line(outcome, measured))
+        code = _GIT_CODES[outcome.outcome]
+    except AssayError as error:
+        report_error(error)
+        code = GIT_ABORT
+    except Exception:
+        errors.print_exception()
+        code = GIT_ABORT
+    raise typer.Exit(code)

@@ -1,17 +1,22 @@
-"""``assay compare``: two results, files of tensors, traces or fingerprints."""
+"""Files that are there: ``assay compare`` and ``assay ingest``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.harness.cli.app import app, as_given
-from assay.harness.cli.output import Html, Json, Junit, deliver
+from assay.harness.cli.app import app, as_given, trace
+from assay.harness.cli.output import Html, Json, Junit, deliver, new_folder
 from assay.harness.config import points_meant
 from assay.harness.errors import UsageError
+from assay.harness.extras import require
 from assay.harness.policy import WIDEST_MARGIN
+from assay.harness.text import did_you_mean
+
+if TYPE_CHECKING:
+    from assay.reports.document import Document
 
 
 def _fraction(margin: float) -> float:
@@ -56,6 +61,10 @@ def compare(
     layout: Annotated[
         str, typer.Option(help="Dimensions of tensors: b, t, h, d for batch, token, head, head dim, such as bhtd.")
     ] = "",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What may differ in fingerprints: packages, arguments.page_size, ..."),
+    ] = None,
     json: Json = False,
     html: Html = None,
     junit: Junit = None,
@@ -64,8 +73,6 @@ def compare(
 
     Exit codes: 0 B is as good as A, or equal to it; 1 it is not; 2 wrong use; 3 no verdict.
     """
-    from assay.harness.fingerprint.stored import has_fingerprint, is_fingerprint
-
     if len(results) != 2:
         raise UsageError(
             f"{len(results)} results were named." if results[1:] else f"Only {results[0]} was named.",
@@ -73,19 +80,57 @@ def compare(
             "compare them in pairs" if results[1:] else "name the other one too",
         )
     a, b = results
-    if any(map(is_fingerprint, results)) and all(map(has_fingerprint, results)):
-        from assay.harness.fingerprint.differences import compare_fingerprints
-        from assay.harness.fingerprint.stored import read_fingerprint
-        from assay.reports.fingerprint import diff_document
-
-        diff = compare_fingerprints(read_fingerprint(a), read_fingerprint(b))
-        raise typer.Exit(deliver(diff_document(diff), json, html, junit))
-        from assay.harness.ingest.comparison import PassLimits
+    if (compared := _compare_fingerprints(a, b, allow or [])) is not None:
+        raise typer.Exit(deliver(compared, json, html, junit))
+    if allow:
+        raise UsageError("--allow does nothing with these files.", "it with two fingerprints", "leave it out")
     from assay.harness.ingest.recognise import compare as run
     from assay.harness.ingest.tensor_diff import TensorRule
     from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
     from assay.reports.compare import compare_document
 
     rule = TensorRule(tolerance, ModelHeads.of(model) if model else None, check_axes(layout))
-    result = run(a, b, PassLimits(margin), rule, metric, reproduce=as_given())
+    result = run(a, b, margin, rule, metric, reproduce=as_given())
     raise typer.Exit(deliver(compare_document(result), json, html, junit))
+
+
+def _compare_fingerprints(a: Path, b: Path, allowed: list[str]) -> Document | None:
+    """Compare what two files, servers or runs state of what was served; None if they hold no fingerprints."""
+    from assay.harness.fingerprint.stored import has_fingerprint, is_fingerprint, read_fingerprint
+
+    if not (any(map(is_fingerprint, (a, b))) and all(map(has_fingerprint, (a, b)))):
+        return None
+    from assay.harness.fingerprint.differences import RANKS, compare_fingerprints
+    from assay.reports.fingerprint import diff_document
+
+    if unknown := [name for name in allowed if name.partition(".")[0] not in RANKS]:
+        raise UsageError(
+            f"--allow={unknown[0]} is no part of a fingerprint.",
+            f"one of {', '.join(RANKS)}, or a name of one, as in arguments.page_size",
+            did_you_mean(unknown[0], RANKS) or "take the name in brackets that a comparison prints",
+        )
+    return diff_document(compare_fingerprints(read_fingerprint(a), read_fingerprint(b), allowed))
+
+
+@app.command()
+def ingest(
+    files: Annotated[list[Path], typer.Argument(help="Logs, results files, traces or tensors.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for ingest.json, ingest.html and ingest.junit.xml.", callback=new_folder),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Read other tools' logs, results, traces and tensors, and report what follows from them."""
+    if out is not None:
+        require("reports", "assay ingest --out")
+    from assay.harness.files import write_whole
+    from assay.harness.ingest.recognise import ingest as read
+    from assay.reports.ingest import ingest_document
+
+    result = read(files, trace)
+    document = ingest_document(result)
+    if out is None:
+        raise typer.Exit(deliver(document, json))
+    write_whole(out / "ingest.json", result.model_dump_json(indent=2) + "\n")
+    raise typer.Exit(deliver(document, json, out / "ingest.html", out / "ingest.junit.xml"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic_core import PydanticUndefined
@@ -19,14 +18,6 @@ from assay.harness.cli.output import new_folder
 from assay.harness.config import FIELDS, RunSpec, defaults, flag, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.sides import Device
-
-_PANELS = {
-    "Latency": ("latency_shapes", "latency_concurrency", "latency_seconds", "latency_bound"),
-    "Advanced": (
-        "alpha", "concurrency", "max_tokens", "servers", "startup_timeout",
-        "request_timeout",
-    ),
-}  # fmt: skip
 
 Config = Annotated[
     Path | None, typer.Option(help="An assay.toml; by default the one in the working directory, if any.")
@@ -74,7 +65,7 @@ STARTED = {
 
 
 def spec_flags(
-    names: Sequence[str], short: str = "", hidden: Collection[str] = (), about: Mapping[str, str] = MappingProxyType({})
+    names: Sequence[str], hidden: Collection[str] = (), about: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command flags named and described as settings of a `RunSpec`.
 
@@ -82,8 +73,6 @@ def spec_flags(
 
     Args:
         names: fields.
-        short: a prefix of field names that a flag may leave out: with "latency_", ``--bound`` is ``--latency-bound``. The short
-            form works, but help shows only the long one, which all commands share.
         hidden: fields whose flags work but are not offered, since the command refuses their usual values.
         about: descriptions of fields that mean less here than elsewhere.
     """
@@ -92,20 +81,11 @@ def spec_flags(
         @wraps(command)
         def run(**given: Any) -> None:
             values = {name: given.pop(name) for name in names}
-            for name in names:
-                alias = given.pop(_alias(name, short), None)
-                if alias is not None and values[name] is not None:
-                    raise UsageError(
-                        f"{flag(name.removeprefix(short))} and {flag(name)} were both given.",
-                        "one of them",
-                        "leave one out",
-                    )
-                values[name] = alias if values[name] is None else values[name]
-            command({name: _value(value) for name, value in values.items() if value is not None}, **given)
+            settings = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if v is not None}
+            command(settings, **given)
 
         others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [_parameter(name, short, name in hidden, about.get(name, "")) for name in names]
-        parameters += [_short_parameter(name, short) for name in names if _alias(name, short) != name]
+        parameters = [_parameter(name, name in hidden, about.get(name, "")) for name in names]
         parameters += [other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -132,32 +112,6 @@ def refuse_flags_before(context: typer.Context) -> None:
         )
 
 
-def grouped_flags(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that a dataclass declares: a field each, with its typer annotation and its default.
-
-    The command receives their values, by field name, as its first argument; these options come after its own ones.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def run(**given: Any) -> None:
-            command({field.name: given.pop(field.name) for field in fields(group)}, **given)
-
-        hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        parameters = [other.replace(kind=kind) for other in own]
-        parameters += [
-            inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
-            for field in fields(group)
-        ]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del run.__wrapped__  # inspect would read the signature of the wrapped function
-        return run
-
-    return decorate
-
-
 def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
     """Make a spec of two backends whose servers assay starts and can instrument, and set up Triton for their kernels.
 
@@ -176,33 +130,14 @@ def instrumented_spec(flags: Mapping[str, Any], config: Path | None) -> RunSpec:
     return spec
 
 
-def _parameter(name: str, short: str, hidden: bool, about: str) -> inspect.Parameter:
-    panel = next((panel for panel, fields in _PANELS.items() if name in fields and not short), None)
-    return _option(name, flag(name), hidden, panel, about)
-
-
-def _short_parameter(name: str, short: str) -> inspect.Parameter:
-    return _option(name, flag(name.removeprefix(short)), True, None).replace(name=_alias(name, short))
-
-
-def _alias(name: str, short: str) -> str:
-    """Return the parameter of a flag's short form; `name` itself if it has none."""
-    return f"short_{name}" if short and name.startswith(short) else name
-
-
-def _option(name: str, spelled: str, hidden: bool, panel: str | None, about: str = "") -> inspect.Parameter:
+def _parameter(name: str, hidden: bool, about: str) -> inspect.Parameter:
     about = about or FIELDS[name].description or ""
     default = f"  [default: {_default_text(name)}]" if _default_text(name) else ""
     option = typer.Option(
-        spelled,
-        help=f"{about[0].upper()}{about[1:]}.{default}",
-        rich_help_panel=panel,
-        show_default=False,
-        hidden=hidden,
+        flag(name), help=f"{about[0].upper()}{about[1:]}.{default}", show_default=False, hidden=hidden
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_type(name) | None, option]
-    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=Annotated[_type(name) | None, option])
 
 
 def _default_text(name: str) -> str:
@@ -232,7 +167,3 @@ def _type(name: str) -> Any:
     annotation = FIELDS[name].annotation
     kinds = {annotation} if get_origin(annotation) is None else set(get_args(annotation))
     return next((number for number in (int, float) if number in kinds), str)
-
-
-def _value(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

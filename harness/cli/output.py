@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from assay.harness.progress import ProgressDisplay
     from assay.reports.document import Document
 
+# Seconds between two lines of progress where the output is no terminal.
 _LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
-"""Seconds between two lines of progress where the output is no terminal."""
 
 
 def _json(given: bool) -> bool:
@@ -42,43 +43,32 @@ Json = Annotated[
 
 
 def new_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Make the callback of an option for a file to be written: refuses what cannot be one, before anything is computed.
-
-    A ``~`` that no shell has expanded, as in ``--html=~/page.html``, is the home folder.
-    """
+    """Check the path of an option for a file to be written, before anything is computed. A ``~`` is the home folder."""
     path = path and path.expanduser()
     if path is not None and path.is_dir():
         raise UsageError(
             f"{_named(param)}: {path} is a folder.", "a file, which is written", f"name a file in it: {path}/NAME"
         )
-    return _below_folder(param, path)
+    return _writable(param, path)
 
 
 def new_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Make the callback of an option or argument for a folder to be written: as `new_file`."""
+    """Check the path of an option or argument for a folder to be written: as `new_file`."""
     path = path and path.expanduser()
-    if path is not None and path.exists() and not path.is_dir():
-        raise UsageError(
-            f"{_named(param)}: {path} is a file.", "a folder, which is made if it is not there", "name a folder"
-        )
-    return _below_folder(param, path)
+    if path is not None and path.is_file():
+        raise UsageError(f"{_named(param)}: {path} is a file.", "a folder (created if missing)", "name a folder")
+    return _writable(param, path)
 
 
-def _below_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    for part in (path, *path.absolute().parents):
-        if part.is_symlink() and not part.exists():
+def _writable(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    if path is not None:
+        there = next(part for part in (path, *path.absolute().parents) if part.exists())
+        if there != path and not there.is_dir():
             raise UsageError(
-                f"{_named(param)}: {part} is a link that leads nowhere.", "a path", "remove it, or name another path"
+                f"{_named(param)} {path}: {there.name} is a file.", "a folder in its place", "name another folder"
             )
-    there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
-    if there != path and not there.is_dir():
-        raise UsageError(
-            f"{_named(param)} {path}: {there.name} is a file.", "a folder in its place", "name another folder"
-        )
-    if not os.access(there, os.W_OK):
-        raise UsageError(f"{_named(param)}: {there} cannot be written.", "a place that can be", "name another one")
+        if not os.access(there, os.W_OK):
+            raise UsageError(f"{_named(param)}: {there} cannot be written.", "a place that can be", "name another one")
     return path
 
 
@@ -117,17 +107,11 @@ def deliver(document: Document, json: bool = False, html: Path | None = None, ju
 
         write_whole(html, to_html(document))
         say(f"Report: {html}")
-    if document.conclusion:
-        _conclude(document.conclusion)
+    if document.conclusion and not console.quiet:
+        say(document.conclusion)
+    elif document.conclusion and not console.stderr:  # --quiet leaves the verdict
+        sys.stdout.write(document.conclusion + "\n")
     return document.code
-
-
-def _conclude(line: str) -> None:
-    """Print the last line of a command: its verdict, which ``--quiet`` leaves."""
-    if not console.quiet:
-        say(line)
-    elif not console.stderr:
-        sys.stdout.write(line + "\n")
 
 
 def progress(on: Console = console) -> ProgressDisplay:
@@ -141,14 +125,6 @@ def progress(on: Console = console) -> ProgressDisplay:
     )
 
 
-def _quiet(given: bool) -> None:
-    console.quiet = console.quiet or given
-
-
-def _verbose(given: bool) -> None:
-    detail.verbose = detail.verbose or given
-
-
 _flags = typer.Typer(add_completion=False)
 
 
@@ -156,22 +132,12 @@ _flags = typer.Typer(add_completion=False)
 def _output(
     quiet: Annotated[
         bool,
-        typer.Option(
-            "-q",
-            "--quiet",
-            help="Print only the verdict, where there is one, and errors.",
-            callback=_quiet,
-            is_eager=True,
-        ),
+        typer.Option("-q", "--quiet", help="Print only the verdict, where there is one, and errors.", is_eager=True),
     ] = False,
     verbose: Annotated[
         bool,
         typer.Option(
-            "-v",
-            "--verbose",
-            help="Print the traceback of an error, and progress every second.",
-            callback=_verbose,
-            is_eager=True,
+            "-v", "--verbose", help="Print the traceback of an error, and progress every second.", is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -185,7 +151,11 @@ def add_output_flags(command: Any) -> None:
             add_output_flags(each)
         if not command.invoke_without_command:
             return
-    for flag in typer.main.get_command(_flags).params:
-        if flag.name in ("quiet", "verbose"):
-            flag.expose_value = False
-            command.params.append(flag)
+    for flag, holder in zip(typer.main.get_command(_flags).params, (console, detail), strict=False):
+        flag.expose_value, flag.callback = False, partial(_set, holder)
+        command.params.append(flag)
+
+
+def _set(holder: object, context: Any, param: Any, given: bool) -> None:
+    if given:
+        setattr(holder, param.name, True)

@@ -90,7 +90,6 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
 
 
 def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
-    """Print two lines: who presses Ctrl-C knows why there is no verdict."""
     from assay.reports.json_report import to_json
     from assay.reports.write import write_reports
 
@@ -185,22 +184,14 @@ def backends(
     from assay.harness.attention.call import KernelRefused
     from assay.harness.engines.sglang import catalog
 
-    listed: list[dict[str, object]] = []
+    listed: list[dict[str, Any]] = []
     for name, path in sorted(kernels.published().items()):
         try:
             declared = kernels.declaration(kernels.load(name))
+            about = {"phases": declared.phases, "about": declared.about, "noise": declared.noise}
         except KernelRefused as error:
-            listed.append({"name": name, "path": path, "problem": str(error)})
-        else:
-            listed.append(
-                {
-                    "name": name,
-                    "path": path,
-                    "phases": declared.phases,
-                    "about": declared.about,
-                    "noise": declared.noise,
-                }
-            )
+            about = {"problem": str(error)}
+        listed.append({"name": name, "path": path, **about})
     own: tuple[str, ...] = ()
     problem = ""
     try:
@@ -212,7 +203,7 @@ def backends(
         return
     say("Kernels (entry-point group assay.kernels):")
     for kernel in listed:
-        told = kernel.get("problem") or f"{'+'.join(kernel['phases'])}  {kernel['path']}  {kernel['about']}"  # type: ignore[arg-type]
+        told = kernel.get("problem") or f"{'+'.join(kernel['phases'])}  {kernel['path']}  {kernel['about']}"
         say(f"  {kernel['name']}  {told}")
     say(f"SGLang's own: {problem or ', '.join(own)}")
 

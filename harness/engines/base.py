@@ -113,14 +113,9 @@ class Engine(Protocol):
         return None
 
     def settle_with(self, candidate: Engine, asked: Collection[str]) -> CommonSettings:
-        """Find the flags that make the arguments of two servers agree; none by default.
+        """Find the flags that make the arguments of this reference and of a candidate agree before they start; none by default.
 
-        Args:
-            candidate: the other one; this is the reference, and neither has started.
-            asked: settings that were asked to differ.
-
-        Raises:
-            EngineError: the engine does not resolve its arguments.
+        Raises EngineError if the engine does not resolve its arguments. `asked` names the settings that were asked to differ.
         """
         return CommonSettings()
 
@@ -206,13 +201,9 @@ def cache_header(engine: Engine) -> None:
 
 
 def start_together(engines: Sequence[Engine], at_once: bool = True) -> None:
-    """Start engines and return when all are ready.
+    """Start engines, at once or one after the other, and return when all are ready.
 
     If one fails, or on Ctrl-C, all are stopped and the first error is raised.
-
-    Args:
-        engines: the engines.
-        at_once: start in parallel; otherwise one after the other.
     """
     with ThreadPoolExecutor(max_workers=len(engines) if at_once else 1, thread_name_prefix="assay-start") as pool:
         starts = [pool.submit(engine.start) for engine in engines]

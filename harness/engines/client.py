@@ -44,8 +44,8 @@ _DEATH_WAIT_S = GRACE_S + HELPER_GRACE_S + 2.0
 _RETRIES = 2
 _EXCERPT = 300
 _DATA, _DONE = "data:", "[DONE]"
-# What reading a body raises that is not the expected JSON; a ValidationError is a ValueError.
-_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
+# What reading a reply raises that is not as expected; a ValidationError is a ValueError.
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 
 Done = TypeVar("Done")
 Asked = TypeVar("Asked")
@@ -176,13 +176,7 @@ class Client:
     def stream(self, prompts: Sequence[tuple[int, ...]], output: int, concurrency: int) -> list[Stream]:
         """Send prompts of token ids, each once, since a retry would count as latency, and time the tokens of their answers.
 
-        Args:
-            prompts: token ids; sent in this order.
-            output: tokens of each answer.
-            concurrency: limit of the requests in flight.
-
-        Returns:
-            The streams, in the order of the prompts.
+        Returns the streams in the order of the prompts, each of `output` tokens, with at most `concurrency` requests in flight.
 
         Raises:
             EngineError: the server failed, or an answer has another length.
@@ -342,7 +336,7 @@ class Client:
         text = await self._send("POST", _CHAT, self.timeout_s, api, body=body, retries=_RETRIES)
         try:
             return _read_answer(text, ask, self.role, time.monotonic() - started, self._unreported_cache)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self.error(
                 f"sent something other than a chat completion: {problem(error)}. It sent: {_excerpt(text)}.",
                 "JSON with choices, a message text, a finish reason and usage",
@@ -360,7 +354,7 @@ class Client:
                     silence.reschedule(clock() + self.timeout_s)
         try:
             return _read_stream(_lines(arrivals), output, sent_s)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self.error(
                 f"did not stream a completion of the requested length: {problem(error)}.",
                 "chunks with usage, a finish reason, and [DONE]",
@@ -397,7 +391,7 @@ def _read_answer(
     """Parse the body of a chat completion, once, into the answer that a run stores.
 
     A log-probability of null, which is how SGLang writes NaN, becomes NaN: that is a finding about the candidate, not an
-    engine failure. Raises one of `_MALFORMED` if a field is missing or the log-probabilities that ``ask`` requests are.
+    engine failure. Raises one of `MALFORMED` if a field is missing or the log-probabilities that ``ask`` requests are.
     """
     told = json.loads(body)
     choice, usage = told["choices"][0], told["usage"]
@@ -429,7 +423,7 @@ def _token(position: Mapping[str, Any]) -> Token:
 def _read_stream(lines: Sequence[tuple[float, str]], output: int, sent_s: float) -> Stream:
     """Parse the lines of a streamed completion, with their arrivals by the clock of ``sent_s``.
 
-    Raises one of `_MALFORMED` if a line is not a chunk, the stream ended early, or the answer does not have the requested length.
+    Raises one of `MALFORMED` if a line is not a chunk, the stream ended early, or the answer does not have the requested length.
     """
     times: list[float] = []
     tokens: list[int] = []
@@ -449,7 +443,7 @@ def _read_stream(lines: Sequence[tuple[float, str]], output: int, sent_s: float)
                     times.append(came_s - sent_s)
                     tokens.append(after)
                 finished = finished or bool(choice.get("finish_reason"))
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise ValueError(f"{problem(error)} in {_excerpt(line)}") from None
     if usage is None or not finished or not lines[-1][1].endswith(_DONE):
         raise ValueError("the stream ended without a finish reason, usage and [DONE]")

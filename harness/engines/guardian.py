@@ -22,6 +22,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -33,9 +34,9 @@ UNKILLABLE_TIMEOUT_S = 30.0
 TOO_MANY = 64
 # Seconds between two counts of the processes. The system's own limit, RLIMIT_NPROC, counts all processes of a user, and not root's.
 COUNT_INTERVAL_S = 0.25
+# Seconds between two looks at the files in /dev/shm that the processes have mapped, where the kernel does not tell when one is
+# created; and from such news to a second look. What a process had mapped cannot be found once it was killed.
 LOOK_INTERVAL_S, LOOK_AGAIN_S = 2.0, 0.1
-"""Seconds between two looks at the files in /dev/shm that the processes have mapped, where the kernel does not tell when one is
-created; and from such news to a second look. What a process had mapped cannot be found once it was killed."""
 _IN_CREATE, _IN_NONBLOCK = 0x100, os.O_NONBLOCK  # linux/inotify.h
 # Files of one family of processes: semaphores and shared memory of Python's multiprocessing, and those of SGLang, PyTorch and NCCL.
 _SHARED_MEMORY = "/dev/shm"
@@ -183,6 +184,12 @@ def _become(command: list[str]) -> None:
     except OSError as error:
         print(f"{command[0]} cannot be run: {error}", file=sys.stderr, flush=True)
         os._exit(127)
+
+
+def guarded(command: Sequence[str], grace_s: float, scratch: Path, most: int | None = None) -> list[str]:
+    """Return the command line that runs a command under a guardian, as the module's docstring describes."""
+    limit = [] if most is None else [f"--most={most}"]
+    return [sys.executable, "-I", "-S", __file__, str(grace_s), str(scratch), *limit, *command]
 
 
 def main() -> None:

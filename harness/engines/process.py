@@ -7,11 +7,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -67,7 +66,12 @@ class Trouble:
 
 
 class ServerProcess:
-    """One launch of a command. It is never restarted: a second launch is another `ServerProcess`."""
+    """One launch of a command. It is never restarted: a second launch is another `ServerProcess`.
+
+    Attributes:
+        log: the file that has its output.
+        scratch: the folder of its temporary files, which is removed when it ends.
+    """
 
     def __init__(
         self,
@@ -76,11 +80,8 @@ class ServerProcess:
         folder: Path,
         log: Path,
         secret: str = "",
-        output: Path | None = None,
     ) -> None:
         """Launch ``command`` in ``folder`` with its output appended to ``log``; ``secret`` is left out where the log is quoted.
-
-        With ``output``, that file holds what it writes to standard output, and the log has the rest.
 
         Raises:
             OSError: folder or log cannot be written.
@@ -95,28 +96,22 @@ class ServerProcess:
         self._main: int | None = None
         self._oom_kills = _oom_kills()
         # SGLang leaves sockets and other small files in the temporary folder, so it gets one that is removed with it.
-        self._scratch = tempfile.mkdtemp(prefix="assay-")
-        guarded = [sys.executable, "-I", "-S", guardian.__file__, str(GRACE_S), self._scratch, *command]
+        self.scratch = Path(tempfile.mkdtemp(prefix="assay-"))
         try:
-            with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
+            with log.open("ab") as logged:
                 self.log_start = logged.tell()
                 self._guardian = subprocess.Popen(
-                    guarded,
+                    guardian.guarded(command, GRACE_S, self.scratch),
                     stdin=subprocess.PIPE,
-                    stdout=printed,
+                    stdout=logged,
                     stderr=logged,
                     cwd=folder,
-                    env={**environment, "TMPDIR": self._scratch},
+                    env={**environment, "TMPDIR": str(self.scratch)},
                     start_new_session=True,  # out of reach of the terminal's Ctrl-C
                 )
         except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
             raise
-
-    @property
-    def scratch(self) -> Path:
-        """The folder of its temporary files, which is removed when it ends."""
-        return Path(self._scratch)
 
     @property
     def pid(self) -> int:
@@ -141,7 +136,7 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the most informative last lines of this launch's log, indented, under the log's path."""
-        lines = "\n".join(f"  {line}" for line in _telling_lines(self.recent_log()))
+        lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
         log = shown(self.log)
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
@@ -168,13 +163,10 @@ class ServerProcess:
     def trouble(self, essential: str) -> Trouble | None:
         """Examine the server's processes, at most once in `LOOK_INTERVAL_S`; None if nothing is wrong.
 
-        Only what two looks in a row have seen counts: a debugger stops a process for a moment, and a server whose process has died
-        may be about to end. A process without a name yet, which may end normally, counts only if it failed. What a process forks to
-        run a command has its name at first, and may end at any time. Once the main process has ended, nothing counts but how it
-        did: `exit_status` has that when the others have ended, too.
-
-        Args:
-            essential: how those processes call themselves that must not end before the server does.
+        Names that begin with `essential` are those of processes that must not end before the server does. Only what two looks in
+        a row have seen counts: a debugger stops a process for a moment, and a server whose process has died may be about to end.
+        A process without a name yet counts only if it failed. Once the main process has ended, nothing counts but how it did: see
+        `exit_status`.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_INTERVAL_S:
@@ -216,7 +208,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._guardian.kill()  # the parent-death signal then ends the server too
             self._guardian.wait()
-        shutil.rmtree(self._scratch, ignore_errors=True)  # the guardian did it, unless it was killed
+        shutil.rmtree(self.scratch, ignore_errors=True)  # the guardian did it, unless it was killed
 
 
 class _Look(NamedTuple):
@@ -258,13 +250,10 @@ def _oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _telling_lines(log: str) -> list[str]:
+def telling_lines(log: str) -> list[str]:
     """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
 
-    After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the
-    interpreter's own.
-
-    Lines are cut to `LINE_WIDTH` characters. Empty lines and known noise are omitted.
+    After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the interpreter's.
     """
     lines = _lines(log)
     heads = [number for number, line in enumerate(lines) if HEADER in line]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from safetensors import SafetensorError
 
-from assay.harness.attention.call import INPUTS, AttentionCall, CallSpec
+from assay.harness.attention.call import AttentionCall, CallSpec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.files import portable
 from assay.harness.reading import reading, whole_file
@@ -221,5 +221,5 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
 
 
 def _recorded(tensors: dict[str, Tensor], entry: PackEntry) -> RecordedCall:
-    call = AttentionCall(**{name: tensors[name] for name in INPUTS if name in tensors}, spec=entry.spec)
+    call = AttentionCall.of_tensors(tensors, entry.spec)
     return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))

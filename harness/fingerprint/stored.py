@@ -12,7 +12,9 @@ _START = 2000
 
 
 def is_fingerprint(path: Path) -> bool:
-    """Return True if a file holds a fingerprint."""
+    """Return True if a file, or the folder of a server, holds a fingerprint."""
+    if path.is_dir():
+        return (path / FINGERPRINT.name).is_file()
     if not path.is_file() or path.suffix != ".json":
         return False
     with path.open("rb") as file:

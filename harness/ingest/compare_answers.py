@@ -12,7 +12,6 @@ from assay.harness.ingest.comparison import (
     ComparedAnswers,
     ComparedTask,
     Comparison,
-    PassLimits,
     Unpaired,
     requirement,
 )
@@ -21,6 +20,7 @@ from assay.harness.ingest.result import FileRead, FormatReader
 from assay.harness.ingest.result_set import ReadResults, ResultSet
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.answer_lengths import (
+    LENGTH_BOUND,
     AnswerEnd,
     AnswerLengths,
     beyond_words,
@@ -45,11 +45,12 @@ _COVERS = {
         "run's own report lists which kernels ran."
     ),
 }
+# Level of each interval and test.
+_ALPHA = 0.05
+# Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest.
 _BEYOND = "beyond-stop"
-"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
-FLIPS_SHOWN = 50
-_TEXT_KEPT = 400
-"""Characters that are kept of an answer."""
+# Flips in a result, and characters that are kept of an answer.
+_FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,12 @@ def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
     return f"{word}: {' '.join(reasons)}" if reasons else f"{word}."
 
 
-def compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> Comparison:
+def compare_answers(left: Loaded, right: Loaded, margin: float) -> Comparison:
     """Compare two results of one tool. What is missing of the checks rules out a pass, and hides no regression.
 
     The first reason is the one that decides: what is missing, where that rules out a pass.
     """
-    answers, checks = _compare_answers(left, right, limits)
+    answers, checks = _compare_answers(left, right, margin)
     overall, lengths = answers.overall, answers.lengths
     worse = [task for task in answers.tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
@@ -115,12 +116,12 @@ def compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> Comparis
     return _result(left, right, verdict, reasons, checks, answers)
 
 
-def _compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> tuple[ComparedAnswers, list[Check]]:
+def _compare_answers(left: Loaded, right: Loaded, margin: float) -> tuple[ComparedAnswers, list[Check]]:
     """Compare all tasks together and each task; list the flips, and check what a pass needs."""
     mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
     common = [name for name in mine if name in theirs]
-    regression_alpha = limits.alpha / (len(common) + 1) if len(common) > 1 else limits.alpha
-    levels = Rule(limits.margin, limits.alpha, regression_alpha, loss_suffices=True)
+    regression_alpha = _ALPHA / (len(common) + 1) if len(common) > 1 else _ALPHA
+    levels = Rule(margin, _ALPHA, regression_alpha, loss_suffices=True)
     adaptive = any(item.adaptive for item in (*mine.values(), *theirs.values()))
     tasks: list[ComparedTask] = []
     pairs: list[ItemPair] = []
@@ -134,23 +135,23 @@ def _compare_answers(left: Loaded, right: Loaded, limits: PassLimits) -> tuple[C
         pairs += pairing.pairs
         flips += _flips(name, pairing.pairs)
     overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
-    checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs, limits)
+    checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs)
     checks.append(check_lengths(lengths, ("A", "B")) if lengths else _NO_LENGTHS)
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
     checks.append(check_ends(ends, ("A", "B")))
     answers = ComparedAnswers(
-        margin=limits.margin, alpha=limits.alpha, overall=overall, tasks=tuple(tasks), flips=tuple(flips[:FLIPS_SHOWN]),
+        margin=margin, alpha=_ALPHA, overall=overall, tasks=tuple(tasks), flips=tuple(flips[:_FLIPS_SHOWN]),
         lengths=lengths,
     )  # fmt: skip
     return answers, checks
 
 
-def _lengths(pairs: Sequence[ItemPair], limits: PassLimits) -> AnswerLengths | None:
+def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
     known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
     lengths = [((mine, a.cut), (theirs, b.cut)) for a, b, mine, theirs in known]
     units = [a.key for a, *_ in known]
-    return compare_lengths(lengths, limits.alpha, limits.length_bound, units) if lengths else None
+    return compare_lengths(lengths, _ALPHA, LENGTH_BOUND, units) if lengths else None
 
 
 def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
@@ -159,8 +160,7 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
         return pair_items(a.items, b.items)
     shared = min(len(a.items), len(b.items))
     pairing = pair_items(a.items[:shared], b.items[:shared])
-    beyond = abs(len(a.items) - len(b.items))
-    if beyond:
+    if beyond := abs(len(a.items) - len(b.items)):
         longer = max((a, b), key=lambda item: len(item.items)).items[shared:]
         pairing.unpaired.append(
             Unpaired(
@@ -174,12 +174,7 @@ def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
 def _task(
     result_set: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
 ) -> ComparedTask:
-    known = {
-        "pairs": len(pairing.pairs),
-        "again": pairing.again,
-        "refused": tuple(refused),
-        "unpaired": tuple(pairing.unpaired),
-    }
+    known = {"again": pairing.again, "refused": tuple(refused), "unpaired": tuple(pairing.unpaired)}
     named = {name: getattr(result_set, name) for name in ("task", "metric", "shots")} if result_set else {}
     why = {"why": f"It cannot be compared: {'; '.join(refused)}."} if refused else {}
     return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **named, **why})
@@ -255,8 +250,6 @@ _COMPUTED = "the kernel under test computed the answers"
 _EXECUTION = Requirement("execution", _COMPUTED, unchecked=f"whether {_COMPUTED}").check(
     "not checked", "these files do not record which kernels ran", "assay run --reference … --candidate …"
 )
-
-
 _NO_LENGTHS = (
     REQUIRED["answer-lengths"]
     .between("A", "B")
@@ -277,12 +270,12 @@ def _no_copy(left: Loaded, right: Loaded) -> Check:
     return requirement("two-results", "B is another result than A", same, "they differ", settles)
 
 
-def compare_runs(left: Loaded, right: Loaded, limits: PassLimits) -> Comparison:
+def compare_runs(left: Loaded, right: Loaded, margin: float) -> Comparison:
     """Compare two runs of assay, whose reports are made again from the evidence."""
-    return compare_two_runs(left, right, limits, report_of(left.source), report_of(right.source))
+    return compare_two_runs(left, right, margin, report_of(left.source), report_of(right.source))
 
 
-def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report, b: Report) -> Comparison:
+def compare_two_runs(left: Loaded, right: Loaded, margin: float, a: Report, b: Report) -> Comparison:
     """Compare two runs whose reports are at hand: by the answers to the questions that both asked, and by nothing else.
 
     The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
@@ -290,7 +283,7 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report,
     Args:
         left: the accepted run.
         right: the new one.
-        limits: of a pass.
+        margin: largest loss that passes.
         a: the report of `left`.
         b: the report of `right`.
     """
@@ -299,7 +292,7 @@ def compare_two_runs(left: Loaded, right: Loaded, limits: PassLimits, a: Report,
         missing = requirement("answers", "the answers of both runs are there", "a report.json has none", "", do)
         alone = _result(left, right, "inconclusive", [missing.found], [missing])
         return _capped(alone, b)
-    of_answers = compare_answers(left, right, limits)
+    of_answers = compare_answers(left, right, margin)
     cause = _new_cause(a, b) if of_answers.verdict == "regression" else []
     headline = _headline(of_answers.verdict, [*cause, *of_answers.reasons[:1]])
     return _capped(of_answers.model_copy(update={"headline": headline}), b)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, FiniteFloat
 
 from assay.harness.ingest.result import Excerpt, FileRead, Timeline
-from assay.harness.judge.answer_lengths import LENGTH_BOUND, AnswerLengths
+from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.report import ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Decided, Requirement, Verdict
@@ -16,15 +15,6 @@ from assay.harness.verdict import Check, Decided, Requirement, Verdict
 ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 LISTED = 200
 """Most differing tensors and unpaired names in a result; they are counted beyond that."""
-
-
-@dataclass(frozen=True)
-class PassLimits:
-    """The limits of a pass: the largest loss and change of length, and the level of each test."""
-
-    margin: float = 0.02
-    alpha: float = 0.05
-    length_bound: float = LENGTH_BOUND
 
 
 class Unpaired(Part):

@@ -25,15 +25,13 @@ from assay.harness.ingest.result_set import (
     texts,
 )
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.reading import whole_file
+from assay.harness.reading import reading, whole_file
 from assay.harness.text import did_you_mean
 
+# Compression method of a zip's member (APPNOTE 6.3.10, section 4.4.5).
 _ZSTANDARD = 93
-"""Compression method of a zip's member (APPNOTE 6.3.10, section 4.4.5)."""
-_MOST_BYTES = 1 << 30
-"""A member that would unpack to more is refused: a zip of kilobytes can hold terabytes."""
+# What inspect_ai calls otherwise than servers do, and what it does not know.
 _FINISH = {"max_tokens": "length", "unknown": ""}
-"""What inspect_ai calls otherwise than servers do, and what it does not know."""
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs", "frequency_penalty", "presence_penalty",
              "num_choices", "reasoning_effort", "system_message")  # fmt: skip
@@ -64,30 +62,28 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         UsageError: it has no such scorer.
         UsageError: a package that unpacks it is not installed.
     """
-    reading = ReadResults(unit="sample")
+    read = ReadResults(unit="sample")
     if source.head.startswith(b"PK\x03\x04"):
-        header, samples = _from_zip(source.path, reading)
+        header, samples = _from_zip(source.path, read)
     else:
         header = json_object(whole_file(source.path), str(source.path))
         samples = list(enumerate(header.get("samples") or (), 1))
     evaluated = header.get("eval") or {}
     if header.get("status") != "success":
-        reading.notes.append(
-            f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}"
-        )
+        read.notes.append(f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}")
     scorer = _scorer([sample for _, sample in samples], metric, source.path)
     items = []
     for number, sample in samples:
         try:
             items.append(_item(sample, scorer))
-            reading.read += 1
+            read.read += 1
         except (KeyError, TypeError, AttributeError) as error:
-            reading.refuse(number, f"{error!r}")
-    reading.sets.append(_set(source.path, header, evaluated, scorer, items))
-    return reading
+            read.refuse(number, f"{error!r}")
+    read.sets.append(_set(source.path, header, evaluated, scorer, items))
+    return read
 
 
-def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
+def _from_zip(path: Path, read: ReadResults) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
     samples = []
     try:
         with zipfile.ZipFile(path) as file:
@@ -98,7 +94,7 @@ def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tu
                 try:
                     samples.append((number, json_object(_member(path, file, name), name)))
                 except EvidenceError as error:
-                    reading.refuse(number, f"{name}: {error.found}")
+                    read.refuse(number, f"{name}: {error.found}")
     except zipfile.BadZipFile as error:
         raise EvidenceError(f"{path} is damaged: {error}.", "a zip", "copy the log again") from None
     return header, samples
@@ -106,42 +102,23 @@ def _from_zip(path: Path, reading: ReadResults) -> tuple[dict[str, Any], list[tu
 
 def _member(path: Path, file: zipfile.ZipFile, name: str) -> bytes:
     info = file.getinfo(name)
-    if info.file_size > _MOST_BYTES:
-        raise EvidenceError(
-            f"{path}: {name} unpacks to {info.file_size:,} bytes.", f"at most {_MOST_BYTES:,}", "check the file"
-        )
     if info.compress_type != _ZSTANDARD:
-        try:
+        with reading(f"{path}: {name}", "member of a zip"):
             return file.read(name)
-        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-            raise EvidenceError(
-                f"{path}: {name} cannot be unpacked: {error}.", "an undamaged log", "copy it again"
-            ) from None
     with path.open("rb") as raw:
         raw.seek(info.header_offset + 26)  # lengths of the name and of the extra field, in the local header
-        lengths = raw.read(4)
-        if len(lengths) < 4:
-            raise EvidenceError(f"{path}: {name} lies beyond the end.", "an undamaged log", "copy it again")
-        raw.seek(sum(struct.unpack("<HH", lengths)), 1)
+        raw.seek(sum(struct.unpack("<HH", raw.read(4))), 1)
         packed = raw.read(info.compress_size)
-    return _zstandard(packed, info.file_size, f"{path}: {name}")
-
-
-def _zstandard(packed: bytes, size: int, where: str) -> bytes:
     try:
         import pyarrow
     except ImportError:
-        raise UsageError(
-            f"{where} is compressed with Zstandard, and pyarrow is not installed.", "pyarrow", "pip install pyarrow"
-        ) from None
-    try:
-        with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
-            data = bytes(stream.read(size + 1))
-    except (OSError, pyarrow.ArrowException) as error:
-        raise EvidenceError(f"{where} cannot be unpacked: {error}.", "an undamaged log", "copy it again") from None
-    if len(data) != size:
-        raise EvidenceError(f"{where} unpacks to other than {size:,} bytes.", "an undamaged log", "copy it again")
-    return data
+        said = f"{path}: {name} is compressed with Zstandard, and pyarrow is not installed."
+        raise UsageError(said, "pyarrow", "pip install pyarrow") from None
+    with (
+        reading(f"{path}: {name}", "member of a zip"),
+        pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream,
+    ):
+        return bytes(stream.read(info.file_size))
 
 
 def _scorer(samples: list[dict[str, Any]], wanted: str, path: Path) -> str:

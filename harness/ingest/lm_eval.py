@@ -1,4 +1,4 @@
-"""lm-eval: ``samples_*.jsonl`` of ``--log_samples`` and ``results_*.json``; a file, or the output folder.
+"""lm-eval: ``samples_*.jsonl`` of ``--log_samples``, ``results_*.json``, their folder, and the table that it prints.
 
 Read in lm-eval 0.4.13: ``loggers/evaluation_tracker.py`` (files and folders), ``evaluator.py`` (a sample: doc_hash, prompt_hash,
 target_hash, filter, metrics), ``utils.hash_string`` (SHA-256 in hexadecimal). A sample is one document under one filter, so a
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument
+from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
@@ -30,14 +32,14 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean, one_line
 
+# What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``).
 _INVALID = "[invalid]"
-"""What lm-eval's regex filters give for an answer in which they find nothing (``filters/extraction.py``, ``fallback``)."""
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
-SHARES = ("acc", "exact_match")
+_SHARES = ("acc", "exact_match")
 """Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
-_MEANS = (*SHARES, "acc_norm")
-"""Metrics whose score of a task is the mean of its samples."""
+# Metrics whose score of a task is the mean of its samples.
+_MEANS = (*_SHARES, "acc_norm")
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -158,7 +160,7 @@ def _questions(task: str, counts: Mapping[str, Any], members: Mapping[str, Any],
 
 def _below_guessing(score: _Score) -> CitedFinding | None:
     """Hold a score against guessing; not of a task in a group: of many tasks, some are below it by chance."""
-    if score.grouped or score.metric.partition(",")[0] not in SHARES or not 0 <= score.value <= 1:
+    if score.grouped or score.metric.partition(",")[0] not in _SHARES or not 0 <= score.value <= 1:
         return None
     said = Excerpt(first=score.line, last=score.line, text=f"{score.task}: {score.metric} {score.value:.4f}")
     return below_guessing(score.task, score.value, score.questions, score.task, (), (said,))
@@ -244,48 +246,36 @@ def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
     items = []
     for row in rows:
         given = _choices(row)
-        answer = _described(given, metric) if given else _first(row["resps"])
-        parsed = _chosen(given, metric).letter if given else _first(row["filtered_resps"])
-        items.append(
-            ResultItem(
-                key=str(row["doc_hash"]),
-                prompt_hash=str(row["prompt_hash"]),
-                question=_question(row),
-                target=_target(given, row.get("target", "")) if given else str(row.get("target", "")),
-                answer=answer,
-                parsed=None if parsed == _INVALID else parsed,
-                score=_score(row, metric),
-            )
-        )
+        if given:  # of a multiple-choice task: the answer is the choice, beside the log-likelihood of each
+            each = ", ".join(f"{choice.letter} {choice.loglikelihood:.2f}" for choice in given)
+            chosen, target = _chosen(given, metric), _target(given, row.get("target", ""))
+            answer, parsed = f"{chosen.shown} ({each})", chosen.letter
+        else:
+            answer, parsed, target = _first(row["resps"]), _first(row["filtered_resps"]), str(row.get("target", ""))
+        items.append(ResultItem(
+            key=str(row["doc_hash"]), prompt_hash=str(row["prompt_hash"]), question=_question(row), target=target, answer=answer,
+            parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
+        ))  # fmt: skip
     return tuple(items)
 
 
 def _first(responses: Any) -> str:
     """Return the first response of a document; all of them, as JSON, where there are several."""
-    values = responses if isinstance(responses, list) else [responses]
-    if len(values) > 1:
-        return json.dumps(values, ensure_ascii=False)
-    while isinstance(values, list) and len(values) == 1:
-        values = values[0]
-    return values if isinstance(values, str) else json.dumps(values, ensure_ascii=False)
+    while isinstance(responses, list) and len(responses) == 1:
+        responses = responses[0]
+    return responses if isinstance(responses, str) else json.dumps(responses, ensure_ascii=False)
 
 
 def _tokenizer(arguments: Any) -> str:
     """Return the tokenizer, where the arguments of the model name one: a string "a=b,c=d", or a mapping (with ``--config``)."""
-    given = (
-        arguments
-        if isinstance(arguments, dict)
-        else dict(part.split("=", 1) for part in str(arguments or "").split(",") if "=" in part)
-    )
-    return str(given.get("tokenizer") or "")
+    if not isinstance(arguments, dict):
+        arguments = dict(part.split("=", 1) for part in str(arguments or "").split(",") if "=" in part)
+    return str(arguments.get("tokenizer") or "")
 
 
 def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
     given = {**(config.get("generation_kwargs") or {}), **(run.get("gen_kwargs") or {})} if config else {}
     return {key: str(value) for key, value in sorted(given.items()) if key in _SAMPLING}
-
-
-READER = results_reader("lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores)
 
 
 _QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "sentence", "text")
@@ -316,29 +306,20 @@ def _question(row: Mapping[str, Any]) -> str:
 
 
 def _choices(row: Mapping[str, Any]) -> tuple[_Choice, ...]:
-    """List the choices of a sample, in order; empty if it is not of a multiple-choice task, or damaged."""
+    """List the choices of a sample, in order; empty if it is not of a multiple-choice task."""
     responses = row.get("resps")
-    if not isinstance(responses, list) or len(responses) < 2:
+    scores = [_loglikelihood(response) for response in responses] if isinstance(responses, list) else []
+    if len(scores) < 2 or any(map(math.isnan, scores)):
         return ()
-    scores = [_loglikelihood(response) for response in responses]
-    if any(math.isnan(score) for score in scores):
-        return ()
-    texts = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
-    texts += [""] * (len(scores) - len(texts))
-    named = zip(scores, texts, strict=False)
-    return tuple(_Choice(chr(ord("A") + at % 26), text, score) for at, (score, text) in enumerate(named))
+    given = [str(request[1]).strip() if len(request) > 1 else "" for request in _requests(row)]
+    named = zip_longest(given[: len(scores)], scores, fillvalue="")
+    return tuple(_Choice(chr(ord("A") + at % 26), str(text), float(score)) for at, (text, score) in enumerate(named))
 
 
 def _chosen(given: Sequence[_Choice], metric: str) -> _Choice:
     """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
     by_length = metric == "acc_norm" and all(choice.text for choice in given)
     return max(given, key=lambda choice: choice.loglikelihood / (len(choice.text) if by_length else 1))
-
-
-def _described(given: Sequence[_Choice], metric: str) -> str:
-    """Describe the choice that the model takes, and the log-likelihood of each."""
-    each = ", ".join(f"{choice.letter} {choice.loglikelihood:.2f}" for choice in given)
-    return f"{_chosen(given, metric).shown} ({each})"
 
 
 def _target(given: Sequence[_Choice], written: object) -> str:
@@ -354,21 +335,82 @@ def _requests(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     arguments = row.get("arguments")
     given = arguments.values() if isinstance(arguments, dict) else arguments if isinstance(arguments, list) else ()
     return [
-        tuple(item.values()) if isinstance(item, dict) else tuple(item)
-        for item in given
-        if isinstance(item, (dict, list))
+        tuple(item.values() if isinstance(item, dict) else item) for item in given if isinstance(item, (dict, list))
     ]
 
 
 def _loglikelihood(response: Any) -> float:
     """Return the first number of a response, however deep it lies in lists; NaN if it is none."""
-    for _ in range(4):
-        if not (isinstance(response, list) and response):
-            break
+    while isinstance(response, list) and response:
         response = response[0]
-    else:
-        return math.nan
     try:
         return float(response)
     except (TypeError, ValueError):
         return math.nan
+
+
+# The printed table (0.4.2 to 0.4.13, ``lm_eval.utils.make_table``). A line with the model and its settings stands above each, so a
+# file may hold several runs. One task has a row for each filter and metric; a cell that is empty repeats the one above.
+# vllm (pretrained=org/model,add_bos_token=true), gen_kwargs: (None), limit: 250.0, num_fewshot: 5, batch_size: auto
+_RUN = re.compile(r"(?P<run>[\w-]+ \(.*\), gen_kwargs: .*, limit: .*, num_fewshot: .*)")
+# |Tasks|Version|     Filter     |n-shot|  Metric   |   |Value|   |Stderr|
+_HEAD = re.compile(
+    r"\| *(?:Tasks|Groups) *\| *Version *\| *Filter *\| *n-shot *\| *Metric *\|.*\| *Value *\|.*\| *Stderr *\|"
+)
+_RULE = re.compile(r"\|(?: ?:?-+:? ?\|)+")
+_COLUMNS = ("task", "version", "filter", "n-shot", "metric", "score", "stderr")
+# Places of the columns in a row: between them are the arrow that says which way is better, and the sign of the error.
+_AT = (0, 1, 2, 3, 4, 6, 8)
+
+
+def _is_table(source: SourceFile) -> bool:
+    """Recognise a file by the heading of a table in its first lines."""
+    return any(_HEAD.fullmatch(line.strip()) for line in source.head_text.splitlines())
+
+
+def _read_table(source: SourceFile) -> FileDocument:
+    """Read all tables of the file."""
+    runs: dict[str, list[tuple[str, ...]]] = {}
+    findings, unread, read = list[CitedFinding](), list[Excerpt](), 0
+    run, above = "an unnamed run", ("",) * len(_COLUMNS)
+    for number, line in source.lines():
+        text = line.strip()
+        if named := _RUN.fullmatch(text):
+            run = f"{named['run']} (line {number})"
+        cited = Excerpt(first=number, last=number, text=one_line(text))
+        if row := _row(text, above):
+            above = row
+            runs.setdefault(run, []).append(row)
+            findings += _row_below_guessing(row, cited)
+        if row or named or not text or _RULE.fullmatch(text) or _HEAD.fullmatch(text):
+            read += 1
+        else:
+            unread.append(cited)
+    note = "printed scores have no samples: run lm-eval with --log_samples to compare them"
+    file = FileRead.of(source, TABLE.id, TABLE.title, read, len(unread), excerpts=unread[:5], notes=(note,))
+    tables = tuple(
+        FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=tuple(rows))
+        for run, rows in runs.items()
+    )
+    return FileDocument(file=file, tables=tables, findings=tuple(findings))
+
+
+def _row(text: str, above: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the columns of a row with a score; None for any other line."""
+    cells = [cell.strip() for cell in text.strip("|").split("|")]
+    if not text.startswith("|") or len(cells) != _AT[-1] + 1 or not re.fullmatch(r"-?\d+(?:\.\d+)?", cells[6]):
+        return None
+    row = tuple(cells[place] for place in _AT)
+    return tuple(cell or before for cell, before in zip(row[:2], above, strict=False)) + row[2:]
+
+
+def _row_below_guessing(row: tuple[str, ...], cited: Excerpt) -> list[CitedFinding]:
+    """Look for a score below guessing. Of a task in a group, which has a dash before its name, one may be so by chance."""
+    task, metric, score = row[0], row[4], float(row[5])
+    counts = not task.startswith("-") and metric in _SHARES and 0 <= score <= 1
+    made = below_guessing(task, score, 0, task, (), (cited,)) if counts else None
+    return [made] if made else []
+
+
+READER = results_reader("lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores)
+TABLE = FormatReader("lm-eval-table", "lm-eval's printed table", _is_table, _read_table, compared=False)

@@ -13,14 +13,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from assay.harness.ingest.mlc_trace import DECODE, JUMP_FORWARD, PREFILL, Violation
-
+PREFILL, JUMP_FORWARD, DECODE = "NewRequestPrefill", "Batch jump forward", "Batch decode"
+RULES = {
+    "trace-begin-not-closed": "A begin without its end",
+    "trace-end-not-begun": "An end without its begin",
+    "trace-decode-before-prefill": "A decode before the prefill of its request",
+    "trace-sequence-count": "Not one sequence added or forked for a request",
+    "trace-action-order": "Actions polled out of order",
+    "trace-call-order": "Calls of a forward pass out of order",
+    "trace-cut-off": "The trace ends early",
+}
+"""Rules that a trace keeps, by id, with their titles."""
+# A forward pass, as far as it goes: what begins or ends anything else ends it too.
 _PASS = re.compile(r"\([^()pjd\[\]oXZ]*\)?")
-"""A forward pass, as far as it goes: what begins or ends anything else ends it too."""
+# A step of the engine that computes nothing.
 _STEP = r"[^pjdmvc\[\]o]*"
-"""A step of the engine that computes nothing."""
-_RULES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+# By rule, and what of the letters it looks at: patterns whose groups are the places of a violation, and what is wrong.
+_PATTERNS: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("trace-begin-not-closed", "all"): (
         (r"(\[)(?=[^\[\]X]*([\[X]))", "the segment has no end before the next part begins"),
         (r"(\()(?=[^()pjd\[\]oXZ]*([\[\]oX]))", "the forward pass has no end before the next part begins"),
@@ -48,7 +59,6 @@ _RULES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ),
     ("trace-decode-before-prefill", "all"): ((r"^(N?)[^mcv]*([cv])", "{name} is called, and nothing was prefilled"),),
 }
-"""By rule, and what of the letters it looks at: patterns whose groups are the places of a violation, and what is wrong."""
 _CUT_OFF = tuple(
     (pattern, f"{what} that begins here does not end in the file")
     for pattern, what in (
@@ -58,6 +68,15 @@ _CUT_OFF = tuple(
         (r"(N)[^o]*(Z)", "the request"),
     )
 )
+
+
+class Violation(NamedTuple):
+    """A rule that a trace breaks: where, in words; what is wrong, in a sentence without its end; and the lines."""
+
+    rule: str
+    where: str
+    says: str
+    places: tuple[int, ...]
 
 
 def violations(letters: str, lines: Sequence[tuple[str, int]], part: str) -> Iterator[Violation]:
@@ -83,7 +102,7 @@ def violations(letters: str, lines: Sequence[tuple[str, int]], part: str) -> Ite
         says = says.format(name=lines[at[-1]][0], first=lines[at[0]][0])
         broken.append((at[-1], Violation(rule, where, says, tuple(lines[place][1] for place in at))))
 
-    for (rule, view), patterns in _RULES.items():
+    for (rule, view), patterns in _PATTERNS.items():
         for pattern, says in patterns:
             for match in re.finditer(pattern, views[view]):
                 note(rule, match, says)

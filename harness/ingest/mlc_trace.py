@@ -1,35 +1,37 @@
-"""The kinds of line in an MLC-LLM engine trace: an instrumented engine prints one line for each function that it calls.
+"""Reads an MLC-LLM engine trace: lines -> requests, segments, actions and calls.
 
-The names of the functions are the members of ``FunctionTable`` in ``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July
-2026); the actions are those of its engine of spring 2024. The marks of segments, requests and outputs are those of the program that
-drove it, in the two spellings that occur.
+An instrumented engine prints one line for each function that it calls. The names of the functions are the members of
+``FunctionTable`` in ``cpp/serve/function_table.h`` of MLC-LLM at 79d603f (July 2026); the actions are those of its engine of spring
+2024. The marks of segments, requests and outputs are those of the program that drove it, in the two spellings that occur.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from assay.harness.ingest.result import CitedFinding, Excerpt, FileRead, Timeline
+from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, Violation, violations
+from assay.harness.ingest.result import Excerpt, FileRead, Timeline
+from assay.harness.ingest.source_file import SourceFile
+from assay.harness.text import one_line
 
-PREFILL, JUMP_FORWARD, DECODE = "NewRequestPrefill", "Batch jump forward", "Batch decode"
 POLLING_ORDER = (PREFILL, JUMP_FORWARD, DECODE)
 """The order in which an engine's step polls its actions; the first one that computes something ends the step."""
 
 ADD, FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
 SAMPLE = ("gpu_multinomial_from_uniform_func_", "gpu_sample_with_top_p_func_")
-PREFILLS = frozenset(
+_PREFILLS = frozenset(
     "single_batch_prefill_func_ single_batch_extend_func_ prefill_func_ extend_func_ single_batch_prefill_to_last_hidden_func_ "
     "prefill_to_last_hidden_func_".split()
 ) | {"single_batch_prefill_func_ or single_batch_extend_func_"}
-DECODES = frozenset(
+_DECODES = frozenset(
     "single_batch_decode_func_ decode_func_ single_batch_decode_to_last_hidden_func_ decode_to_last_hidden_func_".split()
 )
-VERIFIES = frozenset({"verify_func_", "verify_to_last_hidden_func_"})
-MODEL_CALLS = PREFILLS | DECODES | VERIFIES
+_VERIFIES = frozenset({"verify_func_", "verify_to_last_hidden_func_"})
+MODEL_CALLS = _PREFILLS | _DECODES | _VERIFIES
 _OTHER_CALLS = (
     "kv_cache_get_num_available_pages_func_ kv_cache_get_total_sequence_length_func_ kv_cache_popn_func_ "
     "kv_cache_remove_sequence_func_ kv_cache_commit_accepted_token_tree_nodes_func_ kv_cache_disagg_mark_send_func_ "
@@ -40,10 +42,17 @@ _OTHER_CALLS = (
     "tuple_getitem_func_ create_kv_cache_func_ create_rnn_state_func_ alloc_embedding_tensor_func_ cuda_graph_alloc_init_func_ "
     "reset_kv_cache_func_"
 ).split()
-RELOAD = "***Reload engine***"
-"""The mark with which an engine starts anew: what it was doing is over."""
+# The mark with which an engine starts anew: what it was doing is over.
+_RELOAD = "***Reload engine***"
 _ENGINE, _NOTE, _OUTPUT = "[engine debug] ", "[debug] ", "MLC-LLM Output: "
 _REQUEST_MARK = re.compile(r"# [A-Z]+ REQUEST")
+# Lines quoted of those that no rule knows.
+_SHOWN = 5
+
+
+_NO_TIMELINE = Timeline(segments=0, tracks=())
+SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
+"""What a segment computes: the phases of the glossary, both in one pass, or nothing."""
 
 
 class TraceStep(NamedTuple):
@@ -53,86 +62,9 @@ class TraceStep(NamedTuple):
     name: str
 
 
-class EngineLine(NamedTuple):
-    """A line that stands alone.
-
-    Attributes:
-        letter: stands for it in `mlc_rules`: a bracket begins or ends a segment, a parenthesis a forward pass; empty where no
-            rule is about it.
-        step: that it is; None if it is none.
-        text: of a note or an answer.
-    """
-
-    letter: str
-    step: TraceStep | None = None
-    text: str = ""
-
-
-_LETTERS = {
-    "A": (ADD, FORK), "(": ("kv_cache_begin_forward_func_",), ")": ("kv_cache_end_forward_func_",), "e": ("embed_func_",),
-    "s": ("softmax_func_",), "g": SAMPLE, "m": PREFILLS, "c": DECODES, "v": VERIFIES, "": _OTHER_CALLS,
-}  # fmt: skip
-_BLANK = EngineLine("")
-_FIXED: dict[str, EngineLine] = {
-    "": _BLANK,
-    f"{_ENGINE}***Add Request***": EngineLine("N", TraceStep("mark", "Add Request")),
-    **{f"PRE{_}SEGMENT": EngineLine("[", TraceStep("mark", "segment begins")) for _ in "_ "},
-    **{f"POST{_}SEGMENT": EngineLine("]", TraceStep("mark", "segment ends")) for _ in "_ "},
-    **{
-        f"{_ENGINE}{name}": EngineLine("", TraceStep("mark", name))
-        for name in (RELOAD, "EngineReloadImpl", "AutoDecideEngineConfig START")
-    },
-    **{
-        f"{_ENGINE}ACTION - {name}": EngineLine(letter, TraceStep("action", name))
-        for letter, name in zip("pjd", POLLING_ORDER, strict=True)
-    },
-    **{
-        f"{_ENGINE}{name}": EngineLine(letter, TraceStep("call", name))
-        for letter, names in _LETTERS.items()
-        for name in names
-    },
-}
-
-
-def line_of(text: str) -> EngineLine | None:
-    """Read a line that stands alone; None if no rule knows it.
-
-    The text of an answer goes on over further lines, which only their place tells: they follow the line with its beginning.
-    """
-    known = _FIXED.get(text)
-    if known is not None:
-        return known
-    if text.startswith(_OUTPUT):
-        return EngineLine("o", text=text.removeprefix(_OUTPUT))
-    return EngineLine("", text=text) if text.startswith(_NOTE) or _REQUEST_MARK.fullmatch(text) else None
-
-
-def goes_on(text: str) -> bool:
-    """Return True if a line may be a further one of an answer: it is blank, or neither the engine nor the driver prints it."""
-    return not text or (line_of(text) is None and not text.startswith(_ENGINE))
-
-
-ROWS_SHOWN = 100
-"""Most rows of a table."""
-VIOLATIONS_SHOWN = 5
-"""Most violations of one rule that become findings; the others are counted."""
-RULES = {
-    "trace-begin-not-closed": "A begin without its end",
-    "trace-end-not-begun": "An end without its begin",
-    "trace-decode-before-prefill": "A decode before the prefill of its request",
-    "trace-sequence-count": "Not one sequence added or forked for a request",
-    "trace-action-order": "Actions polled out of order",
-    "trace-call-order": "Calls of a forward pass out of order",
-    "trace-cut-off": "The trace ends early",
-}
-"""Rules that a trace keeps, by id, with their titles."""
-SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
-"""What a segment computes: the phases of the glossary, both in one pass, or nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A repeating part of a request: its steps, with the line of each."""
+    """A repeating part of a request: the actions that the engine polled, the calls that it made and the marks, with their lines."""
 
     kind: SegmentKind
     steps: tuple[TraceStep, ...]
@@ -151,14 +83,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A request.
-
-    Attributes:
-        name: as messages call it, such as "request 2".
-        segments: in order.
-        output: the text that the engine answered; None if the file has none.
-        output_at: the first and the last line of that text.
-    """
+    """A request, as messages name it; the text that the engine answered, if any, and the first and last line of that text."""
 
     name: str
     segments: tuple[Segment, ...]
@@ -166,67 +91,151 @@ class Track:
     output_at: tuple[int, int] = (0, 0)
 
 
-class Violation(NamedTuple):
-    """A rule that a trace breaks: where, in words; what is wrong, in a sentence without its end; and the lines."""
-
-    rule: str
-    where: str
-    says: str
-    places: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """A whole trace.
-
-    Attributes:
-        file: how much of it was understood.
-        tracks: requests, in the order of the file.
-        timeline: what the engine did.
-        setup: what stands before the first request; None if nothing does.
-        violations: of `RULES`, in the order of the file.
-    """
+    """A whole trace: how much was understood, requests in order, what stands before the first, and the rules that it breaks."""
 
     file: FileRead
     tracks: tuple[Track, ...]
-    timeline: Timeline
     setup: Segment | None = None
     violations: tuple[Violation, ...] = ()
-
-    @property
-    def segments(self) -> list[Segment]:
-        """All segments: the setup, then those of the requests."""
-        return [
-            *([self.setup] if self.setup else []),
-            *(segment for track in self.tracks for segment in track.segments),
-        ]
-
-    def totals(self) -> Counter[tuple[str, str]]:
-        """Count each call and action by the kind of its segment."""
-        return Counter(
-            (segment.kind, step.name) for segment in self.segments for step in segment.steps if step.kind != "mark"
-        )
+    timeline: Timeline = _NO_TIMELINE
 
 
-def findings_of(trace: StepTrace, texts: Mapping[int, str]) -> tuple[CitedFinding, ...]:
-    """Make a finding of each violation, but of one rule at most `VIOLATIONS_SHOWN`. `texts` are of lines, by their numbers."""
-    counts, seen = Counter(violation.rule for violation in trace.violations), Counter[str]()
-    made = list[CitedFinding]()
-    for violation in trace.violations:
-        seen[violation.rule] += 1
-        if seen[violation.rule] > VIOLATIONS_SHOWN:
+class _EngineLine(NamedTuple):
+    """A line that stands alone: its letter in `mlc_rules` (empty if no rule is about it), its step, the text of an answer."""
+
+    letter: str
+    step: TraceStep | None = None
+    text: str = ""
+
+
+_LETTERS = {
+    "A": (ADD, FORK), "(": ("kv_cache_begin_forward_func_",), ")": ("kv_cache_end_forward_func_",), "e": ("embed_func_",),
+    "s": ("softmax_func_",), "g": SAMPLE, "m": _PREFILLS, "c": _DECODES, "v": _VERIFIES, "": _OTHER_CALLS,
+}  # fmt: skip
+_FIXED: dict[str, _EngineLine] = {
+    "": _EngineLine(""),
+    f"{_ENGINE}***Add Request***": _EngineLine("N", TraceStep("mark", "Add Request")),
+    **{f"PRE{_}SEGMENT": _EngineLine("[", TraceStep("mark", "segment begins")) for _ in "_ "},
+    **{f"POST{_}SEGMENT": _EngineLine("]", TraceStep("mark", "segment ends")) for _ in "_ "},
+    **{
+        f"{_ENGINE}{name}": _EngineLine("", TraceStep("mark", name))
+        for name in (_RELOAD, "EngineReloadImpl", "AutoDecideEngineConfig START")
+    },
+    **{
+        f"{_ENGINE}ACTION - {name}": _EngineLine(letter, TraceStep("action", name))
+        for letter, name in zip("pjd", POLLING_ORDER, strict=True)
+    },
+    **{
+        f"{_ENGINE}{name}": _EngineLine(letter, TraceStep("call", name))
+        for letter, names in _LETTERS.items()
+        for name in names
+    },
+}
+
+
+def _line_of(text: str) -> _EngineLine | None:
+    """Read a line that stands alone; None if no rule knows it.
+
+    The text of an answer goes on over further lines, which only their place tells: they follow the line with its beginning.
+    """
+    if (known := _FIXED.get(text)) is not None:
+        return known
+    if text.startswith(_OUTPUT):
+        return _EngineLine("o", text=text.removeprefix(_OUTPUT))
+    return _EngineLine("", text=text) if text.startswith(_NOTE) or _REQUEST_MARK.fullmatch(text) else None
+
+
+def _goes_on(text: str) -> bool:
+    """Return True if a line may be a further one of an answer: it is blank, or neither the engine nor the driver prints it."""
+    return not text or (_line_of(text) is None and not text.startswith(_ENGINE))
+
+
+def begins_trace(source: SourceFile) -> bool:
+    """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
+    lines = (_line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
+    return any(line is not None and line.step is not None and line.letter not in ("[", "]") for line in lines)
+
+
+@dataclass
+class _RequestLines:
+    """The lines from the addition of a request to that of the next; `request` is 0 for what stands outside of all requests."""
+
+    request: int
+    lines: list[tuple[_EngineLine, int]] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
+    output_at: tuple[int, int] = (0, 0)
+
+    def track(self) -> Track:
+        """Cut it into segments."""
+        segments: list[Segment] = []
+        begun: list[tuple[_EngineLine, int]] = []
+        for line, at in self.lines:
+            if line.letter == "[" and begun:
+                segments.append(_segment(begun))
+                begun = []
+            if line.step:
+                begun.append((line, at))
+            if line.letter == "]":
+                segments.append(_segment(begun))
+                begun = []
+        segments += [_segment(begun)] if begun else []
+        output = "\n".join(self.output) if self.output_at[0] else None
+        return Track(f"request {self.request}", tuple(segments), output, self.output_at)
+
+
+def read_steps(source: SourceFile, format: str, title: str) -> StepTrace:
+    """Read the steps of a whole engine trace, one line at a time. `format` and `title` name it in `FileRead`."""
+    parts, excerpts, unread, number, requests, answering = [_RequestLines(0)], list[Excerpt](), 0, 0, 0, False
+    for number, text in source.lines():
+        part = parts[-1]
+        if answering and _goes_on(text):
+            part.output.append(text)
+            part.output_at = (part.output_at[0], number)
             continue
-        total = counts[violation.rule]
-        evidence = [f"line {place:,}{f': {texts[place]}' if place in texts else ''}" for place in violation.places]
-        made.append(CitedFinding(
-            id=violation.rule, title=RULES[violation.rule], severity="warning", where=violation.where,
-            diagnosis=f"{violation.says[0].upper()}{violation.says[1:]}.", reproduce="",
-            cites=quote(violation.places, texts, violation.says),
-            evidence=(*evidence, *((f"{total:,} such places in the trace",) if total > 1 else ())),
-        ))  # fmt: skip
-    return tuple(made)
+        line = _line_of(text)
+        if line is None:
+            unread += 1
+            excerpts += [Excerpt(first=number, last=number, text=one_line(text))] if unread <= _SHOWN else []
+            continue
+        answering = False
+        if line.letter == "N":
+            requests += 1
+            parts.append(_RequestLines(requests))
+        elif line.step and line.step.name == _RELOAD:
+            parts.append(_RequestLines(0))
+        elif line.letter == "o" and part.request and not part.output:
+            part.output, part.output_at, answering = [line.text], (number, number), True
+        parts[-1].lines.append((line, number))
+    outside = [line for part in parts if not part.request for line in part.lines if line[0].step]
+    tracks = tuple(part.track() for part in parts if part.request)
+    return StepTrace(
+        FileRead.of(source, format, title, number - unread, unread, "line", excerpts, source.encoding_notes()),
+        tracks, _segment(outside, "setup") if outside else None, tuple(_violations(parts, number)),
+    )  # fmt: skip
 
 
-def quote(places: Iterable[int], texts: Mapping[int, str], otherwise: str = "") -> tuple[Excerpt, ...]:
-    """Quote the places as excerpts, with the text that stands there."""
-    return tuple(Excerpt(first=place, last=place, text=texts.get(place, otherwise)) for place in places if place)
+def _segment(lines: Sequence[tuple[_EngineLine, int]], kind: SegmentKind | None = None) -> Segment:
+    steps = tuple(line.step for line, _ in lines if line.step)
+    return Segment(kind or _computes(steps), steps, [at for _, at in lines])
+
+
+@lru_cache(4096)
+def _computes(steps: tuple[TraceStep, ...]) -> SegmentKind:
+    """Tell the kind of a segment from the functions of the model that it calls."""
+    names = {step.name for step in steps if step.kind == "call"}
+    prefills, decodes = names & _PREFILLS, names & (_DECODES | _VERIFIES)
+    if prefills and decodes:
+        return "mixed"
+    return "extend" if prefills else "decode" if decodes else "idle"
+
+
+def _violations(parts: Sequence[_RequestLines], last: int) -> Iterator[Violation]:
+    for number, part in enumerate(parts):
+        ruled = [(line, at) for line, at in part.lines if line.letter]
+        following = parts[number + 1].lines[0][1] if number + 1 < len(parts) else 0
+        letters = "".join(line.letter for line, _ in ruled) + ("X" if following else "Z")
+        lines = [(line.step.name if line.step else "", at) for line, at in ruled] + [("", following or last)]
+        outside = "no request" if number else "before the first request"
+        yield from violations(letters, lines, f"request {part.request}" if part.request else outside)

@@ -11,30 +11,28 @@ from typing import TYPE_CHECKING
 from assay.harness.errors import AssayError, UsageError
 from assay.harness.extras import require
 from assay.harness.files import timestamp
-from assay.harness.ingest.result import FileDocument, FileRead, FormatReader, IngestResult
+from assay.harness.ingest.result import UNKNOWN, FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
-from assay.harness.reading import LARGEST, reading
+from assay.harness.reading import reading
 from assay.harness.text import counted, listed
 from assay.harness.verdict import Verdict
 
 if TYPE_CHECKING:
-    from assay.harness.ingest.comparison import Comparison, PassLimits
+    from assay.harness.ingest.comparison import Comparison
     from assay.harness.ingest.tensor_diff import TensorRule
 
-# Modules that have a `READER`, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
+# Readers by their modules, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
 # engine's trace or a table was printed into is a log.
 _READERS = (
-    "assay_run", "lm_eval", "inspect_ai", "simple_evals", "tensor_files",
-    "sglang_log", "mlc_engine", "lm_eval_table",
+    ("assay_run", "READER"), ("lm_eval", "READER"), ("inspect_ai", "READER"), ("simple_evals", "READER"),
+    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("lm_eval", "TABLE"),
 )  # fmt: skip
-UNKNOWN = "unknown"
-"""Format of a file that no reader takes."""
 
 
 @cache
 def readers() -> tuple[FormatReader, ...]:
     """Return all readers. They are imported on the first call."""
-    return tuple(import_module(f"assay.harness.ingest.{name}").READER for name in _READERS)
+    return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name) for module, name in _READERS)
 
 
 def reader_of(source: SourceFile) -> FormatReader | None:
@@ -85,14 +83,7 @@ def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocu
 
 
 def _unknown(source: SourceFile, why: str) -> FileRead:
-    size = 0 if source.path.is_dir() else source.path.stat().st_size
-    if size > LARGEST:  # a sparse file of terabytes takes no room, and its lines and its hash take minutes
-        notes = (why, f"of its {size:,} bytes, no lines were counted and no hash was made")
-        return FileRead(
-            path=str(source.path), format=UNKNOWN, title="Unknown", bytes=size, sha256="", lines=0, read=0, unread=0,
-            notes=notes,
-        )  # fmt: skip
-    lines = source.count_lines() if size else 0
+    lines = 0 if source.path.is_dir() else source.count_lines()
     return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
 
 
@@ -114,15 +105,13 @@ def _headline(documents: Sequence[FileDocument], verdict: Verdict) -> str:
     return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"
 
 
-def compare(
-    a: Path, b: Path, limits: PassLimits, tensors: TensorRule, metric: str = "", reproduce: str = ""
-) -> Comparison:
+def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = "", reproduce: str = "") -> Comparison:
     """Compare two results: is B as good as A, or equal to it?
 
     Args:
         a: the accepted result: file or folder.
         b: the new one.
-        limits: of a pass, for answers.
+        margin: largest loss of the mean score that passes, for answers.
         tensors: how tensors are compared.
         metric: which score counts, for the tools that write several.
         reproduce: the command.
@@ -148,7 +137,7 @@ def compare(
 
             left, right = (Loaded(source, reader, reader.results(source, metric)) for source in sources)
             comparing = compare_runs if reader.id == "assay-run" else compare_answers
-            made = comparing(left, right, limits)
+            made = comparing(left, right, margin)
         elif reader.steps is not None:
             from assay.harness.ingest.trace_diff import diff_traces
 

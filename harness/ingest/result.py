@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from assay.harness.ingest.result_set import ReadResults
 
 SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
+UNKNOWN = "unknown"
+"""Format of a file that no reader takes."""
 MAX_TRACKS, MAX_COLUMNS = 16, 160
 """Most tracks and columns of a timeline, so that a picture of 100,000 lines stays below 2 MB."""
 NOTHING, POLLED, TENTHS = ".", "o", "123456789"
@@ -71,7 +73,7 @@ class FileRead(Part):
     format: str = Field(description='id of the reader, such as "sglang-log"; "unknown" where none took it')
     title: str = Field(description='such as "SGLang server log with pytest output"')
     bytes: int
-    sha256: str = Field(description="empty for a folder, and for a file of more than 512 MiB that no reader knows")
+    sha256: str = Field(description="empty for a folder")
     unit: str = Field("line", description='what is counted: "line", "record", "tensor", "event"')
     lines: int = Field(description="units in the file")
     read: int = Field(description="units that were understood")

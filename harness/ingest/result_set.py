@@ -18,10 +18,8 @@ from assay.harness.reading import whole_file
 from assay.harness.schema import Part
 from assay.harness.text import one_line
 
-_MOST_EXCERPTS = 5
-"""Units that were not understood of which the first lines are quoted."""
-_ROWS_SHOWN = 50
-"""Rows of a table of an ingested file."""
+# Units that were not understood which are quoted, and rows of a table.
+_MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
 
 
 class ResultItem(Part):
@@ -177,15 +175,7 @@ def results_reader(
     *,
     extend: Callable[[SourceFile, FileDocument], FileDocument] = lambda _, document: document,
 ) -> FormatReader:
-    """Make a reader whose document follows from its results.
-
-    Args:
-        id: of the format.
-        title: for people.
-        recognises: see `FormatReader`.
-        results: see `FormatReader`.
-        extend: adds to the document what only this format has.
-    """
+    """Make a reader whose document follows from its results. `extend` adds to the document what only this format has."""
 
     def read(source: SourceFile) -> FileDocument:
         reading = results(source, "")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from assay.harness.ingest.result import CitedLines
-from assay.harness.ingest.sglang_facts import KEPT, Log
+from assay.harness.ingest.sglang_facts import Log
 from assay.harness.tracebacks import CHAINED, FRAME, HEADER, Frame, Traceback, Tracebacks
 
 # /x/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated.
@@ -49,8 +49,8 @@ _ROW = re.compile(r"(?P<name>[A-Z][\w (),/.%#-]*): +(?P<value>\S+)")
 # ====== Offline Throughput Benchmark Result =======
 _TABLE = re.compile(r"=+ *(?P<title>(?:\w[\w ]{0,80})?Result) *=+")
 _RULED = re.compile(r"-{4}[\w ()-]*-{4}")
+# Lines of other writers that a block survives.
 _PATIENCE = 200
-"""Lines of other writers that a block survives."""
 
 
 class LogBlocks:
@@ -76,8 +76,7 @@ class LogBlocks:
         if message.endswith(HEADER):
             self._begin(number, message)
             if message != HEADER:
-                where = self._log.notices.setdefault(("crash", message[:200]), CitedLines())
-                where.see(number, message)
+                self._log.note("crash", number, message)
             return "traceback"
         return ""
 
@@ -108,8 +107,7 @@ class LogBlocks:
         self._test = self._running()
 
     def _keep(self, trace: Traceback, test: int) -> None:
-        if len(self._log.traces) < KEPT:
-            self._log.traces.append((trace, test))
+        self._log.traces.append((trace, test))
 
     def _title(self, number: int, text: str) -> str:
         title = _TITLE.fullmatch(text)
@@ -122,8 +120,7 @@ class LogBlocks:
         table = _TABLE.fullmatch(text)
         if table:
             self._rows = []
-            if len(self._log.blocks) < KEPT:
-                self._log.blocks.append((table["title"].strip(), self._rows))
+            self._log.blocks.append((table["title"].strip(), self._rows))
             return "table"
         if self._rows is not None and not text.strip("="):
             self._rows = None
@@ -233,11 +230,10 @@ class KernelCalls:
         """Read a message that begins a call, or reports that it failed. Returns its kind; empty for any other."""
         if message.startswith(_CALL):
             self._name, self._section, self._finite = message.removeprefix(_CALL), "", True
-            if self._name in self._log.calls or len(self._log.calls) < KEPT:
-                self._log.calls[self._name] += 1
+            self._log.calls[self._name] += 1
             return _KERNEL
         if message.startswith(_EXCEPTION):
-            self._log.notices.setdefault(("crash", message[:200]), CitedLines()).see(number, message)
+            self._log.note("crash", number, message)
             return _KERNEL
         return ""
 
@@ -259,5 +255,5 @@ class KernelCalls:
         """Note NaN in a result of a call whose inputs had none. Inputs may be buffers that were never written to."""
         if self._section == "input":
             self._finite = False
-        elif self._finite and (self._name in self._log.nan_from or len(self._log.nan_from) < KEPT):
+        elif self._finite:
             self._log.nan_from.setdefault(self._name, CitedLines()).see(number, text)

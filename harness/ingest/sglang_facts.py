@@ -10,13 +10,15 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest.result import CitedLines
 from assay.harness.tracebacks import Traceback
 
+T = TypeVar("T")
 KEPT = 10_000
-"""Entries that a list of facts keeps; what lies beyond is counted only."""
+"""Entries that a list of facts keeps: a log of any length takes bounded memory."""
 _TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
 # Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 77, token usage: 0.00, #running-req: 0, #queue-req: 0,
 _PREFILL = re.compile(
@@ -26,15 +28,24 @@ _PREFILL = re.compile(
 _DECODE = re.compile(rf"Decode batch(?: \[\d+\])?[,.] #running-req: (\d+)(?=,){_TAIL}")
 _THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
 # INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK
+# Group 1: a request for an answer.
 _REQUEST = re.compile(
     r'INFO: +[\w.:-]+ - "(?:(POST /(?:v1/chat/completions|v1/completions|generate))|[A-Z]+ \S+?)(?:\?\S*)? HTTP/[\d.]+" (\d{3})'
     r"(?: [A-Za-z -]+)?"
 )
-"""Group 1: a request for an answer."""
+# Sequences in a batch, or answers with none between them, that make a wave.
 _WAVE = 4
-"""Sequences in a batch, or answers with none between them, that make a wave."""
+# SGLang's default of ``decode_log_interval``.
 _INTERVAL = 40
-"""SGLang's default of ``decode_log_interval``."""
+
+
+class Kept(list[T]):
+    """A list that takes at most `KEPT` entries."""
+
+    def append(self, item: T, /) -> None:
+        """Add an entry, unless the list is full."""
+        if len(self) < KEPT:
+            super().append(item)
 
 
 @dataclass
@@ -45,8 +56,8 @@ class Server:
         arguments: as text; empty if the log does not have them.
         whole: whether the list of arguments is complete.
         test: index of the test in which it started, or -1.
-        decode_steps: lines of decode batches × ``decode_log_interval``.
-        decode_tokens: the sum of running requests × ``decode_log_interval`` over them.
+        decode_steps: lines of decode batches x ``decode_log_interval``.
+        decode_tokens: the sum of running requests x ``decode_log_interval`` over them.
         bursts: requests that were answered with no batch between them, and the decode steps between the last wave of prefills
             (4 sequences or more) and the first of these answers, as far as the lines of decode batches tell: a multiple of
             ``decode_log_interval``.
@@ -70,7 +81,7 @@ class Server:
     throughput: float = 0.0
     answered: CitedLines = field(default_factory=CitedLines)
     refused: CitedLines = field(default_factory=CitedLines)
-    bursts: list[tuple[CitedLines, int]] = field(default_factory=list)
+    bursts: Kept[tuple[CitedLines, int]] = field(default_factory=Kept)
     facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
     _wave: int = 0
     _burst: CitedLines = field(default_factory=CitedLines)
@@ -80,18 +91,25 @@ class Server:
         """Its attention backend; "?" if the log does not state it."""
         return self.arguments.get("attention_backend", "?").strip("'\"")
 
-    @property
-    def _interval(self) -> int:
-        given = self.arguments.get("decode_log_interval", "")
-        return int(given) if given.isdecimal() else _INTERVAL
+    def count(self, number: int, text: str) -> str:
+        """Count a batch or a request. Returns the kind of the line; empty if it is neither."""
+        if match := _PREFILL.fullmatch(text):
+            self._prefill(number, text, *map(int, match.groups()))
+            return "prefill"
+        if match := _DECODE.fullmatch(text):
+            self._decode(number, text, int(match[1]))
+            return "decode"
+        if match := _REQUEST.fullmatch(text):
+            if match[1] and match[2] == "200":
+                self.answered.see(number, text)
+                self._burst.see(number, text)
+            elif match[1]:
+                self.refused.see(number, text)
+            return "request"
+        return ""
 
-    def prefill(self, number: int, text: str) -> bool:
-        """Read a prefill batch; False if the line is not one."""
-        match = _PREFILL.fullmatch(text)
-        if not match:
-            return False
+    def _prefill(self, number: int, text: str, sequences: int, new: int, cached: int) -> None:
         self.close()
-        sequences, new, cached = map(int, match.groups())
         self.prefills.see(number, text)
         self.sequences += sequences
         self.new_tokens += new
@@ -100,55 +118,28 @@ class Server:
             self.prefix_batches.see(number, text)
         if sequences >= _WAVE:
             self._wave = self.decode_steps
-        return True
 
-    def decode(self, number: int, text: str) -> bool:
-        """Read a decode batch; False if the line is not one."""
-        match = _DECODE.fullmatch(text)
-        if not match:
-            return False
-        if self._burst.count:
-            self.close()
-        running = int(match[1])
+    def _decode(self, number: int, text: str, running: int) -> None:
+        given = self.arguments.get("decode_log_interval", "")
+        interval = int(given) if given.isdecimal() else _INTERVAL
+        self.close()
         self.decodes.see(number, text)
         self.decode_graph += "graph: True" in text
-        self.decode_steps += self._interval
-        self.decode_tokens += running * self._interval
-        rate = _THROUGHPUT.search(text)
-        if rate:
+        self.decode_steps += interval
+        self.decode_tokens += running * interval
+        if rate := _THROUGHPUT.search(text):
             self.throughput = max(self.throughput, float(rate[1]))
-        return True
-
-    def request(self, number: int, text: str) -> bool:
-        """Read a line of the access log; False if the line is not one."""
-        match = _REQUEST.fullmatch(text)
-        if not match:
-            return False
-        if match[1]:
-            if match[2] == "200":
-                self.answered.see(number, text)
-                self._burst.see(number, text)
-            else:
-                self.refused.see(number, text)
-        return True
 
     def close(self) -> None:
         """End a burst of answers: a batch followed it, or the log ends."""
-        burst, self._burst = self._burst, CitedLines()
-        if burst.count >= _WAVE and len(self.bursts) < KEPT:
-            self.bursts.append((burst, self.decode_steps - self._wave))
+        if self._burst.count >= _WAVE:
+            self.bursts.append((self._burst, self.decode_steps - self._wave))
+        self._burst = CitedLines()
 
 
 @dataclass
 class Test:
-    """A test.
-
-    Attributes:
-        outcome: in lower case, as pytest has it; empty while unknown.
-        began: the first time in the log after its start, as text.
-        ended: the last one.
-        seconds: from pytest's table of durations; None if the log has none.
-    """
+    """A test: outcome in lower case (empty while unknown), first and last time in the log, seconds by pytest's own table."""
 
     id: str
     line: int
@@ -177,7 +168,6 @@ class Log:
     Attributes:
         kinds: pieces of lines by their kind.
         ids: index of a test by its id.
-        beyond: tests, servers and metrics that are counted but not listed, since there are more than `KEPT`.
         groups: scores by group, from one line, and the test.
         bars: how far a progress bar came and in which line, by test, label and total.
         blocks: tables of benchmarks: the title, and of each row name, value and line.
@@ -190,18 +180,17 @@ class Log:
 
     lines: int = 0
     read: int = 0
-    unread: list[CitedLines] = field(default_factory=list)
+    unread: Kept[CitedLines] = field(default_factory=Kept)
     kinds: Counter[str] = field(default_factory=Counter)
     ids: dict[str, int] = field(default_factory=dict)
-    beyond: Counter[str] = field(default_factory=Counter)
-    tests: list[Test] = field(default_factory=list)
-    servers: list[Server] = field(default_factory=list)
-    metrics: list[LogMetric] = field(default_factory=list)
-    groups: list[tuple[dict[str, float], CitedLines, int]] = field(default_factory=list)
-    traces: list[tuple[Traceback, int]] = field(default_factory=list)
+    tests: Kept[Test] = field(default_factory=Kept)
+    servers: Kept[Server] = field(default_factory=Kept)
+    metrics: Kept[LogMetric] = field(default_factory=Kept)
+    groups: Kept[tuple[dict[str, float], CitedLines, int]] = field(default_factory=Kept)
+    traces: Kept[tuple[Traceback, int]] = field(default_factory=Kept)
     bars: dict[tuple[int, str, int], tuple[int, int]] = field(default_factory=dict)
-    blocks: list[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=list)
-    commands: list[CitedLines] = field(default_factory=list)
+    blocks: Kept[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=Kept)
+    commands: Kept[CitedLines] = field(default_factory=Kept)
     notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     nan_from: dict[str, CitedLines] = field(default_factory=dict)
@@ -212,6 +201,12 @@ class Log:
     began: str = ""
     ended: str = ""
     answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))
+
+    def note(self, kind: str, number: int, text: str) -> None:
+        """Count a line that may matter; nothing if `kind` is empty."""
+        key = (kind, text[:200])
+        if kind and (key in self.notices or len(self.notices) < KEPT):
+            self.notices.setdefault(key, CitedLines()).see(number, text)
 
 
 _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""")
@@ -291,7 +286,6 @@ _START_UP = {
     "graph-end": (("graph seconds", r"elapsed[:=] ?([\d.]+) s"), ("graph memory", r"mem usage=([\d.]+ GB)")),
     "sizes": (("free memory", r"available_\w+_mem=([\d.]+ GB)"),),
 }
-_COMPILED = {kind: tuple((name, re.compile(p)) for name, p in rows) for kind, rows in _START_UP.items()}
 
 
 def asserted(exception: str) -> tuple[float, str, float] | None:
@@ -310,15 +304,11 @@ def read_number(log: Log, number: int, text: str, test: int) -> str:
     if not match:
         match, kind = _LABELLED.fullmatch(text) or _PRINTED.fullmatch(text), "number"
     if match:
-        if len(log.metrics) < KEPT:
-            log.metrics.append(LogMetric(match["name"], float(match["value"]), number, text, test))
-        else:
-            log.beyond["metrics"] += 1
+        log.metrics.append(LogMetric(match["name"], float(match["value"]), number, text, test))
         return kind
     if text.startswith("{'"):
         return _read_scores(log, number, text, test)
-    limit = _LIMIT.match(text)
-    if limit:
+    if limit := _LIMIT.match(text):
         log.answer_limit = (int(limit[1]), CitedLines.of(number, text))
     return ""
 
@@ -332,14 +322,12 @@ def _read_scores(log: Log, number: int, text: str, test: int) -> str:
         at = match.end()
     if at != len(text):
         return ""
-    if len(log.groups) < KEPT:
-        log.groups.append((scores, CitedLines.of(number, text), test))
+    log.groups.append((scores, CitedLines.of(number, text), test))
     return "scores"
 
 
 def read_start_up(kind: str, number: int, message: str, server: Server) -> None:
     """Add what a server reports while it starts to its facts."""
-    for name, pattern in _COMPILED.get(kind, ()):
-        match = pattern.search(message)
-        if match:
+    for name, pattern in _START_UP.get(kind, ()):
+        if match := re.search(pattern, message):
             server.facts[name] = (match[1], CitedLines.of(number, message))

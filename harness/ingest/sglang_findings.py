@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from assay.harness.attention.published import published
@@ -17,10 +18,11 @@ from assay.harness.verdict import Severity
 
 _Cited = CitedLines | tuple[int, str]
 _SAFE = re.compile(r"\w[\w./:@+-]*")
+# Share of prompt tokens from the prefix cache up to which a test had almost none.
 _LITTLE = 0.05
-"""Share of prompt tokens from the prefix cache up to which a test had almost none."""
+# Backends that must hand decode to another one, and why.
 _NO_DECODE_KERNEL = {"sage_attn": "SageAttention 1.0.6 has no kernel that reads a paged KV cache"}
-"""Backends that must hand decode to another one, and why."""
+# Findings by id, but for `guessing.below_guessing`.
 _TITLES: dict[str, tuple[Severity, str]] = {
     "score-below-bound": ("serious", "Score below the bound that the test sets"),
     "answers-unparsed": ("warning", "Answers that could not be parsed, suspected"),
@@ -37,7 +39,7 @@ _TITLES: dict[str, tuple[Severity, str]] = {
     "crash": ("warning", "A process crashed"),
     "retract": ("info", "Requests were retracted"),
 }
-"""Findings by id, but for `guessing.below_guessing`."""
+# What follows from lines that may matter by themselves, by their kind.
 _NOTICES = {
     "kernel-not-loaded": "Something was not loaded, so another implementation may have run.",
     "offline-retry": "Files came from the local cache: they were not checked for newer versions.",
@@ -45,7 +47,6 @@ _NOTICES = {
     "crash": "A process crashed: do not rely on what the log states about accuracy from there on.",
     "retract": "The KV cache was full, and requests were computed again.",
 }
-"""What follows from lines that may matter by themselves, by their kind."""
 
 
 def findings(log: Log) -> list[CitedFinding]:
@@ -95,19 +96,13 @@ def _test_name(log: Log, index: int) -> str:
     return log.tests[index].id.rpartition("::")[2] if index >= 0 else "the log"
 
 
+def _failed(log: Log, index: int) -> bool:
+    return index >= 0 and log.tests[index].outcome in ("failed", "error")
+
+
 def _outcome(log: Log, index: int) -> list[tuple[int, str]]:
     """Return the line with a test's outcome; nothing for what is outside of all tests."""
     return [(log.tests[index].outcome_line, log.tests[index].outcome.upper())] if index >= 0 else []
-
-
-def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines] | None:
-    """Infer how many questions a score is of: a progress bar's total, in its test, of which the score is a whole number."""
-    for (test, label, total), (done, line) in reversed(log.bars.items()):
-        if test == metric.test and not label and done == total > 1:
-            right = metric.value * total
-            if abs(right - round(right)) < 1e-3:
-                return total, CitedLines.of(line, f"{done}/{total}")
-    return None
 
 
 def _scores(log: Log) -> list[tuple[str, LogMetric]]:
@@ -116,21 +111,29 @@ def _scores(log: Log) -> list[tuple[str, LogMetric]]:
     return [(name, metric) for name, metric in named if name != metric.name.lower() and 0 <= metric.value <= 1]
 
 
+def _questions(log: Log, metric: LogMetric) -> tuple[int, CitedLines]:
+    """Infer how many questions a score is of: a progress bar's total, in its test, of which the score is a whole number; else 0."""
+    for (test, label, total), (done, line) in reversed(log.bars.items()):
+        right = metric.value * total
+        if test == metric.test and not label and done == total > 1 and abs(right - round(right)) < 1e-3:
+            return total, CitedLines.of(line, f"{done}/{total}")
+    return 0, CitedLines()
+
+
 def _below_guessing(log: Log) -> Iterator[CitedFinding]:
     """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
     for name, metric in _scores(log):
-        if (of := _questions(log, metric)) is None:
-            continue
+        count, bar = _questions(log, metric)
         groups = [
-            (scores, where)
-            for scores, where, test in log.groups
-            if test == metric.test and scores.get("score") == metric.value
+            (scores, at)
+            for scores, at, test in log.groups
+            if (test, scores.get("score")) == (metric.test, metric.value)
         ][:1]
         evidence = [f"by group: {_by_group(scores)}" for scores, _ in groups]
-        cites = cite((metric.line, metric.text), of[1], *(where for _, where in groups))
+        cites = cite((metric.line, metric.text), bar, *(at for _, at in groups))
         where = _test_name(log, metric.test)
-        made = guessing.below_guessing(name, metric.value, of[0], where, evidence, cites)
-        yield from filter(None, [made])
+        if count and (made := guessing.below_guessing(name, metric.value, count, where, evidence, cites)):
+            yield made
 
 
 def _by_group(scores: Mapping[str, float]) -> str:
@@ -144,8 +147,7 @@ def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, LogMetric, float]]:
     for trace, test in log.traces:
         said = asserted(trace.exception)
         # What is outside of all tests may have failed, and counts as failed.
-        failed = test < 0 or log.tests[test].outcome in ("failed", "error")
-        if said is None or not failed or "greater" not in said[1] or not said[0] <= said[2]:
+        if said is None or not (test < 0 or _failed(log, test)) or "greater" not in said[1] or not said[0] <= said[2]:
             continue
         scored = [metric for _, metric in _scores(log) if metric.value == said[0] and metric.test == test]
         yield from ((trace, metric, said[2]) for metric in scored[:1])
@@ -154,16 +156,16 @@ def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, LogMetric, float]]:
 def _below_bound(log: Log) -> Iterator[CitedFinding]:
     """Yield a test that failed because of a score."""
     for trace, metric, bound in _missed_bounds(log):
-        value, of = metric.value, _questions(log, metric)
+        count, _ = _questions(log, metric)
         evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
-        if of and 0 < bound < 1:
-            right = round(value * of[0])
-            p = at_most(right, of[0], bound)
+        if count and 0 < bound < 1:
+            right = round(metric.value * count)
+            p = at_most(right, count, bound)
             evidence.append(
-                f"if the true score were {bound:g}, {right} or fewer of {of[0]} would be right with p = {p:.2g}"
+                f"if the true score were {bound:g}, {right} or fewer of {count} would be right with p = {p:.2g}"
             )
         cites = [(trace.exception_line, trace.exception), (metric.line, metric.text), *_outcome(log, metric.test)]
-        says = f"{metric.name} is {value:g}; the test asks for {bound:g}."
+        says = f"{metric.name} is {metric.value:g}; the test asks for {bound:g}."
         yield _finding("score-below-bound", _test_name(log, metric.test), says, evidence, cites)
 
 
@@ -174,30 +176,30 @@ def _unparsed(log: Log) -> Iterator[CitedFinding]:
         "The log does not have the answers; the evaluation's results file does."
     )
     for name, metric in _scores(log):
-        of = _questions(log, metric)
-        if name not in GUESSING or of is None or at_most(round(metric.value * of[0]), of[0], GUESSING[name]) >= LEVEL:
+        count, _ = _questions(log, metric)
+        right = round(metric.value * count)
+        if name not in GUESSING or not count or at_most(right, count, GUESSING[name]) >= LEVEL:
             continue
-        right = round(metric.value * of[0])
         endless = [burst for server in log.servers if server.test == metric.test for burst in _runaway(log, server)]
         ran = sum(answers.count for answers, _ in endless)
-        guessed = right / GUESSING[name]
-        evidence = [f"{right} right answers are what guessing on {guessed:.0f} questions gives, not on {of[0]}"]
-        if 0 < ran < of[0]:
-            rest = of[0] - ran
-            evidence.append(
-                f"{ran} of {of[0]} ran to the token limit; of the other {rest}, at most {right} are right ({right / rest:.2f})"
-            )
+        evidence = [
+            f"{right} right answers are what guessing on {right / GUESSING[name]:.0f} questions gives, not on {count}"
+        ]
+        if 0 < ran < count:
+            rest = f"of the other {count - ran}, at most {right} are right ({right / (count - ran):.2f})"
+            evidence.append(f"{ran} of {count} ran to the token limit; {rest}")
         cites: list[_Cited] = [(metric.line, metric.text), *(answers for answers, _ in endless)]
         yield _finding("answers-unparsed", _test_name(log, metric.test), says, evidence, cites)
 
 
 def _runaway(log: Log, server: Server) -> list[tuple[CitedLines, int]]:
     """Find answers that ended together, as many steps after they began as an answer may have tokens."""
-    if log.disordered.count:  # of several processes: nobody knows whose batches lie between
-        return []
     limit = log.answer_limit[0]
     interval = server.decode_steps // server.decodes.count if server.decodes.count else 0
-    return [burst for burst in server.bursts if limit and interval and abs(burst[1] - limit) <= interval]
+    # A log of several processes shows nothing: nobody knows whose batches lie between.
+    if log.disordered.count or not limit or not interval:
+        return []
+    return [burst for burst in server.bursts if abs(burst[1] - limit) <= interval]
 
 
 def _runaways(log: Log) -> Iterator[CitedFinding]:
@@ -207,32 +209,30 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         bursts = _runaway(log, server)
         if not bursts:
             continue
-        seconds = [metric for metric in log.metrics if metric.test == server.test and metric.name.endswith("_latency")][
-            :1
-        ]
-        generated = server.decode_tokens / max(1, server.answered.count)
+        latencies = [
+            metric for metric in log.metrics if metric.test == server.test and metric.name.endswith("_latency")
+        ][:1]
+        together = f"answers end together, {{}} decode steps after they began, of at most {limit}"
         evidence = [
-            *(
-                f"{answers.count} answers end together, {steps} decode steps after they began, of at most {limit}"
-                for answers, steps in bursts
-            ),
-            f"about {generated:,.0f} generated tokens per answered request",
-            *(f"{second.name} = {second.value:.1f} s" for second in seconds),
-        ]  # fmt: skip
-        took = f"; the evaluation took {seconds[0].value:.0f} s." if seconds else "."
-        count = sum(answers.count for answers, _ in bursts)
-        says = f"{count} answers ran to the limit of {limit} tokens instead of ending{took}"
+            *(f"{answers.count} {together.format(steps)}" for answers, steps in bursts),
+            f"about {server.decode_tokens / max(1, server.answered.count):,.0f} generated tokens per answered request",
+            *(f"{metric.name} = {metric.value:.1f} s" for metric in latencies),
+        ]
+        took = f"; the evaluation took {latencies[0].value:.0f} s." if latencies else "."
+        says = f"{sum(answers.count for answers, _ in bursts)} answers ran to the limit of {limit} tokens instead of ending{took}"
         cites: list[_Cited] = [
             said,
             *(answers for answers, _ in bursts),
-            *((second.line, second.text) for second in seconds),
+            *((metric.line, metric.text) for metric in latencies),
         ]
         yield _finding("runaway-generations", _test_name(log, server.test), says, evidence, cites)
 
 
 def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
     """Report that the test that failed reused prefixes, and those that passed did not."""
-    failed, passed = (_tested(log, outcomes) for outcomes in (("failed", "error"), ("passed",)))
+    tested = [server for server in log.servers if server.test >= 0 and server.prefills.count]
+    failed = [server for server in tested if _failed(log, server.test)]
+    passed = [server for server in tested if log.tests[server.test].outcome == "passed"]
     if log.disordered.count or not failed or not passed:
         return
     share, other = _cached_share(failed), _cached_share(passed)
@@ -251,12 +251,6 @@ def _prefix_untested(log: Log) -> Iterator[CitedFinding]:
     where = listed([_test_name(log, index) for index in sorted({server.test for server in failed})])
     cites = [*(server.prefix_batches for server in failed), *(server.prefills for server in passed)]
     yield _finding("prefix-untested", where, says, evidence, cites)
-
-
-def _tested(log: Log, outcomes: Sequence[str]) -> list[Server]:
-    """List the servers of tests with such an outcome that computed a prefill."""
-    tested = [server for server in log.servers if server.test >= 0 and server.prefills.count]
-    return [server for server in tested if log.tests[server.test].outcome in outcomes]
 
 
 def _cached_share(servers: list[Server]) -> float:
@@ -278,33 +272,25 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
     steps, graphs = sum(server.decodes.count for server in own), sum(server.decode_graph for server in own)
     evidence = [f"{graphs} of {steps} lines of decode batches ran from a CUDA graph; none names the kernel"]
     evidence += [_NO_DECODE_KERNEL[candidate]] if candidate in _NO_DECODE_KERNEL else []
-    evidence.append(
-        f"decode_attention_backend is {server.arguments.get('decode_attention_backend', 'None').strip(chr(39))}"
-    )
-    memory = server.facts.get("graph memory")
-    same = _graph_memory(log, reference, server) if memory else None
+    handed = server.arguments.get("decode_attention_backend", "None").strip("'")
+    evidence.append(f"decode_attention_backend is {handed}")
+    # The memory of the reference's graphs of the same batches: equal memory, the same kernel.
+    batches, memory = server.facts.get("graph batches"), server.facts.get("graph memory")
+    alike = [
+        twin.facts.get("graph memory")
+        for twin in log.servers
+        if twin.backend == reference and (twin.facts.get("graph batches") or ("",))[0] == (batches or ("",))[0]
+    ]
+    same = alike[0] if memory and alike else None
     if memory and same and memory[0] == same[0]:
         evidence.append(f"its decode graphs take the memory that those of {reference} take, {memory[0]}")
-    rates = [row for _, rows in log.blocks for row in rows if "utput token throughput" in row[0]][:1]
-    evidence += [
-        f"the throughput of {rate} tok/s that the log reports is of decode, so it may not be {candidate}'s"
-        for _, rate, _ in rates
-    ]
+    rates = [rate for _, rows in log.blocks for name, rate, _ in rows if "utput token throughput" in name][:1]
+    said = f"that the log reports is of decode, so it may not be {candidate}'s"
+    evidence += [f"the throughput of {rate} tok/s {said}" for rate in rates]
     hands = f", and {candidate} must hand it to another backend." if candidate in _NO_DECODE_KERNEL else "."
     says = f"No line states which kernel computed decode with {candidate}{hands}"
     cites = [*(server.decodes for server in own), *(fact[1] for fact in (memory, same) if fact)]
     yield _finding("decode-not-shown", candidate, says, evidence, cites)
-
-
-def _graph_memory(log: Log, backend: str, like: Server) -> tuple[str, CitedLines] | None:
-    """Return the memory that the decode graphs of a backend's first server with the same batches; None if it is not stated."""
-    batches = like.facts.get("graph batches", ("",))[0]
-    twins = [
-        server
-        for server in log.servers
-        if server.backend == backend and server.facts.get("graph batches", ("",))[0] == batches
-    ]
-    return twins[0].facts.get("graph memory") if twins else None
 
 
 def _roles(log: Log) -> tuple[str, str, Server | None]:
@@ -314,9 +300,8 @@ def _roles(log: Log) -> tuple[str, str, Server | None]:
     """
     known = [server for server in log.servers if server.arguments]
     failed = [server for server in known if server.test >= 0 and log.tests[server.test].outcome == "failed"]
-    names = sorted(
-        {server.backend for server in known}, key=lambda name: -sum(server.backend == name for server in known)
-    )
+    often = Counter(server.backend for server in known)
+    names = sorted(often, key=lambda name: (-often[name], name))
     candidate = failed[0].backend if failed else names[0] if len(names) > 1 else ""
     reference = next((name for name in names if name != candidate), "")
     return candidate, reference, next((server for server in failed or known if server.backend == candidate), None)
@@ -339,21 +324,21 @@ def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
             continue
         passed = test >= 0 and log.tests[test].outcome == "passed"
         hid = (
-            "The test passed, but only after it had failed: "
+            "The test passed, but only after it had failed"
             if passed
-            else "The summary reports the retry, not what failed first: "
+            else "The summary reports the retry, not what failed first"
         )
         evidence = [f"the traceback goes through {', '.join(functions)}"]
-        cites = [(trace.first, HEADER), (trace.exception_line, trace.exception)]
-        says, where = hid + one_line(trace.exception), _test_name(log, test)
-        yield _finding("retry-hid-failure", where, says, evidence, [*cites, *_outcome(log, test)])
+        cites = [(trace.first, HEADER), (trace.exception_line, trace.exception), *_outcome(log, test)]
+        says = f"{hid}: {one_line(trace.exception)}"
+        yield _finding("retry-hid-failure", _test_name(log, test), says, evidence, cites)
 
 
 def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
     """Yield the tests that failed for another reason than a score."""
     explained = {metric.test for _, metric, _ in _missed_bounds(log)}
-    for index, test in enumerate(log.tests):
-        if test.outcome in ("failed", "error") and index not in explained:
+    for index in range(len(log.tests)):
+        if _failed(log, index) and index not in explained:
             last = [trace for trace, of in log.traces if of == index and trace.exception][-1:]
             says = one_line(last[0].exception) if last else "The log does not state why."
             cites = [*((trace.exception_line, trace.exception) for trace in last), *_outcome(log, index)]

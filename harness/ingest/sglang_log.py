@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from assay.harness.engines.sglang import failures
 from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
-from assay.harness.ingest.sglang_facts import KEPT, PER_SERVER, Log, Server, Test, differing_arguments
+from assay.harness.ingest.sglang_facts import PER_SERVER, Log, Server, Test, differing_arguments
 from assay.harness.ingest.sglang_findings import cite, findings, next_steps
 from assay.harness.ingest.sglang_reader import read_log, seconds_between
 from assay.harness.ingest.source_file import SourceFile
@@ -72,8 +72,6 @@ def _notes(log: Log, source: SourceFile) -> Iterable[str]:
             f"{log.loose_outcomes.count} outcomes were printed while no test or several were running (first in line "
             f"{log.loose_outcomes.first})"
         )
-    for name, count in log.beyond.items():
-        yield f"{count} {name} beyond the first {KEPT:,} are counted but not listed, and nothing follows from them"
     cut = [server.line for server in log.servers if not server.whole]
     if cut:
         yield f"the arguments of the server in line {ranges(cut)} are cut off"

@@ -94,27 +94,19 @@ class _LogReader:
             parsed, whole = parse_arguments(message[arguments.end() :])
             self._start_server(parsed, number, whole)
             return "arguments" if whole else ""
-        for kind, count in (
-            ("prefill", self._server.prefill),
-            ("decode", self._server.decode),
-            ("request", self._server.request),
-        ):
-            if count(number, message):
-                return kind
-        kind = self._blocks.record(number, message) or self._kernels.record(number, message)
-        if kind:
+        kind = self._server.count(number, message) or self._blocks.record(number, message)
+        if kind := kind or self._kernels.record(number, message):
             return kind
         kind, notice = RECORDS.of(message)
         if message and not kind:
             kind, notice = BARE.of(message)
-        self._note(notice, number, message)
+        self.log.note(notice, number, message)
         read_start_up(kind, number, message, self._server)
         return kind
 
     def _bare(self, number: int, text: str) -> str:
         """Read a line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
-        kind = self._kernels.bare(number, text)
-        if kind:
+        if kind := self._kernels.bare(number, text):
             return kind
         first = text[:1]
         if first in "PFSEXR" or " ... " in text:
@@ -128,24 +120,21 @@ class _LogReader:
 
     def _ruled(self, number: int, text: str) -> str:
         kind, notice = BARE.of(text)
-        self._note(notice, number, text)
+        self.log.note(notice, number, text)
         return kind
 
     def _command(self, number: int, text: str) -> str:
         match = _COMMAND.fullmatch(text)
         if not match:
             return ""
-        if len(self.log.commands) < KEPT:
-            self.log.commands.append(CitedLines.of(number, match["text"]))
+        self.log.commands.append(CitedLines.of(number, match["text"]))
         return "command"
 
     def _outcome(self, number: int, text: str) -> str:
-        match = _OUTCOME.fullmatch(text)
-        if match:
+        if match := _OUTCOME.fullmatch(text):
             self._end_test(number, text, _WORDS.get(match[1], match[1].lower()))
             return "outcome"
-        match = _UNITTEST.fullmatch(text)
-        if match:
+        if match := _UNITTEST.fullmatch(text):
             self._start_test(number, match["id"])
             if match["outcome"]:
                 word = match["outcome"].partition(" ")[0]
@@ -154,13 +143,10 @@ class _LogReader:
         return ""
 
     def _start_test(self, number: int, name: str) -> None:
-        """Begin a test."""
         if len(self.log.tests) < KEPT:
             self.log.ids[name] = len(self.log.tests)
             self._open.append(len(self.log.tests))
             self.log.tests.append(Test(name, number, began=self._time))
-        else:
-            self.log.beyond["tests"] += 1
 
     def _end_test(self, number: int, text: str, outcome: str) -> None:
         """Record a printed outcome: of the test that is open, if there is just one."""
@@ -174,13 +160,9 @@ class _LogReader:
             self._open = []
 
     def _start_server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
-        """Begin a server: figures from here on are its own."""
         self._adopt()
         server = Server(len(self.log.servers) + 1, number, arguments, whole, self._test())
-        if len(self.log.servers) < KEPT:
-            self.log.servers.append(server)
-        else:
-            self.log.beyond["servers"] += 1
+        self.log.servers.append(server)
         self._server = server
 
     def _adopt(self) -> None:
@@ -206,21 +188,14 @@ class _LogReader:
         return match
 
     def _bar(self, number: int, label: str, done: str, total: str) -> None:
-        if done.isdecimal() and total.isdecimal() and len(self.log.bars) < KEPT:
+        if done.isdecimal() and total.isdecimal():
             self.log.bars[self._test(), label.partition("(")[0].strip(), int(total)] = (int(done), number)
-
-    def _note(self, notice: str, number: int, text: str) -> None:
-        if notice:
-            notices = self.log.notices
-            key = (notice, text[:200])
-            if key in notices or len(notices) < KEPT:
-                notices.setdefault(key, CitedLines()).see(number, text)
 
     def _unread(self, number: int, text: str) -> None:
         unread = self.log.unread
         if unread and unread[-1].last == number - 1:
             unread[-1].see(number, text)
-        elif len(unread) < KEPT:
+        else:
             unread.append(CitedLines.of(number, text))
 
 

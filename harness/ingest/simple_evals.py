@@ -24,8 +24,8 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 
 _RESULTS = {"Correct Answer:": "target", "Extracted Answer:": "parsed", "Score:": "score"}
+# Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``).
 _NOTHING = ("None", "", "-9999999")
-"""Extracted answers that stand for none; the number is INVALID of SGLang's GSM8K (``test/simple_eval_mixed_prefix_gsm8k.py``)."""
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -85,7 +85,6 @@ def _check_total(written: dict[str, object], items: list[ResultItem], reading: R
 def _examples(report: Path, reading: ReadResults) -> list[ResultItem]:
     parser = _Report()
     parser.feed(whole_file(report).decode(errors="replace"))
-    parser.close()
     items = []
     for number, example in enumerate(parser.examples, 1):
         if example.keys() >= {"prompt", "answer", "target", "parsed", "score"}:
@@ -124,8 +123,7 @@ class _Report(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in ("h3", "pre", "p"):
             self._tag, self._text = tag, ""
-        elif tag == "hr" and self._now is not None:
-            self.examples.append(self._now)
+        elif tag == "hr":
             self._now = None
 
     def handle_data(self, data: str) -> None:
@@ -139,6 +137,7 @@ class _Report(HTMLParser):
             self._part = self._text.strip()
             if self._part == "Prompt conversation":
                 self._now = {}
+                self.examples.append(self._now)
         elif self._now is not None:
             self._keep(tag)
         self._tag = ""
@@ -153,12 +152,6 @@ class _Report(HTMLParser):
             for start, name in _RESULTS.items():
                 if self._text.startswith(start):
                     self._now[name] = self._text[len(start) :].strip()
-
-    def close(self) -> None:
-        super().close()
-        if self._now:  # the report was cut off within an example
-            self.examples.append(self._now)
-            self._now = None
 
 
 READER = results_reader("simple-evals", "simple-evals results", _recognises, _results)

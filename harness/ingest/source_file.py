@@ -9,15 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import UsageError
 
+# Bytes from which a format is recognised.
 _HEAD_BYTES = 1 << 16
-"""Bytes from which a format is recognised."""
-_BLOCK = 1 << 20
-LONGEST_LINE = 1 << 27
-"""Characters of the longest line that is read: a sparse file is one line of any length."""
+# What Python decodes a byte to that is not UTF-8.
 _FOREIGN = re.compile("[\udc80-\udcff]")
-"""What Python decodes a byte to that is not UTF-8."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -42,11 +39,9 @@ class SourceFile:
         """Open a file or a folder.
 
         Raises:
-            UsageError: there is none, or it is the root of the file system.
+            UsageError: there is none.
         """
         if path.is_dir():
-            if path.resolve() == Path(path.resolve().anchor):
-                raise UsageError(f"{path} leads to the root of the file system.", "a folder of results", "name it")
             return cls(path, b"")
         if not path.is_file():
             raise UsageError(f"There is no file {path}.", "a log, a results file, a trace or a dump", "check the path")
@@ -101,20 +96,11 @@ class SourceFile:
 
         A line has no line end. A lone carriage return stays: a progress bar rewrites its line.
         Bytes that do not decode are read as Windows-1252, and their lines are counted.
-
-        Raises:
-            EvidenceError: a line has more than `LONGEST_LINE` characters.
         """
         self.foreign = self.first_foreign = 0
         errors = "surrogateescape" if self.encoding == "utf-8" else "replace"
         with self.path.open(encoding=self.encoding, errors=errors, newline="\n") as file:
-            for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
-                if len(text) == LONGEST_LINE:
-                    raise EvidenceError(
-                        f"{self.path}: line {number:,} has {LONGEST_LINE:,} characters or more.",
-                        "a text file with lines",
-                        "check that it is the right file",
-                    )
+            for number, text in enumerate(file, 1):
                 if not text.isascii() and _FOREIGN.search(text):
                     text = _FOREIGN.sub(lambda match: bytes([ord(match[0]) - 0xDC00]).decode("cp1252", "replace"), text)
                     self.foreign += 1
@@ -124,9 +110,6 @@ class SourceFile:
                 yield number, text.removesuffix("\n").removesuffix("\r")
 
     def count_lines(self) -> int:
-        """Count its lines, whatever their length; the last may lack its end."""
-        count, last = 0, b"\n"
+        """Count its lines; the last may lack its end."""
         with self.path.open("rb") as raw:
-            while block := raw.read(_BLOCK):
-                count, last = count + block.count(b"\n"), block[-1:]
-        return count + (last != b"\n")
+            return sum(1 for _ in raw)

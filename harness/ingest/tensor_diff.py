@@ -196,8 +196,8 @@ def _worst(head: int, tensors: Sequence[_Compared]) -> OwnError:
     return float(f"{max(errors):.4g}") if errors else None
 
 
-BLOCK = 1 << 18
-"""Elements that are converted at once: 1 MiB of float32, which stays in the cache (benchmarks/tensor_diff.py)."""
+# Elements that are converted at once: 1 MiB of float32, which stays in the cache.
+_BLOCK = 1 << 18
 # Bound of a cell whose elements are stored in 16 bits or fewer, in units of the dtype's epsilon: each side rounds twice on the way
 # to what is saved (the operands, the result), each time by at most half an epsilon, and all errors of a cell may point one way.
 _ROUNDINGS = 4
@@ -271,7 +271,7 @@ def compare_cells(a: Tensor, b: Tensor, layout: Layout, bound: float | None) -> 
     # float32 holds sums of fewer than 2^20 16-bit terms to 1e-4.
     narrow = all(dtype.is_floating_point and dtype.itemsize <= 4 for dtype in (a.dtype, b.dtype))
     errors: Tensor | None = None
-    step = max(BLOCK // max(layout.dim, 1), 1)
+    step = max(_BLOCK // max(layout.dim, 1), 1)
     for start in range(0, rows, step):
         x, y = a[start : start + step], b[start : start + step]
         if x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)):
@@ -289,32 +289,14 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute the error of each row of two [rows, dim] tensors, as `TensorCell` has it."""
-    x = a.to(dtype, copy=True)
-    y = b.to(dtype, copy=True).sub_(x).abs_()
-    x.abs_()
-    difference, size = y.sum(-1), x.sum(-1)
-    relative = torch.maximum(difference / size, y.amax(-1) / x.amax(-1))
-    relative[difference == 0] = 0.0
-    for row in (~(torch.isfinite(difference) & torch.isfinite(size))).nonzero().flatten().tolist():
-        relative[row] = _odd_row(a[row], b[row])
-    return relative.float()
-
-
-def _odd_row(a: Tensor, b: Tensor) -> float:
-    """Compute the error of a row with infinities or NaNs: those that both sides have are equal."""
-    x, y = a.double(), b.double()
-    same = (x == y) | (x.isnan() & y.isnan())
-    if not bool((x[~same].isfinite() & y[~same].isfinite()).all()):
-        return math.nan
-    difference, size = (x - y)[~same].abs(), x[x.isfinite()].abs()
-    if not bool(difference.any()):
-        return 0.0
-    return (
-        max(float(difference.sum() / size.sum()), float(difference.max() / size.max()))
-        if bool(size.any())
-        else math.inf
-    )
+    """Compute the error of each row of two [rows, dim] tensors, as `TensorCell` has it. Equal infinities and NaNs are equal."""
+    x, y = a.to(dtype), b.to(dtype)
+    apart = (y - x).abs_().masked_fill_((x == y) | (x.isnan() & y.isnan()), 0.0)
+    size = torch.where(x.isfinite(), x.abs(), 0.0)
+    difference = apart.sum(-1)
+    relative = torch.maximum(difference / size.sum(-1), apart.amax(-1) / size.amax(-1))
+    relative = torch.where(difference.isfinite(), relative, math.nan)
+    return torch.where(difference == 0, 0.0, relative).float()
 
 
 def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:

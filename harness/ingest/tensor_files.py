@@ -31,8 +31,6 @@ from assay.harness.text import ranges
 _NAMED = (".safetensors", ".pt", ".pth", ".npz", ".npy")
 _SUFFIXES = (*_NAMED, ".bin")
 _NUMPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
-_REPEATED = 1 << 28
-"""Bytes up to which a tensor may repeat fewer that are stored, as one that was expanded does."""
 _TITLE = "tensor files"
 
 
@@ -134,7 +132,7 @@ def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
         yield "tensor", partial(_array, file)
     else:
         for name in _loaded_torch(file):
-            yield name, partial(_torch_tensor, file, name)
+            yield name, partial(lambda name: _loaded_torch(file)[name], name)
 
 
 @lru_cache(maxsize=4)
@@ -155,10 +153,6 @@ def _array(file: Path, name: str = "") -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(native).reshape(native.shape))
 
 
-def _torch_tensor(file: Path, name: str) -> Tensor:
-    return _loaded_torch(file)[name]
-
-
 @lru_cache(maxsize=4)
 def _loaded_torch(file: Path) -> dict[str, Tensor]:
     """Load the tensors of a PyTorch file, mapped where it is a zip file, as PyTorch 1.6 and later write it."""
@@ -168,25 +162,7 @@ def _loaded_torch(file: Path) -> dict[str, Tensor]:
         why = str(error).split("\n")[0][:200]
         do = "save tensors in plain dicts and lists, or as safetensors; assay runs no code from a file"
         raise EvidenceError(f"{file} holds more than tensors in plain containers: {why}", "tensors only", do) from None
-    for name, tensor in held.items():
-        _require_data(file, name, tensor)
     return held
-
-
-def _require_data(file: Path, name: str, tensor: Tensor) -> None:
-    """Refuse a tensor of which not every element lies in the file: reading one ends the process, or needs any amount of memory."""
-    dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    if not dense or tensor.is_quantized or tensor.is_nested:
-        raise EvidenceError(
-            f"{file}: {name} is not a dense tensor.", "dense tensors with their data", "save it densely"
-        )
-    stored = tensor.untyped_storage().nbytes()
-    if tensor.nbytes > max(stored, _REPEATED):
-        raise EvidenceError(
-            f"{file}: {name} of shape {list(tensor.shape)} repeats {stored:,} bytes.",
-            "tensors with all of their elements",
-            "save a contiguous copy",
-        )
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

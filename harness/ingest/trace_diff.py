@@ -19,29 +19,33 @@ from assay.harness.ingest.result import Excerpt
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Verdict
 
+# Most rows of the summary.
 _KINDS_SHOWN = 50
-"""Most rows of the summary."""
 _ONE = {mlc_trace.ADD: ("adds its sequence", "adds one"), mlc_trace.FORK: ("forks its sequence", "forks one")}
 _MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}
+# Pairs of equal items beyond which two sequences are not aligned: time grows with them.
 _MOST_COMPARED = 5_000_000
-"""Pairs of equal items beyond which two sequences are not aligned: time grows with them."""
 
 
 class _Difference(NamedTuple):
-    """One difference, in words: what each trace does, or None for the one that does not do what the other does, and where."""
+    """What each trace does at its line, in words; None for one that does nothing there: its line is the one before."""
 
     where: str
     subject: str
     left: str | None
     right: str | None
-    a: str
-    b: str
-    places: tuple[int, int]
+    lines: tuple[int, int]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Both places in words; empty where unknown."""
+        sides = zip(self.lines, (self.left, self.right), strict=True)
+        return tuple(f"{'after ' if does is None else ''}line {line:,}" if line else "" for line, does in sides)
 
     @property
     def sentence(self) -> str:
         """It in a sentence, with both places where both are known."""
-        a, b = (f" ({place})" if place else "" for place in (self.a, self.b))
+        a, b = (f" ({place})" if place else "" for place in self.places)
         if self.left is None:
             said = f"{self.subject} {self.right} in the second trace{b} and not in the first{a}."
         elif self.right is None:
@@ -49,9 +53,6 @@ class _Difference(NamedTuple):
         else:
             said = f"{self.subject} {self.left}{a} where the other {self.right}{b}."
         return said[0].upper() + said[1:].replace(", in the", " in the")
-
-
-_Sides = tuple[Segment, Segment]
 
 
 def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
@@ -70,19 +71,15 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
         headline = f"What was read of both is equal, but lines were not understood ({'; '.join(unread)})."
     else:
         segments = [segment for track in a.tracks for segment in track.segments]
-        counts = {
-            "request": len(a.tracks),
-            "segment": len(segments),
-            "step": sum(len(segment.steps) for segment in segments),
-        }
-        verdict = "pass"
-        headline = f"Both traces take the same steps: {', '.join(counted(n, what) for what, n in counts.items())}."
+        steps = sum(len(segment.steps) for segment in segments)
+        counts = (counted(len(a.tracks), "request"), counted(len(segments), "segment"), counted(steps, "step"))
+        verdict, headline = "pass", f"Both traces take the same steps: {', '.join(counts)}."
     kinds = _summary(differences)
     return Comparison(
         verdict=verdict, created=timestamp(), kind="trace", headline=headline, reasons=(headline,), a=a.file, b=b.file,
         notes=tuple(notes),
         trace=ComparedTraces(
-            cites=_cites(differences), differences=len(differences), kinds=kinds[:_KINDS_SHOWN],
+            cites=_cites(differences[0]) if differences else (), differences=len(differences), kinds=kinds[:_KINDS_SHOWN],
             kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), timelines=(a.timeline, b.timeline),
         ),
     )  # fmt: skip
@@ -92,41 +89,32 @@ def _differences(a: StepTrace, b: StepTrace, notes: list[str]) -> Iterator[_Diff
     """Yield all differences, in the order of the traces: the setup, then the requests, matched by their order."""
     if a.setup is not None or b.setup is not None:
         empty = Segment("setup", (), ())
-        yield from _of_segments("the engine", (a.setup or empty, b.setup or empty), notes)
+        yield from _of_segments("the engine", a.setup or empty, b.setup or empty, notes)
     for ours, theirs in zip_longest(a.tracks, b.tracks):
         if ours is not None and theirs is not None:
             yield from _of_tracks(ours, theirs, notes)
-            continue
-        only = ours or theirs
-        at = only.segments[0].first if only.segments else 0
-        yield _only("tracks", only.name, "is there", ours is not None, at, 0)
+        else:
+            only = ours or theirs
+            at = only.segments[0].first if only.segments else 0
+            yield _only("tracks", only.name, "is there", ours is not None, at, 0)
 
 
 def _only(where: str, subject: str, has: str, left: bool, at: int, after: int) -> _Difference:
-    """Make the difference that one trace alone has: at a line, and where it is missing after one; 0 is unknown."""
-    here, there = _place(at), _place(after, "after ")
-    if left:
-        return _Difference(where, subject, has, None, here, there, (at, after))
-    return _Difference(where, subject, None, has, there, here, (after, at))
-
-
-def _place(at: int, after: str = "") -> str:
-    return f"{after}line {at:,}" if at else ""
+    """Make the difference that one trace alone has: at a line, and where it is missing after one."""
+    return _Difference(where, subject, *((has, None, (at, after)) if left else (None, has, (after, at))))
 
 
 def _of_tracks(a: Track, b: Track, notes: list[str]) -> Iterator[_Difference]:
-    blocks = _aligned(
-        [(segment.kind, segment.steps) for segment in a.segments],
-        [(segment.kind, segment.steps) for segment in b.segments],
-    )
+    ours, theirs = ([(segment.kind, segment.steps) for segment in track.segments] for track in (a, b))
+    blocks = _aligned(ours, theirs)
     if blocks is None:
         notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")
-        blocks = [(0, len(a.segments), 0, len(b.segments))]
+        blocks = [(0, len(ours), 0, len(theirs))]
     for a1, a2, b1, b2 in blocks:
         for left, right in zip_longest(a.segments[a1:a2], b.segments[b1:b2]):
             if left is not None and right is not None:
                 if (left.kind, left.steps) != (right.kind, right.steps):
-                    yield from _of_segments(a.name, (left, right), notes)
+                    yield from _of_segments(a.name, left, right, notes)
                 continue
             only, beside = (left, b.segments[:b2]) if left else (right, a.segments[:a2])
             has = f"has one more segment, {only.kind} with {counted(len(only.steps), 'step')},"
@@ -136,8 +124,7 @@ def _of_tracks(a: Track, b: Track, notes: list[str]) -> Iterator[_Difference]:
         yield _of_answers(a, b)
 
 
-def _of_segments(name: str, both: _Sides, notes: list[str]) -> Iterator[_Difference]:
-    a, b = both
+def _of_segments(name: str, a: Segment, b: Segment, notes: list[str]) -> Iterator[_Difference]:
     where = f"{name}, {a.kind}"
     blocks = _aligned(a.steps, b.steps)
     if blocks is None:
@@ -145,30 +132,22 @@ def _of_segments(name: str, both: _Sides, notes: list[str]) -> Iterator[_Differe
         notes.append(f"The steps of {name} ({a.kind}, from {a.first:,} and {b.first:,}) differ too much to align.")
         blocks = [(first, first + 1, first, first + 1)]
     if a.kind != b.kind and a.steps == b.steps:
-        places = _place(a.first), _place(b.first)
-        yield _Difference(where, name, f"is in {a.kind}", f"is in {b.kind}", *places, (a.first, b.first))
+        yield _Difference(where, name, f"is in {a.kind}", f"is in {b.kind}", (a.first, b.first))
     for a1, a2, b1, b2 in blocks:
         for i, j in zip_longest(range(a1, a2), range(b1, b2)):
-            at, missing = (a2 if i is None else i, b2 if j is None else j), (i is None, j is None)
-            yield _of_steps(where, name, both, at, missing)
+            (ours, at), (theirs, there) = _step(a, a2, i), _step(b, b2, j)
+            right = _phrase(theirs)
+            if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
+                right = _ONE[theirs.name][1]
+            yield _Difference(where, name, _phrase(ours), right, (at, there))
 
 
-def _of_steps(where: str, name: str, both: _Sides, at: tuple[int, int], missing: tuple[bool, bool]) -> _Difference:
-    """Compare what both do at a step; where it is missing, nothing, after the step before."""
-    steps, texts, places = list[TraceStep | None](), list[str](), list[int]()
-    for segment, index, lacks in zip(both, at, missing, strict=True):
-        lacks = lacks or index >= len(segment.steps)
-        places.append(
-            segment.places[index] if not lacks
-            else segment.places[index - 1] if 0 < index <= len(segment.steps) else segment.last
-        )  # fmt: skip
-        texts.append(_place(places[-1], "after " if lacks else ""))
-        steps.append(None if lacks else segment.steps[index])
-    left, right = map(_phrase, steps)
-    ours, theirs = steps
-    if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
-        right = _ONE[theirs.name][1]
-    return _Difference(where, name, left, right, texts[0], texts[1], (places[0], places[1]))
+def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceStep | None, int]:
+    """Return a step and its line; where there is none, None and the line of the last step before `end`."""
+    if index is not None and index < len(segment.steps):
+        return segment.steps[index], segment.places[index]
+    before = (end if index is None else index) - 1
+    return None, segment.places[before] if 0 <= before < len(segment.steps) else segment.last
 
 
 def _phrase(step: TraceStep | None) -> str | None:
@@ -182,15 +161,15 @@ def _phrase(step: TraceStep | None) -> str | None:
 
 
 def _of_answers(a: Track, b: Track) -> _Difference:
-    where, lines = f"{a.name}, answer", (a.output_at[0], b.output_at[0])
-    if a.output is None or b.output is None:
-        says = [None if track.output is None else "has an answer" for track in (a, b)]
-    else:
-        pairs = enumerate(zip_longest(a.output, b.output))
-        at = next(index for index, (x, y) in pairs if x != y)
-        lines = (lines[0] + a.output[:at].count("\n"), lines[1] + a.output[:at].count("\n"))
+    says, lines = (
+        [None if track.output is None else "has an answer" for track in (a, b)],
+        (a.output_at[0], b.output_at[0]),
+    )
+    if a.output is not None and b.output is not None:
+        at = next(index for index, (x, y) in enumerate(zip_longest(a.output, b.output)) if x != y)
+        lines = (lines[0] + a.output[:at].count("\n"), lines[1] + b.output[:at].count("\n"))
         says = [f"answers {one_line(text[max(0, at - 20) : at + 40], 70)!r}" for text in (a.output, b.output)]
-    return _Difference(where, a.name, says[0], says[1], _place(lines[0]), _place(lines[1]), lines)
+    return _Difference(f"{a.name}, answer", a.name, says[0], says[1], lines)
 
 
 def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int, int, int]] | None:
@@ -206,13 +185,11 @@ def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, in
     return [(start + a1, start + a2, start + b1, start + b2) for tag, a1, a2, b1, b2 in blocks if tag != "equal"]
 
 
-def _cites(differences: Sequence[_Difference]) -> tuple[Excerpt, ...]:
-    """List the places of the first difference, with what each trace does there in words."""
+def _cites(first: _Difference) -> tuple[Excerpt, ...]:
+    """List the places of a difference, with what each trace does there in words."""
+    sides = zip(first.lines, (first.left, first.right), ("first", "second"), strict=True)
     return tuple(
-        Excerpt(first=at, last=at, text=f"{which} trace: {words or 'nothing'}")
-        for item in differences[:1]
-        for at, words, which in zip(item.places, (item.left, item.right), ("first", "second"), strict=True)
-        if at
+        Excerpt(first=at, last=at, text=f"{which} trace: {words or 'nothing'}") for at, words, which in sides if at
     )
 
 
@@ -222,7 +199,7 @@ def _summary(differences: Sequence[_Difference]) -> tuple[TraceDifference, ...]:
         groups[item.where, item.left, item.right].append(item)
     return tuple(
         TraceDifference(
-            where=where, a=left or "–", b=right or "–", count=len(same), first=" and ".join(filter(None, (same[0].a, same[0].b)))
+            where=where, a=left or "–", b=right or "–", count=len(same), first=" and ".join(filter(None, same[0].places))
         )
         for (where, left, right), same in groups.items()
     )  # fmt: skip

@@ -113,7 +113,6 @@ def _growth_metric(policy: Policy, most: float) -> Metric:
         value=most,
         text=f"{two_digits(most)} times",
         bound=policy.growth,
-        bound_is="most",
         explain="Largest over layers and conditions",
         policy=policy.line("growth"),
     )

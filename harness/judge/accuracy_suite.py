@@ -174,7 +174,6 @@ def _ratio_metric(lengths: AnswerLengths, policy: Policy) -> Metric:
         low=lengths.low,
         high=lengths.high,
         bound=1 + lengths.bound,
-        bound_is="most",
         policy=policy.line("length_bound"),
         explain=f"{lengths.text[0].upper()}{lengths.text[1:]}; as far below 1 is out of bounds too",
     )

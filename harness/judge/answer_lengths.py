@@ -36,8 +36,8 @@ Length = tuple[int, bool]
 """The length of an answer in tokens, and whether it ran to the token limit."""
 
 
+# Error rate of the statement that lengths differ at all, or that answers of one role run to the limit more often.
 _SEEN = 0.05
-"""Error rate of the statement that lengths differ at all, or that answers of one role run to the limit more often."""
 
 
 class AnswerLengths(Part):
@@ -125,8 +125,6 @@ def compare_lengths(
     """Compare both roles' lengths, prompt by prompt.
 
     Args:
-        pairs: reference's and candidate's answer to each prompt.
-        alpha: error rate of each end of the interval.
         bound: largest change of the ratio from 1 that passes.
         units: what each prompt was drawn with, empty for one drawn alone; prompts of one unit depend on each other, and count once.
     """
@@ -282,12 +280,7 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
 
 
 def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, str] = _SIDES) -> Check:
-    """Check that no role's answers end more often for a reason, such as an abort or another stop token; the limit is not counted.
-
-    Args:
-        pairs: reference's and candidate's end of the answer to each prompt.
-        sides: names of both.
-    """
+    """Check that no role's answers end more often for a reason, such as an abort or another stop token, but for the limit."""
     requirement = REQUIRED["finish-reasons"].between(*sides)
     counts = compare_ends(pairs)
     if not any(all(end.reason for end in pair) for pair in pairs):
@@ -310,14 +303,7 @@ def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:
 
 
 def lengths_finding(lengths: AnswerLengths, reproduce: str, consequence: str, *, serious: bool) -> Finding:
-    """Make the finding of answers of another length.
-
-    Args:
-        lengths: of both roles.
-        reproduce: the command.
-        consequence: of it, a sentence.
-        serious: whether it is a regression.
-    """
+    """Make the finding of answers of another length."""
     return Finding(
         id="answer-lengths",
         title="answers differ in length",

@@ -136,15 +136,15 @@ def flips(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
     return [pair for pair in pairs if pair.loss > 0], [pair for pair in pairs if pair.loss < 0]
 
 
+# A condition is intact if the candidate lost at most this share of what the reference got right there.
 _INTACT_SHARE = 0.1
-"""A condition is intact if the candidate lost at most this share of what the reference got right there."""
+# A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no
+# verdict, but names one of several conditions as the cause, and a wrong name misleads more than none.
 _CAUSE_ALPHA = 0.01
-"""A condition is broken if its corrected p value is below this. Stricter than the policy's alpha: it decides no verdict, but names
-one of several conditions as the cause, and a wrong name misleads more than none."""
 
 
+# Maps a pair to its bucket's sort key, infinite if the bucket is unknown, and the bucket's label.
 _Place = Callable[[Pair], tuple[float, str]]
-"""Maps a pair to its bucket's sort key, infinite if the bucket is unknown, and the bucket's label."""
 
 
 def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = "unknown") -> tuple[str, str, _Place]:
@@ -155,13 +155,13 @@ def _number(buckets: Buckets, of: Callable[[Pair], int | None], unknown: str = "
     return buckets.id, buckets.title, place
 
 
+# The ways to split the pairs: stable id, title, and place of a pair.
 _SPLITS: tuple[tuple[str, str, _Place], ...] = (
     _number(CACHED_PREFIX, lambda p: p.candidate.cached_tokens),
     _number(PROMPT_LENGTH, lambda p: p.candidate.prompt_tokens),
     _number(BATCH_SIZE, lambda p: p.candidate.batch_size, "not observed"),
     ("group", "group", lambda p: (0, p.item.group)),
 )
-"""The ways to split the pairs: stable id, title, and place of a pair."""
 
 
 class ConditionRow(Part):
@@ -213,9 +213,6 @@ def most_telling(rows: Sequence[ConditionRow]) -> tuple[float, Sequence[Conditio
     other buckets of the same split (Fisher's exact test, one-sided), so that a hard subject does not look broken. All buckets of
     all splits are one family (Holm's correction). A split counts only if the candidate is intact (loses at most `_INTACT_SHARE`)
     in another of its buckets. Unknown conditions are left out.
-
-    Args:
-        rows: from `by_condition`.
 
     Returns:
         The p value of its worst condition, corrected for the number of conditions; its conditions under which the candidate loses

@@ -30,10 +30,11 @@ from assay.harness.schema import Record, read_json
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Verdict
 
+# An own error that grew by less than this factor counts as unchanged: another machine computes the last digits
+# differently.
 _MIN_GROWTH = 1.01
-"""An own error that grew by less than this factor counts as unchanged: another machine computes the last digits differently."""
+# Relative L1 of rounding in float32 over a head's dimension: a smaller own error counts as this much.
 _MIN_OWN_ERROR = 1e-5
-"""Relative L1 of rounding in float32 over a head's dimension: a smaller own error counts as this much."""
 
 
 class Status(Record):
@@ -231,9 +232,6 @@ def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -
     """Propose the baselines of all roles that a run measured.
 
     Args:
-        folder: the run's.
-        verdict: of the run.
-        root: folder of the accepted baselines.
         reason: why worse numbers are accepted; empty to refuse them.
 
     Raises:

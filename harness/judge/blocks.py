@@ -178,9 +178,7 @@ def first_warm(played: Mapping[Load, Sequence[SideBySide]]) -> int:
     )
 
 
-def throughputs(blocks: Sequence[Block]) -> tuple[float, float]:
-    """Compute input and output tokens per second over blocks played one after the other; 0 where there are none."""
+def throughput(blocks: Sequence[Block]) -> float:
+    """Compute the answers' tokens per second over blocks played one after the other; 0 where there are none."""
     seconds = sum(block.seconds for block in blocks)
-    if not seconds:
-        return 0.0, 0.0
-    return sum(b.input_tokens for b in blocks) / seconds, sum(b.output_tokens for b in blocks) / seconds
+    return sum(block.output_tokens for block in blocks) / seconds if seconds else 0.0

@@ -49,8 +49,8 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
 how the others came out."""
+# The order in which a report lists its suites.
 _SUITES = ("accuracy", "greedy", "logits", "layers", "matrix", "baseline", "invariance", "latency")
-"""The order in which a report lists its suites."""
 
 
 def build(folder: RunFolder) -> Report:
@@ -70,6 +70,7 @@ def _build(folder: RunFolder) -> Report:
     times = latency.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.of(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
+    # Before `decide`: a headline names a regression only if it stands among all suites of the run.
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
     if progress.failure:
@@ -89,11 +90,10 @@ def _build(folder: RunFolder) -> Report:
         shown=_shown_by(suites),
         scope=_scope_of(manifest.model, questions, spec.workload.synthetic, covered, run.claimed),
     )
-    covers = [f"The verdict covers {covered.sentence}."] if covered and judgement.verdict == "pass" else []
     return Report(
         verdict=judgement.verdict,
         headline=judgement.headline,
-        reasons=(*judgement.reasons, *covers),
+        reasons=judgement.reasons,
         run_id=manifest.run_id,
         created=manifest.created,
         seconds=progress.seconds,
@@ -123,6 +123,7 @@ def _build(folder: RunFolder) -> Report:
 def _judged(run: RunEvidence, times: LatencyResult | str) -> list[Judged]:
     """Judge every claim."""
     judged = [claim(run) for claim in CLAIMS]
+    # Last, since they depend on the others: times of a wrong computation prove nothing, and a policy may require suites.
     wrong = [suite for suite in _suites(judged) if suite.verdict == "regression"]
     judged.append(latency.claim(times, wrong))
     judged.append(policy_checks.claim(run, [suite.id for suite in _suites(judged)]))

@@ -20,8 +20,8 @@ BASELINE = "baseline"
 """Id of the suite that compares the candidate with its accepted baseline."""
 INVARIANCE = "invariance"
 """Id of the suite that switches features of the candidate that must change nothing."""
+# Id of the suite that compares times.
 _LATENCY = "latency"
-"""Id of the suite that compares times."""
 
 
 class SuiteVerdict(Part):
@@ -61,7 +61,6 @@ def holm_corrected(suites: Sequence[Suite], alpha: float) -> list[Suite]:
 
     Args:
         suites: each decided at level `alpha`.
-        alpha: error rate of the run.
     """
     p_values = [_p_regression(suite) for suite in suites]
     return [_corrected(*pair, alpha, len(suites)) for pair in zip(suites, holm(p_values), strict=True)]
@@ -94,9 +93,6 @@ def decide(
     """Decide the verdict of a run or a bench.
 
     Args:
-        candidate: its name.
-        suites: what was compared.
-        checks: requirements of a pass.
         failure: what ended it early; None if nothing did.
         cause: the finding that says what a wrong kernel does; None if there is none.
         left_out: suites of a whole run that were not requested. The headline then says that the run was partial.

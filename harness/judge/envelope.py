@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, GRAPH, PHASES
+from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
 from assay.harness.evidence.counters import Admission
-from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, in_words, stood_for
+from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, stood_for
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -17,13 +17,6 @@ from assay.harness.text import counted, few, listed
 from assay.harness.verdict import Check
 
 _MOST_WORDS = 4
-_IN_GRAPH = (GRAPH.id, *GRAPH.labels)
-_FEATURES = {
-    "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
-}  # fmt: skip
-"""Features of calls, in words."""
-_NEVER = ("cross attention", "latent KV caches")
-"""Attention that no compared call has."""
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -42,49 +35,21 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
     if counts is None or counts.limits is None or not counts.calls:
         return None
     phases = [phase for phase in PHASES if phase in run.claimed]
-    reached = _reached(envelope, counts, counts.limits, phases)
-    features = [
-        name
-        for name in _FEATURES
-        if run.errors is not None and any(name in header.features for header in run.errors.headers)
-    ]
+    headers = run.errors.headers if run.errors is not None else ()
+    in_graphs = any(count.captured and count.phase == "decode" and count.calls for count in run.counts["candidate"])
     return EnvelopeResult(
         policy=line,
-        sentence=_sentence(envelope, counts, counts.limits, phases) + _with(features),
-        served=_sentence(envelope, served, counts.limits, phases, shadow=False) + _graphs(run) if served else "",
-        reached=reached,
+        claimed=tuple(phases),
+        features=tuple(sorted({name for header in headers for name in header.features})),
+        limits=counts.limits,
+        compared={phase: _compared(envelope, counts, counts.limits, phase) for phase in phases},
+        served={phase: _compared(envelope, served, counts.limits, phase) for phase in phases} if served else {},
+        served_in_graphs=in_graphs,
+        reached=_reached(envelope, counts, counts.limits, phases),
         served_reached=_reached(envelope, served, counts.limits, phases) if served else {},
         gaps=tuple(_words(missing) for missing in envelope.gaps(counts, phases)),
         rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
-        not_covered=(*_outside(counts, counts.limits, reached, phases), _lacking(features), "speculative decoding"),
     )
-
-
-def _with(features: Sequence[str]) -> str:
-    """Add what compared calls asked for beyond plain attention; empty for nothing."""
-    return f"; layers have {listed([_FEATURES[name] for name in features])}" if features else ""
-
-
-def _lacking(features: Collection[str]) -> str:
-    """Name the attention that no compared call had."""
-    rare = {"temperature"}  # is named only where it is
-    lacking = [words for name, words in _FEATURES.items() if name not in rare | set(features)]
-    return f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
-
-
-def _in_graphs(counts: EnvelopeCounts, phase: str) -> str:
-    """Add how many of the compared calls of a phase CUDA graphs served; empty if none."""
-    of_graphs = counts.count(phase, *_IN_GRAPH)
-    calls = sum(counts.count(phase, "batch", label) for label in BATCHES.labels)
-    return f", {'all' if of_graphs == calls else 'some'} of them in CUDA graphs" if of_graphs else ""
-
-
-def _graphs(run: RunEvidence) -> str:
-    """Add to the lengths that were served that the candidate's server replays CUDA graphs in decode; empty if it does not."""
-    captured = [
-        count for count in run.counts["candidate"] if count.captured and count.phase == "decode" and count.calls
-    ]
-    return ", in CUDA graphs" if captured and "decode" in run.claimed else ""
 
 
 def _rows(
@@ -127,68 +92,6 @@ def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, 
     """Return id of a condition -> the lengths that were compared, and those that these stand for."""
     wanted = envelope.reach(limits).lengths[phase]
     return {quantity: stood_for(counts.values(phase, quantity), points) for quantity, points in wanted.items()}
-
-
-def _sentence(
-    envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phases: Sequence[str], *, shadow: bool = True
-) -> str:
-    parts = []
-    at = {phase: _compared(envelope, counts, limits, phase) for phase in phases}
-    if "extend" in phases:
-        words = {quantity: in_words(ranges) for quantity, ranges in at["extend"].items()}
-        parts.append(
-            f"prefill at {words['new-tokens']} new tokens, at {words['new-behind-prefix']} behind a cached prefix, at "
-            f"{words['prefix-tokens']} cached and at {words['total-tokens']} in all"
-        )
-    if "decode" in phases:
-        depth = f" and to a depth of {counts.reached('decode', 'depth'):,}"
-        parts.append(f"decode at {in_words(at['decode']['total-tokens'])} tokens{depth}")
-    if shadow:
-        parts = [
-            f"{part}, in batches of up to {counts.reached(phase, 'batch'):,}" + _in_graphs(counts, phase)
-            for part, phase in zip(parts, at, strict=True)
-        ]
-    return "; ".join(parts if "decode" in phases else [*parts, "decode is the reference's"])
-
-
-_WITHOUT_GRAPHS = "the servers ran it without"
-_NOT_OBSERVED = "calls were compared in passes without; what graphs answered is compared as text"
-
-
-def _outside(
-    counts: EnvelopeCounts, limits: EngineLimits, reached: dict[str, dict[str, int]], phases: Sequence[str]
-) -> list[str]:
-    """Describe what lies outside of the counted conditions."""
-    outside = []
-    for phase, values in reached.items():
-        more = {
-            "new-tokens": "more than {} new tokens at once",
-            "new-behind-prefix": "more than {} new tokens at once behind a cached prefix",
-            "prefix-tokens": "a cached prefix of more than {} tokens",
-            "total-tokens": "sequences of more than {} tokens",
-            "batch": "batches of more than {}",
-            "depth": "answers of more than {} tokens",
-        }
-        outside += [f"{phase}: {more[quantity].format(f'{value:,}')}" for quantity, value in values.items()]
-    if "decode" not in phases:
-        outside.append("decode by the candidate: it claims none")
-    if "extend" in phases and not counts.count("extend", "chunk", "later chunk"):
-        at_once = (
-            f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
-        )
-        outside.append(f"extend: chunked prefill{at_once}")
-    elif "extend" in phases and not counts.count("extend", "chunk", "later chunk of full length"):
-        outside.append("extend: a later chunk of full length")
-    if "extend" in phases and not counts.count("extend", "mix", "extend and decode"):
-        why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
-        outside.append(f"extend and decode in one call: {why}")
-    outside += [
-        f"{phase} in CUDA graphs: {_WITHOUT_GRAPHS if limits.graphs[phase] == 'disabled' else _NOT_OBSERVED}"
-        for phase in phases
-        if phase in limits.graphs and not counts.count(phase, *_IN_GRAPH)
-    ]
-    outside.append(f"page sizes other than {limits.page_tokens}")
-    return outside
 
 
 def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
@@ -245,8 +148,8 @@ def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:
     return "run again, or set envelope_tokens to what the engine can reach; see the servers' logs"
 
 
+# A request passes through all layers, so one stands for them.
 _ANY_LAYER = 0
-"""A request passes through all layers, so one stands for them."""
 
 
 def _served(run: RunEvidence) -> EnvelopeCounts | None:
@@ -264,7 +167,6 @@ def served_envelope(
     The batches of decode are not known.
 
     Args:
-        limits: the engine's limits.
         pairs: answers of both roles with the log-probabilities of their tokens.
         admissions: the prefill batches of the candidate's server, in order.
     """

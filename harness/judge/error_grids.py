@@ -34,13 +34,13 @@ Bounds = Mapping[tuple[int, str], float]
 
 
 # Only with a prefix can a mask be misaligned.
+# The conditions that heat maps by head or position are drawn for: id, title and cached prefixes.
 _SLICES: tuple[tuple[str, str, Sequence[str]], ...] = (
     ("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
     ("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
 )
-"""The conditions that heat maps by head or position are drawn for: id, title and cached prefixes."""
+# Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells.
 _DIGITS = 4
-"""Significant digits of an error in a report: more are noise, and cost bytes in 65,536 cells."""
 
 
 def _own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
@@ -67,12 +67,8 @@ def layers_result(
     """Make the own errors a part of a report.
 
     Args:
-        shadow: what was observed.
         bounds: by layer and phase, the own error that noise explains; a layer that is missing has no bound.
         depth: the profile along depth where the candidate also ran free; by default own errors alone, from `shadow`.
-        pack: folder of the replay pack.
-        not_observed: further sentences on what was not observed.
-        against_truth: the rows of `truth_rows`.
     """
     errors = _own_errors(shadow)
     header = shadow.headers[0]

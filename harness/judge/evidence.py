@@ -28,8 +28,8 @@ from assay.harness.schema import Part
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Finding
 
+# Suites that compare both servers' answers.
 _ANSWERED: tuple[Suite, ...] = ("accuracy", "greedy")
-"""Suites that compare both servers' answers."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,6 @@ class RunEvidence:
         """Read a run's folder.
 
         Args:
-            folder: the run's.
             timed: whether latency was measured to its end; in a run of latency alone, the servers are those that were timed.
 
         Raises:
@@ -156,7 +155,7 @@ class RunEvidence:
             servers=servers,
             fingerprints=_fingerprints(folder, timed),
             counts=counts,
-            argument_differences=_differences(servers, spec.treatment),
+            argument_differences=argument_differences(servers, spec.treatment),
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
             errors=errors,
             envelope=envelope,
@@ -193,9 +192,10 @@ def _fingerprints(folder: RunFolder, timed: bool) -> dict[Role, Fingerprint]:
     return fingerprints_of(folder)
 
 
-def _differences(
+def argument_differences(
     servers: Mapping[Role, ServerManifest], treatment: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
+    """Return the server arguments that differ between the roles beyond the treatment."""
     if len(servers) < len(ROLES):
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)

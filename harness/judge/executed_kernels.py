@@ -26,8 +26,8 @@ from assay.harness.sides import ENGINES, ROLES, Role, profile_of
 from assay.harness.text import percent
 from assay.harness.verdict import Check, Requirement
 
+# More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some.
 _MIN_COMPILED_SHARE = 0.5
-"""More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some."""
 MAX_NAME = 160
 """Longest name of a kernel in a report: those of C++ templates take whole pages."""
 
@@ -53,7 +53,6 @@ def check_kernel_ran(
 
     Args:
         server: the candidate's server; None if it never started.
-        counts: the calls counted in it.
         reference: the calls counted in the reference's server, which say how many layers there are; may be empty.
     """
     if server is None:

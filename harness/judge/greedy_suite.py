@@ -22,8 +22,8 @@ from assay.harness.verdict import Finding, Verdict
 MIN_PROMPTS = 128
 """Fewer prompts give no pass. With 128 and a margin of 10 %, up to 6 texts apart pass: a candidate of which 2 % are apart passes in
 98.5 % of runs, and one of which 10 % are apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
+# The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts.
 _FLOOR_FACTOR = 3.0
-"""The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts."""
 _MOST_NAMED = 4
 _APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
 
@@ -136,7 +136,6 @@ def _metrics(
             value=float(beyond),
             text=f"{beyond} of {envelope}",
             bound=0.0,
-            bound_is="most",
             explain="Equal tokens are compared by their log-probabilities",
         )
 
@@ -254,11 +253,7 @@ def with_envelope(
     """Combine the verdict on greedy texts with that on the envelope's, and return the sentence that explains it.
 
     Args:
-        verdict: on the greedy texts.
-        why: the sentence that says why.
-        pairs: answers over the envelope.
         beyond: those that differ by more than noise.
-        policy: of the run.
         trusted: whether the reference's own answers are steady and finite, so that a difference is the candidate's.
     """
     if not beyond:

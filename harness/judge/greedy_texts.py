@@ -60,8 +60,6 @@ def compare_text(
     """Compare the greedy generations of one prompt.
 
     Args:
-        reference: the reference's tokens, with their top alternatives.
-        candidate: the candidate's.
         floor: the reference's own run-to-run floor in nats, see `floor_between`.
         limit: largest change of log-odds, in nats, that noise explains.
 

@@ -269,9 +269,7 @@ def _same_servers(ran: _Arms) -> tuple[Check, dict[int, str]]:
     required = REQUIRED["same-servers"]
     if says:
         said = f"{next(iter(says.values()))}; {counted(len(says), 'arm')} in all"
-        return required.check(
-            "missing", said, "see assay fingerprint diff of both servers' folders, and run it again"
-        ), says
+        return required.check("missing", said, "see assay compare of both servers' folders, and run it again"), says
     agree = f"what {counted(len(servers), 'server')} served agrees in {counted(len(parts), 'part')}"
     return required.check("ok", agree if parts else "every arm ran in the server of its base"), says
 

@@ -17,31 +17,31 @@ from assay.harness.sides import flag_values
 
 State = Literal["same", "differs", "not shown", "not run"]
 
+# Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them.
 _MEAN_FACTOR, _WORST_FACTOR = 4.0, 10.0
-"""Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them."""
+# Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals,
+# whose square is 1e-14; sums in another order moved no mean by more than 1e-12 in float32.
 _LEAST: Mapping[str, float] = {"float32": 1e-9}
-"""Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals, whose square
-is 1e-14; sums in another order moved no mean by more than 1e-12 in float32."""
+# Largest mean divergence, in nats, that the floor may excuse, by dtype.
 _MOST: Mapping[str, float] = {"float32": 1e-6}
-"""Largest mean divergence, in nats, that the floor may excuse, by dtype."""
+# The same in half precision: twice what prefill and decode of a latent attention differ by in bfloat16 (4.6e-4 on an
+# H100), which compute it by two formulas. A Llama of four layers showed 1.3e-4 there, one of the shape of 1B 2.1e-4.
 _MOST_HALF = 1e-3
-"""The same in half precision: twice what prefill and decode of a latent attention differ by in bfloat16 (4.6e-4 on an H100), which
-compute it by two formulas. A Llama of four layers showed 1.3e-4 there, one of the shape of 1B 2.1e-4."""
+# Mean divergence, in nats, that another kernel may cost beyond the floor, by dtype; in others `EXACT_KL`.
 _KERNEL_COST: Mapping[str, float] = {"float32": 1e-6}
-"""Mean divergence, in nats, that another kernel may cost beyond the floor, by dtype; in others `EXACT_KL`."""
 _LEAST_HALF = 1e-6
+# Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`.
 _SWING: Mapping[str, float] = {"float32": 1e-3}
-"""Change of log-odds, in nats, below which another greedy text is a tie, by dtype; in others `EXACT_SWING`."""
+# Where nothing is measured, the worst position of a thousand may have so many times the mean.
 _WORST_OVER_MEAN = 100.0
-"""Where nothing is measured, the worst position of a thousand may have so many times the mean."""
+# Share of the declared tokens a pass that speculation must reach: the last pass of an answer has fewer.
 _ACCEPTED = 0.75
-"""Share of the declared tokens a pass that speculation must reach: the last pass of an answer has fewer."""
+# Times the passes that the same speculation takes alone, for the same tokens, above which drafts are lost.
 _MORE_PASSES = 1.05
-"""Times the passes that the same speculation takes alone, for the same tokens, above which drafts are lost."""
+# Times the root of the sum of squared differences in passes, over all probes, above which they are not by chance. A
+# draft at a tie is accepted or not, with the same chances in either arm: sums of such differences are beyond this once
+# in 3,000 (Hoeffding, JASA 58, 13-30 (1963), theorem 2: exp(-16 / 2)).
 _BEYOND_TIES = 4.0
-"""Times the root of the sum of squared differences in passes, over all probes, above which they are not by chance. A draft at a tie
-is accepted or not, with the same chances in either arm: sums of such differences are beyond this once in 3,000 (Hoeffding, JASA 58,
-13-30 (1963), theorem 2: exp(-16 / 2))."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Meas
     meets as different kernels as a prompt does that is computed at once and in parts.
 
     Args:
-        base: the base.
         again: the base again, in other batches and, where `rounds_by_shape`, in longer prompts.
-        dtype: of the activations.
     """
     least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, _MOST_HALF)
     floor = floor_of(base, again)
@@ -149,10 +147,7 @@ def outcome(
     """Say what an arm shows.
 
     Args:
-        base: the base.
-        record: the arm.
         limits: bounds of the distances, by measure.
-        swing: see `swing_limit`.
         drafts: tokens that a pass which verifies drafts is declared to give; 0 where nothing is declared.
         drafted: the arm whose drafts the arm's are compared with, if there is one.
     """
@@ -318,10 +313,7 @@ def drafted_by(
     Drafts of n-grams depend on what was asked before, and are not compared.
 
     Args:
-        arm: the arm.
-        records: the arms that were run, and the base.
         known: features by id.
-        flags: those of every server.
     """
     alone = speculation_of(arm, known)
     if alone == BASE and flag_values(flags).get("--speculative-algorithm", "NGRAM").upper() == "NGRAM":
@@ -340,12 +332,7 @@ def outcome_of(
     """Say what an arm shows, within what its own features are declared to cost.
 
     Args:
-        base: the arm that it is compared with.
-        record: the arm.
-        limits: bounds without any cost.
         known: features by id.
-        dtype: of the activations.
-        drafted: see `drafted_by`.
     """
     arm = frozenset(record.features)
     drafts = max((known[id_].drafts for id_ in arm), default=0.0)

@@ -26,16 +26,7 @@ def parting_of(
     limits: Mapping[Measure, Bound],
     least: float,
 ) -> PartingRow:
-    """Say where an arm that differs parts from its base inside the model, or why that was not observed.
-
-    Args:
-        folder: has the traces.
-        records: all that was run.
-        judged: what the arm shows.
-        base: what it is compared with.
-        limits: bounds of the distances.
-        least: error of a call that is no difference.
-    """
+    """Say where an arm that differs parts from its base inside the model, or why that was not observed."""
     features = tuple(sorted(judged.arm))
     if judged.first is None:
         return PartingRow(features=features, not_observed="no token of a probe differs, only what was written")

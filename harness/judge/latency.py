@@ -9,12 +9,12 @@ from itertools import groupby
 
 from assay.evals.loads import Shape
 from assay.harness.conditions import MIN_CACHED_SHARE
-from assay.harness.config import RunSpec, recorded_spec
-from assay.harness.engines.sglang.arguments import differences
+from assay.harness.config import recorded_spec
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing, bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
+from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.answer_lengths import (
     LIMIT,
@@ -34,11 +34,11 @@ from assay.harness.judge.blocks import (
     blocks_of,
     first_warm,
     side_by_side,
-    throughputs,
+    throughput,
 )
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import SuiteVerdict, decide
-from assay.harness.judge.evidence import Judged
+from assay.harness.judge.evidence import Judged, argument_differences
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
 from assay.harness.judge.report import Metric, SuiteResult
@@ -74,16 +74,25 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
     measured_answers = folder.lines(LENGTHS, Answer)
-    answers = _answer_pairs(measured_answers)
-    lengths = _lengths(answers, spec.policy) if measured_answers else None
+    answers = _both_answered(measured_answers)
+    ran = [
+        ((a.completion_tokens, a.finish_reason == LIMIT), (b.completion_tokens, b.finish_reason == LIMIT))
+        for a, b in answers
+    ]
+    lengths = compare_lengths(ran, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
+    ends = [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
-    same = with_fingerprints(_same_servers(spec, manifest), folder.fingerprints())
+    servers = {server.role: server for server in manifest.servers}
+    same = check_same_servers(spec.sides, servers, argument_differences(servers, spec.treatment))
+    same = with_fingerprints(same, folder.fingerprints())
     checks = (
-        *_server_checks(manifest, calls, same),
+        *_server_checks(servers, calls, same),
         *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
-        *([check_lengths(lengths), check_ends(_ends(answers))] if lengths else []),
+        *([check_lengths(lengths), check_ends(ends)] if lengths else []),
     )
-    judgement = decide(spec.candidate.backend, _load_verdicts(rows), checks)
+    # The rows of a load follow one another.
+    verdicts = [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
+    judgement = decide(spec.candidate.backend, verdicts, checks)
     return LatencyResult(
         verdict=judgement.verdict,
         headline=judgement.headline,
@@ -168,7 +177,6 @@ def _median(values: Sequence[float]) -> float:
 def _load_row(shape: Shape, concurrency: int, measured: Sequence[SideBySide]) -> LoadRow:
     ours = [block for rounds in measured for block in rounds.reference]
     theirs = [block for rounds in measured for block in rounds.candidate]
-    (input_ours, output_ours), (input_theirs, output_theirs) = throughputs(ours), throughputs(theirs)
     return LoadRow(
         shape=shape.name,
         prompt_tokens=shape.prompt,
@@ -176,10 +184,8 @@ def _load_row(shape: Shape, concurrency: int, measured: Sequence[SideBySide]) ->
         shared_tokens=shape.shared,
         concurrency=concurrency,
         rounds=len(measured),
-        reference_input_throughput=input_ours,
-        candidate_input_throughput=input_theirs,
-        reference_output_throughput=output_ours,
-        candidate_output_throughput=output_theirs,
+        reference_output_throughput=throughput(ours),
+        candidate_output_throughput=throughput(theirs),
         reference_itl_p99_s=_median([block.itl_p99_s for block in ours]),
         candidate_itl_p99_s=_median([block.itl_p99_s for block in theirs]),
         reference_cached=_cached(ours),
@@ -194,35 +200,19 @@ def _cached(blocks: Sequence[Block]) -> float | None:
     return sum(block.cached_tokens or 0 for block in reported) / prompt_tokens if prompt_tokens else None
 
 
-def _load_verdicts(rows: Sequence[LatencyRow]) -> list[SuiteVerdict]:
-    """Decide on each load; its rows follow one another."""
-    return [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
-
-
 def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     """Decide on a load: the worst of its metrics' verdicts, and the metrics that made it, or the one nearest to the bound."""
     verdict = min((row.verdict for row in rows), key=WORST_FIRST.index)
     made = [row for row in rows if row.verdict == verdict]
     if verdict == "pass":
         made = [max(made, key=lambda row: row.high or 0.0)]
-    return SuiteVerdict(
-        id=f"{rows[0].shape}-{rows[0].concurrency}",
-        title=rows[0].where,
-        verdict=verdict,
-        why=" ".join(f"{row.title.capitalize()}: {row.why}" for row in made),
-    )
+    why = " ".join(f"{row.title.capitalize()}: {row.why}" for row in made)
+    return SuiteVerdict(id=f"{rows[0].shape}-{rows[0].concurrency}", title=rows[0].where, verdict=verdict, why=why)
 
 
-def _same_servers(spec: RunSpec, manifest: BenchManifest) -> Check:
-    servers = {server.role: server for server in manifest.servers}
-    differing: dict[str, tuple[str, str]] = {}
-    if len(servers) == 2:
-        differing = differences(servers["reference"].arguments, servers["candidate"].arguments, spec.treatment)
-    return check_same_servers(spec.sides, servers, differing)
-
-
-def _server_checks(manifest: BenchManifest, calls: Mapping[Role, Sequence[CallCount]], same: Check) -> list[Check]:
-    servers = {server.role: server for server in manifest.servers}
+def _server_checks(
+    servers: Mapping[Role, ServerManifest], calls: Mapping[Role, Sequence[CallCount]], same: Check
+) -> list[Check]:
     checks = [*check_kernel_ran(servers.get("candidate"), calls["candidate"], calls["reference"])]
     checks += check_compiled(servers, calls)
     checks.append(same)
@@ -242,12 +232,9 @@ def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequen
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    observed = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
-    return (
-        REQUIRED["chunked"]
-        .of(shape.name)
-        .met(chunked, observed, "set a chunk length below the prompt's; see --chunked-prefill-size")
-    )
+    chunks = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
+    required = REQUIRED["chunked"].of(shape.name)
+    return required.met(chunked, chunks, "set a chunk length below the prompt's; see --chunked-prefill-size")
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
@@ -257,40 +244,16 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    return (
-        REQUIRED["shared-prefix"]
-        .of(f"{load.shape}-{load.concurrency}", load.where)
-        .met(
-            met,
-            f"{reported} of the prompt tokens were cached",
-            "keep the prefix cache on, and use servers that report cached tokens",
-        )
-    )
+    required = REQUIRED["shared-prefix"].of(f"{load.shape}-{load.concurrency}", load.where)
+    settles = "keep the prefix cache on, and use servers that report cached tokens"
+    return required.met(met, f"{reported} of the prompt tokens were cached", settles)
 
 
-_AnswerPair = tuple[Answer, Answer]
-
-
-def _answer_pairs(measured: Sequence[Answer]) -> list[_AnswerPair]:
+def _both_answered(measured: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
     """Pair the answers to the prompts that both answered."""
     by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
     both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]
     return [(ours, theirs) for ours, theirs in both if theirs is not None]
-
-
-def _lengths(answers: Sequence[_AnswerPair], policy: Policy) -> AnswerLengths:
-    pairs = [
-        (
-            (ours.completion_tokens, ours.finish_reason == LIMIT),
-            (theirs.completion_tokens, theirs.finish_reason == LIMIT),
-        )
-        for ours, theirs in answers
-    ]
-    return compare_lengths(pairs, policy.alpha, policy.length_bound)
-
-
-def _ends(answers: Sequence[_AnswerPair]) -> list[tuple[AnswerEnd, AnswerEnd]]:
-    return [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:
@@ -402,7 +365,6 @@ def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
             low=None if worst.high is None else worst.low,
             high=worst.high,
             bound=result.bound,
-            bound_is="most",
             policy=result.policy,
             explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
             f"the worst of {len(result.rows)} ratios",

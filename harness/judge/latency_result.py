@@ -50,8 +50,6 @@ class LoadRow(Part):
     shared_tokens: int
     concurrency: int
     rounds: int = Field(description="rounds that count; each has two blocks of either role")
-    reference_input_throughput: float = Field(description="prompt tokens a second")
-    candidate_input_throughput: float
     reference_output_throughput: float = Field(description="answer tokens a second")
     candidate_output_throughput: float
     reference_itl_p99_s: float = Field(description="99th percentile of inter-token latency, the median over blocks")

@@ -22,11 +22,34 @@ from assay.harness.verdict import Finding, Verdict, serious
 _WORST_CELL, _WORST_GAIN, _WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
 _WORST_QUERY = "worst-query"
 _WORST_CALL, _POLICY = "worst-recorded-call", "largest-own-error"
+# Of each test: the title of its number, what it is, and the sentence about the worst of them.
+_WORDS = {
+    _WORST_CELL: (
+        "worst own error, cells of the layer diff",
+        "Relative L1 against fp64 on the same inputs, by cell",
+        "the own error is {}, {} what noise explains ({})",
+    ),
+    _WORST_QUERY: (
+        "worst own error, single queries",
+        "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
+        "the own error of a query is {}, {} what noise explains ({})",
+    ),
+    _WORST_GAIN: (
+        "worst gain, heads of the layer diff",
+        "Slope of the output on the truth, minus 1, by head, layer and phase",
+        "the output is scaled by {}, {} what noise explains ({})",
+    ),
+    _WORST_APART: (
+        "worst difference from the reference",
+        "Relative L1 against the reference, by cell, over all queries",
+        "the outputs differ by {} over all queries, {} what noise explains ({})",
+    ),
+}
+# Ids of findings that the cells show.
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
 _QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
-"""Ids of findings that the cells show."""
+# Times the reference's own excess over its bounds, from which on a candidate's cannot have the same origin.
 _DECADE = 10.0
-"""Times the reference's own excess over its bounds, from which on a candidate's cannot have the same origin."""
 _CACHED = (DIMENSIONS.index("prefix"), CACHED_PREFIX.labels.index(CACHED_PREFIX.labels[-1]))
 
 
@@ -46,9 +69,14 @@ class LayerEvidence:
     replay: KernelResult | None
     foreign: str = ""
 
+    @property
+    def examined(self) -> KernelResult | None:
+        """The examination, if it belongs to these calls."""
+        return None if self.foreign else self.replay
 
+
+# The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression.
 _Ruling = tuple[Verdict, str, str, float | None]
-"""The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression."""
 
 
 def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) -> SuiteResult:
@@ -75,18 +103,15 @@ def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) ->
 
 
 def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
-    against, replay = evidence.against, evidence.replay
+    against, replay = evidence.against, evidence.examined
     if (wrong := _wrong_reference(evidence)) is not None:
         why = f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}."
         return _far_beyond_the_reference(evidence) or ("inconclusive", why, "", None)
-    tests = (
-        (against.cells, _WORST_CELL), (against.queries, _WORST_QUERY), (against.gains, _WORST_GAIN), (against.apart, _WORST_APART),
-    )  # fmt: skip
-    for measured, metric in tests:
+    for metric, measured in _tests(against).items():
         if measured.flagged.any():
             why = f"{_sentence(metric, measured, evidence.errors)}."
             return "regression", why, metric, FALSE_FLAGS
-    if replay is not None and not evidence.foreign and (regressed := _judge_replay(replay)):
+    if replay is not None and (regressed := _judge_replay(replay)):
         return regressed
     for largest in _policy_metrics(policy, evidence):
         if largest.value is None or not largest.value <= (largest.bound or 0.0):
@@ -104,7 +129,7 @@ def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
 
 def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
     """Return regression if an own error of the candidate is out of bounds by ten times as much as the worst of the reference."""
-    against, replay = evidence.against, evidence.replay
+    against, replay = evidence.against, evidence.examined
     reference = max(
         float(measured.excess.max(initial=0.0)) for measured in (against.reference, against.reference_queries)
     )
@@ -112,7 +137,7 @@ def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
         if measured.excess.max(initial=0.0) > _DECADE * reference:
             why = f"{_sentence(metric, measured, evidence.errors)}. The reference is off by {two_digits(reference)}x its own bound."
             return "regression", why, metric, None
-    if replay is not None and not evidence.foreign and replay.worst > _DECADE * reference:
+    if replay is not None and replay.worst > _DECADE * reference:
         return _judge_replay(replay)
     return None
 
@@ -174,8 +199,8 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
 
 def _unnamed(evidence: LayerEvidence, cells: MeasuredCells) -> MeasuredCells:
     """Return the tests of layers and phases in which no recorded call was out of bounds: the replay has no finding on them."""
-    replay = evidence.replay
-    named = set(replay.outside) if replay and not evidence.foreign else set()
+    replay = evidence.examined
+    named = set(replay.outside) if replay else set()
     places = [(int(row[LAYER]), CONDITIONS["phase"][row[PHASE]]) for row in cells.index]
     rest = np.array([place not in named for place in places], bool)
     return MeasuredCells(cells.index[rest], cells.observed[rest], cells.bound[rest])
@@ -238,12 +263,7 @@ def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: 
     worst = int(np.argmax(measured.excess))
     observed, bound, excess = (float(x[worst]) for x in (measured.observed, measured.bound, measured.excess))
     multiple = f"{two_digits(excess)}x" if np.isfinite(excess) else "beyond"
-    what = {
-        _WORST_CELL: "the own error is {}, {} what noise explains ({})",
-        _WORST_QUERY: "the own error of a query is {}, {} what noise explains ({})",
-        _WORST_GAIN: "the output is scaled by {}, {} what noise explains ({})",
-        _WORST_APART: "the outputs differ by {} over all queries, {} what noise explains ({})",
-    }[metric].format(percent(observed), multiple, percent(bound))
+    what = _WORDS[metric][2].format(percent(observed), multiple, percent(bound))
     if metric == _WORST_QUERY:
         what += f", {_query(measured, worst, errors, role)}"
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
@@ -284,49 +304,33 @@ def _layers(errors: ShadowErrors) -> Collection[int]:
     return sorted({int(layer) for layer in errors.cells.index[:, LAYER]})
 
 
+def _tests(against: AgainstNoise) -> dict[str, MeasuredCells]:
+    return {
+        _WORST_CELL: against.cells,
+        _WORST_QUERY: against.queries,
+        _WORST_GAIN: against.gains,
+        _WORST_APART: against.apart,
+    }
+
+
 def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
     """List the numbers of the suite."""
-    against, replay = evidence.against, evidence.replay
-    metrics = [
-        _metric(
-            _WORST_CELL, "worst own error, cells of the layer diff", against.cells,
-            "Relative L1 against fp64 on the same inputs, by cell",
-        ),
-        _metric(
-            _WORST_QUERY, "worst own error, single queries", against.queries,
-            "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
-        ),
-        _metric(
-            _WORST_GAIN, "worst gain, heads of the layer diff", against.gains,
-            "Slope of the output on the truth, minus 1, by head, layer and phase",
-        ),
-        _metric(
-            _WORST_APART, "worst difference from the reference", against.apart,
-            "Relative L1 against the reference, by cell, over all queries",
-        ),
-    ]  # fmt: skip
-    if replay is not None and not evidence.foreign:
-        metrics.append(_replayed_metric(replay))
+    metrics = []
+    for id_, measured in _tests(evidence.against).items():
+        title, explain, _ = _WORDS[id_]
+        worst = float(measured.excess.max()) if len(measured.index) else None
+        metrics.append(_multiple(id_, title, worst, explain))
+    if replay := evidence.examined:
+        explain = f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls"
+        metrics.append(_multiple(_WORST_CALL, "worst own error, recorded calls", replay.worst, explain))
     return [*metrics, *_policy_metrics(policy, evidence)]
 
 
-def _metric(id_: str, title: str, measured: MeasuredCells, explain: str) -> Metric:
-    worst = float(measured.excess.max()) if len(measured.index) else None
+def _multiple(id_: str, title: str, worst: float | None, explain: str) -> Metric:
+    """Express a multiple of a bound; None where nothing was measured."""
     value = worst if worst is not None and np.isfinite(worst) else None
-    text = "not measured" if worst is None else f"{two_digits(worst)}x its bound" if value is not None else NOT_FINITE
-    return Metric(id=id_, title=title, value=value, text=text, bound=1.0, bound_is="most", explain=explain)
-
-
-def _replayed_metric(replay: KernelResult) -> Metric:
-    return Metric(
-        id=_WORST_CALL,
-        title="worst own error, recorded calls",
-        value=replay.worst if np.isfinite(replay.worst) else None,
-        text=f"{two_digits(replay.worst)}x its bound",
-        bound=1.0,
-        bound_is="most",
-        explain=f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls",
-    )
+    text = "not measured" if worst is None else NOT_FINITE if value is None else f"{two_digits(value)}x its bound"
+    return Metric(id=id_, title=title, value=value, text=text, bound=1.0, explain=explain)
 
 
 def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]:
@@ -343,7 +347,6 @@ def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]
             value=value,
             text=NOT_FINITE if value is None else f"{value:.3g}",
             bound=policy.bounds[family],
-            bound_is="most",
             policy=policy.line(family),
             explain="Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls",
         ),

@@ -38,8 +38,8 @@ from assay.harness.schema import Part
 
 Array = npt.NDArray[np.float64]
 
+# Probability below which the bucket of all other tokens is rounding error: it is one minus a sum of k float32 numbers.
 _MIN_MASS = 2.0**-20
-"""Probability below which the bucket of all other tokens is rounding error: it is one minus a sum of k float32 numbers."""
 
 
 class LogitsRow(Part):
@@ -135,8 +135,6 @@ def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = N
     Sequences for which a server did not cache what the condition requires are left out, and reported.
 
     Args:
-        reference: the reference's scoring.
-        candidate: the candidate's, of the same sequences.
         again: the reference's second scoring, of some of the sequences, for the floor; None without one.
 
     Raises:

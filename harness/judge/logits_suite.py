@@ -34,18 +34,16 @@ FLOOR_FACTOR = 5.0
 """Mean KL up to this multiple of the reference's own floor is no loss: the floor is a mean over half of the prompts. A candidate
 as noisy as the reference then passes in 94 % of runs even if mean KLs of prompts are log-normal with a sigma of 1.2 (measured: 0.8;
 see ``python benchmarks/logit_verdicts.py``)."""
+# A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not
+# pass. Where mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a
+# mean of half the limit, 1 prompt in 9,000 is.
 _FAR = 20.0
-"""A prompt whose mean KL is more than this multiple of the limit is far beyond it, and a candidate with one does not pass. Where
-mean KLs are log-normal with a sigma of 1.2, the widest that was measured of an honest candidate, and a mean of half the limit, 1
-prompt in 9,000 is.
-"""
+# A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit.
 _FAR_SHARE = 0.01
-"""A larger share of such prompts is a regression, by an exact binomial test, even where the mean is within the limit."""
+# Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing:
+# that of a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11
+# and 28 % of runs of 256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
 _WIDEST_SPREAD = 0.95
-"""Standard deviation of the logarithms of the larger half of the prompts' mean KLs beyond which a mean proves nothing: that of
-a log-normal distribution with a sigma of 1.6. At the limit with a sigma of 2 or 3, the mean alone passes 11 and 28 % of runs of
-256 prompts; with this rule, under 1 % (``python benchmarks/logit_verdicts.py``).
-"""
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
 
 
@@ -185,7 +183,7 @@ def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -
         yield _Test(
             Metric(
                 id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=_nats(kl.value),
-                low=_finite(kl.low), high=_finite(kl.high), bound=limit, bound_is="most", policy=line, explain=explain,
+                low=_finite(kl.low), high=_finite(kl.high), bound=limit, policy=line, explain=explain,
             ),
             kl.high / limit,
             min(1.0, number * kl.p_not_above(limit)),
@@ -197,7 +195,7 @@ def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -
             Metric(
                 id=f"likelihood-change-{condition}", title=f"mean change of the log-likelihood, {condition}",
                 value=abs(change.value), text=f"{change.value:+.3g} nats", low=_finite(max(change.low, -change.high, 0.0)),
-                high=_finite(far), bound=most, bound_is="most", policy=line,
+                high=_finite(far), bound=most, policy=line,
                 explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
             ),
             far / most,
@@ -218,7 +216,7 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
     return _Test(
         Metric(
             id=f"{_FAR_PROMPTS}-{prompts.condition}", title=f"prompts far beyond the limit, {prompts.condition}",
-            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE, bound_is="most",
+            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE,
             explain=f"A mean KL of the prompt above {_FAR:g} times the limit of {_nats(limit)}{worst}",
         ),
         0.0,
@@ -272,7 +270,6 @@ def _not_finite(rows: Sequence[LogitsRow]) -> Metric:
         value=float(count),
         text=f"{count:,}",
         bound=0.0,
-        bound_is="most",
         explain=f"In the candidate alone, of {sum(row.positions for row in rows):,} positions",
     )
 

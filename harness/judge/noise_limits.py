@@ -16,18 +16,18 @@ from collections.abc import Iterable
 
 from assay.harness.attention.noise import FORMATS, Quantised, family
 
+# As `NumberFormat.relative_error`, for the arithmetic of both products; sums kept in fp16 round at each addition.
 _ARITHMETIC_ERROR = {"fp32": 0.0, "tf32": 2**-12, "fp16": 2**-10}
-"""As `NumberFormat.relative_error`, for the arithmetic of both products; sums kept in fp16 round at each addition."""
 EXACT_KL = 2.4e-4
 """Largest mean KL, in nats, of a kernel that declares nothing: what 8-bit weights cost an 8B model. Rounding to bf16 in the rest of
 the model, which follows the attention's, is part of it."""
+# Nats of mean KL for each unit of e squared: ten times what an H100 showed (6.3e-5 at e = 0.013).
 _KL_PER_SQUARE = 4.0
-"""Nats of mean KL for each unit of e squared: ten times what an H100 showed (6.3e-5 at e = 0.013)."""
 EXACT_SWING = 0.5
 """Largest change of the log-odds of two tokens, in nats, of a kernel that declares nothing: four steps of a bf16 logit between 16
 and 32, since both logits may move by one step in both roles."""
+# Nats of log-odds for each unit of e: twice what was measured for int8 (0.9 at e = 0.013).
 _SWING_PER_UNIT = 140.0
-"""Nats of log-odds for each unit of e: twice what was measured for int8 (0.9 at e = 0.013)."""
 MAX_SWING = 8.0
 """No noise family excuses a larger change of log-odds: a factor of 3,000."""
 

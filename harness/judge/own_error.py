@@ -218,7 +218,6 @@ def _suite(record: KernelResult) -> SuiteResult:
                 value=record.worst,
                 text=f"{two_digits(record.worst)}x its bound",
                 bound=1.0,
-                bound_is="most",
                 explain=f"Relative L1 against fp64, over {record.computed} calls of {record.shapes}",
             )
         )

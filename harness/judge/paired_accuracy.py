@@ -175,7 +175,6 @@ def beginning(items: Iterable[Item], pairs: Iterable[Pair]) -> tuple[Pair, ...]:
 
     Args:
         items: the questions in their order, each prompt once.
-        pairs: those that both roles answered.
     """
     by_item = {pair.item.id: pair for pair in pairs}
     inside: list[Pair] = []
@@ -216,8 +215,6 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
 
     Args:
         scores: in the random order in which the questions were asked, or in another that does not depend on the answers.
-        rule: of the test.
-        chance: score of guessing.
         fixed: whether their number was fixed before any was asked. One look is then made, and the exact test where it is defined.
     """
     units: dict[str, list[Scores]] = {}
@@ -284,7 +281,6 @@ def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> in
     Args:
         items: the questions in their order, each prompt once.
         pairs: those that both roles answered, in any order.
-        rule: of the test.
 
     Returns:
         At most the number of `items`, also if they cannot show a pass any more.

@@ -16,10 +16,6 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
     """Check that the required suites ran, and with which policy.
 
     In a gate whose policy names none, every suite of a whole run is required.
-
-    Args:
-        run: the evidence.
-        ran: ids of the suites that were judged.
     """
     spec, manifest = run.spec, run.manifest
     require, line = spec.policy.require, spec.policy.line("require")

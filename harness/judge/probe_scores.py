@@ -21,8 +21,8 @@ from assay.harness.judge.logits import merged_kl
 
 Measure = Literal["prefill", "decode"]
 MEASURES: tuple[Measure, Measure] = ("prefill", "decode")
+# Log-probability in both arms of a token that only fills up a row: it adds nothing to a divergence.
 _NOTHING = -1000.0
-"""Log-probability in both arms of a token that only fills up a row: it adds nothing to a divergence."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ def accept_length(arm: ArmRecord) -> float | None:
 
 
 _LONG = 1024
+# Probes that change, and that do not, from which on what they have in common is no chance.
 _FEWEST = 2
-"""Probes that change, and that do not, from which on what they have in common is no chance."""
+# In words, and the probes that have it.
 _Trait = tuple[str, frozenset[str]]
-"""In words, and the probes that have it."""
 
 
 def changed_probes(base: Sequence[ProbeReply], arm: Sequence[ProbeReply], limits: Mapping[Measure, Bound]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from assay.harness.errors import EvidenceError
+from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.answers import ConditionRow, Tally
@@ -120,10 +121,7 @@ class Metric(Part):
     text: str = Field(description="the number as a person reads it, with its unit")
     low: float | None = None
     high: float | None = None
-    bound: float | None = None
-    bound_is: Literal["least", "most"] | None = Field(
-        None, description="whether the bound is the least or the most that the entire interval may reach"
-    )
+    bound: float | None = Field(None, description="the most that the entire interval may reach")
     policy: str = Field(
         "",
         description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
@@ -185,7 +183,6 @@ class ErrorGrid(Part):
     id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
     title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
-    rows: Literal["layer"] = "layer"
     columns: Literal["head", "prefix", "position", "batch"]
     row_labels: tuple[str, ...]
     column_labels: tuple[str, ...]
@@ -292,10 +289,16 @@ class EnvelopeResult(Part):
     """The coverage of a verdict: the conditions of the calls that were compared in every layer, as counted."""
 
     policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
-    sentence: str = Field(description="which lengths were compared in the shadow, in words")
-    served: str = Field(
-        "", description="with which lengths the candidate's own server answered as the reference did, in words"
+    claimed: tuple[str, ...] = Field(description="phases that the candidate claims")
+    features: tuple[str, ...] = Field((), description="what compared calls asked for beyond plain attention")
+    limits: EngineLimits
+    compared: dict[str, dict[str, Ranges]] = Field(
+        description="phase -> condition -> the lengths that were compared in the shadow, and those that they stand for"
     )
+    served: dict[str, dict[str, Ranges]] = Field(
+        default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
+    )
+    served_in_graphs: bool = Field(False, description="whether its decode ran in CUDA graphs")
     reached: dict[str, dict[str, int]] = Field(
         description="phase -> condition -> the largest value that every layer met; of lengths, the largest before the first gap"
     )
@@ -304,7 +307,11 @@ class EnvelopeResult(Part):
     )
     gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
     rows: tuple[EnvelopeRow, ...]
-    not_covered: tuple[str, ...] = Field(description="what lies outside")
+
+    def calls(self, phase: str, condition: str, label: str) -> int:
+        """Return the compared calls under a condition, in the layer that has the fewest."""
+        key = (phase, condition, label)
+        return next((row.calls for row in self.rows if (row.phase, row.condition, row.label) == key), 0)
 
 
 class FaultSeen(Part):
@@ -369,36 +376,18 @@ def read_report(path: Path) -> Report:
         EvidenceError: the file is missing, is not JSON, or is not a report of this schema.
     """
     with reading(path, "report of a run"):
-        return _read_report(path)
+        return _read(path)
 
 
-def _read_report(path: Path) -> Report:
+def _read(path: Path) -> Report:
+    wanted = "a report.json of a run"
     try:
-        content = whole_file(path)
-    except OSError as error:
-        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
-    return parse_report(content, str(path))
-
-
-def parse_report(content: bytes, path: str) -> Report:
-    """Read the content of a ``report.json``.
-
-    Args:
-        content: of the file.
-        path: its path or URL, for an error.
-
-    Raises:
-        EvidenceError: it is not JSON, or is not a report of this schema.
-    """
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise EvidenceError(f"{path} cannot be read: {error}.", "a report.json of a run", "check the path") from None
+        document = json.loads(whole_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise EvidenceError(f"{path} cannot be read: {error}.", wanted, "check the path") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
-        raise EvidenceError(
-            f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
-        )
+        raise EvidenceError(f"{path} is no report: it has no schema of one.", wanted, "check the path")
     if schema != SCHEMA:
         raise EvidenceError(
             f"{path} has the schema {schema!r}.",
@@ -409,7 +398,5 @@ def parse_report(content: bytes, path: str) -> Report:
         return Report.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise EvidenceError(
-            f"{path} is damaged at {where}: {first['msg']}.", f"a report of {schema!r}", "run the comparison again"
-        ) from None
+        damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
+        raise EvidenceError(damage, f"a report of {schema!r}", "run the comparison again") from None

@@ -49,15 +49,9 @@ _ALL = (
         missing="it is not shown that order and rule to stop were fixed before the first question was asked",
     ),
     Requirement(
-        "all-answered",
-        "both servers answered every question",
-        missing="a question was not answered by both servers",
+        "all-answered", "both servers answered every question", missing="a question was not answered by both servers"
     ),
-    Requirement(
-        "accuracy-tested",
-        "accuracy was tested",
-        unchecked="accuracy was not tested",
-    ),
+    Requirement("accuracy-tested", "accuracy was tested", unchecked="accuracy was not tested"),
     Requirement(
         "answer-lengths",
         "{candidate}'s answers are as long as {reference}'s, where no length is forced",
@@ -116,11 +110,7 @@ _ALL = (
         missing="the candidate's own server was not compared over the whole envelope",
         unchecked="the candidate's own server was not asked over the envelope",
     ),
-    Requirement(
-        "logits-compared",
-        "the logits were compared",
-        missing="the logits were not compared",
-    ),
+    Requirement("logits-compared", "the logits were compared", missing="the logits were not compared"),
     Requirement(
         "features-switched",
         "the candidate's features that must change nothing were switched",
@@ -131,21 +121,13 @@ _ALL = (
         "no limit of the policy is wider than its default",
         unchecked="a limit of the policy is wider than its default",
     ),
-    Requirement(
-        "required",
-        "a required suite ran",
-        missing="a required suite did not run",
-    ),
+    Requirement("required", "a required suite ran", missing="a required suite did not run"),
     Requirement(
         "repeated",
         "no run of the treatment came out otherwise before",
         unchecked="a run of the treatment came out otherwise before",
     ),
-    Requirement(
-        "servers-timed",
-        "both servers were timed",
-        missing="the servers were not timed",
-    ),
+    Requirement("servers-timed", "both servers were timed", missing="the servers were not timed"),
     Requirement(
         "device-kernels",
         "kernels ran on the device, not interpreted",
@@ -161,11 +143,7 @@ _ALL = (
         "the shared prefix came from the cache",
         missing="it is not shown that the shared prefix came from the cache",
     ),
-    Requirement(
-        "invariance-ended",
-        "every arm was recorded, up to the last",
-        missing="not every arm was recorded",
-    ),
+    Requirement("invariance-ended", "every arm was recorded, up to the last", missing="not every arm was recorded"),
     Requirement(
         "probes-answered",
         "the base answered every probe to its end",
@@ -182,19 +160,11 @@ _ALL = (
         missing="it is not shown that the probes see a fault that was seeded in the running server",
     ),
     Requirement(
-        "features-on",
-        "every feature was shown to be on in some arm",
-        missing="a feature was shown to be on in no arm",
+        "features-on", "every feature was shown to be on in some arm", missing="a feature was shown to be on in no arm"
     ),
+    Requirement("arms-decided", "every arm decided", missing="an arm did not decide"),
     Requirement(
-        "arms-decided",
-        "every arm decided",
-        missing="an arm did not decide",
-    ),
-    Requirement(
-        "pairs-covered",
-        "every two features were on together",
-        unchecked="not every two features were on together",
+        "pairs-covered", "every two features were on together", unchecked="not every two features were on together"
     ),
 )
 REQUIRED = {requirement.id: requirement for requirement in _ALL}

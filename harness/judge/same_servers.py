@@ -43,7 +43,6 @@ def check_same_servers(
     Args:
         sides: what the run names, by role.
         servers: by role.
-        differences: arguments that differ beyond the treatment.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
     if len(servers) < 2:
@@ -78,7 +77,6 @@ def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) ->
     Where one was not, the check says so.
 
     Args:
-        check: `check_same_servers`, of what was asked and reported.
         fingerprints: by role; their arguments are left out, of which that check decides.
     """
     if check.status != "ok":
@@ -95,7 +93,7 @@ def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) ->
     says = "; ".join(difference.says for difference in diff.undeclared)
     observed = f"of what they served (A the reference, B the candidate), {says}"
     return REQUIRED["same-servers"].check(
-        "failed", observed, "run again so that only the treatment differs; see assay fingerprint diff"
+        "failed", observed, "run again so that only the treatment differs; see assay compare of both"
     )
 
 
@@ -128,8 +126,9 @@ def _with_common_settings(check: Check, common: CommonSettings | None) -> Check:
 _MOST_WORDS = 3
 
 
+# What a role's server left: its attention calls by process, the prefill batches that it admitted, in order, and its
+# answers.
 _Left = tuple[Mapping[int, Sequence[CallCount]], Sequence[Admission], Sequence[Answer]]
-"""What a role's server left: its attention calls by process, the prefill batches that it admitted, in order, and its answers."""
 
 
 def _left(run: RunEvidence) -> dict[Role, _Left]:

@@ -29,8 +29,8 @@ from assay.harness.stats.betting import log_wealth, p_value
 from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Check
 
+# Suites that have to see the fault.
 _SUITES = ("accuracy", "logits", "layers")
-"""Suites that have to see the fault."""
 _ATTENTIVE = (
     "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
     "prefix cache on"
@@ -72,8 +72,6 @@ def answers_see(
     """Test if answers with a fault lose more than the margin against the reference's, at the policy's alpha.
 
     Args:
-        policy: of the run.
-        items: what was asked.
         answers: both roles' recorded answers; the reference's first ones count.
         faulty: those with the fault, in the order in which they were asked.
     """
@@ -86,13 +84,6 @@ def answers_see(
 
 def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
     """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix.
-
-    Args:
-        policy: of the run.
-        folder: the run's folder, with the reference's scoring.
-        place: the folder with the scoring under the fault.
-        noise: noise families that the roles declare.
-        nonce: the run's.
 
     Raises:
         EvidenceError: a file is damaged, or of another run.
@@ -187,7 +178,6 @@ def p_no_loss(lost: Sequence[float], margin: float) -> float:
     """Compute the anytime-valid p value of "the loss is within the margin"; 1 where nothing was answered.
 
     Args:
-        lost: see `losses`.
         margin: of the suite, as a share of 1.
     """
     return p_value(log_wealth(lost, margin, _GAINED, _LOST)) if lost else 1.0

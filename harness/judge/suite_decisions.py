@@ -80,12 +80,7 @@ def decide_share(
     of level ``1 - alpha``; *inconclusive*: neither, or nothing was compared.
 
     Args:
-        bad: number of bad items.
-        n: number of items.
         limit: largest share of bad items that still passes.
-        alpha: error rate of each bound.
-        items: their name in the sentence, in the plural.
-        bad_clause: what the sentence says of bad items, for example "are bad".
 
     Raises:
         ValueError: ``bad`` is negative or above ``n``.
@@ -118,13 +113,6 @@ def bounded_metric(
 
     Args:
         value: as a share of 1.
-        interval: of it.
-        id_: of the metric.
-        title: of the metric.
-        unit: "points" or "%".
-        policy: whose line is the bound.
-        limit: name of the line.
-        explain: what the number is.
     """
     return Metric(
         id=id_,
@@ -134,7 +122,6 @@ def bounded_metric(
         low=100 * interval.low,
         high=100 * interval.high,
         bound=100 * getattr(policy, limit),
-        bound_is="most",
         policy=policy.line(limit),
         explain=explain,
     )

@@ -91,15 +91,17 @@ Place = Literal["input", "cache", "attention", "behind attention"]
 layer's."""
 Name = Literal["q", "k", "v", "output"]
 _Tensor = tuple[Place, Name]
+# What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the
+# output.
 _ORDER: tuple[_Tensor, ...] = (
     ("input", "q"), ("input", "k"), ("input", "v"), ("cache", "k"), ("cache", "v"), ("attention", "output"),
 )  # fmt: skip
-"""What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the output."""
+# Times the largest difference of the base from itself, in other batches, that is still the floor: as for the mean of
+# an arm.
 _FLOOR_FACTOR = 4.0
-"""Times the largest difference of the base from itself, in other batches, that is still the floor: as for the mean of an arm."""
+# Error below which nothing is a difference, by dtype: some 100 units in the last place in float32, where sums in
+# another order move a row by less than 1e-6; 5 in float16.
 _LEAST: Mapping[str, float] = {"float32": 1e-5, "float16": 5e-3}
-"""Error below which nothing is a difference, by dtype: some 100 units in the last place in float32, where sums in another order
-move a row by less than 1e-6; 5 in float16."""
 _LEAST_BFLOAT16 = 3e-2
 
 
@@ -144,7 +146,6 @@ def least_error(dtype: str, another_kernel: bool = False) -> float:
     """Return the error below which nothing is a difference.
 
     Args:
-        dtype: of the activations.
         another_kernel: whether one of the two is computed by another kernel. In float32 it may multiply in TF32, which has as many
             bits as float16.
     """
@@ -155,10 +156,7 @@ def parting(base: Trace, again: Trace, other: Trace, least: float) -> Parting:
     """Find where a request parts from the base's, in traces that have its queries, and K and V as its last query reads them.
 
     Args:
-        base: the base's.
-        again: the base's in other batches: the floor.
         other: the same request where it differs.
-        least: error below which nothing is a difference.
 
     Raises:
         ValueError: the traces do not end at the same position and token, or have other layers or shapes.

@@ -23,11 +23,12 @@ from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.stats.noise_bound import FALSE_FLAGS, cell_bounds, f_quantile_above, freedom_of_spread
 
+# An honest kernel of a finer granularity than its family's may cost this much less than the family's members.
 _SLACK_BELOW = 2.0
-"""An honest kernel of a finer granularity than its family's may cost this much less than the family's members."""
+# Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the
+# same with TF32 operands: cut off, both lose 2^-12 on average. Measured over the honest kernels of
+# `benchmarks/honest_kernels.py`.
 _GAIN_ROUNDINGS, _GAIN_TF32 = 1 / 16, 1.5e-3
-"""Share of a dtype's eps by which a correct kernel may scale its output on average over any number of calls, and the same with TF32
-operands: cut off, both lose 2^-12 on average. Measured over the honest kernels of `benchmarks/honest_kernels.py`."""
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 LAYER, HEAD, PHASE = (DIMENSIONS.index(name) for name in ("layer", "head", "phase"))
 _GAIN_LEVELS = ((LAYER, PHASE, HEAD), (LAYER, PHASE), (PHASE,))

@@ -51,19 +51,6 @@ _RARE = 5.8
 _SMALL = 2**16
 
 
-def bound_of(call: AttentionCall, noise: str = "") -> float:
-    """Compute the largest relative L1 that a correct kernel may have in any cell and head of this call.
-
-    Args:
-        call: the call.
-        noise: noise family that the kernel declares; empty for the exact one.
-
-    Raises:
-        ValueError: no such noise family.
-    """
-    return CallNoise(call, noise).largest_bound
-
-
 @dataclass(frozen=True)
 class _Ensemble:
     """The answers of honest implementations on a call, by cell and head; float64, on the CPU."""

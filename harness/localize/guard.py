@@ -208,5 +208,5 @@ def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult
         kept = first.call.clone()
         yield first, kept, ""
         for name, tensor in second.call.tensors.items():
-            getattr(kept, name).copy_(tensor)
+            kept.tensors[name].copy_(tensor)
         yield second, kept, f", in the buffers of a call with {'the same' if alike else 'other'} lengths,"

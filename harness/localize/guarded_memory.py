@@ -7,7 +7,7 @@ kernel that writes there has changed them; one that reads there gives another ou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -109,10 +109,10 @@ class GuardedKernel:
         for guarded in inputs:
             if flipped is not None and guarded.name == flipped[0]:
                 guarded.side(flipped[1]).neg_()
-        tensors: dict[str, Any] = {guarded.name: guarded.tensor for guarded in inputs}
+        tensors = {guarded.name: guarded.tensor for guarded in inputs}
         if call.spec.layout == "v in k":
             tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
-        given = replace(call, **tensors)
+        given = call.with_tensors(tensors)
         made: list[_Guarded] = []
         for guarded in inputs:
             _bound(guarded)

@@ -421,7 +421,7 @@ def run_once(
         except KernelRefused as error:
             refused.append((call, str(error)))
             continue
-        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(getattr(given, name), tensor))
+        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
         results.append(replace(measure(call, kept, declared.noise, right()), mutated=mutated))

@@ -53,18 +53,12 @@ class WeightReading:
 
     @cached_property
     def expected(self) -> Numbers:
-        """The right weights, in the shape of `weights`."""
-        if self.call.features:  # of which the formula below has none
-            right = read(oracle, self.call, self.rows.tolist())
-            assert right is not None, "the oracle is finite where a query sees a key"
-            return right.weights
+        """The right weights, in the shape of `weights`. Calls that ask for features are not read."""
         return right_weights(self.call, self.rows, self.scores)
 
     @cached_property
     def visible(self) -> Flags:
         """The keys that a query should see, bool [rows, total_k]."""
-        if self.call.features:
-            return np.asarray((self.expected > 0).any((1, 2)))
         return visible(self.call, self.rows)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, cumulative
+from assay.harness.attention.call import STORED, AttentionCall, Kernel, KernelRefused, cumulative
 from assay.harness.attention.kernels import declaration, load
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
@@ -79,7 +79,7 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
     if not path:
         return _Smallest(describe(call))
     try:
-        return _Smallest(describe(call), reproduction(call, path, guard.assay.noise))
+        return _Smallest(describe(call), _reproduction(call, path, guard.assay.noise))
     except AssayError:  # it fails on its own data only, which is too large for a test
         return _Smallest(describe(call))
 
@@ -143,7 +143,7 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
             yield _pick(call, [(i, (prefix - fewer) * (i == b), 0) for i in range(batch)])
         for fewer in _fewer(new, 1):
             yield _pick(call, [(i, 0, (new - fewer) * (i == b)) for i in range(batch)])
-    same = call.q.shape[2] == call.v.shape[2] and call.stored_k is None
+    same = call.q.shape[2] == call.v.shape[2] and call.stored is None
     for dim in (d for d in head_dims if same and d < call.q.shape[2]):
         scale = dim**-0.5 if call.scale == call.q.shape[2] ** -0.5 else call.scale
         yield replace(call, q=call.q[..., :dim], k=call.k[..., :dim], v=call.v[..., :dim]).with_spec(scale=scale)
@@ -166,12 +166,9 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
     device = call.q.device
     padded = torch.arange(call.rows, call.q.shape[0])
     q, k = (torch.cat(r).to(device) for r in ([*q_rows, padded], k_rows))
-    return replace(
-        call,
-        **call.of_rows(q, k),
-        cu_seqlens_q=cumulative((len(r) for r in q_rows), device),
-        cu_seqlens_k=cumulative((len(r) for r in k_rows), device),
-    )
+    lens = {"cu_seqlens_q": q_rows, "cu_seqlens_k": k_rows}
+    cumulated = {name: cumulative((len(r) for r in rows), device) for name, rows in lens.items()}
+    return call.with_tensors(call.of_rows(q, k) | cumulated)
 
 
 def _groups(call: AttentionCall, kept: list[int]) -> AttentionCall:
@@ -198,7 +195,7 @@ def test_the_kernel_is_correct() -> None:
 '''
 
 
-def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[[Finding], str]:
+def _reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[[Finding], str]:
     """Write a call as source: inputs from a seed, if the kernel fails on such data of the same shape, else its numbers.
 
     The result writes a pytest file of it, in the words of a finding.
@@ -234,12 +231,15 @@ def reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[
             f"at most {_MAX_LITERALS} numbers in a test",
             "shrink the call first, or keep it in a replay pack",
         )
-    tensors = "".join(f"    {name}={_literal(tensor)},\n" for name, tensor in call.tensors.items())
+    literals = {name: _literal(tensor) for name, tensor in call.tensors.items()}
+    tensors = "".join(f"    {name}={literal},\n" for name, literal in literals.items() if name not in STORED)
+    if call.stored is not None:
+        own += f",\n    stored=StoredKV({', '.join(literals[name] for name in STORED)})"
     text = f"CALL = AttentionCall(\n{tensors}    {own},\n)"
     imports = (
         "import torch\n\nfrom assay import AttentionCall, Mask, assert_correct\n"
         "from assay.harness.attention.call import CallSpec"
-    )
+    ) + ", StoredKV" * (call.stored is not None)
     return partial(_test, kernel_path, imports, text, excused)
 
 

@@ -1,7 +1,6 @@
 """The read-out of recorded calls: what a kernel computed that nobody can ask, from its q, k, v and outputs alone.
 
-The weights of queries with few keys are solved for, as `assay.harness.readout.passive` says. Rules are mined from these, and tried
-on all calls, long ones too.
+The weights of queries with few keys are solved for. Rules are mined from these, and tried on all calls, long ones too.
 """
 
 from __future__ import annotations
@@ -51,15 +50,10 @@ _MOST_SEQUENCES = 6
 
 @dataclass(frozen=True)
 class _Solved:
-    """The weights of some queries of a recorded call.
-
-    Attributes:
-        reading: the weights; zero, with `off` infinite, where they could not be solved for. `constant` is zero.
-        errors: standard error of a weight, the largest of the row, float64 [rows, num_q_heads].
-        total: sum of the standard errors of all weights of a row, likewise.
-    """
+    """The weights of some queries of a recorded call: zero, with `off` infinite, where they could not be solved for."""
 
     reading: WeightReading
+    # Of each row, the largest standard error of a weight, and the sum of all, float64 [rows, num_q_heads].
     errors: Numbers
     total: Numbers
 
@@ -69,11 +63,7 @@ class _Solved:
         return np.isfinite(self.reading.off)
 
     def shown(self, head: int) -> WeightReading | None:
-        """The known rows of a head, with weights that noise explains as it would have them; None if no row is known.
-
-        A weight that is the right one times the factor of its row, up to `_UNSURE` errors, is that; one that is zero up to as much
-        is zero.
-        """
+        """The known rows of a head, with weights that noise explains as it would have them; None if no row is known."""
         rows = np.flatnonzero(self.known[:, head])
         if not len(rows):
             return None
@@ -96,23 +86,18 @@ class _Solved:
 
 
 def _tolerance_of(error: float, total: float) -> Tolerance:
-    """The tolerance of weights with this standard error, and with this sum of them.
-
-    A log weight is off by error / weight. Where a row is noisy, a larger error of a log weight is accepted, so that fewer of its
-    weights are too faint to be looked at: both grow with the square root of the noise.
-    """
+    """The tolerance of weights with this standard error, and with this sum of them."""
+    # A log weight is off by error / weight. Where a row is noisy, a larger error of a log weight is accepted, so that fewer of its
+    # weights are too faint to be looked at: both grow with the square root of the noise.
     usual = Tolerance()
     log = float(np.clip(10 * np.sqrt(error), usual.log, 0.2))
     return Tolerance(max(usual.weight, _UNSURE * total), log, max(usual.least, _UNSURE * error / log))
 
 
 def _solve(call: AttentionCall, rows: Ints, out: Numbers, noise: float) -> _Solved:
-    """The weights of some queries of a recorded call, where keys can be found that give the outputs.
-
-    The keys that a query should see come first, then those of its sequence, those at its ends, those of other sequences, and other
-    kv heads: the first that give the output, up to the noise of a right one, relative L1, and are no more than `_UNKNOWNS` of
-    head_dim_v.
-    """
+    """The weights of some queries of a recorded call, where keys can be found that give the outputs up to the noise."""
+    # The keys that a query should see come first, then those of its sequence, those at its ends, those of other sequences, and
+    # other kv heads: the first that give the output, and are no more than `_UNKNOWNS` of head_dim_v.
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     values = call.v.double().cpu()
     wanted = torch.from_numpy(out)

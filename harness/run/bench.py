@@ -51,14 +51,12 @@ class BenchPlan:
         shapes: lengths of the requests.
         vocabulary: size of the model's vocabulary.
         seed: seed of the prompts and of the order of blocks.
-        cuda_graphs: whether both servers capture CUDA graphs; None for the default, see `eager`.
     """
 
     run: Plan
     shapes: tuple[Shape, ...]
     vocabulary: int
     seed: int
-    cuda_graphs: bool | None
 
     @property
     def loads(self) -> list[tuple[Shape, int]]:
@@ -69,17 +67,13 @@ class BenchPlan:
 
     @property
     def eager(self) -> bool:
-        """True if both servers run without CUDA graphs; by default if a kernel of the contract computes decode."""
-        return self.run.has_decode_kernel if self.cuda_graphs is None else not self.cuda_graphs
+        """True if both servers run without CUDA graphs: calls of a kernel of the contract in decode cannot be captured."""
+        return self.run.has_decode_kernel
 
     @property
     def command(self) -> str:
         """The command that repeats it."""
-        flags = self.run.spec.given_flags(BENCH_FLAGS)
-        flags += [f"--seed={self.seed}"] if self.seed else []
-        if self.cuda_graphs is not None:
-            flags.append("--cuda-graphs" if self.cuda_graphs else "--no-cuda-graphs")
-        return shlex.join(["assay", "bench", *flags])
+        return shlex.join(["assay", "bench", *self.run.spec.given_flags(BENCH_FLAGS)])
 
 
 def timed_spec(spec: RunSpec) -> RunSpec:
@@ -87,14 +81,12 @@ def timed_spec(spec: RunSpec) -> RunSpec:
     return spec.changed(suites=("greedy",), questions=1, greedy_prompts=_LENGTH_PROMPTS)
 
 
-def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> BenchPlan:
+def plan_bench(run: Plan, seed: int = 0) -> BenchPlan:
     """Check a bench; start nothing.
 
     Args:
         run: a checked run of `timed_spec`.
         seed: seed of the prompts and of the order of blocks.
-        cuda_graphs: whether both servers capture CUDA graphs; None captures them unless a kernel of the contract computes decode,
-            whose calls cannot be captured.
 
     Raises:
         UsageError: an unknown shape, a shape too long for the model, or servers that cannot run at the same time.
@@ -103,7 +95,7 @@ def plan_bench(run: Plan, seed: int = 0, cuda_graphs: bool | None = None) -> Ben
     model = model_shape(run.model)
     check_fit(shapes, model.context)
     check_together(run, "their blocks alternate, so that drift cancels")
-    return BenchPlan(run, shapes, model.vocabulary, seed, cuda_graphs)
+    return BenchPlan(run, shapes, model.vocabulary, seed)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
     raise ChangedError(
         f"The candidate (B) is not what {accepted} (A) accepts: {says[0]}{more}.",
         "what was accepted",
-        "make the candidate's with assay fingerprint --out, and see assay fingerprint diff of both; accept it if it is meant",
+        "make the candidate's with assay fingerprint --out, and see assay compare of both; accept it if it is meant",
         details="\n".join(says),
     )
 

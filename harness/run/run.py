@@ -86,8 +86,6 @@ def bench_servers(
     spec: RunSpec,
     out: Path,
     *,
-    seed: int = 0,
-    cuda_graphs: bool | None = None,
     display: ProgressDisplay | None = None,
 ) -> LatencyResult:
     """Start the servers of both roles, time them side by side, and judge the ratios of their times. Nothing is rendered.
@@ -95,8 +93,6 @@ def bench_servers(
     Args:
         spec: what to time; its `suites` are ignored.
         out: a new folder for the timings.
-        seed: seed of the prompts and of the order of blocks.
-        cuda_graphs: whether both servers capture CUDA graphs; by default unless a kernel of the contract computes decode.
         display: shows the progress; by default it is not shown.
 
     Raises:
@@ -104,7 +100,7 @@ def bench_servers(
         EngineError: a server failed.
         EvidenceError: the folder cannot be written, or its timings prove nothing.
     """
-    plan = plan_bench(prepare(timed_spec(spec)), seed, cuda_graphs)
+    plan = plan_bench(prepare(timed_spec(spec)))
     check_environment(plan.run)
     folder = BenchFolder.new(out)
     bench(plan, folder, display or ProgressDisplay(Console(quiet=True)))

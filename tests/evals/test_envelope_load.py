@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import accumulate
 
 import numpy as np
 import pytest
 
-from assay.evals.envelope_load import BATCH, BORDER, Load, LoadReach, LoadRequest, Wave, envelope_load, longest, short_load
+from assay.evals.envelope_load import BATCH, BORDER, Load, LoadReach, Wave, envelope_load
 from assay.harness.evidence.envelope import gaps, ranges_of
 
 VOCABULARY = 1031
@@ -105,24 +104,6 @@ def test_a_pool_of_a_few_prompts_evicts_no_prefix_before_it_is_used(reach: LoadR
         known.keep(wave)
 
 
-WRONG: list[Callable[[int, int], bool]] = [
-    lambda new, prefix: 202 <= prefix <= 511,
-    lambda new, prefix: new > 130 and prefix > 0,
-    lambda new, prefix: new > 200 and prefix > 200,
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_kernel_that_is_wrong_for_some_lengths_of_extend_meets_one_of_them(wrong: Callable[[int, int], bool]) -> None:
-    extend, _ = served(REACHES[1])
-    assert [one for one in extend if wrong(*one)]
-
-
-def test_a_kernel_that_returns_zeros_for_201_to_576_keys_in_decode_meets_some_of_them() -> None:
-    _, decode = served(REACHES[1])
-    assert {new + prefix for new, prefix in decode} >= {255, 256, 257, 511, 512}
-
-
 @pytest.mark.parametrize("reach", REACHES[:3], ids=str)
 def test_every_pair_of_thresholds_that_leaves_a_block_is_exceeded_by_a_prompt(reach: LoadReach) -> None:
     lengths = np.array([one for one in served(reach)[0] if sum(one) <= reach.tokens])
@@ -164,27 +145,9 @@ def test_a_batch_has_sequences_with_and_without_a_prefix() -> None:
     assert {one.cached for one in wave} == {0, 24}
 
 
-def test_a_context_that_is_too_short_shortens_the_load() -> None:
-    assert longest(2048, 4096, 1) == 2048
-    assert longest(2048, 1024, 33) == 896
-    assert longest(512, 64, 1) <= 0
-
-
 def test_loads_of_other_seeds_share_nothing() -> None:
     one, other = (envelope_load(REACHES[0], 9, VOCABULARY, seed).long[0].ids for seed in "ab")
     assert one[:8] != other[:8]
-
-
-def test_the_short_load_ends_around_a_border_and_passes_one_in_decode() -> None:
-    long, wave = short_load(LoadReach(512, 4096, 512, depth=9), VOCABULARY, "seed")
-    assert len(long[0].ids) == 1024
-    assert {len(one.ids) % BORDER for one in wave} >= {BORDER - 1, 0, 1}
-    assert {len(one.ids) % BORDER + step for one in wave for step in range(1, one.output)} >= {BORDER - 1, BORDER, BORDER + 1}
-    assert _lengths(wave) == {63, 64 + 256, 65, 10, 125}
-
-
-def _lengths(wave: Iterable[LoadRequest]) -> set[int]:
-    return {len(one.ids) for one in wave}
 
 
 @pytest.mark.parametrize("chunk", [None, 64, 128, 256, 512])

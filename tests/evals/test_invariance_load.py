@@ -35,11 +35,6 @@ def test_a_probe_begins_with_the_prefix_and_then_parts_from_it_and_from_others(l
     assert len({probe.id for probe in made.probes}) == len(made.probes)
 
 
-def test_the_same_arguments_give_the_same_probes() -> None:
-    assert probe_load("cpu", 4096, 1000) == probe_load("cpu", 4096, 1000)
-    assert probe_load("cpu", 4096, 1000, "1") != probe_load("cpu", 4096, 1000)
-
-
 def test_a_short_context_has_the_probes_that_fit() -> None:
     made = probe_load("cpu", 512, 1000)
     assert max(len(probe.ids) + probe.depth for probe in made.probes) <= 512

@@ -24,12 +24,6 @@ def test_the_same_seed_gives_the_same_prompts_and_another_seed_others() -> None:
     assert all(one[:10] != two[:10] for one in prompts(shape, 2, VOCABULARY, "a") for two in other)
 
 
-def test_special_tokens_at_the_ends_of_the_vocabulary_are_not_drawn() -> None:
-    drawn = {token for tokens in prompts(Shape("x", 5000, 2), 2, VOCABULARY, "s") for token in tokens}
-    assert min(drawn) >= 103
-    assert max(drawn) < VOCABULARY - 103
-
-
 def test_shapes_are_named_or_given_as_lengths() -> None:
     assert [shape.name for shape in shapes_of(DEFAULT, "cpu")] == list(DEFAULT)
     assert shapes_of(["256:256", "100:20:64"], "cuda") == (Shape("256:256", 256, 256), Shape("100:20:64", 100, 20, 64))

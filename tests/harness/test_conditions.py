@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from assay.harness.conditions import (
     BATCH_SIZE,
@@ -35,12 +33,6 @@ def test_the_last_prefix_bucket_is_the_cached_prefix() -> None:
 )  # fmt: skip
 def test_labels(buckets: Buckets, value: int, label: str) -> None:
     assert buckets.label(value) == label
-
-
-@given(st.integers(65, 2**20))
-def test_prompt_lengths_are_split_by_powers_of_two(tokens: int) -> None:
-    low, high = map(int, PROMPT_LENGTH.label(tokens).split("-"))
-    assert low <= tokens <= high == 2 * (low - 1)
 
 
 def test_ids_are_kebab_case() -> None:

@@ -79,15 +79,6 @@ def test_a_named_file_is_read_and_must_exist(work: Path) -> None:
         make_spec({}, work)
 
 
-def test_an_empty_file_changes_nothing() -> None:
-    assert from_toml("") == make_spec({}) == from_toml("[run]")
-
-
-def test_a_byte_order_mark_and_utf8_are_read(work: Path) -> None:
-    (work / "assay.toml").write_bytes('\ufeff[run]\nmodel = "modèle"'.encode())
-    assert make_spec({}).reference.model == "modèle"
-
-
 @pytest.mark.parametrize(
     ("text", "found", "do"),
     [
@@ -171,12 +162,6 @@ def test_a_value_out_of_range_names_its_flag_and_what_was_found(name: str, value
     assert error.found.startswith(f"{flag(name)} is ")
     first = value[0] if name == "engine_arg" and isinstance(value, list) else value
     assert repr(first) in error.found
-
-
-@pytest.mark.parametrize(("margin", "alpha"), [(0.001, 0.2), (0.1, 0.001)])
-def test_the_ranges_include_their_ends(margin: float, alpha: float) -> None:
-    spec = make_spec({"margin": margin, "alpha": alpha, "questions": 1, "greedy_prompts": 1, "concurrency": 1024})
-    assert (spec.policy.margin, spec.policy.alpha) == (margin, alpha)
 
 
 def test_an_unknown_field_is_refused() -> None:

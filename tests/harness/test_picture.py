@@ -6,17 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from assay.harness.picture import CELLS, MAX_KEYS, MAX_QUERIES, Picture
+from assay.harness.picture import MAX_KEYS, MAX_QUERIES, Picture
 from assay.harness.verdict import Finding
 
 FINDING = {
     "id": "k", "title": "k", "severity": "serious", "where": "extend", "diagnosis": "d", "evidence": [], "reproduce": "",
 }  # fmt: skip
-
-
-def test_a_finding_of_an_older_report_has_no_operator_and_no_picture() -> None:
-    found = Finding.model_validate(FINDING)
-    assert (found.operator, found.picture) == ("", None)
 
 
 def test_a_finding_keeps_its_picture_on_disk(examples: ModuleType) -> None:
@@ -55,8 +50,3 @@ def test_breaks_are_where_a_sequence_ends_or_something_is_left_out(examples: Mod
     )  # fmt: skip
     assert drawn.query_breaks == (2, 3)
     assert drawn.key_breaks == (2, 4)
-
-
-def test_the_characters_of_cells_are_documented() -> None:
-    described = Picture.model_fields["cells"].description or ""
-    assert [sign for sign in CELLS if f"{sign} " not in described] == []

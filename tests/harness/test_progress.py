@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from assay.harness import progress
-from assay.harness.progress import ProgressDisplay, _eta, duration
+from assay.harness.progress import ProgressDisplay, duration
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:
@@ -59,11 +59,6 @@ def test_what_is_left_is_estimated_from_the_rate(monkeypatch: pytest.MonkeyPatch
     assert out.getvalue().splitlines()[-1].endswith("reference: questions: 100 of 100")
 
 
-def test_nothing_is_estimated_from_one_step() -> None:
-    assert _eta(10.0, 1, 99) == ""
-    assert _eta(0.0, 5, 99) == ""
-
-
 def test_durations() -> None:
     assert [duration(seconds) for seconds in (0.4, 59, 60, 213, 7500)] == ["0 s", "59 s", "1 min 0 s", "3 min 33 s", "2 h 5 min"]
 
@@ -95,11 +90,3 @@ def test_a_wait_on_a_terminal_leaves_no_bar_behind() -> None:
         with display.waiting("starting reference"):
             assert [task.description for task in display._bars.tasks] == ["starting reference"]
         assert not display._bars.tasks
-
-
-def test_a_quiet_console_shows_nothing() -> None:
-    out = StringIO()
-    with ProgressDisplay(Console(file=out, quiet=True, force_terminal=True)) as display:
-        display.say("x")
-        display.count("questions", 3, 3)
-    assert out.getvalue() == ""

@@ -19,12 +19,6 @@ from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.reading import reading, whole_file
 
 
-def test_a_limit_beyond_all_indices_is_no_obstacle(tmp_path: Path) -> None:
-    path = tmp_path / "small"
-    path.write_bytes(b"abc")
-    assert whole_file(path, 2**70) == b"abc"
-
-
 def test_a_readers_own_fault_says_what_is_not_whole_and_keeps_its_cause() -> None:
     with (
         pytest.raises(EvidenceError, match=r"^x\.json is not a whole results file: KeyError: 'score'\.") as caught,

@@ -38,7 +38,6 @@ def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, ve
     shown = text_of(page)
     for wanted in (
         f"{word} ", "2.000 (1.980 to 2.030)" if verdict == "regression" else "1.040 (1.020 to 1.070)",
-        "1 vs 1 prompt tokens/s",
         "99th percentile of inter-token latency 10.00 vs 10.00 ms", "80 % vs 80 % of the prompt tokens cached",
         "triton 1,912 1,912 1,624 1,500 32",
     ):  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from assay.harness.ingest.comparison import AnswerFlip, ComparedAnswers, Comparison, PassLimits
+from assay.harness.ingest.comparison import AnswerFlip, ComparedAnswers, Comparison
 from assay.harness.ingest.recognise import compare as compare_files
 from assay.harness.ingest.tensor_diff import TensorRule
 from assay.reports import junit, page
@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[1] / "data" / "results"
 
 
 def compare(a: Path, b: Path) -> Comparison:
-    return compare_files(a, b, PassLimits(), TensorRule(), reproduce="assay compare A B")
+    return compare_files(a, b, 0.02, TensorRule(), reproduce="assay compare A B")
 
 
 def result() -> Comparison:

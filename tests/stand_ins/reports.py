@@ -16,6 +16,7 @@ from typing import Any, Literal
 from assay.evals.questions import GROUPS, Question
 from assay.evals.synthetic import NAMES, THINGS, questions
 from assay.harness.conditions import condition_id
+from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
@@ -118,7 +119,6 @@ def regression() -> Report:
                 low=80.7,
                 high=89.4,
                 bound=5.0,
-                bound_is="most",
                 explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
             ),
             Metric(id="flips", title="flips", value=219, text="219 lost, 0 gained", explain="Exact McNemar p = 2.4e-66."),
@@ -352,7 +352,7 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,
-        reference_input_throughput=1.0, candidate_input_throughput=1.0, reference_output_throughput=1.0,
+        reference_output_throughput=1.0,
         candidate_output_throughput=1.0, reference_itl_p99_s=0.01, candidate_itl_p99_s=0.01, reference_cached=0.8,
         candidate_cached=0.8,
     )  # fmt: skip
@@ -457,7 +457,6 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
                 low=-1.8,
                 high=1.8,
                 bound=5.0,
-                bound_is="most",
                 explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
             ),
         ),
@@ -505,7 +504,6 @@ def _greedy(verdict: Verdict) -> SuiteResult:
                 low=75.9 if broken else 0.0,
                 high=97.5 if broken else 8.9,
                 bound=10.0,
-                bound_is="most",
                 explain="Percent of prompts; 95 % Wilson interval. Ties within the reference's own floor are not counted.",
             ),
         ),
@@ -551,16 +549,19 @@ def _calls(candidate: str) -> tuple[CallSummary, ...]:
     )  # fmt: skip
 
 
-_LENGTHS = "prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 0 to 512 cached and at 1 to 513 and 1,024 in all"
-
-
 def _envelope(text: str = "") -> EnvelopeResult:
     wanted = [("new-tokens", "new tokens", "17-128", 74), ("new-tokens", "new tokens", "129-512", 2)]
+    short = ((1, 512),)
+    compared = {
+        "new-tokens": short, "new-behind-prefix": short, "prefix-tokens": ((0, 512),), "total-tokens": ((1, 513), (1024, 1024))
+    }  # fmt: skip
     return EnvelopeResult(
         policy=text or "envelope_tokens = 512 (default)",
-        sentence=text or f"{_LENGTHS}, in batches of up to 12; decode is the reference's",
-        served=text or f"{_LENGTHS}; decode is the reference's",
-        reached={"extend": {"new-tokens": 512}},
+        claimed=("extend",),
+        limits=EngineLimits(chunk_tokens=512, context_tokens=4096),
+        compared={"extend": compared},
+        served={"extend": compared},
+        reached={"extend": {"new-tokens": 512, "batch": 12}},
         gaps=(text,) if text else (),
         rows=tuple(
             EnvelopeRow(
@@ -568,8 +569,7 @@ def _envelope(text: str = "") -> EnvelopeResult:
             )
             for id_, title, label, calls in wanted
         ),
-        not_covered=(text or "extend: more than 512 new tokens at once", text or "speculative decoding"),
-    )  # fmt: skip
+    )
 
 
 def _report(

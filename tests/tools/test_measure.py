@@ -126,11 +126,6 @@ def test_a_binding_is_seen_wherever_it_is(measure: ModuleType, text: str) -> Non
     assert len(list(measure.bindings_of(ast.parse(text)))) == 1
 
 
-def test_the_first_part_of_an_error_is_a_name(measure: ModuleType) -> None:
-    text = "class Error:\n    found: str = ''\n    def __init__(self, found: str) -> None:\n        raise Error(found=self.found)\n"
-    assert not list(measure.bindings_of(ast.parse(text)))
-
-
 def test_the_lint_fails_on_words_names_and_docstrings_and_where_there_is_nothing(
     measure: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

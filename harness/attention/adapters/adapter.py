@@ -99,12 +99,12 @@ def scales_of(call: AttentionCall, forms: Sequence[str] = FP8_PER_TENSOR) -> tup
     Raises:
         KernelRefused: K and V are stored in another form.
     """
-    if call.stored_k is None or call.k_scale is None or call.v_scale is None:
+    if call.stored is None:
         return None
     if lacks := [lack for lack in lacking(forms, call) if lack.startswith("stored_kv")]:
         known = " or ".join(form.removeprefix("stored_kv: ") for form in forms)
         raise KernelRefused(f"the signature has no {lacks[0]}: it takes {known}")
-    return call.k_scale.flatten(), call.v_scale.flatten()
+    return call.stored.k_scale.flatten(), call.stored.v_scale.flatten()
 
 
 def _is_declared(features: Sequence[str], feature: str) -> bool:

@@ -26,11 +26,11 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
         "q": call.q, "k": call.k, "v": call.v, "cu_seqlens_q": call.cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k,
         "max_seqlen_q": max(call.lens_q), "max_seqlen_k": max(call.lens_k), "softmax_scale": call.scale, "causal": call.causal,
     }  # fmt: skip
-    if (scales := scales_of(call, _STORED)) is not None:
+    if call.stored and (scales := scales_of(call, _STORED)):
         if call.q.dtype != torch.bfloat16:
             raise KernelRefused("beside a stored_kv in FP8, FlashAttention computes bfloat16")
         shape = len(call.lens_k), call.k.shape[1]
-        passed |= {"q": call.q.to(torch.float8_e4m3fn), "k": call.stored_k, "v": call.stored_v}
+        passed |= {"q": call.q.to(torch.float8_e4m3fn), "k": call.stored.k, "v": call.stored.v}
         passed |= {name: scale.expand(shape) for name, scale in zip(("k_descale", "v_descale"), scales, strict=True)}
     if spec.mask.window:
         passed["window_size"] = (spec.mask.window - 1, 0)

@@ -35,8 +35,8 @@ def _wrapper(kind: Any, call: AttentionCall) -> Any:
 
 def _asked(call: AttentionCall) -> dict[str, Any]:
     """Return what every plan is passed of a call's spec and dtypes."""
-    stored = call.k if call.stored_k is None else call.stored_k
-    asked: dict[str, Any] = {"sm_scale": call.scale, "q_data_type": call.q.dtype, "kv_data_type": stored.dtype}
+    stored = call.stored or call
+    asked: dict[str, Any] = {"sm_scale": call.scale, "q_data_type": call.q.dtype, "kv_data_type": stored.k.dtype}
     if call.spec.mask.window:
         asked["window_left"] = call.spec.mask.window - 1
     if call.spec.softcap:

@@ -166,15 +166,14 @@ def _dequantised(
 
 def _stored(what: str, power: int, call: AttentionCall) -> Tensor:
     """Multiply what is stored by its scale to a power: 0 where it is missing, 2 where it is applied twice."""
-    stored, scale = getattr(call, f"stored_{what}"), getattr(call, f"{what}_scale")
-    product: Tensor = stored.float() * scale**power
-    return product
+    tensors = call.tensors
+    return tensors[f"stored_{what}"].float() * tensors[f"{what}_scale"] ** power
 
 
 def _scaled_by(stored: str, scale: str, shift: tuple[int, ...], call: AttentionCall) -> Tensor:
     """Multiply what is stored by another scale, moved by places along tokens, heads and dims."""
-    product: Tensor = getattr(call, f"stored_{stored}").float() * getattr(call, f"{scale}_scale").roll(shift, (0, 1, 2))
-    return product
+    tensors = call.tensors
+    return tensors[f"stored_{stored}"].float() * tensors[f"{scale}_scale"].roll(shift, (0, 1, 2))
 
 
 def _k(call: AttentionCall) -> Tensor:
@@ -187,8 +186,7 @@ def _v(call: AttentionCall) -> Tensor:
 
 def _other_scale(shift: tuple[int, ...], call: AttentionCall) -> AttentionCall | None:
     """Take the scale of another head, token or block, where there is one."""
-    scale = call.k_scale
-    if scale is None or all(scale.shape[axis] <= abs(by) for axis, by in enumerate(shift) if by):
+    if call.stored is None or all(call.stored.k_scale.shape[axis] <= abs(by) for axis, by in enumerate(shift) if by):
         return None
     return _dequantised(partial(_scaled_by, "k", "k", shift), partial(_scaled_by, "v", "v", shift), call)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from assay.evals.greedy import MAX_TOKENS
 from assay.harness.backend import Backend
@@ -14,16 +15,15 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
 from assay.harness.drivers.bisect.layer_search import find_layers
 from assay.harness.drivers.bisect.layer_task import (
-    Criterion,
     Floors,
     LayerBisection,
     LayerSetup,
     ProbeRecord,
     can_fail,
     choose_criterion,
-    compare_with_reference,
     conclude,
     fewest_prompts,
+    probe_record,
     right_prompts,
 )
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
@@ -41,37 +41,23 @@ from assay.harness.text import ranges
 _RESULT = "bisect.json"
 
 
-@dataclass(frozen=True)
-class _AnswerSet:
-    """The answers to all prompts under one control.
-
-    Attributes:
-        texts: in the order of the prompts.
-        with_prefix: prompts of which at least 16 tokens were cached.
-        seconds: duration.
-    """
+class _AnswerSet(NamedTuple):
+    """The answers to all prompts under one control, in the order of the prompts; `with_prefix` had 16 cached tokens or more."""
 
     texts: tuple[str, ...]
     with_prefix: int
     seconds: float
 
 
+@dataclass
 class _ProbeServer:
-    """A running server with the candidate as the reference's shadow (``ASSAY_SHADOW``), and the prompts of a probe.
+    """A running server with the candidate as the reference's shadow, its evidence folder, and the prompts of a probe."""
 
-    Args:
-        engine: the reference.
-        evidence: its folder (``ASSAY_EVIDENCE``).
-        items: the prompts.
-        max_tokens: token limit of an answer.
-        concurrency: requests in flight.
-    """
-
-    def __init__(
-        self, engine: Engine, evidence: Path, items: Sequence[Item], max_tokens: int, concurrency: int
-    ) -> None:
-        self.engine, self.evidence, self.items = engine, evidence, items
-        self.max_tokens, self.concurrency = max_tokens, concurrency
+    engine: Engine
+    evidence: Path
+    items: Sequence[Item]
+    max_tokens: int
+    concurrency: int
 
     def ask(self, candidate: frozenset[int]) -> _AnswerSet:
         """Answer all prompts with the candidate in these layers and the shared header cached; verify that it ran there.
@@ -98,12 +84,11 @@ class _ProbeServer:
         return _AnswerSet(texts, with_prefix, time.monotonic() - begun)
 
 
-def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: ProgressDisplay) -> LayerBisection:
+def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBisection:
     """Find the layers that must run the reference for the task to be right again; start one server for it.
 
     Args:
         plan: the validated run: roles, device, limits, alpha, and the questions of each probe, which share `PROMPT_HEADER`.
-        by: what must be right again; None to choose, see `assay.harness.drivers.bisect.layer_task.choose_criterion`.
         folder: new folder for the server's log and ``bisect.json``.
         display: shows every probe.
 
@@ -129,36 +114,20 @@ def bisect_layers(plan: Plan, by: Criterion | None, folder: Path, display: Progr
     evidence = folder / "server"
     set_control(evidence, Control())
     display.say(f"Starting {spec.reference.backend} with {spec.candidate.backend} as its shadow.")
+    shadowed = spec.reference.launched_with({SHADOW: spec.candidate.backend})
     server = make_engine(
-        plan,
-        "reference",
-        evidence,
-        folder / "server.log",
-        cpu_core=core_of(spec.device),
-        eager=True,
-        side=spec.reference.launched_with({SHADOW: spec.candidate.backend}),
+        plan, "reference", evidence, folder / "server.log", cpu_core=core_of(spec.device), eager=True, side=shadowed
     )
     with running([server], spec.device, display):
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
-        result = _search_layers(
-            _ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency),
-            spec,
-            by,
-            display,
-        )
+        probed = _ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency)
+        result = _search_layers(probed, spec, display)
     write_whole(folder / _RESULT, result.model_dump_json(indent=2) + "\n")
     return result
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """The reference alone, asked twice.
-
-    Attributes:
-        texts: its first answers.
-        right: for each prompt, whether it is right.
-        floors: what must be right, and the reference's own floor; the candidate's is not measured yet.
-    """
+class _Reference(NamedTuple):
+    """The reference alone, asked twice: its first answers, whether each is right, and floors without the candidate's."""
 
     texts: tuple[str, ...]
     right: list[bool]
@@ -169,11 +138,7 @@ class _Probe:
     """The probe of `find_layers`: receives a set of layers, returns whether the task is right, and keeps every answer."""
 
     def __init__(
-        self,
-        server: _ProbeServer,
-        setup: LayerSetup,
-        reference: _Reference,
-        display: ProgressDisplay,
+        self, server: _ProbeServer, setup: LayerSetup, reference: _Reference, display: ProgressDisplay
     ) -> None:
         self._server, self._setup, self._reference = server, setup, reference
         self._layers, self._display = frozenset(setup.layers), display
@@ -191,46 +156,27 @@ class _Probe:
     def __call__(self, candidate: frozenset[int]) -> bool:
         known = self._waiting if candidate == self._layers else []
         answers = known.pop(0) if known else self._server.ask(candidate)
-        comparison = compare_with_reference(self._reference.right, self._right(answers), self._setup.alpha)
-        self.records.append(
-            ProbeRecord(
-                **comparison.model_dump(),
-                candidate=tuple(sorted(candidate)),
-                with_prefix=answers.with_prefix,
-                seconds=answers.seconds,
-            )
-        )
+        own, items, by = self._reference, self._server.items, self._reference.floors.by
+        right = right_prompts(by, items, own.texts, answers.texts)
+        alpha, cached = self._setup.alpha, answers.with_prefix
+        made = probe_record(candidate, own.right, right, alpha, cached, answers.seconds)
+        self.records.append(made)
         self._display.say(
-            f"Probe {len(self.records)}: {self._setup.candidate} in {ranges(candidate)}: {comparison.outcome} "
-            f"({comparison.lost} lost, {comparison.gained} gained of {len(answers.texts)})."
+            f"Probe {len(self.records)}: {self._setup.candidate} in {ranges(candidate)}: {made.outcome} "
+            f"({made.lost} lost, {made.gained} gained of {len(right)})."
         )
-        return comparison.outcome == "right"
-
-    def _right(self, answers: _AnswerSet) -> list[bool]:
-        return right_prompts(self._reference.floors.by, self._server.items, self._reference.texts, answers.texts)
+        return made.outcome == "right"
 
 
-def _search_layers(
-    server: _ProbeServer, spec: RunSpec, by: Criterion | None, display: ProgressDisplay
-) -> LayerBisection:
+def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay) -> LayerBisection:
     """Bisect on a running server.
 
     The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, each set is
     probed once; otherwise until one outcome leads clearly.
-
-    Args:
-        server: the server and the prompts.
-        spec: roles, device, limits and alpha.
-        by: what must be right again; None to choose.
-        display: shows every probe.
-
-    Raises:
-        EngineError: the server failed, or the candidate raised.
-        EvidenceError: a substitution did not happen.
     """
     begun = time.monotonic()
-    reference = _ask_reference(server, spec.workload.token_limit, spec.policy.alpha, by, display)
-    setup = _setup(server, spec, by)
+    reference = _ask_reference(server, spec.workload.token_limit, spec.policy.alpha, display)
+    setup = _setup(server, spec)
     probe = _Probe(server, setup, reference, display)
     floors, search = reference.floors, None
     if can_fail(floors.by, floors.reference_right, setup.prompts, setup.alpha):
@@ -239,17 +185,12 @@ def _search_layers(
     return conclude(setup, floors, search, probe.records, time.monotonic() - begun)
 
 
-def _ask_reference(
-    server: _ProbeServer, token_limit: int, alpha: float, by: Criterion | None, display: ProgressDisplay
-) -> _Reference:
+def _ask_reference(server: _ProbeServer, token_limit: int, alpha: float, display: ProgressDisplay) -> _Reference:
     """Ask the reference alone twice, and choose what must be right. Texts are short, whatever the limit of an answer."""
-    short = min(token_limit, MAX_TOKENS)
-    if by == "text":
-        server.max_tokens = short
     own = server.ask(frozenset())
-    chosen, why = (by, "requested") if by else choose_criterion(server.items, own.texts, alpha)
-    if chosen == "text" and server.max_tokens != short:
-        server.max_tokens = short
+    chosen, why = choose_criterion(server.items, own.texts, alpha)
+    if chosen == "text":
+        server.max_tokens = min(token_limit, MAX_TOKENS)
         own = server.ask(frozenset())
     again = server.ask(frozenset())
     once, twice = (right_prompts(chosen, server.items, own.texts, answers.texts) for answers in (own, again))
@@ -261,7 +202,7 @@ def _ask_reference(
     return _Reference(own.texts, right, floors)
 
 
-def _setup(server: _ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSetup:
+def _setup(server: _ProbeServer, spec: RunSpec) -> LayerSetup:
     command = ["assay", "bisect", "layers", *spec.given_flags(BISECT_FLAGS), f"--questions={len(server.items)}"]
     return LayerSetup(
         reference=spec.reference.backend,
@@ -273,7 +214,7 @@ def _setup(server: _ProbeServer, spec: RunSpec, by: Criterion | None) -> LayerSe
         layers=layers_seen(server.evidence),
         prompts=len(server.items),
         alpha=spec.policy.alpha,
-        reproduce=shlex.join([*command, *([f"--by={by}"] if by else [])]),
+        reproduce=shlex.join(command),
     )
 
 

@@ -4,16 +4,12 @@ A probe receives the set of layers that run the candidate; all others run the re
 such that the task is right with the candidate everywhere but in R, and wrong again as soon as any one layer of R is switched
 back to the candidate.
 
-- *Sanity checks*: the task must be right with no layer substituted (else it is too noisy to decide anything), and wrong with all
-  of them (else there is nothing to find).
-- *Monotone answers* (one more layer of the candidate never makes a wrong task right): a set of layers that are right together
-  grows from the front; bisection finds the first layer that turns it wrong, which must run the reference; and the search
-  continues after it. Later layers are searched for in steps that start at the last distance and double (galloping, Bentley &
-  Yao, An almost optimal algorithm for unbounded searching, Information Processing Letters 5, 82-87 (1976)), so that k of n
-  layers cost about k log2(n / k) probes, and n of n about n.
-- *Non-monotone answers* (errors that cancel) show as a wrong set that is a subset of a right one; this happens when a layer of R
-  turns out not to be needed. Then R is reduced by ddmin (Zeller & Hildebrandt, Simplifying and isolating failure-inducing input,
-  IEEE Transactions on Software Engineering 28, 183-200 (2002)), which assumes nothing.
+The task must be right with no layer substituted (else it is too noisy to decide anything), and wrong with all of them. A set of
+layers that are right together grows from the front; bisection finds the first layer that turns it wrong, and the search continues
+after it in steps that start at the last distance and double (galloping; Bentley & Yao, Information Processing Letters 5, 82-87,
+1976), so that k of n layers cost about k log2(n / k) probes. Errors that cancel show as a layer of R that turns out not to be
+needed; R is then reduced by ddmin (Zeller & Hildebrandt, IEEE Transactions on Software Engineering 28, 183-200, 2002), which
+assumes nothing.
 """
 
 from __future__ import annotations
@@ -40,12 +36,7 @@ _MAX_EXPLAINED_LAYERS = 4
 
 @dataclass(frozen=True)
 class RestoredLayer:
-    """A layer that must run the reference.
-
-    Attributes:
-        layer: its number.
-        alone: whether the task is wrong with the candidate in this layer only; None if that was not probed.
-    """
+    """A layer that must run the reference; `alone` is None if it was not probed with the candidate in this layer only."""
 
     layer: int
     alone: bool | None
@@ -74,13 +65,13 @@ class _AnswerCache:
 
     def __init__(self, probe: ProbeFunction, steady: bool) -> None:
         self._probe, self._steady = probe, steady
-        self._known: dict[frozenset[int], bool] = {}
+        self.known: dict[frozenset[int], bool] = {}
         self._probed: list[tuple[frozenset[int], int, int]] = []
 
     def right(self, candidate: Collection[int]) -> bool:
-        """Return True if the task is right with the candidate in these layers. Raises _Undecided if that cannot be decided."""
+        """Return True if the task is right with the candidate in these layers. Raises `_Undecided` if no answer leads."""
         key = frozenset(candidate)
-        if key not in self._known:
+        if key not in self.known:
             lead, most = (1, 1) if self._steady else (_LEAD, _MOST_ANSWERS)
             right = wrong = 0
             while abs(right - wrong) < lead and right + wrong < most:
@@ -92,37 +83,27 @@ class _AnswerCache:
                     f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: "
                     "neither leads clearly."
                 )
-            self._known[key] = right > wrong
-        return self._known[key]
-
-    def knows(self, candidate: Collection[int]) -> bool:
-        """Return True if this set was probed."""
-        return frozenset(candidate) in self._known
+            self.known[key] = right > wrong
+        return self.known[key]
 
     def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
         """Return the search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
-        right = [key for key, answer in self._known.items() if answer]
-        monotone = not any(key < other for key, answer in self._known.items() if not answer for other in right)
+        right = [key for key, answer in self.known.items() if answer]
+        monotone = not any(key < other for key, answer in self.known.items() if not answer for other in right)
         return SearchResult(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
 
 
 def find_layers(layers: Sequence[int], probe: ProbeFunction, steady: bool) -> SearchResult:
     """Find layers that must run the reference for the task to be right.
 
+    Each of them is needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work if layers
+    are only wrong together.
+
     Args:
         layers: all layers, in the order of the model.
         probe: receives the layers that run the candidate.
         steady: whether the same set gave the same texts when it was asked twice; one answer is enough then.
-
-    Returns:
-        The layers, each needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work
-        if layers are only wrong together.
-
-    Raises:
-        ValueError: there is no layer, or a layer is repeated.
     """
-    if not layers or len(set(layers)) < len(layers):
-        raise ValueError(f"the layers {list(layers)}; expected at least one, without repetition")
     answers = _AnswerCache(probe, steady)
     try:
         if not answers.right(()):
@@ -135,7 +116,8 @@ def find_layers(layers: Sequence[int], probe: ProbeFunction, steady: bool) -> Se
         explained = _explain(restored, answers)
     except _Undecided as undecided:
         return answers.search("inconclusive", str(undecided))
-    why = f"The task is right with the reference in {_count(restored)} and the candidate in all others"
+    count = f"layer {restored[0]}" if len(restored) == 1 else f"the {len(restored)} layers {ranges(restored)}"
+    why = f"The task is right with the reference in {count} and the candidate in all others"
     why += f"; with the candidate in any one of {ranges(restored)} as well, it is wrong." if len(restored) > 1 else "."
     return answers.search("found", why, explained)
 
@@ -183,21 +165,13 @@ def _grow(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
 def _explain(restored: Sequence[int], answers: _AnswerCache) -> tuple[RestoredLayer, ...]:
     """Find which of the restored layers are wrong alone."""
     few = len(restored) <= _MAX_EXPLAINED_LAYERS
-    return tuple(
-        RestoredLayer(layer, not answers.right({layer}) if few or answers.knows({layer}) else None)
-        for layer in restored
-    )
+    asked = [few or frozenset({layer}) in answers.known for layer in restored]
+    alone = [not answers.right({layer}) if ask else None for layer, ask in zip(restored, asked, strict=True)]
+    return tuple(map(RestoredLayer, restored, alone))
 
 
 def _ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Reduce `items` to a subset for which `holds` is true, and false if any one of its items is removed.
-
-    Args:
-        items: `holds` is true for all of them and false for none.
-        holds: a property of a subset; need not be monotone.
-
-    Source: Zeller & Hildebrandt (2002), figure 3.
-    """
+    """Reduce `items` to a subset for which `holds` is true, and false if any one of its items is removed: figure 3 of the paper."""
     some, parts = list(items), 2
     while len(some) > 1:
         edges = [len(some) * part // parts for part in range(parts + 1)]
@@ -215,7 +189,3 @@ def _ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list
         else:
             parts = min(2 * parts, len(some))
     return some
-
-
-def _count(layers: Sequence[int]) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"the {len(layers)} layers {ranges(layers)}"

@@ -28,20 +28,15 @@ Outcome = Literal["right", "wrong"]
 _GUESSING_ALPHA = 0.01
 
 
-class _SetComparison(Record):
-    """A set of layers compared with the reference alone, prompt by prompt."""
+class ProbeRecord(Record):
+    """One probe: the layers that ran the candidate, and their comparison with the reference alone, prompt by prompt."""
 
+    candidate: tuple[int, ...]
     right: int = Field(description="right prompts")
     lost: int = Field(description="prompts that are right with the reference alone only")
     gained: int = Field(description="prompts that are right with the set only")
     p: float = Field(description='exact one-sided McNemar p value of "no loss"')
     outcome: Outcome = Field(description='"wrong" if p is below alpha')
-
-
-class ProbeRecord(_SetComparison):
-    """One probe: the layers that ran the candidate, and its comparison with the reference."""
-
-    candidate: tuple[int, ...]
     with_prefix: int = Field(description="prompts of which at least 16 tokens were cached")
     seconds: float
 
@@ -107,11 +102,7 @@ def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:
 
 
 def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) -> tuple[Criterion, str]:
-    """Choose the criterion if the user gave none: answers, if the reference knows enough of them to lose some; else text.
-
-    Returns:
-        The choice, and why.
-    """
+    """Choose, with the reason, answers if the reference knows enough of them to lose some; else text."""
     right = sum(right_prompts("answers", items, own, own))
     known = f"the reference is right on {right} of {len(items)} questions"
     if can_fail("answers", right, len(items), alpha):
@@ -126,36 +117,34 @@ def right_prompts(by: Criterion, items: Sequence[Item], own: Sequence[str], text
     return [item.is_right(parse_answer(text, item.expected)) for item, text in zip(items, texts, strict=True)]
 
 
-def compare_with_reference(reference: Sequence[bool], these: Sequence[bool], alpha: float) -> _SetComparison:
-    """Compare a set of layers with the reference alone on the same prompts.
+def probe_record(
+    candidate: frozenset[int],
+    reference: Sequence[bool],
+    these: Sequence[bool],
+    alpha: float,
+    with_prefix: int,
+    seconds: float,
+) -> ProbeRecord:
+    """Compare the candidate in a set of layers with the reference alone, prompt by prompt: whether each is right.
 
     The set is "wrong" if it lost significantly more than it gained: McNemar's exact test, one-sided, at level alpha. Unstable
     prompts go both ways, so they make a set wrong with a probability of at most alpha.
-
-    Args:
-        reference: for each prompt, whether the reference alone is right.
-        these: for each prompt, whether the set is.
-        alpha: level of the test.
     """
     lost = sum(before and not now for before, now in zip(reference, these, strict=True))
     gained = sum(now and not before for before, now in zip(reference, these, strict=True))
     p = mcnemar_of_loss(lost, gained)
-    return _SetComparison(right=sum(these), lost=lost, gained=gained, p=p, outcome="wrong" if p < alpha else "right")
+    return ProbeRecord(
+        candidate=tuple(sorted(candidate)), right=sum(these), lost=lost, gained=gained, p=p,
+        outcome="wrong" if p < alpha else "right", with_prefix=with_prefix, seconds=seconds,
+    )  # fmt: skip
 
 
 def conclude(
     setup: LayerSetup, floors: Floors, search: SearchResult | None, probes: Sequence[ProbeRecord], seconds: float
 ) -> LayerBisection:
-    """Summarise a bisection in its result.
+    """Summarise a bisection in its result; there was no search if a broken candidate would not be noticed, see `can_fail`.
 
     Finding nothing is inconclusive if too few prompts had a cached prefix: extend over a cached prefix was then not tested.
-
-    Args:
-        setup: what was bisected.
-        floors: what had to be right, and how repeatable the answers are.
-        search: the search; None if there was none because a broken candidate would not be noticed, see `can_fail`.
-        probes: the probes of the search, in order.
-        seconds: duration without the start of the server.
     """
     if search is None:
         why = (

@@ -16,7 +16,7 @@ from typing import Literal
 import safetensors.torch
 from torch import Tensor
 
-from assay.harness.attention.call import BY_KEY, AttentionCall, CallSpec, cumulative
+from assay.harness.attention.call import BY_KEY, STORED, AttentionCall, CallSpec, cumulative
 from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CANDIDATE, MANIFEST, PackEntry, PackManifest, Source
@@ -240,7 +240,7 @@ def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> s
 
     keys = len(tensors["k"])
     by_query, by_key = bytes_of(new, "q", "reference", CANDIDATE), bytes_of(keys, *BY_KEY)
-    shared = bytes_of(1, *BY_KEY[2:])
+    shared = bytes_of(1, *STORED)
     prefix = keys - new
     room = limit - _OVERHEAD - 64 - shared - prefix * by_key
     whole = int(room // (by_query + by_key))

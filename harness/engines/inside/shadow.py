@@ -188,7 +188,7 @@ class Shadow:
         layer = call.layer
         try:
             packed = call.pack("the oracle")
-            stored = packed.stored_k is not None
+            stored = packed.stored is not None
             given = call.given if stored else None  # layers may not read what is stored
             if given is not None:
                 check_stored(packed, *given)

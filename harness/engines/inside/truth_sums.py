@@ -334,7 +334,7 @@ def with_given(call: AttentionCall, k: Tensor, v: Tensor) -> AttentionCall:
         tensor.index_copy(0, rows, given.reshape(-1, *tensor.shape[1:]).to(tensor.dtype))
         for tensor, given in ((call.k, k), (call.v, v))
     )
-    return replace(call, k=k, v=v, stored_k=None, stored_v=None, k_scale=None, v_scale=None)
+    return replace(call, k=k, v=v, stored=None)
 
 
 def _windows(call: AttentionCall) -> list[Mask]:

@@ -17,8 +17,8 @@ _OWN_KEYS = frozenset({"api_key", "admin_api_key"})
 _IDENTITY_KEYS = frozenset({"port", "served_model_name", "launch_command"})
 # SGLang may fill these in with the server's own backend: then they are the requested difference, not a second one.
 _TREATMENT_KEYS = ("prefill_attention_backend", "decode_attention_backend", "mm_attention_backend")
+# Arguments that name a model, or that the engine reads from it.
 _MODEL_KEYS = {"model_path", "tokenizer_path", "context_length", "dtype"}
-"""Arguments that name a model, or that the engine reads from it."""
 ABSENT = "absent"
 
 
@@ -45,13 +45,9 @@ def differences(
 ) -> dict[str, tuple[str, str]]:
     """Return the arguments that differ, by name: (reference, candidate). Empty if only the treatment differs.
 
-    Args:
-        reference: the reference server's arguments.
-        candidate: the candidate server's arguments.
-        asked: names of the settings that were asked to differ (`assay.harness.sides.treatment`), beyond the backend.
-
-    Nested arguments are compared leaf by leaf and named with dots: ``cuda_graph_config.decode.backend``. An argument that
-    SGLang derives from the backend, for example its page size, is listed: it is a second difference.
+    `asked` names the settings that were asked to differ (`assay.harness.sides.treatment`), beyond the backend. Nested arguments
+    are compared leaf by leaf and named with dots: ``cuda_graph_config.decode.backend``. An argument that SGLang derives from the
+    backend, for example its page size, is listed: it is a second difference.
     """
     left, right = flat(_without_treatment(reference)), flat(_without_treatment(candidate))
     treated = _arguments_of(asked)

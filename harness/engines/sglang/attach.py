@@ -33,8 +33,8 @@ from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.evidence.pack import Source, rank_folder
 
+# Arguments of a backend, beside q, k and v, that have a row per token.
 _BY_TOKEN = ("q_rope", "k_rope")
-"""Arguments of a backend, beside q, k and v, that have a row per token."""
 
 
 def _limits(runner: Any) -> EngineLimits:
@@ -119,15 +119,7 @@ def attach(
 
 
 def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages, replays: Replays) -> Any:
-    """Give every call of a backend object to the attachment from now on, and return the object.
-
-    Args:
-        backend: the backend object.
-        name: its name.
-        attachment: receives the calls.
-        pages: the KV pool.
-        replays: keeps what is captured of calls in decode graphs, until they are read.
-    """
+    """Give every call of a backend object to the attachment from now on, and return the object."""
     attachment.attached_to(name)
 
     def attached(phase: Phase, forward: Any) -> Any:

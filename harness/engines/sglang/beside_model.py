@@ -15,57 +15,45 @@ from assay.harness.files import write_whole
 if TYPE_CHECKING:  # the command line names features, and must not wait for torch
     from torch import Tensor
 
+# Stands for the folder of the model in a flag.
 MODEL = "{model}"
-"""Stands for the folder of the model in a flag."""
+# Stands for the folder of a LoRA adapter that adds zeros.
 ADAPTER = "{adapter}"
-"""Stands for the folder of a LoRA adapter that adds zeros."""
+# Stands for the folder of a draft model for EAGLE.
 DRAFT = "{draft}"
-"""Stands for the folder of a draft model for EAGLE."""
+# Folder, beside that of the adapter of zeros, of one that adds something: it shows that adapters are applied.
 OTHER_ADAPTER = "other-adapter"
-"""Folder, beside that of the adapter of zeros, of one that adds something: it shows that adapters are applied."""
+# Architectures whose layers are known to have the projections of Llama, and whose models give their embedding to a draft.
 _FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose layers are known to have the projections of Llama, and whose models give their embedding to a draft."""
+# Architectures whose modules in SGLang divide the heads by the size of attention's own group (``attn_tp_size``).
 _BY_REQUEST = (
     "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM",
     "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
 )  # fmt: skip
-"""Architectures whose modules in SGLang divide the heads by the size of attention's own group (``attn_tp_size``)."""
 _RANK, _ALPHA = 8, 16
+# Standard deviation of what the other adapter's second matrix holds: enough to move every log-probability.
 _SPREAD = 0.1
-"""Standard deviation of what the other adapter's second matrix holds: enough to move every log-probability."""
 
 Config = Mapping[str, Any]
 Weights = dict[str, "Tensor"]
+# Name and content of the configuration, and of the weights.
 MadeModel = tuple[str, Config, str, Weights]
-"""Name and content of the configuration, and of the weights."""
 
 
 def like_llama(config: Config) -> str:
-    """Say why no adapter and no draft can be made for a model; empty if they can.
-
-    Args:
-        config: its configuration.
-    """
+    """Say why no adapter and no draft can be made for a model of this configuration; empty if they can."""
     architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
     return "" if architecture in _FAMILIES else f"is made for {', '.join(_FAMILIES)}, not for {architecture}"
 
 
 def attends_by_request(config: Config) -> str:
-    """Say why two GPUs cannot share the requests of a model's attention; empty if they can.
-
-    Args:
-        config: its configuration.
-    """
+    """Say why two GPUs cannot share the requests of a model's attention; empty if they can."""
     architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
     return "" if architecture in _BY_REQUEST else f"SGLang's {architecture} shares every layer among all GPUs"
 
 
 def has_experts(config: Config) -> str:
-    """Say why the experts of a model cannot be shared by two GPUs; empty if they can.
-
-    Args:
-        config: its configuration.
-    """
+    """Say why the experts of a model cannot be shared by two GPUs; empty if they can."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     count = next((int(config[name]) for name in names if config.get(name)), 0)
     if count < 2:
@@ -76,12 +64,7 @@ def has_experts(config: Config) -> str:
 
 
 def adapter(config: Config, zeros: bool) -> MadeModel:
-    """Make a LoRA adapter in PEFT's format, for q and v of every layer.
-
-    Args:
-        config: configuration of a model for which `like_llama` has no objection.
-        zeros: whether it adds zeros; otherwise it adds something to every token.
-    """
+    """Make a LoRA adapter in PEFT's format, for q and v of every layer, that adds zeros, or something to every token."""
     import torch
 
     generator, hidden = torch.Generator().manual_seed(0), int(config["hidden_size"])
@@ -103,9 +86,6 @@ def draft(config: Config) -> MadeModel:
     """Make a draft model for EAGLE: one layer behind a projection of the model's embedding and hidden states, with random weights.
 
     Embedding and head are the model's own, which SGLang gives to a draft. Names are those of ``models/llama_eagle.py``.
-
-    Args:
-        config: configuration of a model for which `like_llama` has no objection.
     """
     import torch
 
@@ -135,13 +115,7 @@ def draft(config: Config) -> MadeModel:
 
 
 def filled(flags: tuple[str, ...], model: Path, config: Config, folder: Path) -> tuple[str, ...]:
-    """Put folders into flags, of the model and of what is made for it, which is written there.
-
-    Args:
-        flags: the flags.
-        model: folder of the model.
-        config: its configuration.
-        folder: the server's folder.
+    """Put folders into flags: that of the model, and those of what is made for it, which is written into the server's folder.
 
     Raises:
         EvidenceError: the folder cannot be written.

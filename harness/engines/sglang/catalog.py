@@ -16,10 +16,10 @@ from assay.harness.errors import UsageError
 from assay.harness.sides import hide
 from assay.harness.text import did_you_mean
 
+# SGLang's own backends that compute a prefill on cached keys and on new ones apart, and merge both in the model's dtype.
 _MERGE_THE_PREFIX = ("flashinfer",)
-"""SGLang's own backends that compute a prefill on cached keys and on new ones apart, and merge both in the model's dtype."""
+# The oldest version of SGLang that assay is tested with.
 MIN_SGLANG = "0.5.17"
-"""The oldest version of SGLang that assay is tested with."""
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 
@@ -27,10 +27,7 @@ _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
 def native_noise(names: Collection[str], phase: str, stored: bool) -> str:
     """Return the noise family of SGLang's own backends, beyond the rounding of the call's dtype; empty for none.
 
-    Args:
-        names: the backends, of which any may have computed a call.
-        phase: "extend" or "decode".
-        stored: whether the KV cache stores fewer bits than the call has.
+    Any of the named backends may have computed the call; `stored` says whether the KV cache stores fewer bits than it has.
     """
     merged = phase == "extend" and any(name in _MERGE_THE_PREFIX for name in names)
     return replace(family(BESIDE_FP8 if stored else ""), merged=merged).name
@@ -65,15 +62,10 @@ def sglang_backends() -> tuple[str, ...]:
 
 
 def checked_backend(flag: str, name: str) -> Backend:
-    """Check that a server can run a backend of this name, and return it.
-
-    Args:
-        flag: the flag that named it, for the error.
-        name: the name.
+    """Check that a server can run a backend of this name, which `flag` gave, and return it.
 
     Raises:
-        UsageError: the name is unknown (the error lists the known ones), its kernel cannot be imported, or it is that of a
-            backend without a server.
+        UsageError: the name is unknown, its kernel cannot be imported, or it is that of a backend without a server.
     """
     if native := native_backend(name):
         raise UsageError(

@@ -2,17 +2,19 @@
 
 SGLang resolves some arguments by the backend: with torch_native, for example, it captures no CUDA graphs. Two servers with
 different backends would then differ in more than the backend. `_common_settings` has the flags that make them agree; `agree` asks
-SGLang itself, in processes that resolve a command line and start nothing, until nothing differs or nothing more can be done.
+SGLang itself, in processes that resolve a command line and start nothing, until nothing differs or nothing more can be done. Such a
+process is ``python -m assay.harness.engines.sglang.common FLAGS``: it prints the arguments as JSON on the last line of its output.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from assay.harness.engines.sglang import launch as launching
@@ -22,11 +24,12 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.manifest import CommonSettings
 from assay.harness.sides import ROLES, Role
 
-_RESOLVER = "assay.harness.engines.sglang.resolve_arguments"
+_RESOLVER = "assay.harness.engines.sglang.common"
 _TIMEOUT_S = 300.0
+# Most rounds of resolving: a flag may change what SGLang derives from it.
 _ROUNDS = 3
-"""Most rounds of resolving: a flag may change what SGLang derives from it."""
 
+# Limits: the smaller one holds for both.
 _LEAST = (
     "chunked_prefill_size",
     "max_prefill_tokens",
@@ -34,26 +37,18 @@ _LEAST = (
     "cuda_graph_max_bs",
     "cuda_graph_max_bs_decode",
 )
-"""Limits: the smaller one holds for both."""
+# A backend forces a page size above the default of 1.
 _GREATEST = ("page_size",)
-"""A backend forces a page size above the default of 1."""
+# Arguments that change the numbers of both servers: the user decides about them.
 _NUMBERS = (
     "kv_cache_dtype", "dtype", "quantization", "quantization_param_path", "tp_size", "dp_size", "model_path", "random_seed",
 )  # fmt: skip
-"""Arguments that change the numbers of both servers: the user decides about them."""
 
 
 def _common_settings(
     reference: Mapping[str, Any], candidate: Mapping[str, Any], names: Mapping[Role, str], asked: Collection[str] = ()
 ) -> CommonSettings:
-    """Return the flags that make two servers' arguments agree.
-
-    Args:
-        reference: the resolved arguments of the reference's server.
-        candidate: those of the candidate's.
-        names: the backend of each role, for the sentences.
-        asked: settings that were asked to differ.
-    """
+    """Return the flags that make two servers' resolved arguments agree, beyond what was asked to differ."""
     flags: dict[str, None] = {}
     because, impossible = [], []
     for name, values in differences(reference, candidate, asked).items():
@@ -93,19 +88,14 @@ def agree(
 ) -> CommonSettings:
     """Find what both servers must be given so that only the treatment differs. Nothing is started.
 
-    Args:
-        launches: how both would be launched.
-        resolve: the resolved arguments of a launch; by default SGLang itself is asked.
-        asked: settings that were asked to differ, beyond the backend.
-
-    Returns:
-        The flags with their reasons. What could not be found out or made equal is in `impossible`; the servers then show it.
+    `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names what was asked to
+    differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
     """
     resolve = resolve or _resolved_arguments
     names = {role: launches[role].backend for role in ROLES}
     agreed = CommonSettings()
     for _ in range(_ROUNDS):
-        now = [replace(launches[role], common=agreed.flags) for role in ROLES]
+        now = [dataclasses.replace(launches[role], common=agreed.flags) for role in ROLES]
         try:
             with ThreadPoolExecutor(len(now)) as pool:
                 reference, candidate = pool.map(resolve, now)
@@ -153,3 +143,28 @@ def _resolved_arguments(launch: Launch) -> dict[str, Any]:
             "SGLang to resolve the command line",
             "see the server's log",
         ) from None
+
+
+def _resolved(flags: list[str]) -> dict[str, Any]:
+    """Resolve the arguments of a server with these flags, by name."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+
+    load_plugins()
+    arguments = prepare_server_args(flags)
+    if hasattr(arguments, "resolve_once"):  # later than 0.5.17, resolution comes after parsing
+        arguments.resolve_once()
+        return dict(arguments.resolved_dict())
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    view = resolved_view(arguments)
+    return {field.name: getattr(view, field.name) for field in dataclasses.fields(arguments)}
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(_resolved(sys.argv[1:]), default=_plain), flush=True)
+    os._exit(0)  # SGLang's imports leave threads behind that would be waited for

@@ -12,8 +12,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
-from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
-from assay.harness.engines.sglang.layer_numbers import layer_number
+from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, layer_number, lengths, spec_of
 
 _MIXED = "MIXED"
 

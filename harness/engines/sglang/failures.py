@@ -201,7 +201,7 @@ def ended(
 
     Args:
         who: "the candidate server (sage_attn)".
-        how: how its process ended, in words: "exited with status 2".
+        how: how its process ended: "exited with status 2".
         when: "during start-up" or "after it was ready".
         log: what it wrote.
         tail: the end of its log, as it is shown.

@@ -15,15 +15,15 @@ from assay.evals.invariance_load import CHUNK, PAGE
 from assay.harness.engines.sglang.beside_model import ADAPTER, DRAFT, MODEL, attends_by_request, has_experts, like_llama
 from assay.harness.sides import Device, flag_values
 
+# Name of the adapter of zeros in a server.
 ADAPTER_NAME = "assay-zeros"
-"""Name of the adapter of zeros in a server."""
 _GPU: tuple[Device, ...] = ("cuda",)
+# Tokens of the KV pool where it goes on in the host's memory: all probes at once fit, and a few more requests evict the prefix.
+# SGLang takes twice as much of the host's, which of a whole pool is 60 GB.
 _HOST_TOKENS = 16384
-"""Tokens of the KV pool where it goes on in the host's memory: all probes at once fit, and a few more requests evict the prefix.
-SGLang takes twice as much of the host's, which of a whole pool is 60 GB."""
+# What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
+# so that arms with it are compared among themselves.
 Cost = Literal["nothing", "another kernel", "a base of its own"]
-"""What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
-so that arms with it are compared among themselves."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Feature:
         environment: environment variables of a server in which it is on.
         backend: attention backend in place of the base's; empty for the same.
         resolved: arguments as the server resolves them where it is on.
-        declares: what else it may change of what a server serves, as ``assay fingerprint diff --allow`` names it.
+        declares: what else it may change of what a server serves, as ``assay compare --allow`` names it.
         seen: id of what shows that it was on, beyond its arguments (`assay.harness.run.invariance.proof`).
         cost: what it is declared to change.
         requires: features without which it does nothing.
@@ -92,10 +92,7 @@ class Feature:
     def decided(self, flags: Mapping[str, str], environment: Mapping[str, str], backend: str) -> str:
         """Say what decides already, in every server, whether it is on; empty if nothing certainly does.
 
-        Args:
-            flags: the engine's own, by name: they override the feature's.
-            environment: of every server.
-            backend: attention backend of the base.
+        The engine's own flags override the feature's; `backend` is the attention backend of the base.
         """
         own = {f"--{name.replace('_', '-')}": str(value) for name, value in self.resolved.items()}
         for flag in [*flag_values(self.off), *(flag for flag, value in own.items() if _differ(flags.get(flag), value))]:

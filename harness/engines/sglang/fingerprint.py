@@ -32,12 +32,12 @@ from assay.harness.fingerprint.weights import describe_weight
 from assay.harness.text import one_line, ranges
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+# Parameters that engines are to keep in float32, by the names that SGLang gives them. A bias of the router's own product has the
+# dtype of the model.
 _KEPT = {
     "router bias": re.compile(r"e_score_correction_bias$"),
     "decay of a state": re.compile(r"A_log$"),
 }
-"""Parameters that engines are to keep in float32, by the names that SGLang gives them. A bias of the router's own product has the
-dtype of the model."""
 _BY_LAYER = {"RadixAttention": "attention", "RadixLinearAttention": "linear attention"}
 _ROWS_AT_ONCE = 4096
 
@@ -85,12 +85,7 @@ def describe(runner: Any) -> Fingerprint:
 
 
 class FingerprintWriter:
-    """Writes the fingerprint of a process into the server's folder, once for each label that the control names.
-
-    Args:
-        runner: the process's ModelRunner.
-        folder: the server's folder (``ASSAY_EVIDENCE``).
-    """
+    """Writes the fingerprint of a ModelRunner's process into the server's folder, once for each label that the control names."""
 
     def __init__(self, runner: Any, folder: Path) -> None:
         self._runner, self._folder = runner, folder
@@ -194,53 +189,39 @@ def _ropes(runner: Any) -> tuple[RopeTable, ...]:
 
 
 def _rope(path: str, module: Any, layers: str, asked: Any, kind: str, called: str) -> RopeTable:
-    table = getattr(module, "cos_sin_cache", None)
-    name = type(module).__name__
-    if not isinstance(table, Tensor):
-        frequencies = module.inv_freq.double().cpu()
-        scale = float(getattr(module, "attention_scaling", 1.0))
-        return RopeTable(
-            name=path,
-            layers=layers,
-            kind=name,
-            dtype=_dtype(module.inv_freq),
-            frequencies=tuple(frequencies.tolist()),
-            scale=scale,
-            digest=_digest(module.inv_freq),
-            wrong=wrong_rope(frequencies.tolist(), scale, asked, kind, _rounding(module.inv_freq), called),
-        )
-    cos, sin = (half[:2].double().cpu() for half in table.chunk(2, dim=-1))
-    scale = float(cos[0, 0])
-    read = torch.atan2(sin[1], cos[1])
-    tolerance = _rounding(table)
+    table: Any = getattr(module, "cos_sin_cache", None)
+    seen: dict[str, Any] = {}
+    if isinstance(table, Tensor):
+        cos, sin = (half[:2].double().cpu() for half in table.chunk(2, dim=-1))
+        read, scale = torch.atan2(sin[1], cos[1]), float(cos[0, 0])
+    else:
+        table = module.inv_freq
+        read, scale = table.double().cpu(), float(getattr(module, "attention_scaling", 1.0))
+    tolerance = max(2.0**-12, 4 * float(torch.finfo(table.dtype).eps))
     wrong = wrong_rope(read.tolist(), scale, asked, kind, tolerance, called)
-    meant = None if wrong else nearest(read.tolist(), asked, kind)
-    exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
-    off = _off_by_row(table, exact, meant.scale if meant else scale)
-    rows, error = len(off), float(off.max())
-    bad = (off > max(4 * tolerance, rows * 2.0**-22)).nonzero().flatten()
-    if meant and len(bad):
-        at = int(bad[0])
-        wrong = (
-            f"cos and sin are off by {float(off[at]):.2g} at position {at:,}, the first that is wrong, and by up to {error:.2g} "
-            f"within {rows:,} positions, though their frequencies are right"
-        )
+    if table is not getattr(module, "inv_freq", None):
+        meant = None if wrong else nearest(read.tolist(), asked, kind)
+        exact = torch.tensor(meant.frequencies, dtype=torch.float64) if meant else read
+        off = _off_by_row(table, exact, meant.scale if meant else scale)
+        seen = {"rows": len(off), "error": float(off.max())}
+        bad = (off > max(4 * tolerance, len(off) * 2.0**-22)).nonzero().flatten()
+        if meant and len(bad):
+            at = int(bad[0])
+            wrong = (
+                f"cos and sin are off by {float(off[at]):.2g} at position {at:,}, the first that is wrong, and by up to "
+                f"{seen['error']:.2g} within {len(off):,} positions, though their frequencies are right"
+            )
     return RopeTable(
         name=path,
         layers=layers,
-        kind=name,
-        dtype=_dtype(table),
-        rows=rows,
+        kind=type(module).__name__,
+        dtype=_dtype_name(table.dtype),
         frequencies=tuple(read.tolist()),
         scale=scale,
         digest=_digest(table),
-        error=error,
         wrong=wrong,
+        **seen,
     )
-
-
-def _rounding(tensor: Tensor) -> float:
-    return max(2.0**-12, 4 * float(torch.finfo(tensor.dtype).eps))
 
 
 def _off_by_row(table: Tensor, frequencies: Tensor, scale: float) -> Tensor:
@@ -353,8 +334,8 @@ def _forward_of(operation: Any) -> str:
     return "" if method is None else str(getattr(method, "__name__", method))
 
 
+# Attributes of a quantisation method that hold the function which multiplies, as SGLang chose it for "auto".
 _PRODUCTS = ("w8a8_block_fp8_linear", "w8a8_mxfp8_linear")
-"""Attributes of a quantisation method that hold the function which multiplies, as SGLang chose it for "auto"."""
 
 
 def _chosen(method: Any) -> Iterator[str]:
@@ -423,10 +404,6 @@ def _settled(server_args: Any) -> Mapping[str, Any]:
         server_args.resolved_dict() if hasattr(server_args, "resolved_dict") else vars(server_args)
     )
     return read
-
-
-def _dtype(tensor: Tensor) -> str:
-    return _dtype_name(tensor.dtype)
 
 
 def _dtype_name(dtype: Any) -> str:

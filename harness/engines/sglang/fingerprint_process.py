@@ -27,12 +27,12 @@ from assay.harness.fingerprint.ranks import joined
 from assay.harness.sides import flag_values
 from assay.harness.text import one_line
 
+# SGLang's variable: files of models that it does not import.
 _DISABLED = "SGLANG_DISABLED_MODEL_ARCHS"
-"""SGLang's variable: files of models that it does not import."""
+# What a rank that failed sends to the process that waits for all.
 _FAILED = signal.SIGUSR1
-"""What a rank that failed sends to the process that waits for all."""
+# Tokens of the prefill whose position ids are observed.
 _POSITIONS = 12
-"""Tokens of the prefill whose position ids are observed."""
 
 
 def _take(flags: list[str]) -> None:

@@ -15,18 +15,14 @@ from typing import Any
 
 from assay.harness.files import write_whole
 
+# Environment variable: not empty in a server that may be told what to write.
 FORCED = "ASSAY_FORCED"
-"""Environment variable: not empty in a server that may be told what to write."""
 PREFIX = "assay-forced-"
 _FILE = "forced.json"
 
 
 def tell(folder: Path, sequences: Mapping[str, Sequence[int]]) -> None:
-    """Tell a server what to write from now on, in place of what it was told before.
-
-    Args:
-        folder: its folder (``ASSAY_EVIDENCE``).
-        sequences: id of a request -> the tokens of its prompt and of its answer.
+    """Tell a server, by its folder, what to write from now on: id of a request -> the tokens of its prompt and of its answer.
 
     Raises:
         EvidenceError: it cannot be written.

@@ -26,28 +26,25 @@ from torch import Tensor
 from assay.harness.engines.inside.control import Control
 
 _RUNNERS = "sglang.srt.model_executor.runner"
+# SGLang's graph runners: module and class.
 RUNNERS = (
     (f"{_RUNNERS}.decode_cuda_graph_runner", "DecodeCudaGraphRunner"),
     (f"{_RUNNERS}.prefill_cuda_graph_runner", "PrefillCudaGraphRunner"),
 )
-"""SGLang's graph runners: module and class."""
 _BREAKABLE = "BreakableCudaGraphBackend"
 
+# Takes a batch of requests and the tensors of a call, by name, without the rows of padding.
 Observe = Callable[[Any, Mapping[str, Tensor]], None]
-"""Takes a batch of requests and the tensors of a call, by name, without the rows of padding."""
 
+# Counts a pass that a graph served: its phase, "prefill" or "decode", and its requests.
 Count = Callable[[str, int], None]
-"""Counts a pass that a graph served: its phase, "prefill" or "decode", and its requests."""
 
 
 class Replays:
     """The attention calls of decode graphs, in buffers on the device that every replay fills.
 
-    The graphs of all batch sizes share the buffers of a layer. SGLang captures the largest first.
-
-    Args:
-        arguments: SGLang's resolved server arguments: with ``enable_torch_compile``, some graphs are captured from compiled code,
-            which fills no buffer.
+    The graphs of all batch sizes share the buffers of a layer. SGLang captures the largest first. With ``enable_torch_compile``
+    among SGLang's arguments, some graphs are captured from compiled code, which fills no buffer.
     """
 
     def __init__(self, arguments: Any) -> None:
@@ -61,12 +58,7 @@ class Replays:
         return self._whole and bool(self._calls)
 
     def keep(self, layer: int, tensors: Mapping[str, Any]) -> None:
-        """Copy tensors of a call, [rows, ...], into the buffers of its layer: in the pass that is being captured, and in replays.
-
-        Args:
-            layer: identifies the engine's object for the layer.
-            tensors: name of a tensor -> the tensor; None is left out.
-        """
+        """Copy tensors of a layer's call, [rows, ...], into its buffers: in the pass that is being captured, and in replays."""
         buffers = self._buffers.setdefault(layer, {})
         for name, tensor in tensors.items():
             if tensor is None:
@@ -83,11 +75,7 @@ class Replays:
         self._calls[layer] = observe
 
     def observe(self, batch: Any) -> None:
-        """Give the calls of the graph that was replayed last to their functions, in the order of the model's layers.
-
-        Args:
-            batch: SGLang's batch of requests that the graph served.
-        """
+        """Give the calls of the graph that served a batch last to their functions, in the order of the layers."""
         rows = len(batch.input_ids)
         for layer, observe in self._calls.items():
             # Cloned, for the next replay fills the buffers again.
@@ -120,8 +108,8 @@ class GraphObserver:
             self.replays.observe(batch)
 
 
+# The batches that graph runners serve now, the innermost last.
 _serving: list[Any] = []
-"""The batches that graph runners serve now, the innermost last."""
 _observers: list[GraphObserver] = []
 _counts: list[Count] = []
 
@@ -132,12 +120,7 @@ def served_batch(given: Any) -> Any:
 
 
 def observe_graphs(observer: GraphObserver | None = None, count: Count | None = None) -> None:
-    """Keep the batches that graphs serve, give an observer what it wants to see of them, and count them.
-
-    Args:
-        observer: what observes the passes; None to only keep the batches.
-        count: counts each that is not of a draft model, once however often it is given; None for nothing more.
-    """
+    """Keep the batches that graphs serve, give an observer what it wants to see of them, and count those of no draft."""
     if count is not None and count not in _counts:
         _counts.append(count)
     if observer is not None:
@@ -199,11 +182,7 @@ def _calls_attention(runner: Any) -> bool:
 
 
 def graphs_of(arguments: Any) -> dict[str, str]:
-    """Return how SGLang captures each phase, as `EngineLimits.graphs`; empty for a version that does not say.
-
-    Args:
-        arguments: SGLang's resolved server arguments.
-    """
+    """Return how SGLang captures each phase, as `EngineLimits.graphs`; empty for a version whose arguments do not say."""
     config = getattr(arguments, "cuda_graph_config", None)
     if config is None:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,16 +10,35 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, cumulative
+from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask, StoredKV, cumulative
 from assay.harness.attention.paging import slots_of
-from assay.harness.engines.sglang.layer_numbers import layer_number
 
+# SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill.
 _EXTEND_MODES = ("EXTEND", "MIXED")
-"""SGLang's forward modes that are the extend phase of the contract. Others are speculative, diffusion or split prefill."""
+# Arguments with the last dims of q and k, which some backends of latent attention take apart from the others.
 _OF_LATENTS = ("q_rope", "k_rope")
-"""Arguments with the last dims of q and k, which some backends of latent attention take apart from the others."""
+# Dtypes of a KV pool that stores K and V divided by one scale each.
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""Dtypes of a KV pool that stores K and V divided by one scale each."""
+_PATH = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_NUMBER = "assay_layer"
+
+
+def number_layers(model: Any) -> None:
+    """Note in each attention module of a model the number of its decoder layer; one without a numbered path keeps its ``layer_id``.
+
+    SGLang's ``layer_id`` names a place in the KV pool, and several layers may read the same one: Gemma 3n and 4 have layers that
+    read K and V of an earlier one. The two attentions of a layer of DeepSeek's, on latents and on K and V made of them, have one
+    number.
+    """
+    for path, module in model.named_modules():
+        numbers = _PATH.findall(path)
+        if hasattr(module, "layer_id") and hasattr(module, "tp_q_head_num") and numbers:
+            setattr(module, _NUMBER, int(numbers[-1]))
+
+
+def layer_number(attention: Any) -> int:
+    """Return the number of the decoder layer that an attention module is in."""
+    return int(getattr(attention, _NUMBER, attention.layer_id))
 
 
 def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
@@ -39,19 +59,12 @@ def lengths(phase: str, batch: Any, who: str) -> tuple[list[int], list[int]]:
 
 
 def spec_of(layer: Any, arguments: Mapping[str, Any], phase: Literal["extend", "decode"], who: str) -> CallSpec:
-    """Read what an SGLang layer asks of a call.
+    """Read what a call of an SGLang layer asks for, which `who` would have to compute, with the arguments beyond the common ones.
 
     SGLang's layers have the window of the model's configuration minus one, the number of keys before a query's own; -1 is none.
 
-    Args:
-        layer: SGLang's RadixAttention.
-        arguments: the call's keyword arguments beyond the common ones, for example ``sinks``. A plain layer passes none.
-        phase: "extend" or "decode".
-        who: what would have to compute the call, for the error.
-
     Raises:
-        KernelRefused: the contract does not express what the layer needs, or an argument other than ``sinks``, or those that latent
-            attention has, is not None.
+        KernelRefused: the contract does not express what the layer needs, or one of its arguments.
     """
     known = ("sinks", *_OF_LATENTS) if _reads_v_in_k(layer) else ("sinks",)
     cap, before = float(layer.logit_cap or 0.0), layer.sliding_window_size
@@ -167,8 +180,7 @@ class Pages:
             own: K and V that the layer was given.
 
         Raises:
-            KernelRefused: the pool's dtype is not that of q, its slots are not those of the table, it no longer has a key that the
-                call needs, or K and V are a part of those of the sequences.
+            KernelRefused: the pool has another dtype or other slots, or lacks a key, or K and V are of a part of the keys.
         """
         paging = self._paging
         if paging is None or paging.batch is not batch or paging.lens != (new, prefix):
@@ -181,7 +193,7 @@ class Pages:
             raise KernelRefused(
                 f"the KV cache is {keys.dtype} and q is {q.dtype}; start the server without --kv-cache-dtype, or with fp8_e4m3"
             )
-        stored, latent = {}, bool(self._latents)
+        stored, latent = None, bool(self._latents)
         if latent and keys.shape[-1] != layer.qk_head_dim:
             raise KernelRefused(
                 f"the KV cache packs latents into {keys.shape[-1]} numbers; start SGLang with its default pool"
@@ -190,7 +202,7 @@ class Pages:
         v = k[..., : layer.v_head_dim] if latent else _gathered(values, kept.slots)
         if keys.dtype != q.dtype:
             scales = [torch.full((1, 1, 1), scale, device=q.device) for scale in _scales_of(layer)]
-            stored = dict(zip(("stored_k", "stored_v", "k_scale", "v_scale"), (k, v, *scales), strict=True))
+            stored = StoredKV(k, v, *scales)
             k, v = ((x.float() * scale).to(q.dtype) for x, scale in zip((k, v), scales, strict=True))
             v = k[..., : layer.v_head_dim] if latent else v
         return AttentionCall(
@@ -200,7 +212,7 @@ class Pages:
             cu_seqlens_q=paging.cu_seqlens_q,
             cu_seqlens_k=kept.cu_seqlens,
             spec=replace(spec, layout="v in k") if latent else spec,
-            **stored,
+            stored=stored,
         )
 
     def _is_of_window(self, layer: Any) -> bool:
@@ -235,12 +247,9 @@ def _of_layer(
 
 @dataclass(frozen=True)
 class _Kept:
-    """The keys of a batch that a pool has, sequence after sequence.
+    """The keys of a batch that a pool has: their slots, int64 [keys], and their cumulative number by sequence, int32 [batch + 1].
 
-    Attributes:
-        slots: their places in the pool, int64 [keys].
-        cu_seqlens: cumulative number of them by sequence, int32 [batch + 1].
-        evicted: number of the first keys of each sequence that the pool no longer has.
+    The pool no longer has the first `evicted` ones of each sequence.
     """
 
     slots: Tensor

@@ -17,25 +17,25 @@ from assay.harness.errors import UsageError
 from assay.harness.sides import Device, Role, flag_values, hide, hide_flags
 
 STAND_INS = Path(__file__).parent / "stand_ins"
+# Environment variables to which assay adds something, whoever sets them.
 _EXTENDED = ("PYTHONPATH", "no_proxy", "NO_PROXY")
-"""Environment variables to which assay adds something, whoever sets them."""
+# Share of the free GPU memory that a server takes for weights and KV cache, so that two servers fit.
 CUDA_MEM_FRACTION = 0.40
-"""Share of the free GPU memory that a server takes for weights and KV cache, so that two servers fit."""
 
 # A user who set one of these would break the comparison, or the proof that the right server answers.
 _OWN_FLAGS = (
     "--attention-backend", "--prefill-attention-backend", "--decode-attention-backend", "--model-path", "--device",
     "--host", "--port", "--served-model-name", "--api-key",
 )  # fmt: skip
+# SGLang's flag for the most tokens that are prefilled at once.
 CHUNK_FLAG = "--chunked-prefill-size"
-"""SGLang's flag for the most tokens that are prefilled at once."""
 _CPU_FLAGS = ("--dtype", "float32", "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--sleep-on-idle")
+# Flags by which processes share a model, each with its other names. With data-parallel attention SGLang uses fewer.
 _RANK_FLAGS = (
     ("--tp-size", "--tp", "--tensor-parallel-size"),
     ("--pp-size", "--pipeline-parallel-size"),
     ("--dp-size", "--dp", "--data-parallel-size"),
 )
-"""Flags by which processes share a model, each with its other names. With data-parallel attention SGLang uses fewer."""
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOPBACK = "127.0.0.1"
 # These dumps keep a server up for 5 s (65 s with a GPU) after its scheduler has died, so assay would notice that much later.

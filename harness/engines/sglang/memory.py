@@ -30,7 +30,7 @@ def hold_both(
 
     Args:
         device: where they run.
-        model_bytes: bytes of the model's weights on disk; None if unknown, which counts as too large.
+        model_bytes: bytes of the weights on disk; None if unknown, which counts as too large.
         available_bytes: free memory of the device.
         mem_fraction: a CUDA server's ``--mem-fraction-static``.
     """

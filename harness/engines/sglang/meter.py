@@ -17,21 +17,15 @@ from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.kernel_tracer import kernel_tracer
 from assay.harness.engines.inside.meter import Meter, admissions, replays
 from assay.harness.engines.sglang.graph_passes import observe_graphs, served_batch
-from assay.harness.engines.sglang.layer_numbers import layer_number
+from assay.harness.engines.sglang.kv_pool import layer_number
 from assay.harness.evidence.counters import CounterRow
 
 
 def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
-    """Count every attention call of an SGLang backend object from now on, and return the object.
+    """Count every attention call of an SGLang backend object, by its name, from now on, and return the object.
 
     ``serve_kernel`` sets `backend.assay_titles`, `backend.assay_delegates` and `backend.assay_interpreted`: the kernel's title, the
     delegated phases, and whether Triton's interpreter runs it. For SGLang's own backends the kernel's title is the backend's name.
-
-    Args:
-        backend: the backend object.
-        name: the engine's name for it.
-        folder: the server's folder (``ASSAY_EVIDENCE``).
-        device: torch device on which it computes.
     """
     titles = getattr(backend, "assay_titles", {"extend": name, "decode": name})
     delegates, interpreted = getattr(backend, "assay_delegates", {}), getattr(backend, "assay_interpreted", False)
@@ -72,11 +66,7 @@ def meter(backend: Any, name: str, folder: Path, device: str) -> Any:
 def watch(runner: Any, name: str, backend: Any, folder: Path) -> None:
     """Trace the passes of an SGLang ModelRunner from now on, while the control names a profile; and write its fingerprint.
 
-    Args:
-        runner: the ModelRunner. Watching it twice traces nothing twice.
-        name: name of its attention backend.
-        backend: the backend object; ``serve_kernel`` sets its `assay_declared`, what the kernel declares.
-        folder: the server's folder (``ASSAY_EVIDENCE``).
+    Watching it twice traces nothing twice. ``serve_kernel`` sets `backend.assay_declared`, what the kernel declares.
     """
     from assay.harness.engines.sglang.fingerprint import FingerprintWriter
 

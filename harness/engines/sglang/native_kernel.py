@@ -33,31 +33,31 @@ from assay.harness.text import did_you_mean
 _KITS = "sglang.test.kits.attention_unittest.attention_methods"
 _KIT = f"{_KITS}.dense_attention"
 _GROUPS = ("tp", "pp", "attn_tp", "attn_cp", "attn_dp", "attn_dcp", "dcp")
+# What SGLang gets as its groups of ranks, instead of initialising ``torch.distributed``. The kit gives less, which is too
+# little for flashinfer in 0.5.17.
 _ONE_RANK: dict[str, int] = dict.fromkeys([f"{group}_size" for group in _GROUPS], 1) | dict.fromkeys(
     [f"{group}_rank" for group in _GROUPS] + ["dcp_enabled"], 0
 )
-"""What SGLang gets as its groups of ranks, instead of initialising ``torch.distributed``. The kit gives less, which is too
-little for flashinfer in 0.5.17."""
 _HALF = ("float16", "bfloat16")
+# Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's.
 _DTYPES = {"fa3": _HALF, "fa4": _HALF, "flashinfer": _HALF, "trtllm_mha": _HALF}
-"""Dtypes of the backends whose kernels compute no float32: FlashAttention's and FlashInfer's."""
+# Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits.
 _INTERPRETED_DTYPES = {"triton": ("float16", "float32")}
-"""Dtypes of backends whose kernels are interpreted on a CPU: Triton's interpreter computes bfloat16 as integers, its bits."""
+# Features that a layer can ask a backend for. Whether it computes them is measured by `assay backends --honours`.
 _OF_LAYERS = ("window", "softcap", "temperature", "sinks")
-"""Features that a layer can ask a backend for. Whether it computes them is measured by `assay backends --honours`."""
+# SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype.
 _CACHE_DTYPES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
-"""SGLang's names of dtypes of the KV pool, which some backends look at beside the dtype."""
+# The dtype that SGLang's gpt-oss gives a backend's sinks, if it is not bfloat16.
 _SINKS = {"trtllm_mha": torch.float32}
-"""The dtype that SGLang's gpt-oss gives a backend's sinks, if it is not bfloat16."""
+# Backends of latent attention alone, with the tokens of a page that each needs.
 LATENT_PAGES = {"flashmla": 64, "cutlass_mla": 128, "trtllm_mla": 64, "cutedsl_mla": 64}
-"""Backends of latent attention alone, with the tokens of a page that each needs."""
 _LATENT_HEADS = 16
+# (new tokens, cached prefix) of the calls on which a backend is tried.
 _TRIAL = {"extend": (2, 1), "decode": (1, 2)}
-"""(new tokens, cached prefix) of the calls on which a backend is tried."""
+# Least batch, and least length in tokens, of a runner: most calls of the matrix with the same heads and dtype share one.
 _LEAST_BATCH, _LEAST_LENGTH = 4, 512
-"""Least batch, and least length in tokens, of a runner: most calls of the matrix with the same heads and dtype share one."""
+# Runners that are kept. The small matrix needs 18 for its heads, head dims and dtypes, and a few more for its long calls.
 _KEPT = 32
-"""Runners that are kept. The small matrix needs 18 for its heads, head dims and dtypes, and a few more for its long calls."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,6 @@ class LayerRequest:
 
 class NativeKernel:
     """One of SGLang's attention backends as a kernel of the contract. Made by `kernel`.
-
-    Args:
-        name: the kernel's name, for errors.
-        backend: the backend's name, as SGLang registers it.
-        page: tokens per page of the KV pool.
-        declared: what the kernel declares.
 
     Attributes:
         assay: what it declares.
@@ -140,15 +134,10 @@ class NativeKernel:
 
 @cache
 def kernel(backend: str) -> NativeKernel:
-    """Make the kernel that one of SGLang's attention backends is. It is tried on two small calls.
-
-    Args:
-        backend: a name of SGLang's registry, plugins included, and the page size of the KV pool unless it is 1: "triton", or
-            "triton@16".
+    """Make the kernel that an attention backend of SGLang's is, as "triton", or "triton@16" with pages of 16, and try it.
 
     Raises:
-        KernelRefused: there is no such backend, it cannot compute on this machine, or SGLang fails when it is imported. The
-            cause of the latter two is what it raised.
+        KernelRefused: there is no such backend, it cannot compute on this machine, or SGLang fails when it is imported.
         ImportError: a package is not installed.
     """
     name, at, page = backend.partition("@")

@@ -157,7 +157,7 @@ def _meter_all(backends: dict[str, Any], folder: Path) -> None:
 
     def metered(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
-            from assay.harness.engines.sglang.layer_numbers import number_layers
+            from assay.harness.engines.sglang.kv_pool import number_layers
             from assay.harness.engines.sglang.meter import meter, watch
 
             backend = create(runner)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-
-from assay.harness.engines.client import number, problem
+from assay.harness.engines.client import number
+from assay.harness.engines.sglang.score import readable
 from assay.harness.engines.sglang.server import SGLangServer
-from assay.harness.errors import EngineError
 from assay.harness.evidence.invariance import ProbeReply, Scores
 
+# Most probable tokens that are returned at each position.
 TOP = 8
-"""Most probable tokens that are returned at each position."""
-_PATH = "/generate"
+_PATH, _EXPECTED = "/generate", "every prompt scored, and every token of its answer"
 _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
 
@@ -40,24 +38,6 @@ class ProbeRequest:
     depth: int
 
 
-class _Meta(BaseModel):
-    prompt_tokens: int
-    cached_tokens: int = 0
-    cached_tokens_details: dict[str, Any] | None = None
-    finish_reason: dict[str, Any] | None = None
-    num_retractions: int = 0
-    spec_verify_ct: int = 0
-    input_token_logprobs: list[_Entry] = Field(default_factory=list)
-    input_top_logprobs: list[list[_Entry] | None] = Field(default_factory=list)
-    output_token_logprobs: list[_Entry] = Field(default_factory=list)
-    output_top_logprobs: list[list[_Entry] | None] = Field(default_factory=list)
-
-
-class _Answer(BaseModel):
-    output_ids: list[int]
-    meta_info: _Meta
-
-
 def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list[ProbeReply]:
     """Send requests at once, in one message, and return the replies in their order.
 
@@ -65,9 +45,8 @@ def ask_together(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
         EngineError: the server failed, or did not answer each of them.
     """
     replies = server.send(_PATH, _body(requests, server.adapter))
-    if len(replies) != len(requests):
-        raise _unusable(server, f"{len(replies)} answers to {len(requests)} requests")
-    return [_reply(server, request, reply, 1) for request, reply in zip(requests, replies, strict=True)]
+    with readable(server, _PATH, _EXPECTED):
+        return [_reply(request, reply, 1) for request, reply in zip(requests, replies, strict=True)]
 
 
 def leave_in_cache(server: SGLangServer, requests: Sequence[ProbeRequest]) -> None:
@@ -93,9 +72,8 @@ def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
         body = _body([request], server.adapter)
         fields = {key: value[0] for key, value in body.items() if isinstance(value, list)}
         events = server.stream(_PATH, {**fields, "return_logprob": True, "top_logprobs_num": TOP, "stream": True})
-        if not events:
-            raise _unusable(server, "a stream without an answer")
-        return _reply(server, request, events[-1], len(events))
+        with readable(server, _PATH, _EXPECTED):
+            return _reply(request, events[-1], len(events))
 
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(single, requests))
@@ -116,44 +94,26 @@ def _body(requests: Sequence[ProbeRequest], adapter: str) -> dict[str, Any]:
     }
 
 
-def _reply(server: SGLangServer, request: ProbeRequest, reply: Any, pieces: int) -> ProbeReply:
-    try:
-        answer = _Answer.model_validate(reply)
-    except ValidationError as error:
-        raise _unusable(server, problem(error)) from None
-    meta, scored = answer.meta_info, request.ids[request.start + 1 :]
-    if meta.prompt_tokens != len(request.ids) or len(meta.input_token_logprobs) != len(scored) + 1:
-        raise _unusable(
-            server, f"{len(meta.input_token_logprobs) - 1} scored tokens of a prompt of {meta.prompt_tokens}"
-        )
-    if not len(answer.output_ids) == len(meta.output_token_logprobs) == len(meta.output_top_logprobs):
-        raise _unusable(server, f"{len(answer.output_ids)} tokens, {len(meta.output_token_logprobs)} log-probabilities")
+def _reply(request: ProbeRequest, reply: Mapping[str, Any], pieces: int) -> ProbeReply:
+    """Read a reply. Raises one of `MALFORMED` if a prompt or a token has no score."""
+    ids, meta, scored = reply["output_ids"], reply["meta_info"], request.ids[request.start + 1 :]
+    given, own, top = (meta[f"{name}_logprobs"] for name in ("input_token", "output_token", "output_top"))
+    if meta["prompt_tokens"] != len(request.ids) or len(given) != len(scored) + 1:
+        raise ValueError(f"{len(given) - 1} scored tokens of a prompt of {meta['prompt_tokens']}")
+    written = [_of(token, entry, row) for token, entry, row in zip(ids, own, top, strict=True)]
     return ProbeReply(
         probe=request.probe,
-        prompt_tokens=meta.prompt_tokens,
-        cached_tokens=meta.cached_tokens,
-        host_tokens=int((meta.cached_tokens_details or {}).get("host") or 0),
+        prompt_tokens=meta["prompt_tokens"],
+        cached_tokens=meta.get("cached_tokens", 0),
+        host_tokens=int((meta.get("cached_tokens_details") or {}).get("host") or 0),
         # The first entry is the first computed token, which no position predicts.
         prefill=_scores(
-            request.start + 1,
-            scored,
-            [entry[0] for entry in meta.input_token_logprobs[1:]],
-            meta.input_top_logprobs[1:],
+            request.start + 1, scored, [entry[0] for entry in given[1:]], (meta.get("input_top_logprobs") or [])[1:]
         ),
-        decode=_scores(
-            len(request.ids),
-            answer.output_ids,
-            [
-                _of(token, entry, row)
-                for token, entry, row in zip(
-                    answer.output_ids, meta.output_token_logprobs, meta.output_top_logprobs, strict=True
-                )
-            ],
-            meta.output_top_logprobs,
-        ),
-        finish=str((meta.finish_reason or {}).get("type", "")),
-        retractions=meta.num_retractions,
-        verifications=meta.spec_verify_ct,
+        decode=_scores(len(request.ids), ids, written, top),
+        finish=str((meta.get("finish_reason") or {}).get("type", "")),
+        retractions=meta.get("num_retractions", 0),
+        verifications=meta.get("spec_verify_ct", 0),
         pieces=pieces,
     )
 
@@ -178,11 +138,3 @@ def _scores(
 
 def _finite(value: float | None) -> float:
     return -math.inf if value is None else value
-
-
-def _unusable(server: SGLangServer, found: str) -> EngineError:
-    return EngineError(
-        f"{server.who} answered {_PATH} with an unusable reply: {found}.",
-        "every prompt scored, and every token of its answer",
-        "use SGLang 0.5.23",
-    )

@@ -9,16 +9,16 @@ come from the cache; ``meta_info.cached_tokens`` is the part that did.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
 
 from assay.harness.engines.base import ChatRequest, Scorer
-from assay.harness.engines.client import chat_body, number, problem
+from assay.harness.engines.client import MALFORMED, chat_body, number, problem
 from assay.harness.engines.sglang.catalog import MIN_SGLANG
 from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Answer, Item, Token
@@ -26,8 +26,6 @@ from assay.harness.sides import Role
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
-
-_Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
 
 @dataclass(frozen=True)
@@ -64,67 +62,6 @@ class Score:
     at: Floats
 
 
-class _Text(BaseModel):
-    token: str
-
-
-class _TokenIds(BaseModel):
-    prompt_token_ids: list[int] = Field(min_length=1)
-    response_token_ids: list[int] = Field(validation_alias=AliasChoices("response_token_ids", "token_ids"))  # 0.5.17
-    logprobs: list[_Text] = Field(validation_alias=AliasPath("logprobs", "content"))
-
-
-class _Completion(BaseModel):
-    choices: list[_TokenIds] = Field(min_length=1)
-
-
-class _Meta(BaseModel):
-    prompt_tokens: int
-    cached_tokens: int = 0
-    input_token_logprobs: list[_Entry] = Field(min_length=2)
-    input_top_logprobs: list[list[_Entry] | None]
-    input_token_ids_logprobs: list[list[_Entry] | None] | None = None
-
-
-class _Written(BaseModel):
-    id: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    output_token_logprobs: list[_Entry]
-    output_top_logprobs: list[list[_Entry] | None]
-
-    def answer(self, item: Item, role: Role, seconds: float) -> Answer:
-        """Return what was generated in this time as the answer to an item, whose text is token ids."""
-        written = zip(self.output_token_logprobs, self.output_top_logprobs, strict=True)
-        tokens = tuple(
-            Token(
-                text=str(id_),
-                logprob=number(logprob),
-                top=tuple((str(other), number(p)) for p, other, _ in top or ()),
-            )
-            for (logprob, id_, _), top in written
-        )
-        return ChatRequest.of(item, self.completion_tokens).answered(
-            role,
-            " ".join(token.text for token in tokens),
-            request_id=self.id,
-            finish_reason="length",
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-            latency_s=seconds,
-            tokens=tokens,
-        )
-
-
-AnyMeta = TypeVar("AnyMeta", _Meta, _Written)
-
-
-class _Answer(BaseModel, Generic[AnyMeta]):
-    meta_info: AnyMeta
-
-
 def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
     """Generate one greedy answer with its exact token ids, as the server returns them (``return_token_ids``).
 
@@ -134,15 +71,13 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
     path = "/v1/chat/completions"
     body = {**chat_body(ChatRequest(prompt, max_tokens)), "logprobs": True, "return_token_ids": True}
     reply = server.send(path, body)
-    try:
-        choice = _Completion.model_validate(reply).choices[0]
-    except ValidationError as error:
-        raise _bad(server, path, problem(error), "a chat completion with token ids") from None
-    texts = tuple(entry.token for entry in choice.logprobs)
-    if len(texts) != len(choice.response_token_ids):
-        received = f"{len(choice.response_token_ids)} token ids and {len(texts)} texts"
-        raise _bad(server, path, received, "one text for each token id")
-    return Generation(tuple(choice.prompt_token_ids), tuple(choice.response_token_ids), texts)
+    with readable(server, path, "a chat completion with token ids"):
+        choice = reply["choices"][0]
+        ids = choice["response_token_ids" if "response_token_ids" in choice else "token_ids"]  # the latter in 0.5.17
+        texts = tuple(entry["token"] for entry in choice["logprobs"]["content"])
+        if len(texts) != len(ids):
+            raise ValueError(f"{len(ids)} token ids and {len(texts)} texts")
+        return Generation(tuple(map(int, choice["prompt_token_ids"])), tuple(map(int, ids)), texts)
 
 
 def generate_all(
@@ -152,17 +87,10 @@ def generate_all(
     tokens: Sequence[int],
     top_logprobs: int,
 ) -> list[Answer]:
-    """Generate one greedy answer of a given length to each of several prompts, sent at once.
+    """Generate one greedy answer of a given number of tokens to each of several prompts of token ids, sent at once.
 
-    Args:
-        server: a running SGLang server.
-        items: what is asked.
-        prompts: the token ids of their prompts.
-        tokens: tokens of each answer; an end-of-text token does not end it.
-        top_logprobs: alternatives to return with the log-probability of each token.
-
-    Returns:
-        The answers, in order, with the seconds until all had come. Their texts are token ids.
+    An end-of-text token does not end an answer. `top_logprobs` is the number of alternatives with each token. Returns the
+    answers, whose texts are token ids, with the seconds until all had come.
 
     Raises:
         EngineError: the server failed, or did not answer each of them.
@@ -178,14 +106,32 @@ def generate_all(
     begun = time.monotonic()
     replies = server.send(path, body)
     seconds = time.monotonic() - begun
-    try:
-        written = [_Answer[_Written].model_validate(reply).meta_info for reply in replies]
-    except (TypeError, ValidationError) as error:
-        words = problem(error) if isinstance(error, ValidationError) else str(replies)[:300]
-        raise _bad(server, path, words, "generated tokens with log-probabilities") from None
-    if [answer.prompt_tokens for answer in written] != [len(ids) for ids in prompts]:
-        raise _bad(server, path, f"{len(written)} answers", f"one to each of {len(prompts)} prompts")
-    return [answer.answer(item, server.role, seconds) for item, answer in zip(items, written, strict=True)]
+    with readable(server, path, "an answer to each prompt, with log-probabilities"):
+        made = [
+            _answer(reply["meta_info"], item, server.role, seconds) for item, reply in zip(items, replies, strict=True)
+        ]
+        if [answer.prompt_tokens for answer in made] != [len(ids) for ids in prompts]:
+            raise ValueError("other prompts than those that were sent")
+        return made
+
+
+def _answer(meta: Mapping[str, Any], item: Item, role: Role, seconds: float) -> Answer:
+    """Return what was generated in this time as the answer to an item, whose text is token ids."""
+    tokens = tuple(
+        Token(text=str(id_), logprob=number(logprob), top=tuple((str(other), number(p)) for p, other, _ in top or ()))
+        for (logprob, id_, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True)
+    )
+    return ChatRequest.of(item, meta["completion_tokens"]).answered(
+        role,
+        " ".join(token.text for token in tokens),
+        request_id=meta["id"],
+        finish_reason="length",
+        prompt_tokens=meta["prompt_tokens"],
+        completion_tokens=meta["completion_tokens"],
+        cached_tokens=meta.get("cached_tokens", 0),
+        latency_s=seconds,
+        tokens=tokens,
+    )
 
 
 def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
@@ -216,48 +162,47 @@ def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequen
         "token_ids_logprob": list(at) or None,
     }
     reply = server.send(path, body)
-    try:
-        meta = _Answer[_Meta].model_validate(reply).meta_info
-    except ValidationError as error:
-        raise _bad(server, path, problem(error), "log-probabilities of the prompt") from None
-    _check_ids(server, meta, ids, start)
-    # The first entry is the first computed token, which no position predicts.
-    own, top = meta.input_token_logprobs[1:], meta.input_top_logprobs[1:]
-    asked = (meta.input_token_ids_logprobs or [None])[1:] if at else [[] for _ in own]
-    for rows, width in ((top, top_k), (asked, len(at))):
-        if len(rows) != positions or any(row is None or len(row) != width for row in rows):
-            raise _bad(server, path, f"{len(rows)} rows", f"{positions} rows of {width} log-probabilities")
-    return Score(
-        cached_tokens=meta.cached_tokens,
-        token=_values([own])[0],
-        top_ids=np.array([[entry[1] for entry in row or ()] for row in top], dtype=np.int32),
-        top=_values(top),
-        at=_values(asked),
-    )
-
-
-def _check_ids(server: Scorer, meta: _Meta, ids: Sequence[int], start: int) -> None:
-    """Raise EngineError unless the scored ids are the given ones, or 0: SGLang returns 0 for ids at the end of the vocabulary, its
-    guard against image placeholders.
-    """
-    scored = [entry[1] for entry in meta.input_token_logprobs]
-    same = len(scored) == len(ids) - start and all(a in (b, 0) for a, b in zip(scored, ids[start:], strict=True))
-    if meta.prompt_tokens != len(ids) or not same:
-        received = f"log-probabilities of {len(scored)} tokens of a prompt of {meta.prompt_tokens}"
-        raise _bad(
-            server, "/generate", received, f"the last {len(ids) - start} of the {len(ids)} tokens that were sent"
+    with readable(server, path, "log-probabilities of the prompt"):
+        meta = reply["meta_info"]
+        entries = meta["input_token_logprobs"]
+        # SGLang returns 0 for ids at the end of the vocabulary, its guard against image placeholders.
+        same = len(entries) == positions + 1 and all(
+            entry[1] in (id_, 0) for entry, id_ in zip(entries, ids[start:], strict=False)
+        )
+        if meta["prompt_tokens"] != len(ids) or not same:
+            raise ValueError(
+                f"log-probabilities of {len(entries)} tokens of a prompt of {meta['prompt_tokens']}, "
+                f"not of the last {positions + 1} of the {len(ids)} tokens that were sent"
+            )
+        # The first entry is the first computed token, which no position predicts.
+        top = meta["input_top_logprobs"][1:]
+        asked = (meta["input_token_ids_logprobs"] or [None])[1:] if at else [[]] * positions
+        for rows, width in ((top, top_k), (asked, len(at))):
+            if len(rows) != positions or any(row is None or len(row) != width for row in rows):
+                raise ValueError(f"{len(rows)} rows, expected {positions} rows of {width} log-probabilities")
+        return Score(
+            cached_tokens=meta.get("cached_tokens", 0),
+            token=_values([entries[1:]])[0],
+            top_ids=np.array([[entry[1] for entry in row] for row in top], dtype=np.int32),
+            top=_values(top),
+            at=_values(asked),
         )
 
 
-def _values(rows: Sequence[Sequence[_Entry] | None]) -> Floats:
+def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> Floats:
     """Convert to an array, NaN for null: SGLang's JSON has null for every number that is not finite."""
-    numbers = [[number(entry[0]) for entry in row or ()] for row in rows]
+    numbers = [[number(entry[0]) for entry in row] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)
 
 
-def _bad(server: Scorer, path: str, found: str, expected: str) -> EngineError:
-    return EngineError(
-        f"{server.who} answered {path} with an unusable reply: {found}.",
-        expected,
-        f"use SGLang {MIN_SGLANG} or newer",
-    )
+@contextmanager
+def readable(server: Scorer, path: str, expected: str) -> Iterator[None]:
+    """Make an EngineError of what is raised while a reply is read that is not as expected."""
+    try:
+        yield
+    except MALFORMED as error:
+        raise EngineError(
+            f"{server.who} answered {path} with an unusable reply: {problem(error)}.",
+            expected,
+            f"use SGLang {MIN_SGLANG} or newer",
+        ) from None

@@ -17,8 +17,8 @@ from assay.harness.fingerprint.in_interpreter import written_ids
 from assay.harness.fingerprint.ranks import joined
 from assay.harness.text import one_line
 
+# Seconds that the processes of a server may take after the reply: they read all weights.
 _WAIT_S = 60.0
-"""Seconds that the processes of a server may take after the reply: they read all weights."""
 
 
 class _Asked(Engine, Protocol):
@@ -100,10 +100,7 @@ def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
 
 
 def chats_of(ask: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Have an endpoint make the ids of each chat of the corpus.
-
-    Args:
-        ask: sends a body to ``/tokenize``, and returns the JSON response. It raises EngineError where that is an error.
+    """Have an endpoint make the ids of each chat of the corpus; `ask` sends a body to ``/tokenize``.
 
     Returns:
         The ids of the chats that were answered, and why the others were refused. Without an answer none is: such an endpoint takes

@@ -21,11 +21,7 @@ from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, sp
 def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
     """Make an SGLang attention backend that runs `kernel` in the phases that it declares, and `delegate` in the others.
 
-    Args:
-        name: the backend's name.
-        kernel: the kernel.
-        runner: SGLang's ModelRunner.
-        delegate: name of an SGLang backend; empty for the default of the device.
+    Without the name of a delegate, it is the default of the device.
 
     Raises:
         KernelRefused: the model needs something that the contract cannot express, or the delegate is unknown.

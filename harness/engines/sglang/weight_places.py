@@ -14,23 +14,19 @@ import torch
 from assay.harness.fingerprint.weights import Piece, WeightPlace
 
 _LAYERS = "sglang.srt.layers."
+# Methods that keep the layout of the checkpoint, but where `_packed` says otherwise.
 _AS_LOADED = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"}
-"""Methods that keep the layout of the checkpoint, but where `_packed` says otherwise."""
+# Attributes of the method of experts that name kernels with a layout of their own.
 _OTHER_ORDER = (
     "use_triton_kernels", "use_flashinfer_cutlass", "use_flashinfer_trtllm_moe", "use_deep_gemm", "load_up_proj_weight_first",
     "w13_swiglu_interleaved",
 )  # fmt: skip
-"""Attributes of the method of experts that name kernels with a layout of their own."""
 
 
 def place_of(module: Any, attribute: str, parameter: Any, in_order: bool) -> WeightPlace | None:
-    """Return the place of a parameter of a module; None where it is not known.
+    """Return the place of a parameter of a module, by its name there; None where it is not known.
 
-    Args:
-        module: the layer that has it.
-        attribute: its name there.
-        parameter: as it is now.
-        in_order: whether the experts lie in the order of their numbers.
+    `in_order` says whether the experts lie in the order of their numbers.
     """
     kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith(_LAYERS)}
     loader = getattr(parameter, "weight_loader", None)

@@ -21,8 +21,8 @@ from assay.harness.attention.paging import STALE, paged
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.text import did_you_mean
 
+# Tokens per page, by backend: the least that CPU_ATTN takes, of which it takes any multiple; the only one of CPU_MLA.
 _BACKENDS = {"CPU_ATTN": 32, "CPU_MLA": 16}
-"""Tokens per page, by backend: the least that CPU_ATTN takes, of which it takes any multiple; the only one of CPU_MLA."""
 _MLA_DIM, _MLA_DIM_V = 576, 512
 
 

@@ -12,7 +12,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import Declaration
-from assay.harness.attention.matrix import _HEADS, DTYPES, HEAD_DIMS, LONG, Case, Size, _core_axes, cases, model_cases
+from assay.harness.attention.matrix import _HEADS, DTYPES, HEAD_DIMS, Case, Size, _core_axes, cases, model_cases
 from assay.harness.attention.oracle import oracle
 
 SIZES = ["small", pytest.param("full", marks=pytest.mark.slow)]
@@ -74,11 +74,6 @@ def test_pairs_triples_and_what_users_run_are_covered(phase: str, size: Size) ->
     assert uncovered(made, phase, size, groups) == []
 
 
-@pytest.mark.parametrize(("size", "extend", "decode"), [("small", 347, 254), ("full", 490, 275)])
-def test_the_number_of_cases_is_what_a_check_can_afford(size: Size, extend: int, decode: int) -> None:
-    assert Counter(c.condition["phase"] for c in cases(size=size)) == {"extend": extend, "decode": decode}
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_ratios_and_head_dims_of_models_are_in_both_sizes(size: Size) -> None:
     for phase in ("extend", "decode"):
@@ -99,13 +94,6 @@ def test_sliced_inputs_are_parts_of_wider_tensors_and_stay_so() -> None:
         assert call.q.stride(-1) == 1
         assert bool(call.q.isfinite().all())
     assert first.beyond == ("inputs",)
-
-
-def test_a_head_dim_of_v_is_asked_only_where_it_is_named() -> None:
-    assert {case.condition["head_dim_v"] for case in cases()} == {"that of q"}
-    made = [case for case in cases(declared=Declaration(head_dims_v=(32,))) if case.condition["head_dim_v"] == "32"]
-    assert {case.make().v.shape[2] for case in made} == {32}
-    assert {case.condition["phase"] for case in made} == {"extend", "decode"}
 
 
 def test_models_add_their_shapes() -> None:
@@ -139,28 +127,6 @@ def test_calls_match_their_conditions() -> None:
         if call.phase == "decode":
             assert set(call.lens_q) == {1}
             assert all(cached) or said["batch"] == "a single key first"
-
-
-def test_conditions_that_found_bugs_before_are_covered() -> None:
-    lens = {tuple(zip(c.lens_q, c.prefixes, strict=True)) for c in _made("extend")}
-    assert {((41, 1),), ((34, 157),)} <= lens  # the seed case
-    assert any(len(one) > 1 and one[-1][0] == 1 for one in lens)  # a sequence of one token last
-    assert any(any(a == 0 and b == LONG["small"] for (_, a), (_, b) in pairwise(one)) for one in lens)
-    assert any(0 < sum(prefix > 0 for _, prefix in one) < len(one) for one in lens)  # some cached, some not
-    assert any(new > 512 for one in lens for new, _ in one)  # a limit on new tokens
-    assert any(new + prefix > 512 and prefix > new > 1 for one in lens for new, prefix in one)  # windows, and long prefixes
-
-
-def test_calls_beyond_the_design_show_what_depends_on_batches_blocks_and_shapes() -> None:
-    calls = [call for _, call in _every()]
-    assert {(c.phase, len(c.lens_q)) for c in calls} >= {("extend", 9), ("decode", 17)}
-    new = {length for call in calls for length in call.lens_q}
-    assert {63, 127, 128} <= new
-    chunks = [(n, prefix) for call in calls for n, prefix in zip(call.lens_q, call.prefixes, strict=True)]
-    assert any(n >= 128 and prefix >= 256 for n, prefix in chunks)  # a later chunk of a long prompt
-    for phase in ("extend", "decode"):
-        shapes = Counter((c.q.shape, c.k.shape, tuple(c.lens_k), c.q.dtype) for c in calls if c.phase == phase)
-        assert max(shapes.values()) > 1  # a result that is kept by shape is another call's
 
 
 def _lens(call: AttentionCall) -> list[tuple[int, int]]:
@@ -246,11 +212,6 @@ def test_each_dtype_meets_each_size_of_a_small_batch_and_each_number_of_heads_ea
         assert any(_has_scores_above_88_in_two_partitions(call) for call in long)
 
 
-def test_a_decode_call_with_a_single_key_is_in_each_dtype() -> None:
-    single = [call for call in _made("decode") if 1 in call.lens_k]
-    assert {call.q.dtype for call in single} == {torch.float16, torch.bfloat16, torch.float32}
-
-
 BATCHES_OF_GRAPHS = (16, 24, 32, 40)
 ODD_TILES = (96, 112, 160, 176, 192, 224, 240, 384, 768)
 
@@ -323,10 +284,6 @@ def _every() -> list[tuple[Case, AttentionCall]]:
     return [*_both("extend"), *_both("decode")]
 
 
-def test_two_long_chunks_are_in_one_batch() -> None:
-    assert any(sum(new > 192 for new in call.lens_q) > 1 for call in _made("extend"))
-
-
 @pytest.mark.parametrize("phase", ["extend", "decode"])
 def test_batches_of_equal_totals_are_split_in_two_ways(phase: str) -> None:
     splits: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
@@ -366,18 +323,11 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
     assert seen == {"scores far above 0": 2, "scores far below 0": 2}
 
 
-def test_calls_with_many_keys_are_in_each_dtype_of_16_bits() -> None:
-    found = [case.condition for case in cases() if "4000" in case.name]
-    assert {(one["phase"], one["dtype"]) for one in found} == set(product(("extend", "decode"), ("float16", "bfloat16")))
-
-
-def test_decode_calls_reach_beyond_2048_tokens() -> None:
-    assert max(max(call.lens_k) for call in _made("decode")) > 2048
-
-
 def test_a_seed_determines_cases_and_data() -> None:
     once, again, other = cases(seed=3), cases(seed=3), cases(seed=4)
     names = [case.name for case in once]
+    assert max(len(cases(seed=seed)) for seed in range(4)) <= 610, "more than a check of an interpreted kernel can afford"
+    assert len(cases()) <= 602
     assert names == [case.name for case in again]
     assert all(torch.equal(a.make().q, b.make().q) for a, b in zip(once[::10], again[::10], strict=True))
     assert {*names} != {case.name for case in other}
@@ -395,21 +345,8 @@ def test_arguments_select_the_cases() -> None:
             cases(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_data_match_their_names() -> None:
-    made = {case.condition["data"]: case.make() for case in cases(dtypes=[torch.float32])}
-    size = {data: (float(c.q.std()), float(c.k.mean(0).abs().mean()), float(c.v.std())) for data, c in made.items()}
-    assert size["peaky"][0] > 1.5 * size["normal"][0]
-    assert size["K offset"][1] > 2
-    assert size["large values"][2] > 100 * size["normal"][2]
-
-
 def test_a_model_has_scores_far_from_zero_in_its_matrix_too() -> None:
     made = model_cases(("extend", "decode"), "cpu", torch.float32, (4, 2), 64, 512)
     assert Counter(case.condition["phase"] for case in made) == {"extend": 32, "decode": 23}
     far = [case.condition["phase"] for case in made if case.condition["data"].startswith("scores far")]
     assert far == ["extend", "extend", "decode", "decode"]
-
-
-def test_features_that_are_not_declared_are_not_asked_for() -> None:
-    assert {call.features for _, call in _every()} == {()}

@@ -47,11 +47,6 @@ def test_similar_sequences_share_a_group_and_others_are_not_padded_to_them() -> 
     assert sorted(place for group in groups for place in group.places.tolist()) == list(range(CALL.q.shape[0]))
 
 
-def test_a_group_leaves_room_for_what_is_computed_from_it() -> None:
-    for group in sequence_groups(CALL, None, 2**14):
-        assert group.sequences == 1 or group.sequences * 128 * 2 * 64 <= 2**14
-
-
 def test_only_sequences_with_a_query_that_is_asked_for_are_computed() -> None:
     (group,) = sequence_groups(CALL, torch.tensor([3, 4]), ROOM)
     assert (group.sequences, group.places.tolist()) == (2, [0, 1])

@@ -321,17 +321,6 @@ def test_a_usage_error_says_what_is_wrong(given: dict[str, object], found: str) 
         check(**{"kernel": ORACLE, **given})  # type: ignore[arg-type]
 
 
-def test_a_result_is_one_line_and_has_a_summary() -> None:
-    some = cases(("decode",), dtypes=[torch.float32], head_dims=[64])[::SOME]
-    result = check(fault("prefix-dropped"), phases=["decode"], cases=some, read_out=0)
-    assert "\n" not in repr(result)
-    assert len(repr(result)) < 300
-    assert result.summary() in repr(result)
-    assert result.summary().startswith("forward drops the cached prefix") or "; wrong on" in result.summary()
-    assert result._repr_html_().startswith("<p><strong>regression</strong>: ")
-    assert "<ul><li>" in result._repr_html_()
-
-
 @pytest.mark.slow
 def test_one_smallest_call_is_named_everywhere_and_the_test_has_the_words_of_the_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.checks import observed
 from assay.harness.checks.check import assert_correct, check
-from assay.harness.checks.observed import Reader, _held, _picture_on, _tried
+from assay.harness.checks.observed import Reader, _held, _picture_on
 from assay.harness.checks.replay import replay, replay_recorded
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
@@ -31,9 +31,6 @@ from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import Source
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import Picture
-from assay.harness.readout.effects import constant
-from assay.harness.readout.mining import Condition, Literal, Term
-from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.verdict import UNEXPLAINED, Finding
 from assay.worker import Event, Journal
@@ -103,19 +100,19 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object, **__: object) -> ReadOut:
         raise AssertionError("the kernel was read")
 
-    monkeypatch.setattr(observed, "read_kernel", asked)
+    monkeypatch.setattr(observed, "_read_kernel", asked)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel is asked for the picture of the failing call only."""
-    monkeypatch.setattr(observed, "read_kernel", lambda *_: "not now")
+    monkeypatch.setattr(observed, "_read_kernel", lambda *_: "not now")
 
 
 @pytest.fixture
 def read_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read is what is read off the kernel without a mask."""
-    monkeypatch.setattr(observed, "read_kernel", lambda *_: read_off(NO_MASK))
+    monkeypatch.setattr(observed, "_read_kernel", lambda *_: read_off(NO_MASK))
 
 
 def test_a_wrong_kernel_is_read_and_the_finding_says_what_it_computes() -> None:
@@ -257,15 +254,6 @@ def test_a_kernel_that_is_right_outside_of_its_server_is_said_to_be(
     assert finding.picture is None
     assert any(line.startswith("asked again, the kernel computes layer 1 extend, new+prefix 9+20") for line in finding.evidence)
     assert result.exit_code == ExitCode.REGRESSION
-
-
-@pytest.mark.parametrize(("name", "unsure"), [("nth", True), ("decode", False)])
-def test_an_operator_that_counts_calls_cannot_be_tried_on_calls_without_an_order(name: str, unsure: bool) -> None:
-    condition = Condition((Literal(Term(name), "<", 2),))
-    read = ReadOut(Operator((Clause(constant(0.0), condition),)), "the output is zero, at first")
-    call = call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
-    tried = _tried(read, [measure(call, 0 * rounded_oracle(call))])
-    assert (tried.unsure, tried.whole) == (unsure, not unsure)
 
 
 def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:

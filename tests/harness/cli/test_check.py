@@ -71,24 +71,6 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     assert said.err == ""
 
 
-def test_a_page_is_written_on_request(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    some = ("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0")
-    assert call(*some, "--html", "new/check.html") == 1
-    assert "Report: new/check.html" in capsys.readouterr().out
-    page = (tmp_path / "new" / "check.html").read_text(encoding="utf-8")
-    assert "checked_kernels:wrong applies a top-left causal mask; wrong on 1 of 1 calls" in page
-    assert "assay check checked_kernels:wrong --case extend-41+1-one" in page
-
-
-def test_junit_without_its_package_is_refused_before_the_kernel_runs(
-    monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("assay.harness.extras._installed", lambda name: name != "junitparser")
-    assert call("checked_kernels:wrong", "--junit", "check.xml") == 2
-    assert "assay check --junit needs packages that are not installed: junitparser" in capsys.readouterr().err
-    assert not (tmp_path / "check.xml").exists()
-
-
 def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
     monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

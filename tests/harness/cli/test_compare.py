@@ -41,14 +41,6 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
     assert results["all-paired"] == []
 
 
-def test_wrong_use_exits_with_2_and_no_verdict_with_3(call: Callable[..., int], tmp_path: Path) -> None:
-    assert call(DATA / "lm_eval_a", DATA / "inspect_a.json") == 2
-    assert call(DATA / "lm_eval_a") == 2
-    assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", DATA / "inspect_a.json") == 2
-    assert call(DATA / "lm_eval_a", DATA / "lm_eval_b", "--margin", "0.5") == 2
-    assert call(DATA / "simple_evals_a/gsm8k_tiny.html", DATA / "simple_evals_b/gsm8k_tiny.html") == 3
-
-
 def test_tensors_are_compared_by_head_and_token(
     call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

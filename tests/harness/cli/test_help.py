@@ -14,7 +14,6 @@ from assay.harness import cli
 from assay.harness.cli.app import COMMANDS, load_command
 
 WIDTH = 80
-REFUSES_URLS = ("bisect layers",)
 
 
 def paths(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -55,15 +54,23 @@ def test_help_fits_a_terminal_and_is_complete(
         text = shown(monkeypatch, capsys, *words)
         assert [line for line in text.splitlines() if len(line) > WIDTH] == [], words
         assert not re.search(r"…|\x1b|[│╭]", text), f"{words}: something was cut off, or a pipe got a box"
-        plain = " ".join(text.split())
+        plain = "".join(text.split())
         for param in command.params:
             if not getattr(param, "hidden", False):
                 assert param.help, f"{words} {param.name}"
                 for sentence in param.help.split("  "):
-                    assert " ".join(sentence.split()) in plain, f"{words} {param.name}"
+                    assert "".join(sentence.split()) in plain, f"{words} {param.name}"
         for name, one in getattr(command, "commands", {}).items():
-            assert f"{name} {' '.join(one.help.splitlines()[0].split())}" in plain, words
+            assert name + "".join(one.help.splitlines()[0].split()) in plain, words
     assert text == shown(monkeypatch, capsys, *words, flag="--help")
+
+
+def test_the_list_of_commands_fits_one_screen_and_names_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(monkeypatch, capsys).splitlines()
+    assert len(lines) <= 32
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in COMMANDS] == [*COMMANDS]
 
 
 def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown_and_its_help_is_sentences() -> None:
@@ -76,12 +83,6 @@ def test_an_option_is_required_or_optional_or_has_a_default_that_is_shown_and_it
                 continue
             shown = "default" in (param.help or "") or (param.show_default and param.default is not None)
             assert shown or param.default in (None, "", False) or param.multiple, f"{words} {param.name}"
-
-
-def test_a_command_that_refuses_urls_of_servers_offers_none() -> None:
-    for command in REFUSES_URLS:
-        for param in every()[tuple(command.split())].params:
-            assert "--out" in param.opts or "URL" not in f"{param.metavar} {getattr(param, 'help', '')}"
 
 
 def test_what_all_commands_share_says_the_same_everywhere() -> None:

@@ -26,11 +26,6 @@ def test_ingest_writes_its_reports(call: Callable[..., int], tmp_path: Path) -> 
     assert (written["schema"], written["exit_code"]) == ("assay.ingest/1", 1)
 
 
-def test_ingest_prints_json_and_nothing_else(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert call("ingest", "--json", "--out", str(tmp_path), str(LOG)) == 1
-    assert json.loads(capsys.readouterr().out)["verdict"] == "regression"
-
-
 def test_an_unknown_file_gives_no_verdict_and_a_missing_one_is_a_usage_error(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.cli.starter import starter_files, the_kernel
+from assay.harness.cli.init import starter_files, the_kernel
 from assay.harness.config import make_spec
 from assay.harness.errors import UsageError
-from assay.harness.extras import DISTRIBUTION, REPOSITORY
 
 ROOT = Path(__file__).parents[3]
 KERNEL = """
@@ -106,13 +105,6 @@ def test_nothing_is_overwritten(repository: Path, init: Callable[..., tuple[int,
     assert {name: (repository / name).read_text() for name in FILES} == before
 
 
-def test_a_kernel_that_is_not_there_writes_nothing(repository: Path, init: Callable[..., tuple[int, str, str]]) -> None:
-    code, _, error = init(repository, "mine.attention:backward")
-    assert code == 2
-    assert "has no attribute 'backward'" in error
-    assert not written(repository)
-
-
 def test_several_kernels_or_none_are_a_usage_error(repository: Path) -> None:
     (repository / "src" / "more").mkdir(parents=True)
     (repository / "src" / "more" / "flash.py").write_text("def forward(call: 'assay.AttentionCall'): ...\n")
@@ -131,17 +123,3 @@ def test_an_installable_repository_is_installed_in_ci() -> None:
     assert "ASSAY: assay-harness @ git+https://example.org/assay\n" in files[".github/workflows/assay.yml"]
     assert tomllib.loads(files["assay.toml"])["run"]["candidate"] == "sage_attn"
     assert "def test_sage_attn_is_correct(assay):" in files["tests/test_assay.py"]
-
-
-def test_the_kernel_of_the_readme_is_found_and_its_workflow_installs_assay_itself(
-    tmp_path: Path, init: Callable[..., tuple[int, str, str]]
-) -> None:
-    [source] = re.findall(r"```python\n# mine.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "mine.py").write_text(source)
-    (tmp_path / "helpers.py").write_text("def keys(call):\n    return call.k\n\n\ndef heads(q):\n    return q.k + q.v\n")
-    assert the_kernel(tmp_path) == "mine:forward"
-    code, out, error = init(tmp_path)
-    assert code == 0, error
-    [installed] = re.findall(r"ASSAY: (.*)", (tmp_path / ".github/workflows/assay.yml").read_text())
-    assert installed == f"{DISTRIBUTION} @ git+{REPOSITORY}"
-    assert f"replace {REPOSITORY} by the URL of your clone" in " ".join(out.split())

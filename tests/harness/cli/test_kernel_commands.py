@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -106,40 +105,16 @@ def test_a_kernel_that_crashes_is_no_verdict_and_its_stack_is_shown(assay: Run, 
     assert 'ending_kernels.py", line 10 in crashes' in done.stderr
 
 
-def test_a_crash_in_the_matrix_leaves_what_was_computed_before(assay: Run, tmp_path: Path) -> None:
-    done = assay(tmp_path, "check", "ending_kernels:crashes_later", *SOME, "--json")
-    assert done.returncode == 1, "a call that was computed before is wrong"
-    (found,) = json.loads(done.stdout)["findings"]
-    assert found["where"] == "4 of 4 calls"
-    assert "was killed by SIGSEGV in layer 0 decode, new+prefix 1+" in found["evidence"][1]
-
-
 def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "replay", str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
     assert done.returncode == 3, done.stderr
     assert NO_VERDICT.format("exited with status 0") in done.stderr
 
 
-def test_a_kernel_that_exits_when_it_is_read_after_a_replay_leaves_the_result(assay: Run, tmp_path: Path) -> None:
-    recorded = str(pack(tmp_path / "pack"))
-    done = assay(tmp_path, "replay", recorded, "--candidate", "ending_kernels:exits_when_it_is_read")
-    assert done.returncode == 1, done.stderr
-    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
-
-
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(assay: Run, tmp_path: Path) -> None:
     done = assay(tmp_path, "check", "ending_kernels:leaves", *SOME)
     assert done.returncode == 3
     assert NO_VERDICT.format("raised SystemExit: 0") in done.stderr
-
-
-def test_a_kernel_that_exits_when_it_is_read_ends_as_in_any_other_call(assay: Run, tmp_path: Path) -> None:
-    done = assay(tmp_path, "check", "ending_kernels:exits_when_it_is_read", *SOME)
-    assert done.returncode == 1, "the matrix was done, and its verdict stands"
-    assert NO_VERDICT.format("exited with status 0").replace("there is no verdict", "what it had found is below") in done.stderr
-    assert "ending_kernels:exits_when_it_is_read scales its output; wrong on" in done.stdout
-    assert "asked for more, the process of the kernel exited with status 0 in layer " in done.stdout
-    assert "A test that reproduces it" in done.stdout
 
 
 def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None:
@@ -156,25 +131,3 @@ def test_ctrl_c_ends_a_kernel_that_hangs_when_it_is_read(tmp_path: Path) -> None
     assert process.returncode == 3
     assert "interrupted; there is no verdict" in said
     assert time.monotonic() - begun < 15
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("arguments", [["check", "torch_sdpa"], ["runs"], ["init"]], ids=" ".join)
-def test_a_working_folder_that_was_deleted_is_wrong_use(tmp_path: Path, arguments: list[str]) -> None:
-    (tmp_path / "gone").mkdir()
-    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
-    command = [sys.executable, "-m", "assay", *arguments]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], cwd=tmp_path / "gone", capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("assay: The working folder is not there any more.")
-
-
-def test_a_folder_to_write_that_is_a_link_to_itself_is_wrong_use(assay: Run, tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    for out in ("loop", "loop/run"):
-        done = assay(tmp_path, "run", "--candidate", "torch_native", "--out", out)
-        assert done.returncode == 2
-        assert "loop is a link that leads nowhere." in done.stderr

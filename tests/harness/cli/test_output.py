@@ -42,32 +42,6 @@ def test_help_shows_the_defaults_of_a_run() -> None:
     assert shown["--reference"] == "torch_native with --device cpu, triton with --device cuda]"
 
 
-def test_a_bound_of_latency_has_one_name_and_its_old_one_still_works() -> None:
-    bench = load_command("bench")
-    offered = {name for command in leaves(bench) for name, param in flags(command).items() if not param.hidden}
-    hidden = {name for command in leaves(bench) for name, param in flags(command).items() if param.hidden}
-    assert {"--latency-bound", "--latency-shapes", "--latency-concurrency", "--latency-seconds"} <= offered
-    assert {"--bound", "--shapes", "--concurrency", "--seconds", "--servers"} <= hidden
-    assert not offered & hidden
-    for name in ("run", "gate"):
-        assert "--latency-bound" in flags(load_command(name))
-
-
-def test_the_old_name_sets_the_same_bound(monkeypatch: pytest.MonkeyPatch, call: Callable[..., int]) -> None:
-    from assay.harness.cli import bench
-
-    seen: list[float] = []
-
-    def stop(flags: dict[str, Any], config: Path | None) -> None:
-        seen.append(flags["latency_bound"])
-        raise SystemExit(7)
-
-    monkeypatch.setattr(bench, "make_spec", stop)
-    for spelled in ("--bound", "--latency-bound"):
-        call("bench", spelled, "1.25")
-    assert seen == [1.25, 1.25]
-
-
 def test_verbose_shows_the_traceback_of_an_error(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -86,14 +60,3 @@ def test_the_shell_completes_commands_and_their_flags() -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert expected in done.stdout.split(), done.stderr
-
-
-def test_no_color_is_honoured(tmp_path: Path) -> None:
-    code = "from assay.harness.cli.app import console; console.print('[red]x[/red]')"
-    for named, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={"FORCE_COLOR": "1", "TERM": "xterm", "PATH": "", "PYTHONPATH": ":".join(sys.path), **named},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert ("\x1b[31m" in done.stdout) == coloured

@@ -38,16 +38,6 @@ def test_runs_lists_the_newest_first_and_what_has_no_report(
     assert "notes" not in out
 
 
-def test_runs_as_json_is_the_only_thing_on_standard_output(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
-    assert call("runs", folder, "--json") == 0
-    shown = capsys.readouterr()
-    document = json.loads(shown.out)
-    assert document["schema"] == "assay.runs/1"
-    assert [one["verdict"] for one in document["runs"]] == ["error", "regression", "pass", None]
-
-
 def test_report_prints_the_report_and_exits_with_its_verdict(
     call: Callable[..., int], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -55,12 +54,6 @@ def test_a_pipe_that_is_closed_leaves_the_exit_code(tmp_path: Path, arguments: l
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("arguments", "code"), SETTLED)
-def test_both_streams_closed_leave_the_exit_code(tmp_path: Path, arguments: list[str], code: int) -> None:
-    assert closed_at_once(tmp_path, arguments, subprocess.STDOUT)[0] == code
-
-
-@pytest.mark.few(1)
 @pytest.mark.parametrize(("arguments", "code"), [(["run", "--help"], 0), (REGRESSION, 1), (INGEST, 1)])
 def test_a_reader_may_leave_after_the_first_line(tmp_path: Path, arguments: list[str], code: int) -> None:
     line = '"$0" -m assay "$@" | head -1; exit "${PIPESTATUS[0]}"'
@@ -77,21 +70,6 @@ def test_a_reader_may_leave_after_the_first_line(tmp_path: Path, arguments: list
 def test_streams_that_were_never_open_leave_the_exit_code(tmp_path: Path, closing: str, arguments: list[str], code: int) -> None:
     line = ["bash", "-c", f'"$0" -m assay "$@" {closing}', sys.executable, *arguments]
     assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == code, arguments
-
-
-def test_what_an_encoding_lacks_is_replaced_and_the_exit_code_stays(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    copied = shutil.copytree(REGRESSION[1], tmp_path / "gr\u00f6\u00dfe")
-    command = [sys.executable, "-m", "assay", "compare", str(copied), REGRESSION[2]]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False)
-    assert done.returncode == 1, done.stderr.decode()
-    assert b"gr??e" in done.stdout
-
-
-def test_a_terminal_of_unknown_width_is_written_to() -> None:
-    environment = {**os.environ, "COLUMNS": "0"}
-    done = subprocess.run([sys.executable, "-m", "assay", "--version"], env=environment, capture_output=True, check=False)
-    assert (done.returncode, b"assay" in done.stdout) == (0, True)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -116,22 +94,3 @@ def test_a_question_that_nobody_answers_is_no_regression(
         main()
     assert ended.value.code == 3
     assert "assay: not confirmed, so nothing was done." in capsys.readouterr().err
-
-
-def test_an_interrupted_import_ends_with_the_exit_code_of_no_verdict(tmp_path: Path) -> None:
-    code = """
-from assay.harness.cli import app as _
-import sys
-module = sys.modules["assay.harness.cli.app"]
-def interrupted():
-    try:
-        exec("raise KeyboardInterrupt")  # as where a class is made from text
-    except KeyboardInterrupt:
-        sys.exit(module.CTRL_C)
-module.app = interrupted
-module.main()
-"""
-    (tmp_path / "interrupted_command.py").write_text(code)
-    command = [sys.executable, "-m", "interrupted_command"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, "interrupted; there is no verdict" in done.stderr) == (3, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,15 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from assay.harness.attention.oracle import oracle
-from assay.harness.attention.sample_calls import call_of
 from assay.harness.cli.app import load_command
 from assay.harness.cli.sweep import _options_of
 from assay.harness.drivers.sweep.spec import COMMANDS
-from assay.harness.engines.inside.pack_writer import PackWriter
-from assay.harness.evidence.pack import Source
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KERNELS = """\
@@ -56,18 +50,11 @@ def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: st
     assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound"}[command] in options
 
 
-def test_kinds_of_options_are_those_of_the_commands() -> None:
-    bench = _options_of("bench", load_command("bench").params)
-    assert (bench["cuda_graphs"].kind, bench["cuda_graphs"].off) == ("switch", "--no-cuda-graphs")
-    check = _options_of("check", load_command("check").params)
-    assert not check["candidate"].flag
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["check", "--set", "candidate=a:f", "--set", "colour=red"], "The axis colour is no option of assay check."),
-        (["check", "--set", "candidate=a:f", "--set", "seed=one"], "assay check --seed=one a:f: invalid value for '--seed'"),
+        (["check", "--set", "candidate=a:f", "--set", "calls=one"], "assay check --calls=one a:f: invalid value for '--calls'"),
         (["run", "--set", "candidate=a:f", "--set", "margin=7"], "assay run --candidate=a:f --margin=7: --margin is 7.0."),
         (["check"], "check: axes is {}."),
         (["check", "--set", "size=small,full"], "assay check --size=small: missing argument"),
@@ -101,25 +88,6 @@ def test_cells_are_shown_before_they_run_and_an_error_hides_nothing(
     assert all(cell["problem"].startswith("Exit code 2: ") for cell in result["cells"])
     left = {path.name for path in (tmp_path / "swept").iterdir()}
     assert {"index.html", "report.md", "report.junit.xml", "cells"} <= left
-
-
-@pytest.mark.slow
-def test_cells_that_replay_have_the_verdict_of_their_command(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "nightly" / "kernels.py", tmp_path)
-    (tmp_path / "extend.py").write_text(
-        "import kernels\nfrom assay import declares\n\n"
-        "right, top_left = (declares(phases=('extend',))(kernel) for kernel in (kernels.right, kernels.top_left))\n"
-    )
-    writer = PackWriter(tmp_path / "pack", Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**8)
-    for number, (new, cached) in enumerate([(9, 0), (4, 20), (8, 40)]):
-        call = call_of([(new, cached)], (2, 1), 64, torch.float32, "cpu", seed=number).with_spec(layer=0)
-        truth = oracle(call).to(call.q.dtype)
-        writer.add(call, truth, candidate=truth)
-    writer.flush()
-    done = sweep(tmp_path, "replay", "--set", "candidate=extend:right,extend:top_left", "--set", "pack=pack", "--out", "swept")
-    cells = json.loads((tmp_path / "swept" / "report.json").read_text())["cells"]
-    assert [(cell["verdict"], cell["problem"]) for cell in cells] == [("pass", ""), ("regression", "")], done.stdout + done.stderr
-    assert done.returncode == 1
 
 
 @pytest.mark.slow

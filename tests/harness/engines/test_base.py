@@ -72,10 +72,3 @@ def test_an_engine_that_launches_after_it_was_stopped_is_stopped_again() -> None
     with pytest.raises(EngineError, match="no such flag"):
         start_together([FakeEngine(fail), late])
     assert late.noticed
-
-
-def test_as_a_context_manager_it_is_stopped_on_failure() -> None:
-    engine = FakeEngine(lambda _: None)
-    with pytest.raises(ZeroDivisionError), engine:
-        _ = 1 / (not engine.started)
-    assert engine.stopped.is_set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import socket
@@ -293,11 +292,6 @@ def test_cached_tokens_are_what_the_server_is_known_to_mean_if_it_does_not_repor
     assert _read_answer(text, ChatRequest("p", 8), "candidate", 0.1, unreported_cache=0).cached_tokens == 0
 
 
-def test_an_empty_text_is_an_answer() -> None:
-    text = changed(choices=[{"message": {"content": ""}, "finish_reason": "length"}])
-    assert _read_answer(text, ChatRequest("p", 8), "candidate", 0.1).text == ""
-
-
 @pytest.mark.parametrize(
     ("behaviour", "said", "requests"),
     [
@@ -314,37 +308,6 @@ def test_a_failure_is_an_engine_error_after_the_retries(mock: Mock, behaviour: B
     with pytest.raises(EngineError, match=said):
         ask(make_client(mock, timeout_s=2.0 if behaviour is hang else 20.0))
     assert len(mock.asked) == requests
-
-
-def test_a_retry_waits_as_long_as_the_server_says(mock: Mock) -> None:
-    mock.behaviours = [body("busy", 503), raw(b"", 429, Retry_After="1.5"), good]
-    started = time.monotonic()
-    assert ask(make_client(mock))[0].text == "Answer: A"
-    assert time.monotonic() - started >= 1.5
-
-
-@pytest.mark.usefixtures("short_waits")
-def test_an_answer_that_never_ends_takes_no_longer_than_the_time_out(mock: Mock) -> None:
-    def drip(handler: Handler) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        while not mock.ended.wait(0.1):
-            handler.wfile.write(b" ")
-
-    mock.behaviours = [drip]
-    started = time.monotonic()
-    with pytest.raises(EngineError, match="has not answered"):
-        make_client(mock, timeout_s=1.0).post_json(CHAT, {})
-    assert time.monotonic() - started < 5
-
-
-def test_replies_before_the_first_failure_are_passed_on(mock: Mock) -> None:
-    mock.behaviours = [good, good, body("garbage")]
-    replies: dict[int, Answer] = {}
-    with pytest.raises(EngineError, match="garbage"):
-        make_client(mock).ask([ChatRequest(str(n), 8) for n in range(10)], 1, replies.__setitem__)
-    assert sorted(replies) == [0, 1]
-    assert len(mock.asked) == 3, "the client continued after the failure"
 
 
 def test_the_death_of_the_process_ends_it_long_before_the_timeout(mock: Mock) -> None:
@@ -388,12 +351,17 @@ def test_nothing_is_waited_for_where_nothing_can_die(mock: Mock, monkeypatch: py
 
 
 def test_an_error_of_the_callback_is_raised_unchanged(mock: Mock) -> None:
+    kept: dict[int, Answer] = {}
+
     def full_disk(index: int, reply: Answer) -> None:
-        raise OSError("no space left")
+        if kept:
+            raise OSError("no space left")
+        kept[index] = reply
 
     with pytest.raises(OSError, match="no space left"):
-        make_client(mock).ask([ChatRequest("a", 8), ChatRequest("b", 8)], 1, full_disk)
-    assert len(mock.asked) == 1
+        make_client(mock).ask([ChatRequest(name, 8) for name in "abcd"], 1, full_disk)
+    assert len(mock.asked) == 2, "the client continued after the failure"
+    assert sorted(kept) == [0]
 
 
 def test_json_is_posted_and_read(mock: Mock) -> None:
@@ -408,13 +376,6 @@ def test_json_is_posted_and_read(mock: Mock) -> None:
         make_client(mock).get("/server_info", 5.0)
 
 
-def test_a_packed_answer_is_unpacked_and_bytes_that_are_not_text_are_quoted(mock: Mock) -> None:
-    mock.behaviours = [raw(gzip.compress(json.dumps(GOOD).encode()), Content_Encoding="gzip"), raw(b"\xff\xfe")]
-    assert ask(make_client(mock))[0].text == "Answer: A"
-    with pytest.raises(EngineError, match="sent something other than a chat completion"):
-        ask(make_client(mock))
-
-
 def test_a_server_that_is_not_there(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy of the environment is for other machines only."""
     monkeypatch.setenv("http_proxy", mock.url)
@@ -427,15 +388,6 @@ def test_a_server_that_is_not_there(mock: Mock, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(EngineError, match="nobody did not answer"):
         around.get("/v1/models", 1.0)
     assert through.status("/health", 5.0) == 404, "the answer of the proxy"
-
-
-def test_a_remote_server_is_asked_for_its_only_model(mock: Mock) -> None:
-    with RemoteServer("reference", f"{mock.url}/v1/", 10.0) as server:
-        assert answers(server, [ChatRequest("p", 8)], 1)[0].text == "Answer: A"
-        server.flush_cache()  # it has none, and that is fine
-    assert mock.bodies[0]["model"] == "mock-model"
-    assert "/flush_cache" in mock.asked
-    assert (server.evidence, server.arguments(), server.startup_s) == (None, {}, None)
 
 
 def test_an_endpoint_that_does_not_answer_is_not_waited_for_longer_than_a_request() -> None:
@@ -466,13 +418,16 @@ def test_an_endpoint_gets_what_the_openai_client_sends(mock: Mock, monkeypatch: 
     mock.behaviours = [raw(b"", 429, Retry_After="0.1"), good]
     for name, value in (("OPENAI_API_KEY", "the-key"), ("OPENAI_ORG_ID", "our-org"), ("OPENAI_PROJECT_ID", "our-project")):
         monkeypatch.setenv(name, value)
-    assert answers(RemoteServer("reference", mock.url, 10.0, model="mine"), [ChatRequest("p", 8)], 1)[0].text == "Answer: A"
-    assert len(mock.headers) == 2
+    with RemoteServer("reference", f"{mock.url}/v1/", 10.0, model="mine") as server:
+        assert answers(server, [ChatRequest("p", 8)], 1)[0].text == "Answer: A"
+        server.flush_cache()  # it has none, and that is fine
+    assert mock.asked == [CHAT, CHAT, "/flush_cache"]
+    assert (server.evidence, server.arguments(), server.startup_s) == (None, {}, None)
     for sent in mock.headers:
         assert sent["authorization"] == "Bearer the-key"
         assert (sent["openai-organization"], sent["openai-project"]) == ("our-org", "our-project")
         assert sent["user-agent"].startswith("AsyncOpenAI/Python ")
-    assert [each["model"] for each in mock.bodies] == ["mine", "mine"]
+    assert [each["model"] for each in mock.bodies[:2]] == ["mine", "mine"]
 
 
 def chunk(tokens: int | None, text: str = "x", reason: str | None = None) -> str:

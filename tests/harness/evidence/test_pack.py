@@ -227,7 +227,7 @@ def asking(call: AttentionCall) -> AttentionCall:
     spec = {
         "sinks": (0.5, -1.0, 2.0, 0.0), "temperature": 4, "softcap": 2.0, "padded_rows": 2, "mask": Mask(window=9),
     }  # fmt: skip
-    return replace(call, q=q, **(stored | scales | dequantised)).with_spec(**spec)
+    return call.with_tensors({"q": q, **stored, **scales, **dequantised}).with_spec(**spec)
 
 
 @pytest.mark.parametrize("budget", [BUDGET, 3 * 2**16, 2**17])
@@ -244,8 +244,10 @@ def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budge
     torch.testing.assert_close(oracle(one.call), right[sequences, heads])
     torch.testing.assert_close(one.reference.double(), right[sequences, heads], rtol=1e-5, atol=1e-5)
     assert set(one.call.features) == set(call.features) - {"padding"}
-    assert torch.equal(one.call.stored_k * one.call.k_scale, one.call.k)  # type: ignore[operator]
-    assert torch.equal(one.call.stored_v * one.call.v_scale, one.call.v)  # type: ignore[operator]
+    kept = one.call.stored
+    assert kept is not None
+    assert torch.equal(kept.k * kept.k_scale, one.call.k)
+    assert torch.equal(kept.v * kept.v_scale, one.call.v)
     if budget == BUDGET:
         assert one.call.spec == replace(call.spec, padded_rows=0)
     else:

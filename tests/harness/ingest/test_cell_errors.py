@@ -28,7 +28,7 @@ def _found(a: Tensor, b: Tensor, bound: float | None = 0.03, name: str = "self_a
 @pytest.fixture(params=[1 << 18, 200])
 def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block, and blocks of three tokens of a head."""
-    monkeypatch.setattr(cells, "BLOCK", request.param)
+    monkeypatch.setattr(cells, "_BLOCK", request.param)
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -65,12 +65,6 @@ def test_errors_are_those_of_float64(dtype: torch.dtype) -> None:
     assert at == divmod(int(right.argmax()), HEADS)
     assert found.by_head == pytest.approx(right.max(0).values.numpy(), rel=1e-3)
     assert found.differing == int((right > 0.03).sum())
-
-
-def test_double_precision_is_kept_beside_another_dtype() -> None:
-    a, _ = _pair(torch.float64)
-    a = a + 1e-8 * torch.randn(a.shape, dtype=torch.float64)
-    assert _found(a, a.float(), 1e-9).differing == TOKENS * HEADS
 
 
 def test_exact_sees_one_bit_and_the_sign_of_zero() -> None:
@@ -128,14 +122,6 @@ def test_batch_and_heads_before_tokens() -> None:
     assert found.first is not None
     assert (found.first.batch, found.first.token, found.first.head) == (1, 2, 3)
     assert found.by_head.shape == (HEADS,)
-
-
-def test_other_strides_and_integers() -> None:
-    a = torch.arange(12).view(3, 4)
-    assert _found(a.t().contiguous().t(), a, 0.0, "positions").differing == 0
-    large = torch.tensor([2**53, 5])
-    assert _found(large, large + torch.tensor([1, 0]), default_bound(torch.int64), "positions").differing <= 1
-    assert _found(torch.tensor([7, 5]), torch.tensor([7, 6]), 0.0, "positions").differing == 1
 
 
 def test_rounding_once_more_is_within_the_default_bound() -> None:

@@ -13,18 +13,18 @@ from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
 from assay.harness.ingest import assay_run
 from assay.harness.ingest.compare_answers import Loaded, compare_two_runs
-from assay.harness.ingest.comparison import ComparedAnswers, Comparison, PassLimits
+from assay.harness.ingest.comparison import ComparedAnswers, Comparison
 from assay.harness.ingest.recognise import compare as compare_files
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES
 
-LIMITS = PassLimits()
+MARGIN = 0.02
 
 
-def compare(a: Path, b: Path, limits: PassLimits = LIMITS) -> Comparison:
-    return compare_files(a, b, limits, TensorRule())
+def compare(a: Path, b: Path, margin: float = MARGIN) -> Comparison:
+    return compare_files(a, b, margin, TensorRule())
 
 
 def answers(result: Comparison) -> ComparedAnswers:
@@ -93,27 +93,8 @@ def test_answers_that_are_right_and_longer_are_a_regression(
     assert (result.verdict, status(result, "answer-lengths")) == (verdict, checked)
     assert answers(result).lengths is not None
     assert answers(result).lengths.ratio == pytest.approx(factor, abs=0.01)
-    assert compare(a, b, PassLimits(length_bound=0.4)).verdict == "pass"
     if verdict == "regression":
         assert "B's answers are longer" in result.headline
-
-
-def test_right_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> None:
-    a, b, c = (inspect_log(data, tmp_path / f"{n}.json", ends=ends) for n, ends in enumerate(("stop", "stop", "abort")))
-    assert status(compare(a, b), "finish-reasons") == "ok"
-    result = compare(a, c)
-    assert (result.verdict, status(result, "finish-reasons")) == ("inconclusive", "failed")
-    assert "abort: 0 against 20" in result.headline
-    assert status(compare(data / "lm_eval_a", data / "lm_eval_b"), "finish-reasons") == "not checked"
-    assert status(compare(data / "inspect_a.eval", data / "inspect_b.eval"), "finish-reasons") == "ok"
-
-
-def test_lengths_that_a_tool_does_not_record_are_not_checked(data: Path) -> None:
-    result = compare(data / "lm_eval_a", data / "lm_eval_b")
-    assert (answers(result).lengths, status(result, "answer-lengths")) == (None, "not checked")
-    recorded = answers(compare(data / "inspect_a.eval", data / "inspect_b.eval")).lengths
-    assert recorded is not None
-    assert recorded.reference > 1
 
 
 def test_a_result_that_is_compared_with_its_copy_is_no_pass(data: Path, tmp_path: Path) -> None:
@@ -169,15 +150,6 @@ def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away
     assert answers(result).overall.verdict != "regression"
     assert result.verdict == "regression"
     assert "bad:" in result.headline
-
-
-def test_a_missing_task_forbids_a_pass(data: Path, tmp_path: Path) -> None:
-    a, b = (edited(data / "lm_eval_a", tmp_path / name, many) for name in "ab")
-    extra = next(a.rglob("samples_*"))
-    shutil.copy(extra, extra.with_name("samples_other_2026-01-01.jsonl"))
-    result = compare(a, b)
-    assert result.verdict == "inconclusive"
-    assert "other is in A alone" in next(one.found for one in result.checks if one.id == "same-tasks")
 
 
 @pytest.mark.parametrize(
@@ -250,9 +222,9 @@ def test_the_headline_of_two_runs_carries_the_cause_that_is_new(run: Callable[..
     good, bad = examples.passing(), examples.regression()
     wrong = bad.findings[0].model_copy(update={"severity": "serious", "does": "applies no causal mask"})
     bad = bad.model_copy(update={"findings": (wrong,)})
-    new = compare_two_runs(*runs, LIMITS, good, bad).headline
+    new = compare_two_runs(*runs, MARGIN, good, bad).headline
     assert new.startswith(f"B is worse than A: {bad.candidate.backend} applies no causal mask. A loss of ")
-    assert compare_two_runs(*runs, LIMITS, bad, bad).headline.startswith("B is worse than A: A loss of ")
+    assert compare_two_runs(*runs, MARGIN, bad, bad).headline.startswith("B is worse than A: A loss of ")
 
 
 def test_the_verdict_on_two_reports_is_that_of_the_new_run(examples: ModuleType, tmp_path: Path) -> None:

@@ -70,25 +70,3 @@ def test_line_ends_and_encodings_change_nothing(encoding: str, seed_log: Path, t
     found, expected = sglang_log.READER.read(source), sglang_log.READER.read(SourceFile.of(seed_log))
     assert (found.facts, found.tables, found.findings) == (expected.facts, expected.tables, expected.findings)
     assert found.file.unread == 0
-
-
-def test_bytes_that_do_not_belong_there(seed_log: Path, tmp_path: Path) -> None:
-    rows = seed_log.read_bytes().split(b"\n")
-    draw = random.Random(1)
-    hit = set(draw.sample(range(len(rows)), 60))
-    kept = [row.decode() for index, row in enumerate(rows) if index not in hit]
-    for index in hit:
-        at = draw.randint(0, len(rows[index]))
-        rows[index] = rows[index][:at] + draw.choice([b"\0", b"\xe9", b"\xff\xfe"]) + rows[index][at:]
-    source = copy(tmp_path, b"\n".join(rows))
-    log = read_log(source.lines())
-    assert all(low <= found for low, found in zip(truth(kept), counted(log), strict=True))
-    assert all(found <= high for found, high in zip(counted(log), truth(seed_log.read_text().split("\n")), strict=True))
-    assert log.read < log.lines
-    assert "lines are not UTF-8" in " ".join(ingest([source.path]).documents[0].file.notes)
-
-
-def test_a_line_without_an_end_is_not_read_in_vain(tmp_path: Path) -> None:
-    data = b"[METRIC] a=1\n" + b"1%|" * 700_000
-    log = read_log(copy(tmp_path, data).lines())
-    assert (log.lines, log.read, log.unread[0].first) == (2, 1, 2)

@@ -27,9 +27,3 @@ def test_noise_is_no_regression_and_a_score_above_is_no_finding() -> None:
     assert noise.severity == "info"
     assert below_guessing("mmlu", 0.26, 100, "mmlu", (), ()) is None
     assert below_guessing("gsm8k", 0.0, 100, "gsm8k", (), ()) is None
-
-
-def test_a_score_of_an_unknown_number_of_questions_is_a_warning() -> None:
-    found = below_guessing("mmlu", 0.1, 0, "mmlu", (), ())
-    assert found is not None
-    assert (found.severity, found.evidence) == ("warning", ())

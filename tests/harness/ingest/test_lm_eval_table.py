@@ -37,19 +37,10 @@ def test_each_run_of_a_file_is_a_table_of_its_own_and_no_two_rows_are_merged(tmp
     assert two.title.startswith("vllm (")
 
 
-def test_other_lines_are_counted_as_unread(tmp_path: Path) -> None:
-    document = read(tmp_path, "Saving results\n" + HEAD + ROWS.format("0.2", "0.2") + "| a | b |\n")
-    assert (document.file.read, document.file.unread) == (4, 2)
-
-
 @pytest.mark.parametrize(("task", "found"), [("mmlu", ["score-below-guessing"]), (" - law", []), ("gsm8k", [])])
 def test_a_score_below_guessing_is_found_but_not_of_a_task_in_a_group(tmp_path: Path, task: str, found: list[str]) -> None:
     row = f"|{task}|2|none|0|acc|↑|0.2312|±|0.0036|\n"
     assert [one.id for one in read(tmp_path, HEAD + row).findings] == found
-
-
-def test_a_log_of_sglang_with_a_table_is_a_log(tmp_path: Path, seed_log: Path) -> None:
-    assert read(tmp_path, HEAD + ROWS.format("0.2", "0.2") + seed_log.read_text()).file.format == "sglang-log"
 
 
 def test_the_output_of_sglangs_gsm8k_names_unparsed_answers_beside_the_accuracy(tmp_path: Path) -> None:

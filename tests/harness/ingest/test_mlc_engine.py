@@ -5,13 +5,9 @@ What it counts is compared with counts by regular expressions, which share no co
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
-import pytest
-
 from assay.harness.ingest import mlc_engine
-from assay.harness.ingest.mlc_engine import tokens
 from assay.harness.ingest.mlc_trace import StepTrace
 from assay.harness.ingest.source_file import SourceFile
 
@@ -57,44 +53,6 @@ def test_an_answer_ends_where_the_engine_writes(tmp_path: Path) -> None:
     found = read(tmp_path, text)
     assert found.tracks[0].output == "one\ntwo\nthree"
     assert found.file.unread == 1
-
-
-def agrees(found: StepTrace, text: str) -> None:
-    """What must hold of any file, by regular expressions."""
-    lines = text.split("\n")
-    lines = lines[:-1] if lines[-1] == "" else lines
-    assert found.file.lines == len(lines)
-    assert found.file.read + found.file.unread == len(lines)
-    assert len(found.tracks) == sum(line == "[engine debug] ***Add Request***" for line in lines)
-    sampled = sum(line == "[engine debug] gpu_multinomial_from_uniform_func_" for line in lines)
-    before = next((i for i, line in enumerate(lines) if "***Add Request***" in line), len(lines))
-    outside = sum("gpu_multinomial_from_uniform_func_" in line for line in lines[:before])
-    reloaded = "***Reload engine***" in "".join(lines[before:])
-    assert reloaded or sum(sum(tokens(track)) for track in found.tracks) == sampled - outside
-    polled = sum(step.kind == "action" for segment in found.segments for step in segment.steps)
-    assert polled == sum("[engine debug] ACTION - " in line for line in lines)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_damaged_trace_is_neither_a_crash_nor_a_wrong_count(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    lines = TEXT.splitlines()
-    damage = seed % 4
-    if damage == 0:
-        lines = TEXT[: rng.randrange(len(TEXT))].splitlines()
-        lines = lines[:-1]  # half a line may or may not be one that a rule knows
-    elif damage == 1:
-        other = iter(TEXT.splitlines())
-        lines = [line for one in lines for line in ([one, next(other)] if rng.random() < 0.5 else [one])]
-    elif damage == 2:
-        for _ in range(rng.randrange(1, 30)):
-            del lines[rng.randrange(len(lines))]
-    else:
-        for _ in range(rng.randrange(1, 30)):
-            lines.insert(rng.randrange(len(lines)), lines[rng.randrange(len(lines))])
-    text = "".join(f"{line}\n" for line in lines)
-    agrees(read(tmp_path, text), text)
-    mlc_engine.READER.read(SourceFile.of(tmp_path / "trace.txt"))
 
 
 def test_every_prefix_is_read(tmp_path: Path) -> None:

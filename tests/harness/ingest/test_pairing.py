@@ -33,20 +33,10 @@ def test_what_differs_is_not_paired_and_counted_with_its_reason(reason: str, oth
     assert (unpaired.id, unpaired.count, unpaired.examples) == (reason, 1, ("1",))
 
 
-def test_documents_of_one_side_alone_are_counted_by_side() -> None:
-    assert counts([item("1"), item("2"), item("3")], [item("3"), item("4")]) == {"only-in-a": 2, "only-in-b": 1}
-
-
 def test_a_document_that_both_hold_twice_counts_once_and_one_that_one_side_repeats_is_refused() -> None:
     twice = pair_items([item("1"), item("1", 0.0)], [item("1"), item("1")])
     assert (len(twice.pairs), twice.again, twice.unpaired) == (1, 1, [])
     assert counts([item("1"), item("1")], [item("1")]) == {"repeated": 1}
-
-
-def test_repeats_of_a_run_are_paired_with_the_same_repeat() -> None:
-    a = [item("1", 1.0, repeat=0), item("1", 0.0, repeat=1)]
-    b = [item("1", 1.0, repeat=1), item("1", 1.0, repeat=0)]
-    assert [loss(pair) for pair in pair_items(a, b).pairs] == [0.0, -1.0]
 
 
 def test_a_prompt_that_was_not_recorded_is_not_taken_for_another() -> None:
@@ -74,10 +64,6 @@ def test_what_makes_two_tasks_incomparable_is_named(difference: dict[str, Any], 
     (reason,) = refusals(a, a.model_copy(update=difference))
     assert named in reason
     assert not refusals(a, a)
-
-
-def test_what_a_tool_does_not_record_refuses_nothing() -> None:
-    assert not refusals(results(shots=None), results(tokenizer="tok", sampling={"temperature": "0"}))
 
 
 def test_guessing_is_always_giving_the_most_frequent_answer() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.ingest.sglang_lines import LONGEST, split
+from assay.harness.ingest.sglang_lines import split
 
 
 def kinds(text: str) -> list[str]:
@@ -30,12 +30,6 @@ def test_bars_cut_at_the_width_of_the_terminal(cut: str) -> None:
     bar = "Capturing batches (bs=16):  {}%|▍| {}/8 [00:01<00:02,  {}"
     line = bar.format(38, 3, cut) + bar.format(50, 4, "2.38it/")
     assert [bar[1] for _, _, bar in split(line)] == ["3", "4"]
-
-
-def test_in_a_line_of_more_characters_no_bar_is_looked_for() -> None:
-    bar = "100%|█| 8/8 [00:01<00:00,  2.38it/s]"
-    assert kinds("x" * (LONGEST - len(bar)) + bar) == ["text", "progress"]
-    assert kinds("x" * (LONGEST - len(bar) + 1) + bar) == ["text"]
 
 
 def test_carriage_returns_and_percent_completed() -> None:

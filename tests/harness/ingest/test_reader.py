@@ -10,7 +10,6 @@ from assay.harness.ingest.source_file import SourceFile
 from assay.harness.tracebacks import Frame
 
 STAMP = "[2026-01-24 18:15:48] "
-FRAME = '  File "/x/a.py", line 3, in run'
 
 
 def read(*lines: str) -> Log:
@@ -65,15 +64,6 @@ def test_numbers_scores_commands_and_start_are_facts(seed_log: Path) -> None:
     assert log.servers[0].facts["KV tokens"][0] == "125896"
     assert dict(row[:2] for row in log.blocks[0][1])["Output token throughput (tok/s)"] == "96.49"
     assert log.answer_limit[0] == 2048
-
-
-def test_tracebacks_have_their_exception_and_functions(seed_log: Path) -> None:
-    log = read_log(SourceFile.of(seed_log).lines())
-    assert [trace.exception for trace, _ in log.traces] == [
-        "KeyError: '/loky-13911-_51_mu8w'",
-        "AssertionError: np.float64(0.125) not greater than or equal to 0.6",
-    ]
-    assert log.traces[1][0].frames[0].name == "retry"
 
 
 @pytest.mark.parametrize(
@@ -139,12 +129,6 @@ def test_lines_of_other_versions_are_read(line: str, kind: str) -> None:
     assert (log.read, log.kinds[kind]) == (1, 1)
 
 
-def test_a_log_without_arguments_still_has_a_server() -> None:
-    tail = "token usage: 0.00, #running-req: 0, #queue-req: 0, "
-    log = read(STAMP + f"Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: 40, {tail}")
-    assert [(one.number, one.line, one.backend, one.prefix_batches.count) for one in log.servers] == [(1, 1, "?", 1)]
-
-
 def test_a_prefix_is_cached_if_each_sequence_has_16_tokens_of_it() -> None:
     batch = (
         STAMP + "Prefill batch, #new-seq: 2, #new-token: 7, #cached-token: {}, token usage: 0.00, #running-req: 0, #queue-req: 0, "
@@ -158,17 +142,6 @@ def test_outcomes_of_several_open_tests_are_counted_and_given_to_none() -> None:
     assert log.outcomes == {"failed": 1, "passed": 1}
     assert [one.outcome for one in log.tests] == ["", ""]
     assert log.loose_outcomes.count == 2
-
-
-def test_the_summary_names_what_the_lines_left_open() -> None:
-    log = read(
-        "a/test_x.py::test_one ",
-        "a/test_x.py::test_two ",
-        "=========== short test summary info ===========",
-        "FAILED a/test_x.py::test_two - AssertionError: no",
-    )
-    assert [one.outcome for one in log.tests] == ["", "failed"]
-    assert log.read == 4
 
 
 def test_time_that_goes_back_is_seen() -> None:
@@ -188,19 +161,6 @@ def test_a_traceback_survives_lines_of_other_writers() -> None:
     )
     assert (log.read, log.traces[0][0].exception) == (5, "mod.OddError: what now")
     assert [one.first for one in log.unread] == [6]
-
-
-@pytest.mark.parametrize(
-    ("lines", "read_lines", "exception"),
-    [
-        ([FRAME, "    return fn()"], 3, ""),  # the log ends in it
-        (["Note: nothing followed"], 1, ""),  # no frame, so no exception
-        ([FRAME, "    return fn(1 / 0)", "              ~~^~~", "    what is this"], 4, ""),
-    ],
-)
-def test_a_traceback_ends_where_its_form_ends(lines: list[str], read_lines: int, exception: str) -> None:
-    log = read("Traceback (most recent call last):", *lines)
-    assert (log.read, log.traces[0][0].exception) == (read_lines, exception)
 
 
 def test_unittest_output_is_read() -> None:
@@ -239,9 +199,3 @@ def test_a_failure_of_pytest_says_why() -> None:
     assert trace.exception == "AssertionError: assert 0.125 >= 0.6"
     assert trace.frames == [Frame("test_eval.py", 3)]
     assert log.tests[test].id == "test_eval.py::test_mmlu"
-
-
-def test_the_summary_of_pytest_says_why_where_the_failure_was_not_kept() -> None:
-    lines = [line for line in PYTEST.splitlines() if not line.startswith(("E ", "test_eval.py:3"))]
-    ((trace, _),) = read(*lines).traces
-    assert trace.exception == "assert 0.125 >= 0.6"

@@ -11,7 +11,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest import inspect_ai, lm_eval, simple_evals
-from assay.harness.ingest.recognise import UNKNOWN, ingest, readers
+from assay.harness.ingest.recognise import readers
 from assay.harness.ingest.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
 
@@ -71,13 +71,6 @@ def test_lm_eval_is_read_from_either_file_alone(data: Path, tmp_path: Path) -> N
     reading = lm_eval.READER.results(SourceFile.of(alone), "")
     assert not reading.sets
     assert "--log_samples" in reading.notes[0]
-
-
-def test_answers_without_a_match_are_unparsed(data: Path) -> None:
-    (found,) = lm_eval.READER.results(SourceFile.of(data / "lm_eval_b"), "").sets
-    unparsed = [item for item in found.items if item.parsed is None]
-    assert unparsed
-    assert all("Answer: " not in item.answer for item in unparsed)
 
 
 def test_lines_that_are_no_samples_are_counted_and_quoted(data: Path, tmp_path: Path) -> None:
@@ -149,37 +142,6 @@ def test_simple_evals_is_the_same_from_the_report_and_from_the_scores_beside_it(
     assert "only the score is known" in reading.notes[0]
 
 
-def test_answers_that_do_not_add_up_to_the_written_score_are_noted(data: Path, tmp_path: Path) -> None:
-    shutil.copytree(data / "simple_evals_a", tmp_path / "s")
-    scores = tmp_path / "s" / "gsm8k_tiny.json"
-    scores.write_text(scores.read_text().replace('"score": 0.0', '"score": 0.5'))
-    assert "0.5" in simple_evals.READER.results(SourceFile.of(scores), "").notes[0]
-
-
-def test_a_report_that_was_cut_off_says_so(data: Path, tmp_path: Path) -> None:
-    whole = (data / "simple_evals_a" / "gsm8k_tiny.html").read_text()
-    cut = tmp_path / "gsm8k_tiny.html"
-    cut.write_text(whole[: whole.rindex("<h3>Results</h3>")])
-    reading = simple_evals.READER.results(SourceFile.of(cut), "")
-    assert (reading.read, reading.unread) == (5, 1)
-
-
-@pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
-def test_a_file_that_was_cut_off_never_crashes(data: Path, tmp_path: Path, name: str, share: float) -> None:
-    whole = (data / name).read_bytes()
-    cut = tmp_path / name
-    cut.write_bytes(whole[: int(len(whole) * share)])
-    document = ingest([cut]).documents[0]
-    assert document.file.format == UNKNOWN or document.file.unread or document.file.notes
-
-
-def test_the_prompt_of_a_log_does_not_hold_the_answer(data: Path) -> None:
-    a, b = (load(data / f"inspect_{side}.eval").sets[0].items for side in "ab")
-    assert {item.key: item.prompt_hash for item in a} == {item.key: item.prompt_hash for item in b}
-    assert [item.answer for item in a] != [item.answer for item in b]
-
-
 def stated_alone(path: Path, results: dict[str, object], **more: object) -> Path:
     """A results file of lm-eval without samples."""
     head = {"configs": {}, "versions": {}, "n-shot": {}, "lm_eval_version": "0.4.13"}
@@ -204,14 +166,6 @@ def test_scores_without_samples_are_shown_and_held_against_guessing(tmp_path: Pa
     (found,) = document.findings
     assert (found.id, found.severity, found.where) == ("score-below-guessing", "serious", "mmlu")
     assert path.read_text().splitlines()[found.cites[0].first - 1].strip() == '"acc,none": 0.2312,'
-
-
-def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -> None:
-    scores = {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.0}}
-    path = stated_alone(
-        tmp_path / "results_x.json", scores, group_subtasks={"mmlu": ["mmlu_law"]}, **{"n-samples": {"mmlu_law": {"effective": 99}}}
-    )
-    assert not lm_eval.READER.read(SourceFile.of(path)).findings
 
 
 def test_samples_without_a_score_are_no_part_of_the_mean_and_are_named(data: Path, tmp_path: Path) -> None:

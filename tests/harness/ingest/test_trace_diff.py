@@ -8,7 +8,7 @@ import pytest
 
 from assay.harness.errors import UsageError
 from assay.harness.ingest import trace_diff as module
-from assay.harness.ingest.comparison import Comparison, PassLimits
+from assay.harness.ingest.comparison import Comparison
 from assay.harness.ingest.recognise import compare
 from assay.harness.ingest.tensor_diff import TensorRule
 
@@ -19,7 +19,7 @@ FORK = next(i for i, line in enumerate(LINES) if "fork" in line)
 
 
 def diff_files(a: Path, b: Path) -> Comparison:
-    return compare(a, b, PassLimits(), TensorRule())
+    return compare(a, b, 0.02, TensorRule())
 
 
 def differences(result: Comparison) -> int:
@@ -37,15 +37,6 @@ def test_two_equal_traces_pass(tmp_path: Path) -> None:
     result = edited(tmp_path, LINES)
     assert (result.verdict, result.exit_code, differences(result)) == ("pass", 0, 0)
     assert result.headline == "Both traces take the same steps: 2 requests, 10 segments, 120 steps."
-
-
-def test_a_trace_that_is_named_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="was named twice"):
-        diff_files(ENGINE, ENGINE)
-
-
-def test_the_spelling_of_marks_makes_no_difference(tmp_path: Path) -> None:
-    assert edited(tmp_path, [line.replace("_SEGMENT", " SEGMENT") for line in LINES]).verdict == "pass"
 
 
 def test_a_fork_in_place_of_an_addition_is_named_with_both_lines(tmp_path: Path) -> None:
@@ -69,13 +60,6 @@ def test_a_step_that_only_one_trace_has(tmp_path: Path) -> None:
     lines.insert(32, "[engine debug] kv_cache_popn_func_")
     headline = edited(tmp_path, lines).headline
     assert headline == "Request 1 calls kv_cache_popn_func_ in the second trace (line 33) and not in the first (after line 32)."
-
-
-def test_a_segment_that_only_one_trace_has(tmp_path: Path) -> None:
-    result = edited(tmp_path, LINES[:40] + LINES[54:])
-    assert differences(result) == 1
-    assert "has one more segment, decode with 14 steps in the first trace (line " in result.headline
-    assert result.headline.startswith("Request 1 ")
 
 
 def test_a_request_that_only_one_trace_has(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import strategies as st
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Answer, Item, Suite
@@ -55,11 +54,6 @@ def test_another_prompt_is_no_pair(role: Role) -> None:
     assert (pairing.pairs, pairing.mismatched) == ((), ("a",))
 
 
-def test_both_roles_asked_something_else_than_the_item_is_no_pair() -> None:
-    answers = [answer(role, "a", prompt_hash="other") for role in ROLES]
-    assert pair([item("a")], answers).mismatched == ("a",)
-
-
 def test_repeats_and_other_suites_are_left_out() -> None:
     answers = [*both("a", "A", "A"), answer("reference", "a", "B", repeat=1), answer("candidate", "a", "C", suite="greedy")]
     pairing = pair([item("a"), item("g", suite="greedy")], answers)
@@ -90,18 +84,9 @@ def test_right_wrong_unparsed_and_cut_answers_are_counted_separately() -> None:
     assert tally(pairs, "reference").right == 5
 
 
-def test_an_unparsed_answer_is_never_right() -> None:
-    # Not even where nothing is expected.
-    pairs = pair([item("a", expected=None)], both("a", None, None)).pairs
-    assert (tally(pairs, "candidate").right, tally(pairs, "candidate").unparsed) == (0, 1)
-
-
 def test_flips_are_counted_by_direction() -> None:
     outcomes = {"a": ("A", "A"), "b": ("A", "B"), "c": ("B", "A"), "d": ("B", "C"), "e": ("A", None), "f": (None, None)}
     answers = [one for name, (reference, candidate) in outcomes.items() for one in both(name, reference, candidate)]
     lost, gained = flips(pair([item(name) for name in outcomes], answers).pairs)
     assert [p.item.id for p in lost] == ["b", "e"]
     assert [p.item.id for p in gained] == ["c"]
-
-
-LETTER = st.sampled_from(["A", "B", None])

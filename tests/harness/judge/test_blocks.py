@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import Timing
-from assay.harness.judge.blocks import _gaps, blocks_of, side_by_side, throughputs
+from assay.harness.judge.blocks import _gaps, blocks_of, side_by_side
 from assay.harness.sides import Role
 
 
@@ -61,11 +61,6 @@ def test_chunks_that_a_busy_client_read_at_once_do_not_change_the_inter_token_la
     assert blocks_of([bunched])[0].itl_s == pytest.approx(blocks_of([timing()])[0].itl_s)
 
 
-def test_unreported_cached_tokens_are_unknown_and_not_zero() -> None:
-    assert blocks_of([timing(cached=None)])[0].cached_tokens is None
-    assert blocks_of([timing(cached=0)])[0].cached_tokens == 0
-
-
 @pytest.mark.parametrize(
     ("chunks", "says"),
     [({"chunk_s": (0.07,), "chunk_tokens": (5,)}, "in one chunk"), ({"chunk_s": (0.07, 0.07, 0.07)}, "at one instant")],
@@ -95,9 +90,3 @@ def test_ratios_are_of_blocks_of_the_same_round() -> None:
 def test_what_was_cut_off_in_the_middle_is_left_out() -> None:
     cut: list[Timing] = [timing(block=0), timing("candidate", block=1), timing(again=True, block=2)]
     assert side_by_side(blocks_of(cut)) == {("short", 2): []}
-
-
-def test_throughput_is_over_the_time_in_which_blocks_were_played() -> None:
-    blocks = blocks_of([timing(block=0), timing(block=1, sent_s=500.0)])
-    assert throughputs(blocks) == pytest.approx((20 / 0.142, 10 / 0.142))
-    assert throughputs([]) == (0.0, 0.0)

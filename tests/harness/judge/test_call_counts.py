@@ -23,10 +23,3 @@ def test_ways_of_calling_one_kernel_are_added_up_and_listed() -> None:
     assert (decode.calls, decode.calls_in_graphs, decode.calls_compiled) == (24, 6, 14)
     assert decode.sentence == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
     assert extend.sentence == "extend: triton 12 calls"
-
-
-def test_kernels_and_their_delegating_backends_are_separate() -> None:
-    counts = [count(1), count(2, kernel="sage"), count(3, delegated_by="mine")]
-    assert {(one.kernel, one.delegated_by): one.calls for one in call_summaries(counts)} == {
-        ("triton", ""): 2, ("sage", ""): 4, ("triton", "mine"): 6,
-    }  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.judge.build import _scope_of, _shown_by
 from assay.harness.judge.decide import decide
 from assay.harness.judge.report import EnvelopeResult, Metric, SuiteResult
@@ -58,7 +59,7 @@ def test_a_bug_without_a_name_is_said_as_it_was_read() -> None:
 
 def test_accuracies_show_a_regression_before_other_numbers(examples: ModuleType) -> None:
     assert _shown_by(examples.regression().suites) == "accuracy 0.977 -> 0.121"
-    kl = Metric(id="kl", title="mean KL, cached", value=16.6, text="16.6 nats", bound=0.1, bound_is="most")
+    kl = Metric(id="kl", title="mean KL, cached", value=16.6, text="16.6 nats", bound=0.1)
     assert _shown_by([suite("logits", metrics=(kl,), decided_by="kl")]) == "mean KL, cached 16.6 nats"
     assert _shown_by([suite(verdict="pass")]) == ""
 
@@ -74,7 +75,8 @@ def test_accuracies_show_a_regression_before_other_numbers(examples: ModuleType)
 )
 def test_a_pass_says_what_it_covers(questions: int, claimed: list[str], served: int, said: str) -> None:
     reached, own = ({phase: {"total-tokens": tokens, "batch": 8} for phase in claimed} for tokens in (2048, served))
-    covered = EnvelopeResult(policy="p", sentence="s", reached=reached, served_reached=own, rows=(), not_covered=())
+    limits = EngineLimits(context_tokens=4096)
+    covered = EnvelopeResult(policy="p", claimed=(), limits=limits, compared={}, reached=reached, served_reached=own, rows=())
     scope = _scope_of("/models/tiny", questions, True, covered, claimed)
     assert scope == said
     passed = decide("mine", [suite(verdict="pass")], [], scope=scope)

@@ -29,15 +29,6 @@ def test_the_worst_own_error_is_the_one_farthest_beyond_its_bound(examples: Modu
     assert worst_own(report.model_copy(update={"layers": None})) is None
 
 
-def test_what_is_not_finite_has_no_multiple(examples: ModuleType) -> None:
-    report = examples.regression()
-    broken = examples.truth_row(0, "extend", 0.1).model_copy(update={"own": "not finite"})
-    layers = layers_of(examples.truth_row(1, "extend", 0.9), broken)
-    worst = worst_own(report.model_copy(update={"layers": layers}))
-    assert worst is not None
-    assert (worst.error, worst.multiple) == ("not finite", None)
-
-
 def test_a_damaged_report_is_listed_with_its_problem(tmp_path: Path, examples: ModuleType) -> None:
     write_reports(examples.passing(), tmp_path / "good")
     write_reports(examples.passing(), tmp_path / "bad")
@@ -47,12 +38,6 @@ def test_a_damaged_report_is_listed_with_its_problem(tmp_path: Path, examples: M
     assert [(Path(one.folder).name, one.verdict) for one in listed.runs] == [("good", "pass"), ("bad", None)]
     assert "is damaged" in listed.runs[1].problem
     assert [len(history) for history in listed.histories] == [1]
-
-
-def test_the_report_json_of_a_bisection_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "bisection").mkdir()
-    (tmp_path / "bisection" / "report.json").write_text('{"schema": "assay.bisection/1"}')
-    assert not list_runs(tmp_path).runs
 
 
 def test_a_path_that_is_no_run(tmp_path: Path) -> None:

@@ -2,21 +2,8 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
-import pytest
-
 from assay.harness.engines.sglang.features import Feature, features_of
-from assay.harness.judge.invariance_arms import (
-    BASE,
-    base_of,
-    clashes,
-    closed,
-    in_order,
-    left_out,
-    pairs,
-    possible,
-    server_of,
-    singles,
-)
+from assay.harness.judge.invariance_arms import BASE, base_of, clashes, closed, left_out, pairs, possible, server_of, singles
 from assay.harness.judge.invariance_outcome import widened
 from assay.harness.judge.probe_scores import Bound
 
@@ -64,20 +51,6 @@ def test_a_single_has_what_it_requires() -> None:
     assert len(singles(KNOWN)) == len(KNOWN)
 
 
-def test_a_feature_without_what_it_requires_is_not_possible() -> None:
-    assert not possible(frozenset({"mixed-chunk"}), KNOWN)
-    assert not possible(frozenset({"prefix-cache", "no-radix-cache"}), KNOWN)
-    assert possible(frozenset({"prefix-cache", "page-size"}), KNOWN)
-
-
-@pytest.mark.parametrize("names", [("batch",), ("page-size",), ("batch", "order"), ("page-size", "overlap")])
-def test_few_features_have_arms_too(names: tuple[str, ...]) -> None:
-    known = {name: KNOWN[name] for name in names}
-    arms = pairs(known)
-    assert frozenset(names) in arms
-    assert BASE not in arms
-
-
 def test_what_has_a_base_of_its_own_is_compared_with_it() -> None:
     known = {"exact": own("exact", on=("--exact",), cost="a base of its own"), "batch": own("batch")}
     assert base_of(frozenset({"exact", "batch"}), known) == {"exact"}
@@ -100,8 +73,3 @@ def test_arms_left_out_are_named_by_their_pairs() -> None:
     planned = [frozenset({"batch", "order"}), frozenset({"batch", "page-size"})]
     assert left_out(planned, planned, KNOWN) == []
     assert left_out(planned, planned[:1], KNOWN) == [("batch", "page-size")]
-
-
-def test_the_order_is_that_of_servers() -> None:
-    arms = {frozenset({"page-size"}), frozenset({"batch"}), frozenset({"batch", "page-size"})}
-    assert in_order(arms, KNOWN)[0] == {"batch"}, "the server without a feature runs already"

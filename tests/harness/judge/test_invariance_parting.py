@@ -103,10 +103,3 @@ def test_a_trace_that_was_refused_says_why(judged: Judge, tmp_path: Path) -> Non
 def test_passes_that_verify_drafts_are_not_traced(judged: Judge) -> None:
     (parting,) = judged(lambda kept: None, verifications=3).partings
     assert parting.not_observed == "its passes verify drafts, and attention is not traced there"
-
-
-def test_traces_of_other_heads_are_not_compared(judged: Judge) -> None:
-    def fewer(kept: dict[str, torch.Tensor]) -> None:
-        kept["k.3"] = kept["k.3"][:, :1].contiguous()
-
-    assert judged(fewer).partings[0].not_observed.startswith("k of layer 3 is")

@@ -48,10 +48,6 @@ def test_a_candidate_that_is_slower_in_one_shape_is_a_regression_there(make_benc
     assert (result.verdict, result.policy) == ("pass", "latency_bound = 1.5 (--latency-bound)")
 
 
-def test_a_candidate_that_is_slower_within_the_bound_passes(make_bench: MakeBench) -> None:
-    assert judge_bench(make_bench(slow={"short": 1.05})).verdict == "pass"
-
-
 def test_a_few_rounds_prove_nothing(make_bench: MakeBench) -> None:
     result = judge_bench(make_bench(rounds=3, slow={"short": 2.0}))
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
@@ -146,11 +142,3 @@ def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
         for part in ("1.30", "the first 1 discarded as warm-up", "answers are shorter"):
             assert part in " ".join(shown.getvalue().split()), shown.getvalue()
     assert len(re.findall("  ttft ", shown.getvalue())) == 6
-
-
-def test_too_few_rounds_are_written_and_shown_too(make_bench: MakeBench) -> None:
-    folder = make_bench(rounds=2)
-    result = judge_bench(folder)
-    assert "2 rounds" in " ".join(to_html(bench_document(result)).split())
-    assert LatencyResult.model_validate_json(result.model_dump_json()).rows[0].high is None
-    render(bench_document(result), Console(file=StringIO(), width=200))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,7 @@ import pytest
 from assay.harness.evidence.bench_folder import TIMINGS, bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.build import build
-from assay.harness.judge.report import Report, read_report
-from assay.reports import json_report
+from assay.harness.judge.report import Report
 
 BOUND = "latency_bound = 1.1 (default)"
 
@@ -46,7 +44,7 @@ def test_a_candidate_as_fast_as_the_reference_passes(report: MakeRun) -> None:
     assert suite.verdict == "pass"
     assert suite.why.endswith(f"Policy: {BOUND}.")
     worst = suite.metrics[0]
-    assert (worst.bound, worst.bound_is, worst.policy) == (1.1, "most", BOUND)
+    assert (worst.bound, worst.policy) == (1.1, BOUND)
     assert made.latency is not None
     assert worst.high == max(row.high or 0 for row in made.latency.rows)
     assert made.latency.note == ""
@@ -62,12 +60,6 @@ def test_a_slower_candidate_alone_makes_the_run_a_regression(report: MakeRun) ->
     assert suite_of(made).metrics[0].low > 1.1
 
 
-def test_the_policys_bound_decides(report: MakeRun) -> None:
-    made = report(bench={"slow": {"shared": 1.5}, "flags": {"latency_bound": 2.0}}, latency_bound=2.0)
-    assert made.verdict == "pass"
-    assert suite_of(made).metrics[0].policy == "latency_bound = 2.0 (--latency-bound)"
-
-
 def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
     made = report(broken=True, bench={"slow": {"short": 0.5, "shared": 0.5, "chunked": 0.5}})
     assert (made.verdict, made.exit_code) == ("regression", 1)
@@ -78,23 +70,6 @@ def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
     assert made.latency is not None
     assert made.latency.verdict == "inconclusive"
     assert made.latency.note.startswith("No speed-up")
-
-
-def test_wrong_answers_at_the_same_speed_prove_nothing_either(report: MakeRun) -> None:
-    questions, suite = report(broken=True).suites
-    assert suite.verdict == "inconclusive"
-    assert suite.why.startswith(f"Wrong answers ({questions.title}): the times prove nothing.")
-
-
-def test_an_unmet_check_of_the_bench_does_not_excuse_wrong_answers(report: MakeRun) -> None:
-    made = report(broken=True, bench={"interpreted": True})
-    assert made.verdict == "regression", "what the times stand on says nothing of the answers"
-
-
-def test_times_of_an_interpreter_are_no_pass(report: MakeRun) -> None:
-    made = report(bench={"interpreted": True})
-    assert made.verdict == "inconclusive"
-    assert "the time measured is the interpreter's" in suite_of(made).why
 
 
 @pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged", "is of another run"])
@@ -122,13 +97,3 @@ def test_a_run_of_latency_alone_names_the_servers_that_were_timed(report: MakeRu
     assert (made.verdict, made.exit_code) == ("regression", 1)
     assert made.candidate.engine == "SGLang 0 on cpu"
     assert {call.phase for call in made.candidate.calls} == {"extend", "decode"}
-
-
-def test_it_is_written_and_comes_back(report: MakeRun, tmp_path: Path) -> None:
-    made = report(bench={"rounds": 2})
-    path = tmp_path / "report.json"
-    path.write_text(json_report.to_json(made))
-    assert read_report(path) == made
-    document = json.loads(path.read_text())
-    assert document["latency"]["schema"] == "assay.report/2"
-    assert document["latency"]["policy"] == BOUND

@@ -70,17 +70,6 @@ def test_a_cached_prefix_was_met_in_the_layer_diff(prefix: str, status: str) -> 
     assert checks._check_cached_prefix([], cells([0], prefix)).status == status
 
 
-def test_no_cell_is_no_cached_prefix() -> None:
-    assert checks._check_cached_prefix([], cells([])).status == "missing"
-
-
-def test_the_advice_does_not_contradict_what_happened() -> None:
-    here, elsewhere = (checks._check_layers(("layers",), None, ("extend",), range(4), has_url=url) for url in (False, True))
-    assert ("URL" in here.settles, "URL" in elsewhere.settles) == (False, True)
-    unasked = checks._check_cached_prefix([])
-    assert (unasked.found, "--enable-cache-report" in unasked.settles) == ("no question was answered", False)
-
-
 def answer(cached: int | None) -> Answer:
     return Answer(
         suite="accuracy", role="candidate", item="i", prompt_hash="h", text="", finish_reason="stop", prompt_tokens=100,

@@ -185,11 +185,6 @@ def test_recorded_calls_add_to_the_verdict(shadowed: Any, made: KernelResult, fa
     assert judge(shadowed(errors=FAILED if failed else ()), made).verdict == verdict
 
 
-@pytest.mark.parametrize(("worst", "decided_by"), [(0.3, ""), (26.0, "worst-recorded-call")])
-def test_a_finding_within_bounds_is_decided_by_no_metric(shadowed: Any, worst: float, decided_by: str) -> None:
-    assert judge(shadowed(), replay("serious", worst_own=worst)).decided_by == decided_by
-
-
 def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any) -> None:
     errors = shadowed()
     against = compare_with_noise(errors)

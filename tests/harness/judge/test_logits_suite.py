@@ -78,14 +78,6 @@ def behind_a_prefix(condition: str, logits: np.ndarray) -> np.ndarray:
     return certain_of_another(condition, logits) if condition == "cached" else logits
 
 
-def test_a_mean_is_printed_within_its_printed_interval(judged: Callable[..., SuiteResult]) -> None:
-    metric = next(metric for metric in judged(change=certain_of_another).metrics if metric.id == "mean-kl-cold")
-    assert metric.low is not None
-    assert metric.high is not None
-    number, _ = metric.text.split()
-    assert float(f"{metric.low:.3g}") <= float(number) <= float(f"{metric.high:.3g}")
-
-
 @pytest.mark.parametrize("change", [nowhere_finite, one_is_nan, excludes_a_token])
 def test_what_is_not_finite_is_a_regression(judged: Callable[..., SuiteResult], change: Change) -> None:
     suite = judged(change=change)
@@ -104,19 +96,6 @@ def test_other_distributions_are_a_regression(judged: Callable[..., SuiteResult]
     assert cached.same_top == 0.0
     assert cached.mean_kl is not None
     assert cached.mean_kl > 15
-
-
-@pytest.mark.parametrize("change", [nowhere_finite, certain_of_another])
-@pytest.mark.parametrize("require", [(), ("logits",)])
-def test_a_run_does_not_pass_with_broken_logits(tmp_path: Path, runs: ModuleType, change: Change, require: tuple[str, ...]) -> None:
-    folder = runs.run_of(tmp_path / "run", runs.spec_of(require=require))
-    runs.answer_all(folder, runs.same_answer)
-    runs.score_both(folder, partial(runs.scored, change=change))
-    report = build(folder)
-    suites = {suite.id: suite for suite in report.suites}
-    assert {id_: suite.verdict for id_, suite in suites.items()} == {"greedy": "pass", "logits": "regression"}
-    assert report.verdict != "pass"
-    assert any("Logits" in reason for reason in report.reasons)
 
 
 def test_logits_that_were_requested_and_not_scored_are_missing(tmp_path: Path, runs: ModuleType) -> None:
@@ -248,16 +227,6 @@ def test_a_heavy_tail_is_no_pass_however_small_its_mean(on_means: Callable[..., 
     assert suite.verdict == "inconclusive"
     assert "heavy tail" in suite.why
     assert on_means(heavy * 1e-2).verdict == "pass", "no prompt is beyond the limit"
-
-
-def test_prompts_without_any_divergence_make_no_tail_heavy(on_means: Callable[..., SuiteResult]) -> None:
-    beyond = np.exp(np.linspace(-0.5, 0.5, 50))
-    assert on_means(np.concatenate([np.zeros(1000), beyond])).verdict == "pass"
-    assert on_means(np.zeros(MIN_PROMPTS)).verdict == "pass"
-
-
-def test_a_pass_says_what_so_many_prompts_may_have_missed(on_means: Callable[..., SuiteResult]) -> None:
-    assert "A bug in less than 4.6 % of prompts may have met none of them." in on_means(np.full(MIN_PROMPTS, 0.01)).why
 
 
 def test_an_erratic_reference_raises_the_limit_to_the_widest_of_a_policy_and_no_further(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from assay.harness.config import RunSpec
-from assay.harness.evidence.kernel_result import MATRIX, CaseWhy, KernelResult
-from assay.harness.judge.build import build
+from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.own_error import matrix_claim
-from assay.harness.run.plan import prepare
-from assay.harness.run.run_folder import open_folder
-from assay.harness.verdict import Check, Finding
+from assay.harness.verdict import Finding
 
 SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn", suites=("layers",))
 NOTHING: dict[str, Any] = {"calls": 0, "worst_own": None, "worst_bound": None}
@@ -71,17 +67,3 @@ def test_the_matrix_of_the_candidate_must_have_run(made: KernelResult | None, st
 def test_no_matrix_is_asked_of_an_engines_own_backend_or_without_layers() -> None:
     assert judged(None, kernel=False).checks == []
     assert judged(None, SPEC.changed(suites=("accuracy",))).checks == []
-
-
-def test_a_run_whose_matrix_was_removed_lacks_it(tmp_path: Path) -> None:
-    folder = open_folder(prepare(SPEC), tmp_path / "run")
-
-    def ran() -> Check:
-        (check,) = [check for check in build(folder).checks if check.id == "matrix-ran"]
-        return check
-
-    folder.write(MATRIX, record())
-    assert ran().status == "ok"
-    assert folder.read(MATRIX) is not None
-    (folder.path / "matrix.json").unlink()
-    assert (ran().status, "repeat the run's command" in ran().settles) == ("missing", True)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import CAUSE, KernelResult
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.own_error import claim
 from assay.harness.judge.report import LayersResult, SuiteResult
-from assay.harness.run.plan import prepare
-from assay.harness.run.run_folder import open_folder
 from assay.harness.verdict import Finding
 
 CANDIDATE = "assay.harness.attention.sdpa:torch_sdpa"
-SPEC = RunSpec.of(reference="torch_native", candidate=CANDIDATE, suites=("layers",))
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +72,3 @@ def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evid
     suite, _, _ = judged(evidence, {"not_run": "the kernel ended its process, which exited with status 0"})
     assert suite.verdict == "inconclusive"
     assert "the kernel ended its process, which exited with status 0" in suite.why
-
-
-def test_a_run_without_a_layer_diff_has_no_part(tmp_path: Path) -> None:
-    part = claim(RunEvidence.of(open_folder(prepare(SPEC), tmp_path / "run")))
-    assert (part.suite, part.causes, part.parts) == (None, (), {})
-    assert [(check.id, check.status) for check in part.checks] == [("cached-prefix", "missing"), ("layers-compared", "missing")]

@@ -140,13 +140,6 @@ def test_a_pass_comes_no_sooner_than_it_would_without_further_losses(known: str,
     assert soonest_pass(items, answered[: len(known)], RULE) == first
 
 
-def test_a_loss_anywhere_puts_off_the_soonest_pass() -> None:
-    items = items_of(600)
-    without = soonest_pass(items, (), RULE)
-    late = pairs_of(items, "=" * (without - 1) + "-" + "=" * (600 - without))[without - 1 : without]
-    assert without < soonest_pass(items, late, RULE) < 600
-
-
 @pytest.mark.parametrize(("outcomes", "unfit"), [("-" * 60 + "u" * 20, "unparsed"), ("x" * 60 + "-" * 30, "no headroom")])
 def test_a_reference_that_is_not_fit_shows_a_regression_only_where_the_loss_alone_counts(outcomes: str, unfit: str) -> None:
     assert decided(outcomes).reason == unfit

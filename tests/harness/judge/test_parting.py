@@ -126,24 +126,6 @@ def test_what_the_base_differs_from_itself_by_is_no_difference() -> None:
     assert parted(spoil, floor=1e-4).place == "behind attention"
 
 
-def test_a_prompt_in_chunks_is_compared_with_a_whole_one() -> None:
-    assert parted(cached=0).place == "behind attention"
-
-
-def test_a_request_that_was_interrupted_counts_as_it_was_first_computed() -> None:
-    whole = trace()
-    again = replace(
-        whole,
-        positions=np.concatenate([whole.positions, whole.positions]),
-        tokens=np.concatenate([whole.tokens, whole.tokens]),
-        queries={layer: np.concatenate([q, 2 * q]) for layer, q in whole.queries.items()},
-        new_keys={layer: np.concatenate([k, 2 * k]) for layer, k in whole.new_keys.items()},
-        new_values={layer: np.concatenate([v, 2 * v]) for layer, v in whole.new_values.items()},
-        outputs={layer: np.concatenate([out, 2 * out]) for layer, out in whole.outputs.items()},
-    )
-    assert parting(whole, whole, again, LEAST).place == "behind attention"
-
-
 def shortened(of: Trace) -> Trace:
     return replace(of, positions=of.positions - 1)
 

@@ -17,12 +17,6 @@ def test_positions_are_compared_where_both_have_one(arm_records: ModuleType) -> 
     assert [place.index for place in found] == list(range(first, arm_records.PROMPT))
 
 
-def test_the_divergence_is_that_of_the_logits(arm_records: ModuleType) -> None:
-    expected = merged_kl(arm_records.scores(0, 1).logprobs[0], arm_records.scores(0, 1, 0.2).logprobs[0])
-    found = places([arm_records.reply()], [arm_records.reply(decode=0.2)], "decode")
-    assert [place.kl for place in found] == pytest.approx([float(expected)] * arm_records.DEPTH)
-
-
 def test_answers_are_compared_until_they_part(arm_records: ModuleType) -> None:
     own = arm_records.scores(arm_records.PROMPT, arm_records.DEPTH, 0.0, tokens=(12, 13, 14, 9, 16, 17))
     other = arm_records.reply(decode=own)
@@ -61,14 +55,6 @@ def test_the_prompts_own_tokens_are_compared(arm_records: ModuleType, shift: flo
     least = math.inf if math.isnan(shift) else 0.99 * math.exp(own[0]) * (math.exp(shift) - 1 - shift)
     assert min(found) >= least, "the own token's term; what is left to all others adds to it"
     assert last == 0.0
-
-
-def test_no_token_is_infinitely_far(arm_records: ModuleType) -> None:
-    scores = arm_records.scores(arm_records.PROMPT, 1)
-    none = scores.model_copy(update={"ids": ((),), "logprobs": ((),)})
-    for base, other in ((none, none), (none, scores), (scores, none)):
-        (place,) = places([arm_records.reply(decode=base)], [arm_records.reply(decode=other)], "decode")
-        assert place.kl == math.inf
 
 
 def test_distances_sum_up() -> None:

@@ -20,6 +20,7 @@ from assay.harness.judge.greedy_suite import compare_envelope, with_envelope
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.sides import Role
 from assay.harness.verdict import Check
+from assay.reports.words import envelope_lines
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
 POLICY = make_spec({"envelope_tokens": 512}).policy
@@ -115,8 +116,9 @@ def test_the_report_states_both_envelopes() -> None:
     assert isinstance(result, EnvelopeResult)
     assert result.reached["extend"]["total-tokens"] >= 512
     assert result.served_reached["extend"]["total-tokens"] == 129
-    assert "in all" in result.served
-    assert result.served != result.sentence
+    shadow, own, *_ = envelope_lines(result)
+    assert "decode at 2 to 517 tokens" in shadow
+    assert "to 129 in all" in own
 
 
 def texts(wrong: int) -> Sequence[Pair]:

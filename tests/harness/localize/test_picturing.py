@@ -109,18 +109,6 @@ def test_rows_without_weights_say_what_they_are() -> None:
     assert len(picture.expected[0]) == 6
 
 
-def test_the_head_with_most_misplaced_weight_is_shown() -> None:
-    def kernel(asked: AttentionCall) -> Tensor:
-        out, wrong = oracle(asked), bug("mask-top-left")(asked)
-        out[:, 2] = wrong[:, 2]
-        out[:, 3] = 0.9 * out[:, 3] + 0.1 * wrong[:, 3]
-        return out
-
-    picture = drawn(kernel, [(3, 6)])
-    assert (picture.head, picture.wrong_heads) == (2, (2, 3))
-    assert drawn(kernel, [(3, 6)], head=0).cells == ("#######..", "########.", "#########")
-
-
 def test_a_large_call_is_shown_where_it_begins_to_differ() -> None:
     def kernel(asked: AttentionCall) -> Tensor:
         out = oracle(asked)

@@ -11,15 +11,13 @@ from torch import Tensor
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.honest import honest_outputs
 from assay.harness.attention.kernels import declares
-from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import measure, run_and_repeat
-from assay.harness.localize.shrink import reproduction, shrink
+from assay.harness.localize.shrink import _reproduction, shrink
 from assay.harness.verdict import Finding
 
 CALL = call_of([(40, 30), (26, 60), (9, 0)], (4, 2), 32, torch.float32, "cpu")
@@ -73,18 +71,10 @@ def run_test(source: str) -> None:
 
 MODULE = """
 from assay.harness.attention.bugs.faults import fault
-from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.noise import FAMILIES
 
 top_left = fault("mask-top-left")
 saturating = fault("values-saturate-fp8-e4m3")
 
-
-def int8(call):
-    return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
-
-
-coarse = fault("mask-top-left", int8)
 """
 
 
@@ -100,7 +90,7 @@ def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(mod
     kernel = fault("mask-top-left")
     small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3), DIMS)
     [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = reproduction(small, f"{module}:top_left", "")(finding)
+    source = _reproduction(small, f"{module}:top_left", "")(finding)
     assert "call_of([(" in source
     assert "noise" not in source
     imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
@@ -123,27 +113,12 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
     [finding] = diagnose(run_and_repeat(kernel, [loud]))
     with pytest.raises(AssayError, match="shrink the call first"):
-        reproduction(loud, f"{module}:saturating", "")
-    source = reproduction(shrink(kernel, loud, DIMS), f"{module}:saturating", "")(finding)
+        _reproduction(loud, f"{module}:saturating", "")
+    source = _reproduction(shrink(kernel, loud, DIMS), f"{module}:saturating", "")(finding)
     assert "AttentionCall(" in source
     with pytest.raises(AssertionError, match=BY_ID["values-saturate-fp8-e4m3"].title):
         run_test(source)
     run_test(source.replace(f"{module}:saturating", ORACLE))
-
-
-@pytest.mark.slow
-def test_noise_that_was_given_by_hand_is_that_of_the_test(module: str) -> None:
-    def int8(call: AttentionCall) -> Tensor:
-        return honest_outputs(call, FAMILIES["int8_qk"], members=1)[0].to(call.q.dtype)
-
-    kernel = declares(noise="int8_qk")(fault("mask-top-left", int8))
-    small = shrink(kernel, CALL, DIMS)
-    [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = reproduction(small, f"{module}:coarse", "int8_qk")(finding)
-    assert "assert_correct(KERNEL, CALL, noise='int8_qk')" in source
-    with pytest.raises(AssertionError, match=TOP_LEFT):
-        run_test(source)
-    run_test(source.replace(f"{module}:coarse", ORACLE))
 
 
 def test_the_head_dim_stays_within_those_that_are_tried() -> None:
@@ -166,7 +141,7 @@ def test_padded_rows_shrink_with_their_call(monkeypatch: pytest.MonkeyPatch) -> 
     assert not measure(small, rounded_oracle(small)).fails
     monkeypatch.setattr(shrink_module, "load", lambda name: ignores)
     finding = Finding(id="x", title="x", severity="serious", where="", diagnosis="", evidence=(), reproduce="")
-    source = reproduction(small, "mine:ignores", "")(finding)
+    source = _reproduction(small, "mine:ignores", "")(finding)
     found: dict[str, Any] = {}
     exec(source.partition("def test_")[0], found)
     torch.testing.assert_close(rounded_oracle(found["CALL"]), rounded_oracle(small), equal_nan=True)

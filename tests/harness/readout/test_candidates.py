@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -108,22 +107,6 @@ def test_a_rule_on_keys_is_mined(effect: KeyFactors) -> None:
     rules = key_factors(readings(effect))
     given = [Queries(call(number), range(sum(new for new, _ in CALLS[number]))) for number in range(len(CALLS))]
     assert any(all(np.allclose(rule.outputs(one), effect.outputs(one)) for one in given) for rule in rules)
-
-
-def test_right_rows_keep_a_rule_from_saying_too_much() -> None:
-    """Key 3 is unseen from position 8 on: without right rows, a rule does not say so."""
-    limited = KeyFactors((KeyFactor("seen", only(Literal(Term("j"), "==", 3), Literal(Term("pos"), ">=", 8)), 0.0),))
-    found = [explained(limited, 0), explained(limited, 1)]
-    assert not found[0].bad.all()
-    blind = [replace(one, bad=np.ones_like(one.bad)) for one in found]
-    given = Queries(call(0), range(9))
-
-    def given_by(rules: Sequence[KeyFactors]) -> bool:
-        return any(np.allclose(rule.outputs(given), limited.outputs(given)) for rule in rules)
-
-    assert given_by(key_factors(found))
-    assert given_by(key_factors(blind, [Queries(call(0), [row]) for row in range(8)]))
-    assert not given_by(key_factors(blind))
 
 
 @pytest.mark.few(8)

@@ -103,14 +103,6 @@ def test_noise_has_no_operator() -> None:
     assert found.notes[0].startswith("the weights of 0 of"), "what is no sum of values is not solved"
 
 
-def test_a_rule_that_was_seen_on_one_call_only_is_not_said() -> None:
-    call = next(calls(torch.float32, [((9, 20),)]))
-    found = read_recorded([(call, fault("mask-top-left")(call), 3e-4)])[0]
-    assert found.all.wrong
-    assert found.fresh.wrong == 0
-    assert said(found) == ""
-
-
 def test_what_is_known_when_the_time_is_over_is_returned() -> None:
     found = read_recorded([recorded(call, fault("mask-top-left")(call), 0.0) for call in calls(torch.float32)], 0.0)[0]
     assert not found.complete

@@ -247,15 +247,3 @@ def test_a_kernel_that_does_not_declare_what_layers_ask_for_ends_a_run_before_se
         checked(plan)
     assert error.value.found == f"The {role} {kernel} does not declare {missing}."
     assert "@declares(features=...)" in error.value.expected
-
-
-def test_the_doctor_says_it_too(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Measured(attribute="softcap", phase="prefill", state="ignores")
-    backends = tuple(BackendResult(backend=name, measured=(cell,)) for name in ("torch_native", "triton"))
-    result = Honours(sglang="", torch="", device="cpu", backends=backends)
-    monkeypatch.setattr(honours, "measure", lambda *_: result)
-    spec = RunSpec.of(reference="torch_native", candidate="triton", model=str(model(attn_logit_softcapping=50.0)))
-    (examined,) = (one for one in examine(spec) if one.id == "asked")
-    assert (examined.status, examined.do) == ("missing", "name another --reference; see assay backends --honours")
-    assert "the reference torch_native ignores the softcap that the model asks for" in examined.found
-    assert "the candidate triton ignores the softcap" in examined.found

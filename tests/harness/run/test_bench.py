@@ -26,10 +26,10 @@ from assay.harness.sides import ROLES
 from assay.harness.stats.ratio import MIN_RATIOS
 
 
-def planned(policy: dict[str, Any] | None = None, seed: int = 0, graphs: bool | None = None, **flags: Any) -> BenchPlan:
+def planned(policy: dict[str, Any] | None = None, seed: int = 0, **flags: Any) -> BenchPlan:
     asked = {f"latency_{name}": value for name, value in (policy or {}).items()}
     spec = timed_spec(make_spec({"candidate": "torch_native", "servers": "together"} | asked | flags))
-    return plan_bench(prepare(spec), seed, graphs)
+    return plan_bench(prepare(spec), seed)
 
 
 def played(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float], chunks: int = 3) -> int:
@@ -131,8 +131,6 @@ def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode() -
     assert not planned().eager
     assert not planned(candidate="sage_attn").eager, "its decode is delegated"
     assert planned(candidate="assay.harness.attention.sdpa:torch_sdpa").eager
-    assert not planned(graphs=True, candidate="assay.harness.attention.sdpa:torch_sdpa").eager
-    assert planned(graphs=False).eager
 
 
 @pytest.mark.parametrize(

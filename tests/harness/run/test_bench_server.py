@@ -22,9 +22,11 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    flags = ["--candidate", "torch_native", "--shapes", "shared,chunked", "--concurrency", "2"]
+    flags = ["--candidate", "torch_native", "--latency-shapes", "shared,chunked", "--latency-concurrency", "2"]
     # Of two servers that are one, none is ten times slower; a closer bound is for the benchmark.
-    monkeypatch.setattr(sys, "argv", ["assay", "bench", *flags, "--bound", "10", "--seconds", "6", "--out", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["assay", "bench", *flags, "--latency-bound", "10", "--latency-seconds", "6", "--out", str(out)]
+    )
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     result = LatencyResult.model_validate_json((out / "bench.json").read_text())

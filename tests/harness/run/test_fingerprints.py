@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -27,8 +26,6 @@ from assay.harness.sides import Side
 from assay.reports.fingerprint import fingerprint_document
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 
-FOUR = os.environ.get("ASSAY_TRANSFORMERS_4", "")
-"""A Python with transformers 4.57."""
 LOGS = Path(__file__).parents[2] / "data" / "server_failures"
 PLAIN: dict[str, Any] = {"rope_theta": 10000.0}
 
@@ -107,26 +104,6 @@ def test_two_bos_where_a_client_renders_the_chat(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_template_that_refuses_a_role_says_so(tmp_path: Path) -> None:
-    strict = "{% for m in messages %}{{ raise_exception('no system') if m['role'] == 'system' else m['content'] }}{% endfor %}"
-    plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    left, right = (files(write_model(tmp_path / name, PLAIN, template=text)) for name, text in (("a", plain), ("b", strict)))
-    assert right.tokens is not None
-    assert right.tokens.refused == {"system": "TemplateError: no system"}
-    assert first(left, right) == (1, "the chat template refuses the chat 'system' in B alone")
-
-
-@pytest.mark.usefixtures("here")
-def test_a_merged_adapter_that_was_not_delivered(tmp_path: Path) -> None:
-    merged = random_weights()
-    merged["model.layers.1.self_attn.o_proj.weight"] += 0.002
-    left, right = files(write_model(tmp_path / "a", PLAIN, weights=merged)), files(write_model(tmp_path / "b", PLAIN))
-    assert first(left, right)[1].startswith(
-        "1 of 21 parameters has other weights: model.layers.1.self_attn.o_proj.weight (relative distance up to 0.0"
-    )
-
-
-@pytest.mark.usefixtures("here")
 def test_a_checkpoint_saved_in_another_dtype(tmp_path: Path) -> None:
     rounded = {name: weight.bfloat16() for name, weight in random_weights().items()}
     left, right = files(write_model(tmp_path / "a", PLAIN)), files(write_model(tmp_path / "b", PLAIN, weights=rounded))
@@ -143,33 +120,6 @@ def test_an_interpreter_reads_as_this_process_does(tmp_path: Path) -> None:
     assert made.not_observed.keys() >= {"backends", "arguments"}
     assert made.rope is not None
     assert [table.wrong for table in made.rope] == [""]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not FOUR, reason="needs ASSAY_TRANSFORMERS_4, a Python with transformers 4.57")
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
-            "A: rope_theta is 10,000; config.json says 500,000",
-        ),
-        (
-            {
-                "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 128,
-                "query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention"],
-                "rope_parameters": {
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                },
-            },
-            "A: RoPE is not scaled; config.json says linear scaling by 8 for full attention",
-        ),
-    ],
-)  # fmt: skip
-def test_a_checkpoint_of_transformers_5_in_4(tmp_path: Path, config: dict[str, Any], says: str) -> None:
-    model = write_model(tmp_path, config)
-    assert first(files(model, FOUR), files(model)) == (1, says)
 
 
 def test_a_process_that_fails_is_an_engine_error_with_its_last_lines(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run.collect import collect
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.questions import FLOOR_QUESTIONS, QuestionStop, interview
-from assay.harness.run.run_folder import default_folder, open_folder
+from assay.harness.run.run_folder import open_folder
 from assay.harness.sides import ROLES, Role
 
 EXPECTED = {question.prompt: question.answer for question in draw_questions("builtin", 2000).questions}
@@ -236,12 +236,3 @@ def test_the_command_in_the_manifest_repeats_the_run(plan: Plan, tmp_path: Path)
         "--greedy-prompts=3",
         "--suites=accuracy,greedy",
     }
-
-
-def test_no_greedy_prompt_is_one_of_the_questions(plan: Plan) -> None:
-    assert not {item.prompt for item in plan.of("accuracy")} & {item.prompt for item in plan.of("greedy")}
-
-
-def test_a_folder_is_named_after_the_candidate() -> None:
-    spec = RunSpec.of(reference="triton", candidate="mine.attn:forward")
-    assert default_folder(spec.candidate.backend).name.endswith("-mine.attn-forward")

@@ -21,7 +21,6 @@ from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.config import RunSpec
 from assay.harness.engines.inside.pack_writer import PackWriter
-from assay.harness.errors import EngineError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
@@ -30,14 +29,14 @@ from assay.harness.judge.build import build
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.collect import _kernel_aside, collect
-from assay.harness.run.kernel_process import LOG, examine_kernel, try_kernel
+from assay.harness.run.kernel_process import LOG, examine_kernel
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import open_folder
 
 RECORDED = 7
 """Layer of the recorded calls; those of the matrix are of layer 0."""
 KERNELS = f"""
-import ctypes, os, time
+import os, time
 from assay.harness.attention.bugs.faults import rounded_oracle
 
 def right(call):
@@ -55,16 +54,6 @@ def decode_raises(call):
 def one_call_raises(call):
     if call.k.shape[0] == 2:
         raise ValueError("not two keys")
-    return rounded_oracle(call)
-
-def starts_processes(call):
-    for _ in range(300):
-        os.posix_spawn("/bin/sleep", ["sleep", "600.25"], {{}})
-    time.sleep(600)
-
-def crashes_on_the_matrix(call):
-    if call.layer != {RECORDED}:
-        ctypes.string_at(0)
     return rounded_oracle(call)
 
 def hangs_on_the_matrix(call):
@@ -176,13 +165,8 @@ class ServersStartError(Exception):
 @pytest.mark.parametrize(
     ("kernel", "says"),
     [
-        ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line 14, in decode_raises)"),
+        ("decode_raises", "the kernel raised ValueError: no decode today (isolated_kernels.py, line "),
         pytest.param("exits", "the kernel's process exited with status 0 in a call (layer 0 extend, ", marks=pytest.mark.slow),
-        pytest.param(
-            "starts_processes",
-            "the kernel's process was ended, since it had started more than 256 processes at a time, in a call (layer 0",
-            marks=pytest.mark.slow,
-        ),
         pytest.param("one_call_raises", "", marks=pytest.mark.slow),
     ],
 )
@@ -205,18 +189,6 @@ def test_a_kernel_that_can_serve_nothing_ends_a_run_before_its_servers_start(
     assert f"assay check isolated_kernels:{kernel}" in failure.do
     assert build(folder).verdict == "error"
     assert_nothing_left(folder)
-    assert not [one.pid for one in psutil.process_iter(["cmdline"]) if "600.25" in (one.info["cmdline"] or ())]
-
-
-@pytest.mark.slow
-def test_a_module_that_starts_too_many_processes_when_it_is_imported_is_said_to(
-    opened: Callable[..., Opened], tmp_path: Path
-) -> None:
-    plan, folder = opened("right")
-    code = 'import os, time\nfor _ in range(300): os.posix_spawn("/bin/sleep", ["sleep", "600.5"], {})\ntime.sleep(600)\n'
-    (tmp_path / "isolated_kernels.py").write_text(code)
-    with pytest.raises(EngineError, match=r"256 processes at a time, outside of a call\."):
-        try_kernel(plan, folder)
 
 
 def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..., Opened]) -> None:
@@ -234,16 +206,6 @@ def test_a_kernel_that_exits_leaves_a_report_that_is_no_pass(opened: Callable[..
     (check,) = [check for check in report.checks if check.id == "matrix-ran"]
     assert (suite.verdict, check.status) == ("inconclusive", "missing")
     assert "the kernel's process exited with status 0" in suite.why
-
-
-@pytest.mark.slow
-def test_a_kernel_that_crashes_on_the_matrix_keeps_what_was_found_before(opened: Callable[..., Opened]) -> None:
-    plan, folder = opened("crashes_on_the_matrix")
-    examine_kernel(plan, folder, quiet())
-    cause, matrix = results(folder)
-    assert (cause.calls, cause.not_run) == (4, "")
-    assert "the kernel's process was killed by SIGSEGV in a call (layer " in matrix.not_run
-    assert_nothing_left(folder)
 
 
 @pytest.mark.slow
@@ -325,8 +287,8 @@ def test_ctrl_c_does_not_wait_for_the_kernel(opened: Callable[..., Opened]) -> N
     assert_nothing_left(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_run_that_ends_takes_the_kernel_with_it(opened: Callable[..., Opened], number: signal.Signals) -> None:
+@pytest.mark.slow  # fast: test_nothing_outlives_a_caller_that_is_killed of the worker
+def test_a_run_that_is_killed_takes_the_kernel_with_it(opened: Callable[..., Opened]) -> None:
     _, folder = opened("hangs_on_the_matrix")
     code = """
 import sys
@@ -346,7 +308,7 @@ examine_kernel(prepare(recorded_spec(folder.manifest().spec)), folder, ProgressD
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment) as process:
         wait_until_it_hangs(folder)
         below = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(number)
+        process.send_signal(signal.SIGKILL)
         left = psutil.wait_procs(below, timeout=BUSY_S)[1]
         process.kill()  # whatever came of it, this test does not wait for it
         assert left == []

@@ -20,7 +20,7 @@ from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.judge.logits import LogitsComparison
 from assay.harness.judge.logits_suite import _compare_logits
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.logit_scoring import PROMPT_TAIL, TOP_K, ScoringHandover, is_scored, score_role
+from assay.harness.run.logit_scoring import PROMPT_TAIL, TOP_K, ScoringHandover, score_role
 from assay.harness.sides import Role
 
 VOCABULARY, END = 64, 63
@@ -189,24 +189,6 @@ def test_a_reference_that_fails_ends_the_candidates_wait(tmp_path: Path) -> None
             score_role(Dead("reference"), items(), (), tmp_path, display(), handover=handover)
         with pytest.raises(EngineError, match="the reference died"):
             waiting.result(timeout=30)
-
-
-def test_a_candidate_does_not_wait_for_a_reference_that_was_scored_before(tmp_path: Path) -> None:
-    score_role(Model("reference"), items(), (), tmp_path, display())
-    score_role(Model("candidate"), items(), (), tmp_path, display(), handover=ScoringHandover(3))
-    assert is_scored(tmp_path, "reference")
-    assert is_scored(tmp_path, "candidate")
-
-
-def test_one_server_can_be_both_roles(tmp_path: Path) -> None:
-    server = Model("reference")
-    score_role(server, items(), (), tmp_path, display())
-    server.shift = 2.0
-    score_role(server, items(), (), tmp_path, display(), role="candidate")
-    cold, cached = _compare_logits(tmp_path).rows
-    assert cold.mean_kl == 0
-    assert cached.mean_kl is not None
-    assert cached.mean_kl > 0.01
 
 
 def test_the_answer_is_cut_where_it_differs_from_the_recorded_one(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from assay.harness.errors import UsageError
 from assay.harness.files import is_unused, lock_folder
 
 # Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`.
-_FLAGS = {"sources": "source", "conditions": "condition", "measure_with": "with", "run_args": "run-arg"}
+_FLAGS = {"measure_with": "with", "run_args": "run-arg"}
 
 Measure = Callable[[str, int, bool], Measurement]
 """Measures a commit: its hash, the number of the probe, and whether to look for a hypothesis that fits."""
@@ -57,9 +57,9 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
     for name in ("good", "bad", "kernel") if ends else ():
         if name not in given:
             raise UsageError(f"--{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
-    if given.get("measure_with") == "accuracy" and any(given.get(name) for name in ("pack", "conditions", "calls")):
+    if given.get("measure_with") == "accuracy" and any(given.get(name) for name in ("pack", "calls")):
         raise UsageError(
-            "--with accuracy was given with --pack, --condition or --calls.",
+            "--with accuracy was given with --pack or --calls.",
             "an accuracy run per commit, or a replay of calls",
             "remove one of them",
         )
@@ -92,7 +92,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
         AssayError: commits cannot be probed through no fault of their own. The bisection can be resumed later.
     """
     folder, repository = BisectFolder(out or RUNS / f"bisect-{spec.digest}"), Repository(Path(spec.repo))
-    history = repository.between(spec.good, spec.bad, spec.first_parent)
+    history = repository.between(spec.good, spec.bad)
     lock = lock_folder(folder.path)
     state = folder.read()
     if state is None and not is_unused(folder.path, ("probes", "logs")):
@@ -108,7 +108,7 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
     if state.result is None:
         interpret_without_gpu()  # the processes of the probes inherit it
         if spec.measure_with == "replay":
-            chosen_calls(spec.pack, spec.conditions, spec.calls)  # refuses what no call meets
+            chosen_calls(spec.pack, spec.calls)  # refuses a pack that cannot be read
         with repository.worktree() as tree:
             state = Bisection(folder, state, _measure_in(tree, repository, spec, folder), repository, say).run()
     del lock
@@ -144,7 +144,7 @@ def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: Bi
         begun, log = time.monotonic(), folder.log(number).resolve()
         log.parent.mkdir(parents=True, exist_ok=True)
         if built != commit:
-            repository.checkout(tree, commit, spec.keep_build)
+            repository.checkout(tree, commit)
         once = spec if built != commit else spec.model_copy(update={"build": ""})
         measured = _built_and_measured(once, tree, log, name_bug, reproduce(spec, commit))
         built = "" if measured.status == "build" else commit
@@ -201,9 +201,9 @@ class Bisection:
         raise UsageError(
             f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}.",
             f"a revision that builds, imports and comes out {end}",
-            "check --good, --build, --kernel and --source"
+            "check --good, --build and --kernel"
             if end == "good"
-            else "check --bad, or choose calls that show the error more clearly, with --condition or --pack",
+            else "check --bad, or choose calls that show the error more clearly, with --pack",
         )
 
     def _search(self) -> tuple[str, ...]:
@@ -217,12 +217,12 @@ class Bisection:
                 goods += [commit] if outcome == "good" else []
             # A good descendant of a bad commit: a regression that was fixed. What is searched is the older one.
             goods = [good for good in goods if not self._repository.is_ancestor(bad, good)]
-            suspects = self._repository.halving(bad, goods, spec.first_parent)
+            suspects = self._repository.halving(bad, goods)
             left = [commit for commit in suspects if commit not in classes]
             if left:  # step away from commits that do not build, twice as far for each
                 self._classify(left[min(2 ** (len(suspects) - 1 - len(left)) - 1, len(left) - 1)], "search")
                 continue
-            parents = self._repository.describe(bad).parents[: 1 if spec.first_parent else None]
+            parents = self._repository.describe(bad).parents
             inferred = [parent for parent in parents if parent in place and parent not in classes]
             if len(suspects) > 1 or not inferred:
                 return tuple(sorted(suspects, key=place.__getitem__))

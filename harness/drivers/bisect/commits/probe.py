@@ -21,7 +21,7 @@ from assay.harness.checks.observed import Reader
 from assay.harness.checks.replay import choose
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
-from assay.harness.errors import AssayError, UsageError
+from assay.harness.errors import AssayError
 from assay.harness.evidence.pack import read_pack
 from assay.harness.localize.diagnose import describe, diagnose
 from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
@@ -34,38 +34,19 @@ ProbeCall = tuple[AttentionCall, dict[str, str]]
 """A call and its condition, axis -> value."""
 
 
-def chosen_calls(pack: str, conditions: Sequence[str], limit: int) -> list[ProbeCall]:
+def chosen_calls(pack: str, limit: int) -> list[ProbeCall]:
     """Make the calls to probe with, the same at every commit.
 
     Args:
         pack: folder of a replay pack; empty for the op-level matrix.
-        conditions: ``axis=value``; a call must meet one value of each axis that is named.
         limit: at most this many, spread evenly; 0 for all.
-
-    Raises:
-        UsageError: an axis or value does not exist, or no call is left.
     """
     if pack:
         recorded = [case.call for case in choose(read_pack(Path(pack)))]
         calls = [(call, _condition(call)) for call in sorted(recorded, key=lambda call: (call.layer, call.phase))]
     else:
         calls = [(case.make(), case.condition) for case in cases(seed=0)]
-    wanted: dict[str, set[str]] = {}
-    for asked in conditions:
-        axis, _, value = asked.partition("=")
-        known = sorted({condition[axis] for _, condition in calls if axis in condition})
-        if value not in known:
-            axes = ", ".join(sorted({axis for _, condition in calls for axis in condition}))
-            raise UsageError(
-                f"--condition {asked} matches no call.",
-                f"{axis}= one of {', '.join(known)}" if known else f"axis=value, with axis one of {axes}",
-                "choose another condition",
-            )
-        wanted.setdefault(axis, set()).add(value)
-    met = [call for call in calls if all(call[1].get(axis) in values for axis, values in wanted.items())]
-    if not met:
-        raise UsageError(f"no call meets {' and '.join(conditions)}.", "at least one", "give fewer conditions")
-    return [met[i * len(met) // limit] for i in range(limit)] if 0 < limit < len(met) else met
+    return [calls[i * len(calls) // limit] for i in range(limit)] if 0 < limit < len(calls) else calls
 
 
 def _condition(call: AttentionCall) -> dict[str, str]:
@@ -97,7 +78,7 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
     origin = str(Path(inspect.getfile(sys.modules[module])).resolve().relative_to(top))
     if asked.measure_with == "accuracy":
         return Measurement(status="measured", origin=origin)
-    calls = chosen_calls(asked.pack, asked.conditions, asked.calls)
+    calls = chosen_calls(asked.pack, asked.calls)
     try:
         run = run_and_repeat(kernel, [call for call, _ in calls])
     except BaseException as error:

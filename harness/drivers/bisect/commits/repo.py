@@ -70,7 +70,7 @@ class Repository:
         """Return True if a commit is an ancestor of another one, or is that commit."""
         return not self._run("merge-base", "--is-ancestor", commit, descendant, check=False).returncode
 
-    def between(self, good: str, bad: str, first_parent: bool) -> dict[str, str]:
+    def between(self, good: str, bad: str) -> dict[str, str]:
         """Return the subject of each commit reachable from `bad` and not from `good`, by its hash, parents before children.
 
         Raises:
@@ -87,14 +87,15 @@ class Repository:
                 if base
                 else "give revisions with a common history",
             )
-        order = ["--topo-order", "--reverse", *(["--first-parent"] if first_parent else [])]
-        lines = self._run("log", "-z", "--format=%H%x1f%s", *order, bad, f"^{good}").stdout.split("\0")
+        lines = self._run("log", "-z", "--format=%H%x1f%s", "--topo-order", "--reverse", bad, f"^{good}").stdout.split(
+            "\0"
+        )
         return dict(line.strip("\n").split("\x1f") for line in lines if line)
 
-    def halving(self, bad: str, goods: Sequence[str], first_parent: bool) -> list[str]:
+    def halving(self, bad: str, goods: Sequence[str]) -> list[str]:
         """List the commits reachable from `bad` and from none of `goods`; first the one that divides them most evenly."""
-        order = ["--bisect-all", *(["--first-parent"] if first_parent else [])]
-        return [line.split()[0] for line in self._run("rev-list", *order, bad, "--not", *goods).stdout.splitlines()]
+        suspects = self._run("rev-list", "--bisect-all", bad, "--not", *goods).stdout
+        return [line.split()[0] for line in suspects.splitlines()]
 
     def describe(self, commit: str) -> CommitInfo:
         """Return a commit's message and its diffstat against its first parent."""
@@ -135,10 +136,10 @@ class Repository:
         shutil.rmtree(tree.parent, ignore_errors=True)
         self._run("worktree", "prune", check=False)
 
-    def checkout(self, tree: Path, commit: str, keep_ignored: bool) -> None:
-        """Check a commit out in a worktree, with nothing left of another one but, if `keep_ignored`, the files that git ignores."""
+    def checkout(self, tree: Path, commit: str) -> None:
+        """Check a commit out in a worktree, with nothing left of another one."""
         _run_git(tree, "checkout", "--quiet", "--force", "--detach", commit, settings=self._without_filters)
-        _run_git(tree, "clean", "--quiet", "-ff", "-d", *([] if keep_ignored else ["-x"]))
+        _run_git(tree, "clean", "--quiet", "-ff", "-d", "-x")
 
     def _run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return _run_git(self.path, *args, check=check)

@@ -29,15 +29,10 @@ class BisectSpec(Record):
         bad: hash of the bad revision.
         kernel: ``module:function``.
         build: shell command that builds a commit, run at the top of its worktree; empty if there is nothing to build.
-        sources: folders of the worktree that modules are imported from.
-        first_parent: follow first parents only; the culprit is then a commit or a complete merge.
         measure_with: "replay" for own error on calls, "accuracy" for an ``assay run`` per commit.
         pack: folder of a replay pack; empty for the op-level matrix.
-        conditions: ``axis=value``; only calls that meet them are used.
         calls: maximum number of calls; 0 for all.
         raises: how to classify a commit whose kernel raises, dies or hangs.
-        keep_build: keep the files that git ignores from commit to commit.
-        timeout: time limit of a probe, in seconds; 0 for the default.
         run_args: further arguments of ``assay run``.
     """
 
@@ -46,25 +41,20 @@ class BisectSpec(Record):
     bad: str
     kernel: str
     build: str = ""
-    sources: tuple[str, ...] = (".", "src")
-    first_parent: bool = False
     measure_with: Literal["replay", "accuracy"] = "replay"
     pack: str = ""
-    conditions: tuple[str, ...] = ()
     calls: int = Field(0, ge=0)
     raises: Literal["skip", "bad"] = "skip"
-    keep_build: bool = False
-    timeout: float = Field(0.0, ge=0)
     run_args: tuple[str, ...] = ()
 
     @property
     def limit(self) -> float:
         """Seconds that a probe may take: accuracy runs take minutes."""
-        return self.timeout or (7200.0 if self.measure_with == "accuracy" else 300.0)
+        return 7200.0 if self.measure_with == "accuracy" else 300.0
 
     def roots(self, tree: Path) -> list[Path]:
         """Return the folders of a worktree that modules are imported from."""
-        return [tree / source for source in self.sources if (tree / source).is_dir()]
+        return [root for root in (tree, tree / "src") if root.is_dir()]
 
     @property
     def digest(self) -> str:

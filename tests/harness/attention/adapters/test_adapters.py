@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,21 +15,18 @@ import torch
 from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
-from assay.harness.attention.adapters.table import ADAPTERS
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
-from assay.harness.attention.forms import feature_of, unknown
+from assay.harness.attention.forms import feature_of
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.matrix_features import _padded, _stored
 from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.source import source_hashes
-from assay.harness.backend import Backend
 from assay.harness.checks.check import check
-from assay.harness.checks.kernel_matrix import named
 from assay.harness.engines.inside.pack_writer import PackWriter
-from assay.harness.errors import ExitCode, UsageError
+from assay.harness.errors import ExitCode
 from assay.harness.evidence.pack import Source
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import measure, run_once
@@ -123,16 +119,6 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
-@pytest.mark.slow
-def test_replay_takes_a_function_by_its_signature(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pack, right, wrong = (packed_calls(tmp_path / "pack"), "flash_attn@signatures:flash_attn_2", "signatures:flash_attn_top_left")
-    assert command(monkeypatch, "replay", pack, "--candidate", right) == ExitCode.PASS
-    assert command(monkeypatch, "replay", pack, "--candidate", wrong, "--read-out", "0") == ExitCode.REGRESSION
-    assert "causal mask top-left" in capsys.readouterr().out
-
-
 def test_a_signature_that_does_not_exist_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,20 +152,6 @@ def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> No
         kernel(call)  # which asks for neither
 
 
-def test_a_declaration_stays() -> None:
-    @kernels.declares(dtypes=("float16",), phases=("extend",), about="mine")
-    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size):  # type: ignore[no-untyped-def]
-        pass
-
-    declared = kernels.declaration(kernels.taking_calls("mine", mine))
-    assert (declared.dtypes, declared.phases, declared.about) == (("float16",), ("extend",), "mine")
-    assert declared.features == ("window", "padding", "not_causal")
-
-
-def test_a_function_of_a_call_is_left_alone() -> None:
-    assert kernels.taking_calls("oracle", oracle) is oracle
-
-
 def test_the_parameters_of_a_built_in_function_are_those_that_it_documents() -> None:
     found = Parameters.of(torch.nn.functional.scaled_dot_product_attention)
     assert {"query", "attn_mask", "is_causal", "scale", "enable_gqa"} <= found.names
@@ -201,13 +173,6 @@ def test_what_has_no_known_signature_is_refused_with_what_is_missing(name: str, 
         kernels.load(name)
 
 
-def test_the_remedy_says_how_a_kernel_is_written() -> None:
-    with pytest.raises(UsageError) as refused:
-        kernels.find("--candidate", "signatures:_one")
-    assert "def forward(call): return f(call.q, call.k, call.v, ...)" in str(refused.value)
-    assert "flash_attn@signatures:_one" in str(refused.value)
-
-
 def test_a_parameter_that_nothing_passes_is_named() -> None:
     def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, plan):  # type: ignore[no-untyped-def]
         pass
@@ -216,30 +181,11 @@ def test_a_parameter_that_nothing_passes_is_named() -> None:
         kernels.taking_calls("mine", mine)
 
 
-def test_every_signature_names_known_features() -> None:
-    for adapter in ADAPTERS:
-        assert unknown(adapter.asks) == []
-
-
 def test_a_name_with_a_signature_is_that_of_its_module() -> None:
     assert adapter_and_path("flash_attn@mine:f") == ("flash_attn", "mine:f")
     assert adapter_and_path("sglang:triton@16") == ("", "sglang:triton@16")
     assert module_of("flash_attn@mine:f") == module_of("mine:f") == "mine"
     assert source_hashes("flash_attn@signatures:flash_attn_2") == source_hashes("signatures:flash_attn_2")
-
-
-def test_a_function_itself_is_named_by_its_path() -> None:
-    function = torch.nn.functional.scaled_dot_product_attention
-    name, kernel = named(function)  # type: ignore[arg-type]
-    assert (name, kernel.function) == ("torch._C._nn:scaled_dot_product_attention", function)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="takes no call"):
-        named(lambda q, k: q)  # type: ignore[arg-type, misc]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_function_passes_a_check(name: str) -> None:
-    assert check(name, calls=0).exit_code == ExitCode.PASS
 
 
 def some_cases(name: str, feature: str = "") -> list[Case]:
@@ -332,7 +278,7 @@ def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs
     for call in some:
         for scale in ("k_scale", "v_scale"):
             asked = E4M3(call)
-            wrong = replace(asked, **{scale: 2 * asked.tensors[scale]})
+            wrong = asked.with_tensors({scale: 2 * asked.tensors[scale]})
             assert measure(asked, tensor_of(kernel(wrong)), "fp8_qp").fails == bool(max(call.prefixes)), scale
 
 
@@ -344,7 +290,7 @@ def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str
         asked = _stored("e4m3", per, call)
         assert not measure(asked, tensor_of(kernel(asked)), "fp8_qp").fails
         for scale in ("k_scale", "v_scale"):
-            wrong = replace(asked, **{scale: asked.tensors[scale] * torch.tensor([[[1.0], [2.0]]])})
+            wrong = asked.with_tensors({scale: asked.tensors[scale] * torch.tensor([[[1.0], [2.0]]])})
             assert measure(asked, tensor_of(kernel(wrong)), "fp8_qp").fails, scale
         with pytest.raises(KernelRefused, match="beside a stored_kv in FP8, FlashAttention computes bfloat16"):
             kernel(E4M3(calls("extend", torch.float16)[0]))
@@ -395,19 +341,3 @@ def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(monke
     result = check(kernel, cases=some, calls=0, read_out=0)
     assert result.exit_code == ExitCode.REGRESSION
     assert {"K and V" in case.condition["asked for"] for case in some if case.name in result.failing} == {True}
-
-
-def test_a_function_may_declare_fewer_forms_than_its_signature_has() -> None:
-    function = kernels.load("signatures:unified_attention").function  # type: ignore[attr-defined]
-    for own, of_both in (
-        (("stored_kv",), ["stored_kv: e4m3 per tensor", "stored_kv: e5m2 per tensor"]),
-        (("stored_kv: e5m2 per tensor", "stored_kv: int8 per token"), ["stored_kv: e5m2 per tensor"]),
-    ):
-        kernel = kernels.taking_calls("mine", kernels.declares(features=own)(partial(function)))
-        assert list(kernels.declaration(kernel).features) == of_both
-
-
-@pytest.mark.parametrize("name", ["flash_attn@signatures:flash_attn_2", SDPA])
-def test_a_backend_of_this_name_is_a_kernel_that_a_server_finds_by_it(name: str) -> None:
-    backend = Backend.parse(name)
-    assert (backend.kind, backend.path, backend.phases) == ("kernel", name, ("extend", "decode"))

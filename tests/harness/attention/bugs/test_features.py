@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from assay.harness.attention.bugs import merges
-from assay.harness.attention.bugs.bug import Bug, links
+from assay.harness.attention.bugs.bug import Bug
 from assay.harness.attention.bugs.catalogue import public_reports
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.features import BUGS
-from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask
+from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask, StoredKV
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.diagnose import diagnose
@@ -31,9 +31,7 @@ def stored(call: AttentionCall, scales: tuple[torch.Tensor, torch.Tensor]) -> At
     k, v = (
         (tensor / scale).clamp(-448, 448).to(torch.float8_e4m3fn) for tensor, scale in zip((call.k, call.v), scales, strict=True)
     )
-    return replace(
-        call, k=k.float() * scales[0], v=v.float() * scales[1], stored_k=k, stored_v=v, k_scale=scales[0], v_scale=scales[1]
-    )  # fmt: skip
+    return replace(call, k=k.float() * scales[0], v=v.float() * scales[1], stored=StoredKV(k, v, *scales))
 
 
 def asking(kind: str, call: AttentionCall) -> list[AttentionCall]:
@@ -124,16 +122,3 @@ def test_a_window_that_is_ignored_in_one_phase_is_named_there() -> None:
 
     [finding] = diagnose(run_and_repeat(declaring(kernel), calls("window")))
     assert (finding.id, finding.where.partition(",")[0]) == ("window-ignored", "decode")
-
-
-def test_a_window_that_is_lost_without_a_cached_prefix_is_named_with_its_condition() -> None:
-    """SGLang's issue 33915: flashinfer's ragged path has no window, its paged one has."""
-    wrong = fault("window-ignored", when=lambda new, prefix: not prefix)
-    [finding] = diagnose(run_and_repeat(declaring(wrong), calls("window")))
-    assert finding.id == "window-ignored"
-    assert "without a cached prefix" in finding.diagnosis
-
-
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.reports], ids=lambda bug: bug.id)
-def test_public_reports_are_addresses(bug: Bug) -> None:
-    assert all(address.startswith("https://github.com/") and address[-1].isdigit() for address in links(*bug.reports))

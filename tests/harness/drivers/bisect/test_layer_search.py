@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.drivers.bisect.layer_search import SearchResult, _ddmin, find_layers
+from assay.harness.drivers.bisect.layer_search import SearchResult, find_layers
 
 LAYERS = tuple(range(32))
 guilty_sets = st.frozensets(st.sampled_from(LAYERS), min_size=1)
@@ -168,14 +168,3 @@ def test_a_set_without_a_clear_outcome_is_inconclusive() -> None:
     search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, steady=False)
     assert search.outcome == "inconclusive"
     assert "neither leads clearly" in search.why
-
-
-@pytest.mark.parametrize("layers", [(), (1, 1)])
-def test_missing_and_repeated_layers_are_refused(layers: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="expected at least one, without repetition"):
-        find_layers(layers, lambda candidate: True, steady=True)
-
-
-def test_ddmin_finds_what_is_needed_among_many() -> None:
-    assert _ddmin(range(100), lambda some: {17, 60, 61} <= set(some)) == [17, 60, 61]
-    assert _ddmin([5], lambda some: True) == [5]

@@ -50,8 +50,8 @@ def right(call):
 def wrong(call):
     if call.layer != {WRONG} or call.phase != "decode":
         return rounded_oracle(call)
-    if call.stored_v is not None:
-        return rounded_oracle(replace(call, v=(call.stored_v.float() * call.k_scale).to(call.q.dtype)))
+    if call.stored is not None:
+        return rounded_oracle(replace(call, v=(call.stored.v.float() * call.stored.k_scale).to(call.q.dtype)))
     if "mla" in call.features:
         return rounded_oracle(call.with_spec(scale=576**-0.5))
     return rounded_oracle(call.with_spec(mask=Mask(window={WINDOW - 1})))

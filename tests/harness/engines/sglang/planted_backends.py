@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import kernels
 from assay.harness.attention.kernels import Declaration
@@ -24,20 +23,6 @@ kernels.load("sglang:torch_native@16")  # sets SGLang up, before it is imported 
 
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS  # noqa: E402
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend  # noqa: E402
-
-
-class WithoutPrefix(TorchNativeAttnBackend):
-    """Extend sees the new tokens only."""
-
-    def forward_extend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, save_kv_cache: bool = True) -> Tensor:
-        packed = (q.view(-1, layer.tp_q_head_num, layer.head_dim), k, v)
-        outs = [
-            scaled_dot_product_attention(
-                *(one.transpose(0, 1) for one in sequence), is_causal=True, scale=layer.scaling, enable_gqa=True
-            ).transpose(0, 1)
-            for sequence in zip(*(one.split(batch.extend_seq_lens_cpu) for one in packed), strict=True)
-        ]
-        return torch.cat(outs).flatten(1)
 
 
 class RowsByPlace(TorchNativeAttnBackend):
@@ -72,7 +57,7 @@ class OneTokenMore(TorchNativeAttnBackend):
         return super().forward_decode(q, k, v, layer, replace(batch, seq_lens=batch.seq_lens + 1), save_kv_cache)
 
 
-PLANTED = (WithoutPrefix, RowsByPlace, ConsecutivePages, Unwritten, OneTokenMore)
+PLANTED = (RowsByPlace, ConsecutivePages, Unwritten, OneTokenMore)
 
 
 def checked(backend: str) -> dict[str, Any]:

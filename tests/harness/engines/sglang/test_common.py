@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from assay.harness.engines.model import TINY_MODEL
-from assay.harness.engines.sglang.arguments import differences
 from assay.harness.engines.sglang.common import _common_settings, _resolved_arguments, agree
 from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.errors import EngineError
@@ -61,14 +60,6 @@ def test_a_backend_without_cuda_graphs_takes_them_from_both() -> None:
     )
 
 
-def test_the_backend_itself_is_the_treatment() -> None:
-    other = TRITON | {"attention_backend": "fa3", "prefill_attention_backend": "fa3", "decode_attention_backend": "fa3"}
-    assert flags(other) == ()
-    assert differences(TRITON, other) == {}
-    split = other | {"decode_attention_backend": "flashinfer"}
-    assert differences(TRITON, split) == {"decode_attention_backend": ("null", "flashinfer")}
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -76,22 +67,12 @@ def test_the_backend_itself_is_the_treatment() -> None:
         ({"chunked_prefill_size": 4096}, ("--chunked-prefill-size=4096",)),
         ({"chunked_prefill_size": -1}, ("--chunked-prefill-size=8192",)),
         ({"disable_radix_cache": True}, ("--disable-radix-cache",)),
+        ({"kv_cache_dtype": "fp8_e4m3", "new_argument": 3}, ()),
         ({"cuda_graph_max_bs_decode": 8, "page_size": 128}, ("--cuda-graph-max-bs-decode=8", "--page-size=128")),
     ],
 )  # fmt: skip
 def test_settings_that_a_flag_makes_equal(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert flags(TRITON | changes) == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [({"kv_cache_dtype": "fp8_e4m3"}, "changes what both servers compute"), ({"new_argument": 3}, "no flag that is known")],
-)
-def test_settings_that_no_flag_makes_equal(changes: dict[str, Any], why: str) -> None:
-    found = _common_settings(TRITON, TRITON | changes, NAMES)
-    assert found.flags == ()
-    (one,) = found.impossible
-    assert why in one
 
 
 def sglang(launch: Launch) -> dict[str, Any]:
@@ -103,26 +84,6 @@ def sglang(launch: Launch) -> dict[str, Any]:
         "page_size": 64 if launch.backend == "flashmla" else max(sizes, default=1),
         "cuda_graph_config": {"decode": {"backend": graphs}, "prefill": {"backend": "disabled"}},
     }
-
-
-def test_both_are_resolved_again_with_what_was_found() -> None:
-    asked: list[tuple[str, tuple[str, ...]]] = []
-
-    def resolve(one: Launch) -> dict[str, Any]:
-        asked.append((one.role, one.common))
-        return sglang(one)
-
-    found = agree(PAIR, resolve)
-    assert (found.flags, found.impossible) == (("--disable-cuda-graph",), ())
-    assert sorted(asked) == [
-        ("candidate", ()), ("candidate", ("--disable-cuda-graph",)),
-        ("reference", ()), ("reference", ("--disable-cuda-graph",)),
-    ]  # fmt: skip
-
-
-def test_backends_that_agree_are_given_nothing() -> None:
-    found = agree({"reference": launch("reference", "triton"), "candidate": launch("candidate", "fa3")}, sglang)
-    assert (found.flags, found.because, found.impossible) == ((), (), ())
 
 
 def test_a_flag_that_has_no_effect_is_said() -> None:
@@ -138,11 +99,6 @@ def test_what_cannot_be_resolved_is_left_to_the_servers() -> None:
     found = agree(PAIR, refuse)
     assert found.flags == ()
     assert "no GPU" in found.impossible[0]
-
-
-def test_common_flags_come_before_the_users() -> None:
-    argv = command(launch("reference", "triton", common=("--page-size=64",), engine_args=("--page-size=16",)), 1, "n")
-    assert argv[-2:] == ["--page-size=64", "--page-size=16"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from assay.evals.invariance_load import probe_load
 from assay.harness.engines.sglang import forcing
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.judge.invariance_arms import clashes, closed
@@ -75,18 +74,6 @@ def test_what_sglang_refuses_together_is_never_on_together(one: str, other: str)
     assert clashes((one, other), FEATURES)
 
 
-def test_the_pool_that_goes_on_in_the_hosts_memory_holds_all_probes_at_once() -> None:
-    flags = dict(flag.split("=") for flag in FEATURES["hicache"].on if "=" in flag)
-    load = probe_load("cuda", 131072, 1000)
-    together = sum(len(probe.ids) + probe.depth for probe in load.probes)
-    assert together + len(load.prefix) < int(flags["--max-total-tokens"]), "none waits or is retracted"
-    assert closed(["hicache"], FEATURES) == {"hicache", "prefix-cache"}
-
-
-def test_compiled_code_needs_the_graphs_that_it_is_captured_in() -> None:
-    assert closed(["torch-compile"], FEATURES) == {"torch-compile", "cuda-graph-decode"}
-
-
 @pytest.mark.parametrize(
     ("id_", "config", "why"),
     [
@@ -126,8 +113,3 @@ def test_the_engines_own_flags_decide_what_they_override(
     found = FEATURES[id_].decided(flags, environment, "flashinfer")
     assert found.startswith(says)
     assert bool(found) == bool(says)
-
-
-def test_features_that_a_running_server_is_switched_to_are_not_decided_by_its_flags() -> None:
-    flags = dict.fromkeys(FEATURES["sleep-wake"].on, "true")
-    assert FEATURES["sleep-wake"].decided(flags, {}, "triton") == ""

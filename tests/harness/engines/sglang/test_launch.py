@@ -25,19 +25,6 @@ def make(**changes: Any) -> Launch:
     return Launch(**fields | changes)
 
 
-def test_flags_of_the_user_come_last() -> None:
-    argv = command(make(engine_args=("--dtype", "bfloat16")), 31000, "name")
-    assert argv[-2:] == ["--dtype", "bfloat16"]
-    assert argv.index("--dtype") < len(argv) - 2
-
-
-def test_two_roles_differ_in_backend_port_and_name_only() -> None:
-    reference = command(make(role="reference", backend="torch_native"), 1, "reference-name")
-    candidate = command(make(role="candidate", backend="sage_attn"), 2, "candidate-name")
-    differing = [pair for pair in zip(reference, candidate, strict=True) if pair[0] != pair[1]]
-    assert differing == [("torch_native", "sage_attn"), ("1", "2"), ("reference-name", "candidate-name")]
-
-
 @pytest.mark.parametrize(("device", "eager", "off"), [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)])
 def test_cuda_graphs(device: str, eager: bool, off: bool) -> None:
     assert ("--disable-cuda-graph" in command(make(device=device, eager=eager), 1, "n")) is off
@@ -52,9 +39,20 @@ def test_a_flag_that_assay_sets_is_refused(given: str) -> None:
         make(engine_args=(given,))
 
 
-@pytest.mark.parametrize("given", ["--disable-radix-cache", "--dtype", "--page-size=16", "--", "-1", "--enable-metrics"])
-def test_other_flags_are_accepted(given: str) -> None:
-    assert command(make(engine_args=(given,)), 1, "n")[-1] == given
+def test_what_a_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dump = "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"
+    ours = settings(make(device="cuda", backend="package.module:function"), {"PYTHONPATH": "/a:/b", "NO_PROXY": "internal.example"})
+    told = {"ASSAY_KERNEL": "package.module:function", "ASSAY_DELEGATE": "torch_native", "HF_HUB_OFFLINE": "1", dump: "false"}
+    assert told.items() <= ours.items()
+    assert (ours["ASSAY_EVIDENCE"], ours["PYTHONPATH"]) == (str(tmp_path / "evidence"), f"/a:/b:{tmp_path}")
+    assert ours["no_proxy"] == ours["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
+    others = settings(make(extra={"ASSAY_DELEGATE": "mine"}), {dump: "true"})
+    assert others["ASSAY_DELEGATE"] == "mine"
+    assert not {"ASSAY_KERNEL", dump, "SGLANG_CPU_OMP_THREADS_BIND"} & others.keys()
+    argv = command(make(common=("--page-size=64",), engine_args=("--dtype", "bfloat16")), 1, "n")
+    assert argv[-3:] == ["--page-size=64", "--dtype", "bfloat16"], "the last of a flag counts"
+    assert str(tmp_path / "model") in argv
 
 
 def test_a_value_may_follow_its_flag_and_nothing_else() -> None:
@@ -80,38 +78,10 @@ def test_what_a_side_is_given_adds_to_what_assay_needs(tmp_path: Path, monkeypat
     assert set_["OMP_NUM_THREADS"] == "4"
 
 
-def test_python_path_keeps_what_was_there_and_ends_with_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert settings(make(device="cuda"), {"PYTHONPATH": "/a:/b"})["PYTHONPATH"] == f"/a:/b:{tmp_path}"
-
-
-def test_the_plugin_receives_the_name_of_a_kernel() -> None:
-    assert settings(make(backend="package.module:function"), {})["ASSAY_KERNEL"] == "package.module:function"
-    assert "ASSAY_KERNEL" not in settings(make(backend="triton"), {})
-
-
-def test_evidence_folder_and_decode_backend_are_passed_on() -> None:
-    ours = settings(make(decode_backend="triton"), {})
-    assert ours["ASSAY_EVIDENCE"] == str(Path.cwd() / "evidence")
-    assert ours["ASSAY_DELEGATE"] == "triton"
-
-
-def test_a_models_folder_is_absolute_and_no_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert str(tmp_path / "model") in command(make(), 1, "n")
-    assert settings(make(), {})["HF_HUB_OFFLINE"] == "1"
-
-
-def test_the_core_is_bound_only_where_one_is_given() -> None:
-    assert settings(make(cpu_core=1), {})["SGLANG_CPU_OMP_THREADS_BIND"] == "1"
-    assert "SGLANG_CPU_OMP_THREADS_BIND" not in settings(make(), {})
-
-
 @pytest.mark.parametrize(
     ("flags", "bound"),
     [
+        ((), "1"),
         (("--tp-size=2",), "1|1"),
         (("--tp", "2"), "1|1"),
         (("--tp-size=2", "--pp-size=2"), "1|1|1|1"),
@@ -121,11 +91,6 @@ def test_the_core_is_bound_only_where_one_is_given() -> None:
 )
 def test_each_rank_is_bound_to_the_core(flags: tuple[str, ...], bound: str) -> None:
     assert settings(make(cpu_core=1, engine_args=flags), {})["SGLANG_CPU_OMP_THREADS_BIND"] == bound
-
-
-def test_a_server_reaches_itself_without_the_proxy() -> None:
-    ours = settings(make(), {"NO_PROXY": "internal.example"})
-    assert ours["no_proxy"] == ours["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
 
 
 def test_the_shell_line_can_be_pasted() -> None:
@@ -151,17 +116,6 @@ def test_the_stand_ins_are_found_and_refuse_to_work() -> None:
         "    else: raise SystemExit(f'{call} ran')\n"
     )
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(STAND_INS)}, check=True)
-
-
-def test_crash_dumps_are_off_unless_the_user_wants_them() -> None:
-    assert settings(make(), {})["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] == "false"
-    assert "SGLANG_CUDA_COREDUMP_BEFORE_CRASH" not in settings(make(), {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "true"})
-
-
-def test_further_variables_come_last() -> None:
-    ours = settings(make(extra={"ASSAY_SHADOW": "sage_attn", "ASSAY_DELEGATE": "mine"}), {})
-    assert (ours["ASSAY_SHADOW"], ours["ASSAY_DELEGATE"]) == ("sage_attn", "mine")
-    assert "ASSAY_SHADOW" not in settings(make(), {})
 
 
 @pytest.mark.parametrize("eager", [False, True])

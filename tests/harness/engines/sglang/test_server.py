@@ -5,7 +5,6 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -199,15 +198,6 @@ def test_a_running_server_that_hangs_and_then_dies(own_server: SGLangServer) -> 
 
 
 @pytest.mark.slow
-def test_a_flag_that_sglang_does_not_know_is_named(tmp_path: Path) -> None:
-    server = make(tmp_path, engine_args=("--no-such-flag",))
-    with pytest.raises(EngineError, match="unrecognized arguments: --no-such-flag") as caught:
-        server.start()
-    assert "exited with status 2 during start-up" in str(caught.value)
-    assert str(server.launch.log) in str(caught.value)
-
-
-@pytest.mark.slow
 def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     server = make(tmp_path, startup_timeout=1.0)
     with pytest.raises(EngineError, match="was not ready after 1 s"):
@@ -243,27 +233,6 @@ def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path: Path, mon
             thread.join()
     assert server._process is not None
     assert server._process.exit_status is not None
-
-
-class NextPortRequested(Exception):
-    pass
-
-
-@pytest.mark.slow
-def test_a_port_taken_in_the_meantime_leads_to_another_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        ports = [holder.getsockname()[1]]
-
-        def free_port() -> int:
-            if not ports:
-                raise NextPortRequested
-            return int(ports.pop())
-
-        monkeypatch.setattr(sglang, "_free_port", free_port)
-        with pytest.raises(NextPortRequested):
-            make(tmp_path).start()
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from rich.console import Console
 from assay.evals.invariance_load import probe_load
 from assay.harness.config import RunSpec
 from assay.harness.engines.inside.control import Control
-from assay.harness.engines.sglang import features
 from assay.harness.engines.sglang.features import features_of
 from assay.harness.errors import EngineError, UsageError
 from assay.harness.evidence.invariance import InvarianceFolder
@@ -57,8 +56,10 @@ def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare
     assert {feature.id for feature in result.features if not feature.arms} >= {"cuda-graph-decode", "ngram", "hicache"}
     assert result.servers <= 12
     assert all(pair.verdict in ("pass", None) for pair in result.pairs)
+    assert result.partings == ()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("carriers", "bug"),
     [
@@ -83,6 +84,7 @@ def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[st
     assert f"inside the model: {parting.says}" in finding.evidence
 
 
+@pytest.mark.slow  # fast: test_two_bugs_are_both_found
 def test_a_second_bug_that_only_arms_with_the_first_show_is_named_too(compared: Compare) -> None:
     def bug(served: Any) -> bool:
         first = served.batch > 2 and "--disable-overlap-schedule" not in served.flags
@@ -96,12 +98,6 @@ def test_a_second_bug_that_only_arms_with_the_first_show_is_named_too(compared: 
     named = [frozenset(("batch", "overlap")), frozenset(("page-size", "prefix-cache"))]
     red = [{pair.first, pair.other} for pair in result.pairs if pair.verdict == "regression"]
     assert all(any(finding <= pair for finding in named) for pair in red), "every red cell is explained"
-
-
-def test_where_nothing_differs_nothing_is_asked_again(compared: Compare, tmp_path: Path) -> None:
-    result = compared(features=("batch", "prefix-cache"))
-    assert result.partings == ()
-    assert not list(tmp_path.glob("out/servers/*/trace"))
 
 
 def test_a_difference_that_does_not_come_again_has_no_place_in_the_model(compared: Compare) -> None:
@@ -139,6 +135,7 @@ def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, mode: 
     assert mode == "pairs" or red == {"regression"}
 
 
+@pytest.mark.slow
 def test_what_there_is_no_time_for_is_named_and_not_run(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     asks_again = drive.InvarianceSession._fails_again
 
@@ -164,28 +161,6 @@ def test_a_server_that_writes_no_trace_is_not_observed(
     (parting,) = result.partings
     assert "no pass was traced" in parting.not_observed
     assert "layer" not in result.findings[0].where
-
-
-def test_few_sets_are_asked_again(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "_TRACED", 1)
-    result = compared(lambda served: served.streamed or served.batch > 2, features=("streamed", "batch"), mode="singles")
-    assert [parting.place for parting in result.partings] == ["attention", ""]
-    assert result.partings[1].not_observed == "it was not asked again with a trace"
-
-
-def test_another_backend_is_declared_where_a_feature_is_one(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "_GPU", ("cpu", "cuda"))
-    monkeypatch.setattr(features, "find_spec", lambda package: package)
-    result = compared(features=("attention-backend",))
-    assert result.verdict == "pass", result.headline
-    check = next(check for check in result.checks if check.id == "same-servers")
-    assert check.found == "what 2 servers served agrees in 2 parts"
-
-
-def test_exactly_compares_the_set(compared: Compare) -> None:
-    result = compared(features=("page-size", "prefix-cache"), mode="exactly")
-    assert [set(arm.features) for arm in result.arms[2:]] == [{"page-size", "prefix-cache"}]
-    assert (result.verdict, result.servers) == ("pass", 2)
 
 
 def test_exactly_compares_each_alone_where_the_set_differs(compared: Compare) -> None:
@@ -223,12 +198,6 @@ def test_arms_that_a_budget_leaves_out_are_named(compared: Compare, monkeypatch:
     assert result.left_out
     check = next(check for check in result.checks if check.id == "pairs-covered")
     assert check.status == "not checked"
-
-
-def test_a_server_serves_every_arm_that_it_can(compared: Compare) -> None:
-    result = compared(features=("batch", "order", "prefix-cache", "page-size"))
-    assert result.servers == 2
-    assert len(result.arms) > 5
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,6 @@ def test_the_smallest_set_is_found(size: int) -> None:
         assert reduce(FEATURES, Bug(*carriers), [FEATURES], [], lambda arm: arm) == set(carriers)
 
 
-def test_what_passed_before_is_not_run_again() -> None:
-    bug = Bug("a", "b")
-    passed = [FEATURES - {"a"}, FEATURES - {"b"}]
-    assert reduce(FEATURES, bug, [FEATURES], passed, lambda arm: arm) == {"a", "b"}
-    assert bug.runs == 1, "only the pair is left"
-
-
-def test_a_set_that_failed_before_is_where_it_begins() -> None:
-    bug = Bug("a", "b")
-    assert reduce(FEATURES, bug, [FEATURES, frozenset("ab")], [], lambda arm: arm) == {"a", "b"}
-    assert bug.runs <= 2, "each of the two alone"
-
-
 def test_a_set_that_cannot_be_switched_on_counts_as_no_failure() -> None:
     def fails(arm: Arm) -> bool | None:
         return None if len(arm) == 1 else {"a", "b"} <= arm

@@ -31,28 +31,21 @@ def made(histories: ModuleType, tmp_path: Path) -> object:
 
 def test_the_range_holds_commits_of_bad_that_good_lacks(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
-    listed = repository.between(commits[1], commits[4], first_parent=False)
+    listed = repository.between(commits[1], commits[4])
     assert [*listed] == [commits[2], commits[3], commits[4]]
-    first = repository.between(commits[1], commits[4], first_parent=True)
-    assert [*first] == [commits[3], commits[4]]
     assert listed[commits[2]] == "Change 2"
 
 
 def test_good_must_be_an_ancestor_of_bad(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=f"merge base {commits[0][:12]}"):
-        repository.between(commits[1], commits[2], first_parent=False)
+        repository.between(commits[1], commits[2])
     with pytest.raises(UsageError, match="same commit"):
-        repository.between(commits[1], commits[1], first_parent=False)
+        repository.between(commits[1], commits[1])
     with pytest.raises(UsageError, match="no commit 'nowhere'"):
         repository.resolve("nowhere")
     with pytest.raises(UsageError, match="no commit '--all'"):
         repository.resolve("--all")
-
-
-def test_no_repository_is_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not in a git repository"):
-        Repository(tmp_path)
 
 
 def test_a_commit_is_described_with_its_diffstat(made: object) -> None:
@@ -75,7 +68,7 @@ def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> Non
     repository = Repository(path)
     with repository.worktree() as tree:
         for commit, number in ((commits[1], 1), (commits[4], 4), (commits[0], 0)):
-            repository.checkout(tree, commit, keep_ignored=False)
+            repository.checkout(tree, commit)
             assert (tree / "attn.py").read_text() == f"NUMBER = {number}\n"
         assert not tree.is_relative_to(path)
     assert contents(path) == before
@@ -83,34 +76,21 @@ def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> Non
     assert histories.git(path, "worktree", "list").count("\n") == 1
 
 
-def test_a_checkout_leaves_nothing_of_another_commit_except_kept_files(made: object) -> None:
+def test_a_checkout_leaves_nothing_of_another_commit(made: object) -> None:
     path, commits = made.path, made.commits  # type: ignore[attr-defined]
     repository = Repository(path)
     with repository.worktree() as tree:
-        repository.checkout(tree, commits[1], keep_ignored=False)
+        repository.checkout(tree, commits[1])
         exclude = path / ".git" / "info" / "exclude"
         exclude.write_text("*.o\n")
         for name in ("built.o", "untracked.py"):
             (tree / name).write_text("")
         (tree / "attn.py").write_text("changed by the build\n")
-        repository.checkout(tree, commits[2], keep_ignored=True)
-        assert sorted(p.name for p in tree.iterdir() if p.name != ".git") == ["attn.py", "built.o"]
+        repository.checkout(tree, commits[2])
+        assert sorted(p.name for p in tree.iterdir() if p.name != ".git") == ["attn.py"]
         assert (tree / "attn.py").read_text() == "NUMBER = 2\n"
-        repository.checkout(tree, commits[2], keep_ignored=False)
-        assert not (tree / "built.o").exists()
         with pytest.raises(AssayError, match="checkout failed"):
-            repository.checkout(tree, "0" * 40, keep_ignored=False)
-
-
-def test_variables_of_a_hook_are_ignored(made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, commits = made.path, made.commits  # type: ignore[attr-defined]
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(path / ".git" / "index"))
-    before = contents(path)
-    repository = Repository(path)
-    with repository.worktree() as tree:
-        repository.checkout(tree, commits[0], keep_ignored=False)
-    assert contents(path) == before
+            repository.checkout(tree, "0" * 40)
 
 
 def test_filters_of_the_repository_s_own_configuration_do_not_run(made: object, tmp_path: Path) -> None:
@@ -122,18 +102,18 @@ def test_filters_of_the_repository_s_own_configuration_do_not_run(made: object, 
         subprocess.run(["git", "config", f"filter.mi=ne.{key}", value], cwd=path, check=True)
     repository = Repository(path)
     with repository.worktree() as tree:
-        repository.checkout(tree, commits[1], keep_ignored=False)
+        repository.checkout(tree, commits[1])
         assert list(tree.glob("*.py"))
     assert not ran.exists()
 
 
 def test_halving_begins_with_the_commit_that_divides_most_evenly(made: object) -> None:
     repository, commits = Repository(made.path), made.commits  # type: ignore[attr-defined]
-    order = repository.halving(commits[4], [commits[0]], first_parent=False)
+    order = repository.halving(commits[4], [commits[0]])
     assert order[0] in (commits[1], commits[2], commits[3])
     assert set(order) == set(commits[1:])
-    assert repository.halving(commits[4], [commits[0], commits[2]], first_parent=False)[-1] == commits[4]
-    assert commits[2] not in repository.halving(commits[4], [commits[2]], first_parent=False)
+    assert repository.halving(commits[4], [commits[0], commits[2]])[-1] == commits[4]
+    assert commits[2] not in repository.halving(commits[4], [commits[2]])
 
 
 def test_worktrees_of_killed_processes_are_removed_and_those_of_live_ones_are_not(made: object, histories: ModuleType) -> None:

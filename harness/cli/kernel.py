@@ -1,17 +1,26 @@
-"""A kernel without a server: ``assay check``."""
+"""A kernel without a server: ``assay check``, ``assay replay``, ``assay explain``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import ReadOut, app, as_given, console, detail, errors, report_error
-from assay.harness.cli.output import Html, Json, Junit, deliver
+from assay.harness.cli.app import app, as_given, console, detail, errors, report_error, say
+from assay.harness.cli.output import Html, Json, Junit, deliver, progress
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.extras import require
+from assay.harness.text import did_you_mean
 from assay.worker import Event
+
+_ReadOut = Annotated[
+    float,
+    typer.Option(
+        help="Longest time to read off a wrong kernel what it computes, in seconds; 0 for no read-out.", min=0
+    ),
+]
 
 
 @app.command()
@@ -43,7 +52,6 @@ def check(
         list[str] | None,
         typer.Option(help="A model whose shape is added, as llama-3-8b or qwen2.5-7b; --size full has common ones."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the matrix and of its data.", min=0)] = 0,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     calls: Annotated[
         int | None,
@@ -51,7 +59,7 @@ def check(
             help="How often the kernel runs in all, to see it become wrong; by default 1,000, in full 2,000.", min=0
         ),
     ] = None,
-    read_out: ReadOut = 30.0,
+    read_out: _ReadOut = 30.0,
     html: Html = None,
     junit: Junit = None,
     json: Json = False,
@@ -78,7 +86,7 @@ def check(
 
         result = run(
             kernel, phases=phase, dtypes=_words(dtype), head_dims=dims, noise=noise, size=size,  # type: ignore[arg-type]
-            device=device, like=_words(like), seed=seed, case=case, again=as_given(), calls=calls, read_out=read_out, on_event=show,
+            device=device, like=_words(like), case=case, again=as_given(), calls=calls, read_out=read_out, on_event=show,
         )  # fmt: skip
     if result.not_run:
         report_error(ended_early(result.not_run, "what it had found is below"))
@@ -105,3 +113,49 @@ def _whole_numbers(flag: str, given: list[str]) -> tuple[int, ...]:
                 f"separate several with commas, as in {flag} 64,128",
             )
     return tuple(map(int, words))
+
+
+@app.command()
+def replay(
+    pack: Annotated[Path, typer.Argument(help="Folder of a replay pack, recorded by `assay run`.")],
+    candidate: Annotated[str, typer.Option(help="A kernel: a published name, module:function, or sglang:BACKEND.")],
+    read_out: _ReadOut = 30.0,
+    json: Json = False,
+) -> None:
+    """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
+    from assay.harness.checks.jobs import ended_early
+    from assay.harness.checks.jobs import replay as run
+    from assay.reports.recorded_calls import replay_document
+
+    with progress(errors) as display:
+
+        def show(event: Event) -> None:
+            if event["event"] == "runs":
+                display.count(f"{candidate}: runs on recorded calls", event["done"], event["total"])
+
+        result = run(pack, candidate, read_out=read_out, on_event=show)
+    if result.not_run:
+        report_error(ended_early(result.not_run, "what it had found is below"))
+    raise typer.Exit(deliver(replay_document(result), json))
+
+
+@app.command()
+def explain(
+    id: Annotated[str | None, typer.Argument(help="The id of a finding; without one, all are listed.")] = None,
+) -> None:
+    """Explain a finding: what goes wrong, wrong and right code, public reports, and what to do."""
+    from assay.reports.explain import explanation, titles
+
+    kinds = titles()
+    known = {known_id: title for kind in kinds.values() for known_id, title in kind.items()}
+    if id is None:
+        width = max(map(len, known))
+        for heading, ids in kinds.items():
+            say(f"{heading}:")
+            for known_id, title in ids.items():
+                say(f"  {known_id:<{width}}  {title}")
+        return
+    if id not in known:
+        hint = did_you_mean(id, [*known]) or "assay explain lists them"
+        raise UsageError(f"There is no known bug or finding {id!r}.", "the id of one", hint)
+    say(explanation(id))
