@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+# Words of a shingle: three are shared by chance in questions of one subject, five by few templates with a name in each clause.
 _SHINGLE = 4
-"""Words of a shingle: three are shared by chance in questions of one subject, five by few templates with a name in each clause."""
+# A shorter text is alike to none: half of so few shingles are shared by chance.
 _LEAST_WORDS = 8
-"""A shorter text is alike to none: half of so few shingles are shared by chance."""
+# Share of shingles from which on two texts are alike.
 _ALIKE = 0.5
-"""Share of shingles from which on two texts are alike."""
+# A pair at the threshold shares a band with a probability of 0.986, one of 0.1 with 0.03; pairs are then compared exactly.
 _BANDS, _ROWS = 32, 3
-"""A pair at the threshold shares a band with a probability of 0.986, one of 0.1 with 0.03; pairs are then compared exactly."""
 _PRIME = (1 << 61) - 1
 _WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+")
 

@@ -26,14 +26,14 @@ BATCH = {"cpu": 9, "cuda": 17}
 """Sequences that a batch must have, by device."""
 DEPTH = {"cpu": 9, "cuda": 33}
 """Tokens that a request must generate, by device, where the candidate claims decode."""
+# Tokens before a border at which a prompt ends that passes it while it is decoded.
 _BEFORE = 3
-"""Tokens before a border at which a prompt ends that passes it while it is decoded."""
+# New tokens of such a prompt; the others are cached.
 _TAIL = 4
-"""New tokens of such a prompt; the others are cached."""
+# Tokens that each request of a batch generates where decode is to be covered.
 _FEW = 4
-"""Tokens that each request of a batch generates where decode is to be covered."""
+# Cached tokens of every second request of a batch.
 _HEADER = 24
-"""Cached tokens of every second request of a batch."""
 
 
 def _border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:

@@ -18,14 +18,14 @@ CHUNK = {"cpu": 128, "cuda": 512}
 """Tokens that are prefilled at once where chunked prefill is switched, by device."""
 DEPTH = 64
 """Tokens that the probes of deep decode generate."""
+# Tokens that every second of these, and all others generate: sent at once, few are left at the end, so that batches of all sizes
+# decode.
 _DEEP, _SHALLOW = 48, 8
-"""Tokens that every second of these, and all others generate: sent at once, few are left at the end, so that batches of all sizes
-decode."""
 _LONG = 1024
+# Probes, by device: sent at once, they are the largest batch.
 _BATCH = {"cpu": 21, "cuda": 33}
-"""Probes, by device: sent at once, they are the largest batch."""
+# Tokens of the context that are left free beside the longest probe.
 _CONTEXT_LEFT = 128
-"""Tokens of the context that are left free beside the longest probe."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from assay.harness.errors import UsageError
 
+# One part in `_EDGE_DIVISOR` of the vocabulary is left out at each end, where special tokens lie.
 _EDGE_DIVISOR = 10
-"""One part in `_EDGE_DIVISOR` of the vocabulary is left out at each end, where special tokens lie."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from assay.harness.reading import whole_file
 
 FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
 """Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored."""
+# Columns of `cais/mmlu`; `answer` is the index of the right choice.
 _HUB_COLUMNS = ("question", "subject", "choices", "answer")
-"""Columns of ``cais/mmlu``; ``answer`` is the index of the right choice."""
 
 _SUBJECTS = {
     "stem": """
@@ -54,8 +54,8 @@ _WHAT_TO_GIVE = (
 )
 
 
+# A row as read, before it is known to be a question: where it is, for errors; text, options, answer and subject.
 _Row = tuple[str, str, Sequence[str], str, str]
-"""A row as read, before it is known to be a question: where it is, for errors; text, options, answer and subject."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from decimal import Decimal
 BUILTIN_DATA = "builtin"
 """Name of the built-in set (`assay.evals.synthetic`)."""
 LETTERS = ("A", "B", "C", "D")
+# Characters from which on a text before the question itself counts as a passage. Those of MMLU have 200 and more.
 _SHORTEST_PASSAGE = 100
-"""Characters from which on a text before the question itself counts as a passage. Those of MMLU have 200 and more."""
 GROUPS = ("stem", "humanities", "social_sciences", "other")
 
 PROMPT_HEADER = (

@@ -24,6 +24,7 @@ from assay.reports.document import (
     Words,
 )
 from assay.reports.summary import latency_lines
+from assay.reports.words import counted_calls
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
@@ -126,7 +127,7 @@ def calls_blocks(role: str, calls: tuple[CallSummary, ...], about: str = "") -> 
     none = Line("None were counted, so it is unknown which kernel ran here.", "empty")
     head = [Line((Cell(role, role),)), *([Line(about, "quiet")] if about else [])]
     table = Table(_CALLS, rows, numbers=range(2, 7), style="calls") if rows else none
-    said = "; ".join(one_line(call.sentence, 300) for call in calls) or "none counted"
+    said = "; ".join(one_line(counted_calls(call), 300) for call in calls) or "none counted"
     return [Box("", [Only("page", [*head, table]), Only("terminal", [Line(f"{role}: {said}")])])]
 
 

@@ -56,7 +56,7 @@ from assay.reports.layer_section import layer_diff_section
 from assay.reports.markdown import markdown_lines
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.terminal import finding_lines
-from assay.reports.words import envelope_lines
+from assay.reports.words import counted_calls, envelope_lines, traced_kernels
 
 FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
@@ -125,7 +125,7 @@ def _brief(report: Report) -> list[Block]:
         ("Attention calls counted", _brief_calls(report)),
         (
             "Kernels that ran in one traced pass of each kind",
-            _items([kernels.sentence for kernels in report.kernels], 300),
+            _items(list(map(traced_kernels, report.kernels)), 300),
         ),
         ("Checks that are not ok", [Checks(unmet)] if unmet else []),
         ("Findings", [Findings(report.findings, commands=True)] if report.findings else []),
@@ -165,7 +165,7 @@ def _brief_calls(report: Report) -> list[Block]:
         return []
     said = []
     for role, server in servers.items():
-        calls = "; ".join(one_line(call.sentence, 300) for call in server.calls)
+        calls = "; ".join(one_line(counted_calls(call), 300) for call in server.calls)
         said.append(f"{role} {one_line(server.backend)}: {calls or f'none counted ({one_line(server.engine)})'}")
     return [Items(said)]
 
@@ -507,7 +507,7 @@ def _kernels(traced: PassKernels) -> Fold:
         for kernel in traced.kernels
     ]
     columns = ("Kernel", "Kind", "Launches", "Attention", "Of")
-    return Fold(traced.sentence, [Table(columns, rows, numbers=(2,), style="kernels")])
+    return Fold(traced_kernels(traced), [Table(columns, rows, numbers=(2,), style="kernels")])
 
 
 def _environment(report: Report) -> Section:

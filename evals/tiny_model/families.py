@@ -24,20 +24,20 @@ if TYPE_CHECKING:  # the command line names models, and must not wait for torch
 SOURCE = Path(__file__).parent / "model"
 """The tiny Llama."""
 _EPS = 1.0
+# What the residual stream, and the inputs of norms that are to be linear, are multiplied by. Their mean squares are then far
+# above and far below `_EPS`.
 _LARGE, _SMALL = 2.0**12, 2.0**-12
-"""What the residual stream, and the inputs of norms that are to be linear, are multiplied by. Their mean squares are then far above
-and far below `_EPS`."""
 _GELU = 1.702
+# Visible keys of a layer with a window: the built-in questions have 105 to 146 tokens.
 _WINDOW = 64
-"""Visible keys of a layer with a window: the built-in questions have 105 to 146 tokens."""
 _CAP, _FINAL_CAP = 20.0, 60.0
 _SINK = -1.0
 _EXPERTS, _CHOSEN = 4, 2
 _TINY = 2.0**-18
+# What a router's scores are multiplied by, so that chosen experts have all the weight, whether weights are normed or not.
 _SURE = 100.0
-"""What a router's scores are multiplied by, so that chosen experts have all the weight, whether weights are normed or not."""
+# Dims of DeepSeek's latents, and of its heads beside the 64 with RoPE: those for which kernels of latent attention are made.
 _LATENT, _NOPE = 512, 128
-"""Dims of DeepSeek's latents, and of its heads beside the 64 with RoPE: those for which kernels of latent attention are made."""
 _KV_SCALES = {"k": 0.08, "v": 0.02}
 
 Weights = dict[str, "Tensor"]

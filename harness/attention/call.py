@@ -345,12 +345,12 @@ def _heads_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
+# How q, k and v are laid out, by layout.
 _LAID_OUT: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
     "sliced": (_sliced,) * 3,
     "heads first": (_heads_first,) * 3,
     "each its own": (lambda q: q, _sliced, lambda v: _sliced(v, 2)),
 }
-"""How q, k and v are laid out, by layout."""
 
 
 def default_device() -> str:

@@ -21,8 +21,8 @@ _FORMATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8"}
 _SCALES = ("tensor", "head", f"block of {BLOCK} tokens", "token")
 FORMS = tuple(f"{name} per {scales}" for name, scales in product(_FORMATS.values(), _SCALES))
 """What K and V are stored in: a format, and what shares a scale."""
+# The feature that has forms.
 _STORED = "stored_kv"
-"""The feature that has forms."""
 
 
 def feature_of(declared: str) -> str:

@@ -23,18 +23,18 @@ from assay.harness.attention.sequence_groups import SequenceGroup, sequence_grou
 
 MEMBERS = 16
 """Members of an ensemble, unless a caller asks for others."""
+# The bits of a float32's exponent.
 _EXPONENT = 0x7F800000
-"""The bits of a float32's exponent."""
+# Standard deviations of the errors of sums and exponents, in units of the accumulator's eps. Adding n numbers one after the other
+# rounds each partial sum by eps / sqrt(12) of its size; for a sum that grows like a random walk that makes eps / sqrt(12) *
+# sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is accurate to 2
+# ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation.
 _SCORE_ROUNDINGS, _EXP_ROUNDINGS, _SUM_ROUNDINGS = 0.2, 0.5, 0.2
-"""Standard deviations of the errors of sums and exponents, in units of the accumulator's eps. Adding n numbers one after the
-other rounds each partial sum by eps / sqrt(12) of its size; for a sum that grows like a random walk that makes
-eps / sqrt(12) * sqrt(n / 2) of the sum's size, or 0.2 sqrt(n) eps, and for a score 0.2 eps |q| |k|. The exponential of a GPU is
-accurate to 2 ulp (CUDA C++ Programming Guide, intrinsic functions), about half of eps as a standard deviation."""
+# What capping and tempering scores costs, relative to a score: in float32 a standard deviation of two roundings, for a quotient,
+# a tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative error
+# is up to 2**-11 (PTX ISA), of which half is the standard deviation here. Triton kernels of SGLang and vLLM compute tanh(x) as 2
+# sigmoid(2x) - 1, which in float32 costs 0.35 to 0.45 eps of the cap, however small the score (measured, caps of 1 to 50).
 _MODIFIER_ROUNDINGS, _FAST_TANH, _CAP_ROUNDINGS = 2.0, 2.0**-11, 0.4
-"""What capping and tempering scores costs, relative to a score: in float32 a standard deviation of two roundings, for a
-quotient, a tanh or a logarithm, and a product; for 16-bit inputs kernels such as FlashAttention's take tanh.approx, whose relative
-error is up to 2**-11 (PTX ISA), of which half is the standard deviation here. Triton kernels of SGLang and vLLM compute tanh(x) as
-2 sigmoid(2x) - 1, which in float32 costs 0.35 to 0.45 eps of the cap, however small the score (measured, caps of 1 to 50)."""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from assay.harness.attention.interpreter_bounds import check_bounds
 from assay.harness.attention.interpreter_speed import speed_up_interpreter
 
 _MODULE = "triton.runtime.interpreter"
+# PyTorch's names of Triton's dtypes.
 _FP8 = {"fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2"}
-"""PyTorch's names of Triton's dtypes."""
 BFLOAT16_BROKEN = "Triton's interpreter computes bfloat16 wrongly in this version; a GPU covers it"
 """Why a call in bfloat16 was refused."""
+# The bits of 1 and of 2 in bfloat16.
 _ONE, _TWO = 0x3F80, 0x4000
-"""The bits of 1 and of 2 in bfloat16."""
 _TERMS = 16
 
 

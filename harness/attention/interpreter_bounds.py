@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NEEDED = ("GridExecutor", "InterpreterBuilder", "TensorHandle", "TensorDescriptor", "_get_np_dtype")
+# How the names of the modules begin that change the interpreter, whose frames are in the way of a kernel's.
 _INTERPRETER = __name__.removesuffix("bounds")
-"""How the names of the modules begin that change the interpreter, whose frames are in the way of a kernel's."""
+# Most accesses that are remembered of one call: a kernel makes the same mistake in each program.
 _MAX_SEEN = 16
-"""Most accesses that are remembered of one call: a kernel makes the same mistake in each program."""
 
 
 @dataclass(frozen=True)

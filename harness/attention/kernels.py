@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
 
 
+# What a pattern must not match by itself: it would be found in every name, and prove nothing.
 _LETTERS = ("", "a", "k", "_", ":", "0")
-"""What a pattern must not match by itself: it would be found in every name, and prove nothing."""
 
 
 @dataclass(frozen=True)

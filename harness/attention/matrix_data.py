@@ -13,11 +13,12 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.noise import FORMATS, NoiseFamily
 
 Change = Callable[[AttentionCall], AttentionCall]
+# A scaled score whose exponential overflows in float32, and whose negative's is zero.
 _ABOVE_ZERO = 110.0
-"""A scaled score whose exponential overflows in float32, and whose negative's is zero."""
+# An unscaled score beyond the range of fp16 (65,504) and below every number that stands for minus infinity in kernels (-1e4,
+# -5e4, -65,504), and what it is when scaled: exp(-160 * 1e5 / 1.5e5), which a maximum that begins at -5e4 leaves, is zero in
+# float32.
 _UNSCALED, _SCALED = 1.5e5, 160.0
-"""An unscaled score beyond the range of fp16 (65,504) and below every number that stands for minus infinity in kernels (-1e4, -5e4,
--65,504), and what it is when scaled: exp(-160 * 1e5 / 1.5e5), which a maximum that begins at -5e4 leaves, is zero in float32."""
 
 
 def _offset(call: AttentionCall) -> AttentionCall:
@@ -57,8 +58,8 @@ def _scale(scale: float, call: AttentionCall) -> AttentionCall:
 
 
 _SINK_Q = 0.4
+# Scaled score of a sink above the others': exp(-16) is 1e-7, what a kernel that skips small weights may take for nothing.
 _SINK = 16.0
-"""Scaled score of a sink above the others': exp(-16) is 1e-7, what a kernel that skips small weights may take for nothing."""
 
 
 def _one_dim(call: AttentionCall, q: float, k: torch.Tensor) -> AttentionCall:
@@ -89,8 +90,8 @@ def _far_keys(call: AttentionCall) -> AttentionCall:
     return _one_dim(call, 0.02, 300.0 + torch.linspace(-9, 9, call.k.shape[0]))
 
 
+# Tokens: two and a half pages of 16.
 _EQUAL = 40
-"""Tokens: two and a half pages of 16."""
 
 
 def _equal_first(call: AttentionCall) -> AttentionCall:
@@ -103,8 +104,8 @@ def _equal_first(call: AttentionCall) -> AttentionCall:
     return replace(call, k=keys, v=values)
 
 
+# What a quarter of normal numbers are larger than.
 _QUARTER = 1.15
-"""What a quarter of normal numbers are larger than."""
 
 
 def _on_grid(scale: float, call: AttentionCall) -> AttentionCall:

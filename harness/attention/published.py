@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 GROUP = "assay.kernels"
+# Engine -> the function, as `module:function`, that makes a kernel of one of the engine's own attention backends.
 _NATIVE_KERNELS = {engine: f"assay.harness.engines.{engine}.native_kernel:kernel" for engine in ("sglang", "vllm")}
-"""Engine -> the function, as ``module:function``, that makes a kernel of one of the engine's own attention backends."""
 
 
 def published() -> dict[str, str]:

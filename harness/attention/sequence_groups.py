@@ -16,8 +16,8 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec
 
+# Lengths up to these share a group: padding to them costs less than another group.
 _FEWEST_KEYS, _FEWEST_ROWS = 128, 8
-"""Lengths up to these share a group: padding to them costs less than another group."""
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the most informative last lines of this launch's log, indented, under the log's path."""
-        lines = "\n".join(f"  {line}" for line in telling_lines(self.recent_log()))
+        lines = "\n".join(f"  {line}" for line in _telling_lines(self.recent_log()))
         log = shown(self.log)
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
@@ -250,7 +250,7 @@ def _oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def telling_lines(log: str) -> list[str]:
+def _telling_lines(log: str) -> list[str]:
     """Return the last lines of a log; if it contains a traceback, the end of the last one and the last lines.
 
     After a crash, the beginning of the stack of the thread that crashed takes the traceback's place: its end is the interpreter's.

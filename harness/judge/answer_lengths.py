@@ -185,7 +185,7 @@ class AnswerEnd(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReasonCount:
+class _ReasonCount:
     """How many answers ended for a reason.
 
     Attributes:
@@ -212,7 +212,7 @@ class ReasonCount:
         return f"{self.reason}: {self.reference:,} against {self.candidate:,}{said}"
 
 
-def compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[ReasonCount]:
+def _compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[_ReasonCount]:
     """Count the answers that ended for each reason but the limit, most frequent first.
 
     What an answer stopped at counts where both servers always tell. An answer that ran to the limit might have stopped in any way:
@@ -230,7 +230,7 @@ def compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[ReasonCou
         for reason in reasons
     ]
     used = [count for count in counts if count.reference or count.candidate]
-    corrected = [ReasonCount(c.reason, c.reference, c.candidate, min(1.0, len(used) * c.p)) for c in used]
+    corrected = [_ReasonCount(c.reason, c.reference, c.candidate, min(1.0, len(used) * c.p)) for c in used]
     return sorted(corrected, key=lambda count: -(count.reference + count.candidate))
 
 
@@ -238,11 +238,11 @@ def _named(end: AnswerEnd, told: bool) -> str:
     return f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason
 
 
-def _count(reason: str, pairs: Sequence[tuple[str, str]]) -> ReasonCount:
+def _count(reason: str, pairs: Sequence[tuple[str, str]]) -> _ReasonCount:
     lost = sum(ours == reason != theirs for ours, theirs in pairs)
     gained = sum(theirs == reason != ours for ours, theirs in pairs)
     both = sum(ours == theirs == reason for ours, theirs in pairs)
-    return ReasonCount(reason, both + lost, both + gained, mcnemar(lost, gained))
+    return _ReasonCount(reason, both + lost, both + gained, mcnemar(lost, gained))
 
 
 LENGTH_RATIO = "answer-length-ratio"
@@ -282,7 +282,7 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
 def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no role's answers end more often for a reason, such as an abort or another stop token, but for the limit."""
     requirement = REQUIRED["finish-reasons"].between(*sides)
-    counts = compare_ends(pairs)
+    counts = _compare_ends(pairs)
     if not any(all(end.reason for end in pair) for pair in pairs):
         return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
     text = "; ".join(count.text for count in [*(c for c in counts if c.differs), *(c for c in counts if not c.differs)])

@@ -25,13 +25,6 @@ class CallSummary(Part):
     calls_compiled: int = Field(0, description="calls that code of torch.compile made")
     layers: int = Field(description="number of layers in which it was called")
 
-    @property
-    def sentence(self) -> str:
-        """The row in words, such as "decode: torch_native 1,020 calls, delegated"."""
-        text = f"{self.phase}: {self.kernel} {self.calls:,} calls" + (", delegated" if self.delegated_by else "")
-        kinds = {"in CUDA graphs": self.calls_in_graphs, "compiled": self.calls_compiled}
-        return text + "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)
-
 
 def call_summaries(counts: Sequence[CallCount]) -> tuple[CallSummary, ...]:
     """Return the counts by phase and kernel, those with and without a cached prefix added up."""

@@ -156,10 +156,10 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
     """Count what the candidate's own server answered over the envelope; None where no such answer is compared."""
     if run.envelope is None or run.envelope.limits is None or not run.over_envelope:
         return None
-    return served_envelope(run.envelope.limits, run.over_envelope, run.folder.admissions("candidate"))
+    return _served_envelope(run.envelope.limits, run.over_envelope, run.folder.admissions("candidate"))
 
 
-def served_envelope(
+def _served_envelope(
     limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]
 ) -> EnvelopeCounts | None:
     """Count the passes of the candidate's own server by condition, as of one layer; None where no answer is compared.

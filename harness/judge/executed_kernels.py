@@ -28,8 +28,8 @@ from assay.harness.verdict import Check, Requirement
 
 # More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some.
 _MIN_COMPILED_SHARE = 0.5
-MAX_NAME = 160
-"""Longest name of a kernel in a report: those of C++ templates take whole pages."""
+# Longest name of a kernel in a report: those of C++ templates take whole pages.
+_MAX_NAME = 160
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -157,7 +157,7 @@ def _rows(traced_pass: TracedPass, patterns: Mapping[Role, Sequence[str]]) -> It
         of = [role for role in ROLES if _matches(kernel, patterns[role])]
         if of or not lower or kernel.kind != "operator":
             yield KernelRow(
-                name=kernel.name[:MAX_NAME],
+                name=kernel.name[:_MAX_NAME],
                 kind=kernel.kind,
                 launches=kernel.launches,
                 attention=kernel.attention,

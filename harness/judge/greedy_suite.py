@@ -34,7 +34,7 @@ def claim(run: RunEvidence) -> Judged:
     The limit of "close" is the larger of what the declared noise explains and `_FLOOR_FACTOR` times the reference's floor, which
     erratic answers do not raise: they rule out a pass, and where they are a larger share than the margin a regression too. Fewer
     than `MIN_PROMPTS` distinct prompts cannot pass; a regression is exact for any number. The answers to the envelope's requests
-    are tested apart (`with_envelope`), with the same limit; the p value is that of both tests, by Bonferroni.
+    are tested apart (`_with_envelope`), with the same limit; the p value is that of both tests, by Bonferroni.
     """
     policy, margin = run.spec.policy, run.spec.policy.greedy_margin
     if not run.pairings["greedy"].pairs:
@@ -52,10 +52,10 @@ def claim(run: RunEvidence) -> Judged:
     if limit.erratic:
         why = f"{_erratic_words(limit)} {why}"
         verdict = "inconclusive" if verdict == "pass" or not steady else verdict
-    over, beyond = compare_envelope(envelope, limit.floor, limit.nats)
+    over, beyond = _compare_envelope(envelope, limit.floor, limit.nats)
     trusted = steady and all(is_finite(pair.reference.tokens) for pair in pairs)
     alone = verdict
-    verdict, why = with_envelope(verdict, why, envelope, beyond, policy, trusted=trusted)
+    verdict, why = _with_envelope(verdict, why, envelope, beyond, policy, trusted=trusted)
     tests = [decision.p_regression] * bool(pairs)
     tests += [p_not_above(len(beyond), len(envelope), margin)] * bool(envelope)
     suite = SuiteResult(
@@ -221,7 +221,7 @@ def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
     )
 
 
-def compare_envelope(
+def _compare_envelope(
     pairs: Sequence[Pair], floor: float, limit: float
 ) -> tuple[list[tuple[Pair, TextDivergence]], list[Pair]]:
     """Compare the answers to the requests of the envelope, within the limits of greedy texts.
@@ -247,7 +247,7 @@ def compare_envelope(
 
 # Each request of the envelope stands for lengths of its own, so a single one that differs by more than noise rules out a pass; a
 # share that is shown to be above the policy's greedy margin is a regression.
-def with_envelope(
+def _with_envelope(
     verdict: Verdict, why: str, pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool
 ) -> tuple[Verdict, str]:
     """Combine the verdict on greedy texts with that on the envelope's, and return the sentence that explains it.

@@ -87,7 +87,7 @@ def list_runs(folder: Path) -> RunList:
             "a folder of runs, such as runs",
             "name it, or make a run first: assay run",
         )
-    lines = [_line(path) for path in sorted(folder.iterdir()) if is_run(path)]
+    lines = [_line(path) for path in sorted(folder.iterdir()) if _is_run(path)]
     return RunList(
         folder=str(folder), runs=tuple(sorted(lines, key=lambda line: (line.created, line.folder), reverse=True))
     )
@@ -157,7 +157,7 @@ def find_run(named: Path | None, folder: Path) -> Path:
     if named.exists() or not named.name:
         return named
     above = folder if named.parent == Path() else named.parent
-    matching = sorted(path for path in above.glob("*") if path.name.startswith(named.name) and is_run(path))
+    matching = sorted(path for path in above.glob("*") if path.name.startswith(named.name) and _is_run(path))
     if len(matching) > 1:
         raise UsageError(
             f"{len(matching)} runs in {above} begin with {named.name}: {listed([path.name for path in matching[:8]])}.",
@@ -228,7 +228,7 @@ def line_of(report: Report, folder: str) -> RunLine:
     )
 
 
-def is_run(path: Path) -> bool:
+def _is_run(path: Path) -> bool:
     """Return True if a folder is a run's: with a run's manifest, or a report of a run, not of a bisection."""
     if not path.is_dir():
         return False

@@ -31,41 +31,37 @@ def parting_of(
     if judged.first is None:
         return PartingRow(features=features, not_observed="no token of a probe differs, only what was written")
     place = TracedPlace(probe=judged.first.probe, index=judged.first.index)
-    traced = [
-        _record_of(records, base.features, place, "trace"),
-        _record_of(records, base.features, place, "trace again"),
-        _record_of(records, features, place, "trace"),
-    ]
     row = PartingRow(features=features, probe=place.probe, index=place.index)
-    if any(record is None for record in traced):
-        return row.model_copy(update={"not_observed": _NOT_ASKED})
-    known = [record for record in traced if record is not None]
-    if any(reply.verifications for reply in known[2].replies):
-        return row.model_copy(update={"not_observed": _DRAFTS})
-    if problem := next((record.problem for record in known if not record.complete), ""):
-        return row.model_copy(update={"not_observed": problem})
-    if not _differs_again(base, known[2], place, limits):
-        return row.model_copy(update={"not_observed": "asked again with the trace on, it did not differ there"})
     try:
-        base_trace, again, own = (_trace_of(folder, record) for record in known)
-        at = parting(base_trace, again, own, least)
-    except EvidenceError as error:
-        return row.model_copy(update={"not_observed": error.found.rstrip(".")})
-    except ValueError as error:
-        return row.model_copy(update={"not_observed": str(error)})
-    return row.model_copy(
-        update={
-            "place": at.place,
-            "layer": at.layer,
-            "names": at.names,
-            "head": at.head,
-            "position": at.position,
-            "positions": at.positions,
-            "error": at.error,
-            "bound": at.bound,
-            "says": _said(at, own),
-        }
+        at, own = _observed(folder, records, features, place, base, limits, least)
+    except (EvidenceError, ValueError) as error:
+        why = error.found.rstrip(".") if isinstance(error, EvidenceError) else str(error)
+        return row.model_copy(update={"not_observed": why})
+    return row.model_copy(update=vars(at) | {"says": _said(at, own)})
+
+
+def _observed(
+    folder: InvarianceFolder, records: Sequence[ArmRecord], features: Sequence[str], place: TracedPlace, base: ArmRecord,
+    limits: Mapping[Measure, Bound], least: float,
+) -> tuple[Parting, Trace]:  # fmt: skip
+    """Compare the traces of a place, and return the arm's too. Raises ValueError, with why, where there is none to compare."""
+    known = [
+        record
+        for of, why in ((base.features, "trace"), (base.features, "trace again"), (features, "trace"))
+        if (record := _record_of(records, of, place, why)) is not None
+    ]
+    if len(known) < 3:
+        raise ValueError(_NOT_ASKED)
+    if any(reply.verifications for reply in known[2].replies):
+        raise ValueError(_DRAFTS)
+    if problem := next((record.problem for record in known if not record.complete), ""):
+        raise ValueError(problem)
+    if not _differs_again(base, known[2], place, limits):
+        raise ValueError("asked again with the trace on, it did not differ there")
+    base_trace, again, own = (
+        read_trace(folder.server_folder(record.server), record.label, folder.nonce) for record in known
     )
+    return parting(base_trace, again, own, least), own
 
 
 def _record_of(records: Sequence[ArmRecord], features: Sequence[str], place: TracedPlace, why: str) -> ArmRecord | None:
@@ -82,10 +78,6 @@ def _differs_again(base: ArmRecord, record: ArmRecord, place: TracedPlace, limit
         for measure in MEASURES
         for at in places(base.replies, record.replies, measure)
     )
-
-
-def _trace_of(folder: InvarianceFolder, record: ArmRecord) -> Trace:
-    return read_trace(folder.server_folder(record.server), record.label, folder.nonce)
 
 
 def place_of(row: PartingRow) -> str:

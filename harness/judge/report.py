@@ -12,7 +12,6 @@ from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_vali
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.envelope import EngineLimits, Ranges
-from assay.harness.evidence.executed import pass_title, some_kernels
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
@@ -85,16 +84,6 @@ class PassKernels(Part):
     phase: str
     cached_prefix: bool
     kernels: tuple[KernelRow, ...]
-
-    @property
-    def sentence(self) -> str:
-        """Row in words: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8); 12 others"."""
-        own = [kernel for kernel in self.kernels if kernel.of and kernel.attention is not False]
-        rest = len(self.kernels) - len(own)
-        named = some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none that is known by name"
-        return f"{self.role}, {pass_title(self.phase, self.cached_prefix)}: {named}" + (
-            f"; {rest} others" if rest else ""
-        )
 
 
 class Environment(Part):

@@ -57,16 +57,16 @@ def _result(run: RunEvidence) -> SensitivityResult | None:
     for role, record in run.seeded.items():
         place = folder.server_folder(role) / SENSITIVITY
         if record.answers:
-            parts.append(answers_see(policy, run.items, run.answers, record.answers))
+            parts.append(_answers_see(policy, run.items, run.answers, record.answers))
         if record.scored:
-            parts.append(logits_see(policy, folder.path, place, run.noise, folder.nonce))
+            parts.append(_logits_see(policy, folder.path, place, run.noise, folder.nonce))
         if record.shadowed is not None and any((place / SHADOW_FOLDER).glob("*.safetensors")):
             parts.append(_layers_see(place, run.claimed, role, folder.nonce))
     parts.sort(key=lambda part: _SUITES.index(part.suite))
     return SensitivityResult(fault=next(iter(run.seeded.values())).fault, parts=tuple(parts))
 
 
-def answers_see(
+def _answers_see(
     policy: Policy, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]
 ) -> FaultSeen:
     """Test if answers with a fault lose more than the margin against the reference's, at the policy's alpha.
@@ -82,7 +82,7 @@ def answers_see(
     return FaultSeen(suite="accuracy", seen=p <= policy.alpha, numbers=f"{net}, p = {p:.2g}")
 
 
-def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
+def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
     """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix.
 
     Raises:
@@ -99,7 +99,7 @@ def logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], 
         observed = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
         return FaultSeen(suite="logits", seen=lost > 0, numbers=observed)
     limit, _ = limit_of(cached, policy.logits_limit, noise)
-    p = p_within(cached.kl.tolist(), limit)
+    p = _p_within(cached.kl.tolist(), limit)
     above = sum(not kl <= limit for kl in cached.kl.tolist())
     observed = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
     return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, numbers=observed)
@@ -183,7 +183,7 @@ def p_no_loss(lost: Sequence[float], margin: float) -> float:
     return p_value(log_wealth(lost, margin, _GAINED, _LOST)) if lost else 1.0
 
 
-def p_within(divergences: Sequence[float], limit: float) -> float:
+def _p_within(divergences: Sequence[float], limit: float) -> float:
     """Compute the exact one-sided sign test's p value of "half of the prompts or more have a mean KL within the limit".
 
     1 without prompts.

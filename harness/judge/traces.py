@@ -37,7 +37,7 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
     """
     total: dict[int, Floats] = {}
     for reference, candidate in pairs:
-        for layer, sums in trace_sums(reference, candidate).items():
+        for layer, sums in _trace_sums(reference, candidate).items():
             total[layer] = total[layer] + sums if layer in total else sums
     errors = {}
     for layer, sums in total.items():
@@ -47,7 +47,7 @@ def free_running_errors(pairs: Sequence[tuple[Trace, Trace]], own: Floats) -> di
     return errors
 
 
-def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
+def _trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
     """Sum the errors of the candidate's outputs over the rows that two traces of one request have in common.
 
     Rows match if they have the same position and input token and come before the first position at which the tokens differ: from
@@ -62,14 +62,14 @@ def trace_sums(reference: Trace, candidate: Trace) -> dict[int, Floats]:
     shapes = [{layer: out.shape[1:] for layer, out in trace.outputs.items()} for trace in (reference, candidate)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"the traces {reference.label!r} and {candidate.label!r} are of different models: {shapes}")
-    ours, theirs = matching_rows(reference, candidate).T
+    ours, theirs = _matching_rows(reference, candidate).T
     return {
         layer: sums_of(candidate.outputs[layer][theirs], out[ours], (0, 2))
         for layer, out in sorted(reference.outputs.items())
     }
 
 
-def matching_rows(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
+def _matching_rows(reference: Trace, candidate: Trace) -> NDArray[np.int64]:
     """Return the rows of the reference and of the candidate that match, [matched, 2]."""
     ours, theirs = _rows(reference), _rows(candidate)
     common = sorted(set(ours) & set(theirs))
@@ -183,7 +183,7 @@ def _at(place: Place, layer: int, names: tuple[Name, ...], errors: _Errors, boun
 
 def _errors(base: Trace, other: Trace) -> dict[tuple[int, _Tensor], _Errors]:
     """Compare two traces: by layer, and by what is compared of it."""
-    rows = matching_rows(base, other)
+    rows = _matching_rows(base, other)
     last = max(base.positions, default=-1)
     if not len(rows) or last != max(other.positions, default=-1) or base.positions[rows[-1, 0]] != last:
         raise ValueError("the traces do not end at the same position and token")

@@ -30,8 +30,8 @@ do. None is 1, which a single value could ruin."""
 WEIGHTS = (0.3, 0.15, 0.15, 0.15, 0.1, 0.1, 0.05)
 """Part of the first wealth that each share of `STAKES` gets. Chosen by simulation of equal servers at 0 to 10 % of answers flipped
 (``benchmarks/accuracy_errors.py``); any weights are valid."""
+# Distance from a bound of the values that the search for an end of an interval keeps: a null hypothesis there cannot be bet on.
 _EDGE = 1e-9
-"""Distance from a bound of the values that the search for an end of an interval keeps: a null hypothesis there cannot be bet on."""
 
 
 def log_wealth(values: ArrayLike, null: float, low: float, high: float, population: int | None = None) -> Array:

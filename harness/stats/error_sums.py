@@ -7,8 +7,8 @@ from torch import Tensor
 
 from assay.harness.evidence.error_table import SUMS, ratio
 
+# Most elements that are reduced at once: 128 MiB of float64.
 _AT_ONCE = 2**24
-"""Most elements that are reduced at once: 128 MiB of float64."""
 _DIFFERENCE, _SIZE, _, _NONFINITE, _, _ALONG, _SQUARE = range(len(SUMS))
 
 

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from assay.harness.stats.share import Interval, clopper_pearson
 
+# Error rate of the interval for the share of flips over which the p value is maximised; it is added to the p value.
 _BERGER_BOOS = 1e-6
-"""Error rate of the interval for the share of flips over which the p value is maximised; it is added to the p value."""
+# Shares of flips that are tried; 512 changed none of five p values by more than 5e-5.
 _GRID = 64
-"""Shares of flips that are tried; 512 changed none of five p values by more than 5e-5."""
+# Exactness of the ends of an interval of the loss.
 _ENDS = 1e-4
-"""Exactness of the ends of an interval of the loss."""
 
 Floats = NDArray[np.float64]
 

@@ -20,19 +20,19 @@ from assay.harness.attention.noise import NoiseFamily
 from assay.harness.attention.oracle import sequences
 from assay.harness.stats.noise_bound import FALSE_FLAGS, MODEL_FACTOR, cell_bounds, f_quantile_above
 
+# Queries x heads among which an honest kernel has one out of bounds in at most `FALSE_FLAGS` / 4 of all comparisons.
 _QUERIES = 10**9
-"""Queries x heads among which an honest kernel has one out of bounds in at most `FALSE_FLAGS` / 4 of all comparisons."""
+# `MODEL_FACTOR` of one query: what a block of another size, or its outlier, costs one query does not average out. Measured:
+# `benchmarks/honest_kernels.py`.
 _QUERY_FACTOR = 2.0
-"""`MODEL_FACTOR` of one query: what a block of another size, or its outlier, costs one query does not average out. Measured:
-`benchmarks/honest_kernels.py`."""
 QUERY_SHARE = 2.0
 """An error of a query up to this multiple of what its cell may have per query is never out of bounds. It is the scale of a query
 whose values cancel, and spares simulating the others."""
+# What any implementation may pay: half an eps of the output's dtype, the most that its last rounding costs each number, and a few
+# eps of a float32 accumulator.
 _LEAST_ROUNDING, _LEAST_ACCUMULATION = 0.5, 6.0
-"""What any implementation may pay: half an eps of the output's dtype, the most that its last rounding costs each number, and a few
-eps of a float32 accumulator."""
+# Share of the estimated freedom of a query that is relied on: few members tell it to about a factor.
 _FREEDOM_SHARE = 0.5
-"""Share of the estimated freedom of a query that is relied on: few members tell it to about a factor."""
 
 
 def query_bounds(off: Tensor, members: int | None = None) -> tuple[Tensor, Tensor]:

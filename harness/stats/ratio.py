@@ -37,14 +37,14 @@ from assay.harness.verdict import Verdict
 
 MIN_RATIOS = 6
 """Fewer ratios give no verdict: an interval of level 0.95 would then be unbounded."""
+# A round is warm once neither role's blocks take more than this multiple of their later time.
 _WARM_FACTOR = 1.10
-"""A round is warm once neither role's blocks take more than this multiple of their later time."""
+# Autocorrelations are computed up to a third of the length: at larger lags they are means of too few products.
 _MAX_LAG_FRACTION = 3
-"""Autocorrelations are computed up to a third of the length: at larger lags they are means of too few products."""
+# Error rate of the interval from which the standard error of a p value is taken.
 _P_ALPHA = 0.05
-"""Error rate of the interval from which the standard error of a p value is taken."""
+# Up to this many ratios the null distribution is exact, above it is normal, as in scipy.stats.wilcoxon.
 _EXACT_MAX_N = 50
-"""Up to this many ratios the null distribution is exact, above it is normal, as in scipy.stats.wilcoxon."""
 
 
 @dataclass(frozen=True)

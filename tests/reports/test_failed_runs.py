@@ -13,7 +13,7 @@ import pytest
 from junitparser import JUnitXml
 from rich.console import Console
 
-from assay.harness.engines.process import telling_lines
+from assay.harness.engines.process import _telling_lines
 from assay.harness.engines.sglang.failures import ended
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.decide import decide
@@ -44,7 +44,7 @@ def to_junit(report: Report) -> str:
 def failed(examples: ModuleType, log: Path) -> Report:
     """The report of a run whose candidate's server left this log."""
     text = log.read_text()
-    tail = "Its log (runs/x/candidate.log) ends:\n" + "\n".join(f"  {line}" for line in telling_lines(text))
+    tail = "Its log (runs/x/candidate.log) ends:\n" + "\n".join(f"  {line}" for line in _telling_lines(text))
     how = "exited with status 1" if "Traceback" in text and "sigquit" not in text.lower() else "was killed by SIGKILL"
     failure = FailureResult.of("engine", ended(WHO, how, "during start-up", text, tail))
     judged = decide("mine:forward", [], [], failure)

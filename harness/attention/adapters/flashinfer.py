@@ -19,8 +19,8 @@ from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, 
 from assay.harness.attention.paging import PagedKV, paged
 
 _PAGE = 16
+# Bytes of a wrapper's workspace, as FlashInfer's documentation has it.
 _WORKSPACE = 128 << 20
-"""Bytes of a wrapper's workspace, as FlashInfer's documentation has it."""
 
 
 @cache

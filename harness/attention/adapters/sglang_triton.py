@@ -18,10 +18,10 @@ from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import paged
 
+# Parts into which decode splits the keys of a sequence, as SGLang's `--triton-attention-num-kv-splits`.
 _SPLITS = 8
-"""Parts into which decode splits the keys of a sequence, as SGLang's ``--triton-attention-num-kv-splits``."""
+# Not e5m2: what casting Q and weights to that costs is no noise family that has a name.
 _STORED = ("stored_kv: e4m3 per tensor",)
-"""Not e5m2: what casting Q and weights to that costs is no noise family that has a name."""
 
 
 def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:

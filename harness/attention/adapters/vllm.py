@@ -15,8 +15,8 @@ from assay.harness.attention.adapters.adapter import FP8_PER_TENSOR, Adapter, At
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.paging import paged
 
+# Tokens per page: vLLM's default.
 _PAGE = 16
-"""Tokens per page: vLLM's default."""
 
 
 def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:

@@ -32,8 +32,8 @@ BUGS = tuple(
 )  # fmt: skip
 PAGE = 16
 """Tokens of a page of the KV cache in the faults of pages."""
+# Keys of a block in the faults of blocks.
 _BLOCK = 64
-"""Keys of a block in the faults of blocks."""
 
 
 def _first_block_again(r: Request) -> Request | None:

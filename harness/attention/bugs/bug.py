@@ -30,8 +30,8 @@ Form = Literal["sequence", "heads", "batch"]
 starts, b, scale) with k and v of the whole batch, of which sequence b has the rows starts[b] to starts[b + 1]."""
 LEAK = "leak"
 """The kind of every bug by which one request reads another's data. It is reported first, even if others fit better."""
+# Where wrong and right code differ in a template.
 _HOLE = "@"
-"""Where wrong and right code differ in a template."""
 
 
 @dataclass(frozen=True)

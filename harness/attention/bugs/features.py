@@ -18,18 +18,18 @@ from assay.harness.attention.bugs.masks import MASKED, RIGHT_MASK
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import Request, attend, factor_of, modified, oracle, requests
 
+# Dims of q and k in latent attention that carry the position (DeepSeek-V2, arXiv 2405.04434): the last ones.
 _ROPE_DIMS = 64
-"""Dims of q and k in latent attention that carry the position (DeepSeek-V2, arXiv 2405.04434): the last ones."""
+# Dims of a head of DeepSeek's before its projections are absorbed, by which its scores are scaled.
 _HEAD_DIM_BEFORE = 192
-"""Dims of a head of DeepSeek's before its projections are absorbed, by which its scores are scaled."""
+# Stands for the score of a key that is masked before the cap.
 _CAP_OF_MASK = 1e9
-"""Stands for the score of a key that is masked before the cap."""
+# No shift along tokens, heads and dims.
 _SAME = (0, 0, 0)
-"""No shift along tokens, heads and dims."""
+# Tokens of a block that shares a scale.
 _BLOCK = 16
-"""Tokens of a block that shares a scale."""
+# Tokens of a page of a latent cache.
 _PAGE = 64
-"""Tokens of a page of a latent cache."""
 WINDOW, CAP, SINK = 4, 2.0, 1.0
 """What the code of these bugs asks for."""
 _CAPPED = f"""\
@@ -58,6 +58,7 @@ def attend(q, k, v, scale):  # v is the first 512 dims of k; the last 64 have Ro
 _window_code = partial(code, MASKED, right=f"{RIGHT_MASK}.triu(keys - new - {WINDOW - 1})")
 _cap_code = partial(code, _CAPPED, right=f"cap * (scale * products / cap).tanh(){_HIDDEN}")
 _sink_code = partial(code, _SUNK, right=" + sink.exp()")
+# Wrong and right code. What is stored, and what drafts and positions are, the functions of `Code` are not given.
 _CODE = {
     "window-one-key-fewer": _window_code(f"{RIGHT_MASK}.triu(keys - new - {WINDOW - 2})"),
     "window-one-key-more": _window_code(f"{RIGHT_MASK}.triu(keys - new - {WINDOW})"),
@@ -73,7 +74,6 @@ _CODE = {
     "latent-scale-of-576": code(_LATENT.replace("VALUES", "v"), "q.shape[2] ** -0.5", "scale"),
     "latent-values-shifted": code(_LATENT.replace("@ * q", "scale * q").replace("VALUES", "@"), "k[..., -512:]", "v"),
 }
-"""Wrong and right code. What is stored, and what drafts and positions are, the functions of `Code` are not given."""
 _CallChange = Callable[[AttentionCall], "AttentionCall | None"]
 
 

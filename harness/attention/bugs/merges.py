@@ -17,8 +17,8 @@ from assay.harness.attention.bugs.seeded import Effect, Recomputed, Where, chang
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import Request, attend, oracle, scores
 
+# Keys of a part.
 _SPLIT = 64
-"""Keys of a part."""
 
 
 def merged(r: Request, edges: list[int], wrong: Callable[[Tensor], Tensor] = lambda lse: lse) -> Tensor:
@@ -123,8 +123,8 @@ def _values_at_key_stride(call: AttentionCall, rows: Tensor | None = None, /) ->
     return oracle(replace(call, v=values), rows)
 
 
+# Merged rows of a tile, by what head dims are a multiple of, as FlashAttention 2 has them; 16 for others.
 _TILES = {128: 4, 64: 8}
-"""Merged rows of a tile, by what head dims are a multiple of, as FlashAttention 2 has them; 16 for others."""
 BUGS = (
     Bug("later-sequences-unwritten", "later sequences unwritten",
         "where keys are attended to in parts, the merged rows of the first sequence alone are written",

@@ -14,8 +14,8 @@ from assay.harness.attention.bugs.quantisation import K_BLOCK
 from assay.harness.attention.bugs.seeded import Where, changes, constant, of_bug, own
 from assay.harness.attention.oracle import Request, attend, scores
 
+# Largest finite fp8 e4m3fn.
 _E4M3_MAX = 448.0
-"""Largest finite fp8 e4m3fn."""
 FP16_MAX = 65504.0
 """Largest finite fp16."""
 _ACCUMULATOR = """\
@@ -146,8 +146,8 @@ def denominator_rounded(r: Request) -> Tensor | None:
     return weights @ r.v[r.kv_head] / total.double()
 
 
+# Weights that are added before their sum is rounded.
 _SUMMED = 16
-"""Weights that are added before their sum is rounded."""
 _of = partial(of_bug, BUGS)
 FAULTS = (
     own("queries-in-fp8", "Q in FP8", "q is rounded to FP8, undeclared", changes(partial(inputs_rounded, torch.float8_e4m3fn, "q")),

@@ -15,8 +15,8 @@ from assay.harness.attention.bugs.seeded import changes, of_bug, own
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import Request
 
+# Tokens that share an int8 scale in SageAttention's Triton kernels (sageattention 1.0.6, quant_per_block_varlen.py).
 _Q_BLOCK, K_BLOCK = 128, 64
-"""Tokens that share an int8 scale in SageAttention's Triton kernels (sageattention 1.0.6, quant_per_block_varlen.py)."""
 _INT8 = """\
 def int8(x, block, by=0):  # quantised by block, and dequantised with the scale of the block `by` further
     parts = x.split(block, 1)

@@ -25,7 +25,7 @@ from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.graph_passes import GraphObserver, Replays, graphs_of, observe_graphs, served_batch
 from assay.harness.engines.sglang.kv_pool import Pages
-from assay.harness.engines.sglang.native_candidate import make_candidate
+from assay.harness.engines.sglang.served_kernel import make_candidate
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.evidence.faults import SENSITIVITY
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,9 @@ def register() -> None:
     if folder := os.environ.get(EVIDENCE):
         if os.environ.get(forcing.FORCED):
             forcing.install(Path(folder))
-        _meter_all(ATTENTION_BACKENDS, Path(folder))
+        _wrap_all(ATTENTION_BACKENDS, functools.partial(_metered, Path(folder)))
         if any(os.environ.get(name) for name in (SHADOW, RECORD, TRACE, FAULTS)):
-            _attach_all(ATTENTION_BACKENDS, Path(folder))
+            _wrap_all(ATTENTION_BACKENDS, functools.partial(_attached, Path(folder)))
 
 
 def _ask_for_key() -> None:
@@ -152,50 +152,42 @@ def _judge_by_delegate(names: Collection[str], delegate: str) -> None:
         model_hook.attention_backends_of = lambda arguments: judged(asked(arguments))
 
 
-def _meter_all(backends: dict[str, Any], folder: Path) -> None:
-    """Wrap every backend's factory so that whatever it builds is metered."""
+def _wrap_all(backends: dict[str, Any], wrap: Callable[[Any, str, Any], Any]) -> None:
+    """Wrap every backend's factory so that whatever it builds is wrapped; what a candidate builds is not."""
 
-    def metered(name: str, create: Any) -> Any:
+    def wrapped(name: str, create: Any) -> Any:
         def build(runner: Any) -> Any:
-            from assay.harness.engines.sglang.kv_pool import number_layers
-            from assay.harness.engines.sglang.meter import meter, watch
+            return wrap(create(runner), name, runner)
 
-            backend = create(runner)
-            if getattr(runner, "is_draft_worker", False):
-                return backend  # its calls are no evidence of what the model computes
-            number_layers(runner.model)
-            watch(runner, name, backend, folder)
-            return meter(backend, name, folder, str(runner.device))
-
-        build.__dict__["assay_unmetered"] = create
+        build.__dict__["assay_unmetered"] = getattr(create, "assay_unmetered", create)
         return build
 
     for name, create in list(backends.items()):
-        backends[name] = metered(name, create)
+        backends[name] = wrapped(name, create)
 
 
-def _attach_all(backends: dict[str, Any], folder: Path) -> None:
-    """Wrap every backend's factory so that shadow, substitution and trace are attached to whatever SGLang builds, but not to what a
-    candidate builds.
-    """
+def _metered(folder: Path, backend: Any, name: str, runner: Any) -> Any:
+    from assay.harness.engines.sglang.kv_pool import number_layers
+    from assay.harness.engines.sglang.meter import meter, watch
 
-    def attached(name: str, create: Any) -> Any:
-        def build(runner: Any) -> Any:
-            from assay.harness.engines.sglang.attach import attach
+    if getattr(runner, "is_draft_worker", False):
+        return backend  # its calls are no evidence of what the model computes
+    number_layers(runner.model)
+    watch(runner, name, backend, folder)
+    return meter(backend, name, folder, str(runner.device))
 
-            return attach(
-                create(runner),
-                name,
-                runner,
-                folder,
-                candidate=os.environ.get(SHADOW, ""),
-                record_bytes=int(os.environ.get(RECORD) or 0),
-                trace_bytes=int(os.environ.get(TRACE) or 0),
-                model_hash=os.environ.get(MODEL_HASH, ""),
-            )
 
-        build.__dict__["assay_unmetered"] = create.assay_unmetered
-        return build
+def _attached(folder: Path, backend: Any, name: str, runner: Any) -> Any:
+    """Attach shadow, substitution, faults and trace."""
+    from assay.harness.engines.sglang.attach import attach
 
-    for name, create in list(backends.items()):
-        backends[name] = attached(name, create)
+    return attach(
+        backend,
+        name,
+        runner,
+        folder,
+        candidate=os.environ.get(SHADOW, ""),
+        record_bytes=int(os.environ.get(RECORD) or 0),
+        trace_bytes=int(os.environ.get(TRACE) or 0),
+        model_hash=os.environ.get(MODEL_HASH, ""),
+    )

@@ -6,10 +6,10 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from assay.evals.probe_texts import CHATS, TEXTS
-from assay.harness.engines.base import ChatRequest, Engine, answers
+from assay.harness.engines.base import ChatRequest, Engine, Scorer, answers
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
@@ -21,14 +21,7 @@ from assay.harness.text import one_line
 _WAIT_S = 60.0
 
 
-class _Asked(Engine, Protocol):
-    """A server that takes requests of SGLang's own interface."""
-
-    def send(self, path: str, body: dict[str, Any]) -> Any:
-        """POST a JSON body, and return the JSON response."""
-
-
-def fingerprint_of(server: _Asked, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
+def fingerprint_of(server: Scorer, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
     """Take the fingerprint of a running server; one short request is asked on an empty cache, and the control is left off.
 
     Returns:
@@ -82,7 +75,7 @@ def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[F
         time.sleep(0.05)
 
 
-def _tokens(server: _Asked, model: Path, told: Fingerprint) -> Tokens:
+def _tokens(server: Scorer, model: Path, told: Fingerprint) -> Tokens:
     """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats.
 
     The rest, such as EOS and the class of the tokenizer, is what a process of the server told.

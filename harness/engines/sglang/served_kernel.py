@@ -4,6 +4,8 @@ An SGLang backend, the delegate, is built unchanged. For the phases that the ker
 write K and V to the pool, resolve the paging into one packed `AttentionCall`, and run the kernel. Everything else (metadata, the
 other phase) stays with the delegate; reports call that "delegated". What the kernel does not declare of what a layer asks for, and
 what the contract cannot express (cross attention, speculative trees), raises: nothing is silently computed by another kernel.
+
+`make_candidate` makes a candidate of the shadow, by name: a kernel of the contract, or another attention backend of SGLang.
 """
 
 from __future__ import annotations
@@ -13,8 +15,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.kernels import declaration, run_kernel, title
+from assay.harness.backend import Backend
+from assay.harness.conditions import PHASES
+from assay.harness.engines.inside.candidates import Candidate, Computes, KernelCandidate, LazyCandidate
+from assay.harness.engines.inside.observed_call import ObservedCall
+from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
 
 
@@ -33,7 +41,7 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
         raise KernelRefused(
             f"{name} cannot delegate to {delegate!r}; expected one of {', '.join(sorted(ATTENTION_BACKENDS))}"
         )
-    backend = unmetered(ATTENTION_BACKENDS[delegate])(runner)
+    backend = _unmetered(ATTENTION_BACKENDS[delegate])(runner)
     declared = declaration(kernel)
     served = _ServedKernel(name, kernel, runner)
     for phase in declared.phases:
@@ -48,7 +56,7 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
     return backend
 
 
-def unmetered(create: Any) -> Any:
+def _unmetered(create: Any) -> Any:
     """Return the factory without meter and attachment, so that a delegated call is counted once."""
     return getattr(create, "assay_unmetered", create)
 
@@ -87,3 +95,42 @@ class _ServedKernel:
             self._pages.write(layer, batch, k, v)
         call = self._pages.packed_call(spec, q, layer, batch, new, prefix, (k, v))
         return run_kernel(self._name, self._kernel, call).reshape(q.shape[0], -1)
+
+
+class _BackendCandidate:
+    """An attention backend of SGLang. It reads the same pool and does not write to it."""
+
+    def __init__(self, name: str, backend: Any) -> None:
+        self.name, self._backend = name, backend
+        self.computes = Computes(PHASES, Backend.parse(name).noise, reads_given=True)
+        self._prepared: Any = None
+
+    def run(self, call: ObservedCall) -> Tensor:
+        made: SGLangCall = call.native
+        if self._prepared is not made.batch:
+            self._backend.init_forward_metadata(made.batch)
+            self._prepared = made.batch
+        forward = getattr(self._backend, f"forward_{call.phase}")
+        out: Tensor = forward(
+            made.q.clone(), made.k, made.v, made.radix_attention, made.batch, save_kv_cache=False, **made.arguments
+        )
+        return out
+
+
+def make_candidate(name: str, runner: Any) -> Candidate:
+    """Return the candidate of this name, built at its first use: a published kernel, a ``module:function``, or a backend of SGLang.
+
+    Raises:
+        KernelRefused: nothing has this name. Any other failure is raised at the first use.
+    """
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    backend = Backend.parse(name)
+    if backend.is_kernel:
+        return LazyCandidate(name, lambda: KernelCandidate(name, backend.kernel()))
+    if name not in ATTENTION_BACKENDS:
+        known = sorted({*ATTENTION_BACKENDS, *kernels.published()})
+        raise KernelRefused(f"unknown candidate {name!r}; expected a module:function or one of {', '.join(known)}")
+    # Below the meter: calls of the shadow are not calls that the model used.
+    create = _unmetered(ATTENTION_BACKENDS[name])
+    return LazyCandidate(name, lambda: _BackendCandidate(name, create(runner)))

@@ -326,8 +326,7 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
 def test_a_seed_determines_cases_and_data() -> None:
     once, again, other = cases(seed=3), cases(seed=3), cases(seed=4)
     names = [case.name for case in once]
-    assert max(len(cases(seed=seed)) for seed in range(4)) <= 610, "more than a check of an interpreted kernel can afford"
-    assert len(cases()) <= 602
+    assert max(len(cases(seed=seed)) for seed in range(4)) <= 602, "more than a check of an interpreted kernel can afford"
     assert names == [case.name for case in again]
     assert all(torch.equal(a.make().q, b.make().q) for a, b in zip(once[::10], again[::10], strict=True))
     assert {*names} != {case.name for case in other}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.engines.process import LINE_WIDTH, TAIL_LINES, ServerProcess, telling_lines
+from assay.harness.engines.process import LINE_WIDTH, TAIL_LINES, ServerProcess, _telling_lines
 
 
 def run_to_end(folder: Path, code: str) -> ServerProcess:
@@ -54,7 +54,7 @@ print('[12:00:02] WARNING server_args.py: no GPU')
 def test_the_end_of_the_last_traceback_is_shown_with_what_follows() -> None:
     trace = ["Scheduler hit an exception: Traceback (most recent call last):", *[f"  frame {n}" for n in range(40)]]
     log = ["before"] * 50 + [*trace, "ValueError: the reason"] + [f"after {n}" for n in range(60)]
-    told = telling_lines("\n".join(log))
+    told = _telling_lines("\n".join(log))
     assert "ValueError: the reason" in told
     assert "  frame 39" in told
     assert told[-1] == "after 59"
@@ -65,13 +65,13 @@ def test_the_end_of_the_last_traceback_is_shown_with_what_follows() -> None:
 
 def test_a_traceback_at_the_end_of_the_log_is_complete_if_it_fits() -> None:
     log = ["before", "Traceback (most recent call last):", "  frame", "ValueError: the reason"]
-    assert telling_lines("\n".join(log)) == log
+    assert _telling_lines("\n".join(log)) == log
 
 
 def test_a_clock_between_tracebacks_does_not_hide_the_exception_of_the_last() -> None:
     first = ["Traceback (most recent call last):", "  frame", "KeyError: first"]
     second = ["Traceback (most recent call last):", "  frame", "RuntimeError: second"]
-    told = telling_lines("\n".join([*first, *["noise"] * 30, *second, *["noise"] * 30]))
+    told = _telling_lines("\n".join([*first, *["noise"] * 30, *second, *["noise"] * 30]))
     assert "RuntimeError: second" in told
     assert "KeyError: first" not in told
 
@@ -83,7 +83,7 @@ def test_noise_and_empty_lines_are_left_out_and_long_lines_cut() -> None:
     noise.append('[13:05:05] INFO:     127.0.0.1:36848 - "POST /freeze_gc HTTP/1.1" 200 OK')
     noise.append('[13:05:04] INFO:     127.0.0.1:36842 - "GET /health HTTP/1.1" 503 Service Unavailable')
     failed = '[13:05:05] INFO:     127.0.0.1:36848 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error'
-    told = telling_lines("\n".join(["the reason", failed, *noise * 20, "x" * 1000]))
+    told = _telling_lines("\n".join(["the reason", failed, *noise * 20, "x" * 1000]))
     assert told == ["the reason", failed, "x" * LINE_WIDTH]
 
 
@@ -94,8 +94,8 @@ def test_the_path_of_a_log_is_relative_where_it_can_be(tmp_path: Path, monkeypat
 
 def test_after_a_crash_the_frames_of_the_kernel_are_shown() -> None:
     log = (Path(__file__).parents[2] / "data" / "server_failures" / "segmentation_fault.log").read_text()
-    told = "\n".join(telling_lines(log))
+    told = "\n".join(_telling_lines(log))
     assert told.startswith("Fatal Python error: Segmentation fault\nCurrent thread ")
     assert "kern.py" in told
     assert "crashed with exit code -11" in told
-    assert len(telling_lines(log)) <= TAIL_LINES + 2
+    assert len(_telling_lines(log)) <= TAIL_LINES + 2

@@ -13,9 +13,12 @@ from assay.evals.questions import LETTERS
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Item
+from assay.harness.judge.accuracy_suite import _check_all_answered, accuracy_tested
 from assay.harness.judge.build import build
+from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.run.plan import Plan, prepare
+from assay.harness.run.run_folder import open_folder
 from assay.harness.sides import ROLES, Role
 
 Letter = Callable[[int, Item], str | None]
@@ -143,24 +146,6 @@ def test_right_answers_that_end_otherwise_are_no_pass(
     assert any("end as the reference's do" in reason for reason in report.reasons) == (status == "failed")
 
 
-def test_questions_whose_prompts_differed_between_the_roles_are_not_answered(
-    begun: Callable[..., RunFolder], answered: Callable[..., None]
-) -> None:
-    plan = plan_of()
-    folder = begun(plan)
-    items = plan.of("accuracy")
-    # The candidate was asked 150 other questions under the same ids, and got them wrong.
-    answered(folder, "reference", items, right)
-    answered(folder, "candidate", items[:-150], right)
-    other = [item.model_copy(update={"prompt_hash": f"{item.prompt_hash[:-4]}else"}) for item in items[-150:]]
-    answered(folder, "candidate", other, wrong)
-    report = build(folder)
-    (check,) = [check for check in report.checks if check.id == "all-answered"]
-    assert accuracy(report).verdict == "pass", "what was asked alike had decided before"
-    assert (report.verdict, check.status) == ("inconclusive", "missing")
-    assert "answers to another prompt: 150" in check.found
-
-
 def test_every_number_is_of_the_questions_that_the_test_read(
     begun: Callable[..., RunFolder], answered: Callable[..., None]
 ) -> None:
@@ -191,3 +176,19 @@ def test_the_same_question_256_times_counts_once(begun: Callable[..., RunFolder]
     report = build(folder)
     assert report.verdict != "pass"
     assert all(suite.verdict != "pass" for suite in report.suites)
+
+
+def test_all_answered() -> None:
+    assert _check_all_answered(8, 8, ()).status == "ok"
+    assert _check_all_answered(8, 7, ()).status == "missing"
+    assert _check_all_answered(0, 0, ()).status == "missing"
+    other = _check_all_answered(8, 7, ("mmlu-3",))
+    assert (other.status, other.found) == ("missing", "7 of 8; answers to another prompt: 1, the first to mmlu-3")
+    assert "--out" in other.settles
+
+
+def test_only_accuracy_that_was_not_asked_for_is_noticed(tmp_path: Path) -> None:
+    for suites, noticed in ((("accuracy", "greedy"), []), (("greedy",), ["not checked"])):
+        spec = RunSpec.of(reference="torch_native", candidate="sage_attn", questions=8, greedy_prompts=8, suites=suites)
+        run = RunEvidence.of(open_folder(prepare(spec), tmp_path / "-".join(suites)))
+        assert [check.status for check in accuracy_tested(run).checks] == noticed

@@ -94,12 +94,6 @@ def test_of_two_telling_splits_the_nearer_or_sharper_is_named(pairs: list[Pair])
     assert telling[1][0].by == "cached-prefix"
 
 
-def test_a_bucket_is_not_named_if_others_are_wrong_too() -> None:
-    # Significantly worse at >= 16 (all lost), but half is lost at 1 too: it is intact nowhere.
-    pairs = [make_pair(i % 2 == 0, cached=1) for i in range(64)] + [make_pair(False) for _ in range(64)]
-    assert most_telling(by_condition(pairs)) is None
-
-
 def test_a_subject_that_is_hard_for_both_roles_is_not_named() -> None:
     pairs = [make_pair(group="stem") for _ in range(40)]
     pairs += [make_pair(False, reference_right=False, group="humanities") for _ in range(39)]

@@ -4,7 +4,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Answer, Item, Suite
-from assay.harness.judge.answers import flips, pair, tally
+from assay.harness.judge.answers import pair, tally
 from assay.harness.sides import ROLES, Role
 
 
@@ -82,11 +82,3 @@ def test_right_wrong_unparsed_and_cut_answers_are_counted_separately() -> None:
     counted = tally(pairs, "candidate")
     assert (counted.right, counted.wrong, counted.unparsed, counted.ran_to_limit, counted.total) == (2, 1, 2, 2, 5)
     assert tally(pairs, "reference").right == 5
-
-
-def test_flips_are_counted_by_direction() -> None:
-    outcomes = {"a": ("A", "A"), "b": ("A", "B"), "c": ("B", "A"), "d": ("B", "C"), "e": ("A", None), "f": (None, None)}
-    answers = [one for name, (reference, candidate) in outcomes.items() for one in both(name, reference, candidate)]
-    lost, gained = flips(pair([item(name) for name in outcomes], answers).pairs)
-    assert [p.item.id for p in lost] == ["b", "e"]
-    assert [p.item.id for p in gained] == ["c"]

@@ -91,14 +91,6 @@ def test_a_baseline_stays_if_writing_its_successor_fails(tmp_path: Path, monkeyp
     assert [one.numbers["accuracy"] for one in read_all(tmp_path).values()] == [0.8]
 
 
-def test_a_damaged_status_is_named_with_what_to_do(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.baseline_status.parent.mkdir()
-    folder.baseline_status.write_text('{"used": 1}')
-    with pytest.raises(EvidenceError, match=r"status\.json is damaged at used"):
-        status_of(folder)
-
-
 def checked(status: Status) -> Check:
     spec = make_spec({"candidate": "mine:f"})
     (only,) = _check_baselines(spec.sides, spec.policy, status)

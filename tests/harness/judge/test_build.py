@@ -7,19 +7,22 @@ import pkgutil
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from assay.harness import judge
-from assay.harness.errors import EngineError
+from assay.harness.config import make_spec
+from assay.harness.errors import EngineError, EvidenceError
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.evidence.records import Answer
 from assay.harness.judge import latency, policy_checks
 from assay.harness.judge.build import CLAIMS, build
-from assay.harness.judge.report import Report
+from assay.harness.judge.evidence import RunEvidence
+from assay.harness.judge.policy_checks import claim
+from assay.harness.judge.report import Report, read_report
 from assay.harness.verdict import Check
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
@@ -161,3 +164,38 @@ def test_no_claim_is_forgotten() -> None:
     after = {latency.claim, policy_checks.claim}
     assert after < set(made.values())
     assert set(made.values()) - after == {claim for claim in CLAIMS if claim.__name__ == "claim"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "noise", "status", "found"),
+    [
+        ({}, {"reference": "int8_qk", "candidate": ""}, "ok", "margins, error rates and envelope are the defaults"),
+        ({}, {"candidate": "int8_qk"}, "not checked", "noise = int8_qk (declared by the kernel alone)"),
+        ({"margin": 0.1, "alpha": 0.2}, {}, "not checked", "margin = 0.1 (--margin); alpha = 0.2 (--alpha)"),
+    ],
+)
+def test_a_weaker_policy_is_named(tmp_path: Path, flags: dict[str, Any], noise: dict[str, str], status: str, found: str) -> None:
+    manifest = SimpleNamespace(noise=noise, model="tiny", created="")
+    folder = SimpleNamespace(path=tmp_path / "run")
+    run = SimpleNamespace(spec=make_spec(flags), manifest=manifest, baselines=None, folder=folder)
+    check = claim(cast(RunEvidence, run), ()).checks[-1]
+    assert (check.id, check.status) == ("policy", status)
+    assert check.found.startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read"),
+        ("not json", "cannot be read"),
+        ("[]", "is no report"),
+        ('{"schema": "assay.report/9"}', "assay.report/9"),
+        ('{"schema": "assay.report/2"}', "damaged at verdict"),
+    ],
+)
+def test_the_reader_says_what_is_wrong(tmp_path: Path, content: str | None, says: str) -> None:
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(EvidenceError, match=says):
+        read_report(path)

@@ -4,6 +4,7 @@ from typing import Any
 
 from assay.harness.evidence.counters import CallCount
 from assay.harness.judge.call_counts import call_summaries
+from assay.reports.words import counted_calls
 
 
 def count(calls: int, **kind: Any) -> CallCount:
@@ -21,5 +22,5 @@ def test_ways_of_calling_one_kernel_are_added_up_and_listed() -> None:
     extend, decode = call_summaries(counts)
     assert (extend.calls, extend.calls_with_cached_prefix, extend.layers) == (12, 0, 2)
     assert (decode.calls, decode.calls_in_graphs, decode.calls_compiled) == (24, 6, 14)
-    assert decode.sentence == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
-    assert extend.sentence == "extend: triton 12 calls"
+    assert counted_calls(decode) == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
+    assert counted_calls(extend) == "extend: triton 12 calls"

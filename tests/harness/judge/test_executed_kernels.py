@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.evidence.executed import ExecutedKernel, KernelKind, KernelTrace, TracedPass
 from assay.harness.evidence.manifest import ServerManifest
-from assay.harness.judge.executed_kernels import MAX_NAME, _check_kernels_executed, listed_passes
+from assay.harness.judge.executed_kernels import _MAX_NAME, _check_kernels_executed, listed_passes
 from assay.harness.sides import Role
 from assay.harness.verdict import Check
 
@@ -162,5 +162,5 @@ def test_a_report_lists_kernels_by_role_and_shortens_names() -> None:
     long = "void " + "x" * 500
     passes = listed_passes({"candidate": [traced((EXTEND, (*RAN, *SDPA, "aten::mul", long)))], "reference": [reference()]})
     rows = {row.name: row.of for one in passes if one.role == "candidate" for row in one.kernels}
-    assert rows == {"_attn_fwd": "candidate", "quant_per_block_int8_kernel": "candidate", long[:MAX_NAME]: ""}
+    assert rows == {"_attn_fwd": "candidate", "quant_per_block_int8_kernel": "candidate", long[:_MAX_NAME]: ""}
     assert {row.of for one in passes if one.role == "reference" for row in one.kernels} == {"reference"}

@@ -38,11 +38,6 @@ def test_one_position_of_a_thousand_is_enough(arm_records: ModuleType, limits: L
     assert found.first.probe == "150+8"
 
 
-def test_what_differs_differs_although_a_feature_was_not_shown_to_be_on(arm_records: ModuleType, limits: Limits) -> None:
-    record = arm_records.arm("batch", decode=0.05).model_copy(update={"seen": {}, "unseen": {"batch": "alone"}})
-    assert outcome(arm_records.BASE, record, limits).state == "differs"
-
-
 def test_an_arm_that_failed_was_not_run(arm_records: ModuleType, limits: Limits) -> None:
     record = arm_records.arm("batch", problem="the server died")
     assert outcome(arm_records.BASE, record, limits).state == "not run"

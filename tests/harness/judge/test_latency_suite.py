@@ -85,13 +85,6 @@ def test_what_was_asked_for_and_not_timed_is_no_pass(run: Callable[..., RunFolde
     assert missing == {"servers-timed", "required-latency"}
 
 
-def test_a_run_that_was_not_asked_for_latency_lists_nothing(run: Callable[..., RunFolder]) -> None:
-    made = build(run(suites="accuracy", benched=False))
-    assert made.verdict == "pass"
-    assert made.latency is None
-    assert not [check for check in made.checks if "timed" in check.id or "latency" in check.id]
-
-
 def test_a_run_of_latency_alone_names_the_servers_that_were_timed(report: MakeRun) -> None:
     made = report(suites="latency", bench={"slow": {"short": 2.0}})
     assert (made.verdict, made.exit_code) == ("regression", 1)

@@ -125,18 +125,6 @@ def test_a_condition_that_was_not_honoured_is_not_observed(condition: CacheState
     )
 
 
-def test_sequences_that_were_not_honoured_are_left_out_and_reported() -> None:
-    candidate = scored("candidate", {POSITIONS + 1: 3.0})
-    sequences = list(candidate.header.sequences)
-    sequences[1] = sequences[1].model_copy(update={"cached": {"cold": 0, "cached": 3}})
-    partly = replace(candidate, header=candidate.header.model_copy(update={"sequences": tuple(sequences)}))
-    comparison = compare_roles(scored("reference", {}), partly)
-    assert [row.sequences for row in comparison.rows] == [3, 2]
-    assert [row.max == 0 for row in comparison.rows] == [False, True]
-    assert len(comparison.not_observed) == 1
-    assert "logits of 1 of 3 sequences, cached" in comparison.not_observed[0]
-
-
 def test_scorings_of_other_tokens_are_refused() -> None:
     candidate = scored("candidate", {})
     other = replace(candidate, ids=candidate.ids[::-1])

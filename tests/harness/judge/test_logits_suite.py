@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from assay.harness.attention.noise import FAMILIES
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.build import build
 from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, _compare_logits, judge_logits
-from assay.harness.judge.noise_limits import kl_limit
+from assay.harness.judge.noise_limits import EXACT_KL, EXACT_SWING, MAX_SWING, _relative_error, change_limit, kl_limit, swing_limit
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT
 
@@ -234,3 +235,32 @@ def test_an_erratic_reference_raises_the_limit_to_the_widest_of_a_policy_and_no_
 ) -> None:
     metric = next(one for one in on_means(np.full(MIN_PROMPTS, 0.01), floor=8.0).metrics if one.id == "mean-kl-cold")
     assert metric.bound == WIDEST_LOGITS_LIMIT
+
+
+def test_a_kernel_that_declares_nothing_gets_what_rounding_explains() -> None:
+    assert _relative_error("") == 0.0
+    assert kl_limit([]) == kl_limit(["", ""]) == EXACT_KL
+    assert swing_limit([]) == swing_limit(["", ""]) == EXACT_SWING
+
+
+def test_coarser_storage_has_larger_limits() -> None:
+    order = ["", "fp16_accumulation", "int8_qk", "fp8_kv", "fp8_qkv", "fp8_e5m2_kv"]
+    limits = [kl_limit([name]) for name in order]
+    assert limits == sorted(limits)
+    assert len(set(limits)) == len(order)
+    assert kl_limit(["int8_qk", "int8_qk"]) - EXACT_KL == pytest.approx(2 * (kl_limit(["int8_qk"]) - EXACT_KL))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_family_excuses_a_certain_swap(name: str) -> None:
+    assert EXACT_SWING <= swing_limit([name, name]) <= MAX_SWING < 16
+    assert 0 < kl_limit([name]) < 0.2
+
+
+def test_what_was_measured_for_int8_is_within_its_limits_with_room() -> None:
+    assert 6.3e-5 * 10 <= kl_limit(["int8_qk"]) <= 1e-3
+    assert 0.95 * 2 <= swing_limit(["int8_qk"]) <= 3
+
+
+def test_a_log_likelihood_changes_by_at_most_the_root_of_twice_the_kl() -> None:
+    assert change_limit(2e-4) == pytest.approx(0.02)

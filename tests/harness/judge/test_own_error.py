@@ -14,8 +14,6 @@ from assay.harness.judge.own_error import claim
 from assay.harness.judge.report import LayersResult, SuiteResult
 from assay.harness.verdict import Finding
 
-CANDIDATE = "assay.harness.attention.sdpa:torch_sdpa"
-
 
 @pytest.fixture(scope="module")
 def evidence(recorded_runs: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:

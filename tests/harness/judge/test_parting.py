@@ -75,28 +75,6 @@ def test_a_key_that_changed_in_the_cache_is_named_by_its_token(key: int) -> None
     assert (at.place, at.layer, at.names, at.head, at.position, at.positions) == ("cache", 0, ("k",), 1, key, 1)
 
 
-def test_keys_that_are_computed_otherwise_are_no_fault_of_the_cache() -> None:
-    def spoil(trace: Trace) -> None:
-        trace.new_keys[1] *= 1.25
-        trace.keys[1][CACHED:] *= 1.25
-        after(2, trace)
-
-    at = parted(spoil)
-    assert (at.place, at.layer, at.names, at.position) == ("input", 1, ("k",), CACHED)
-
-
-def test_a_layer_that_reads_keys_of_another_one_computes_none() -> None:
-    def spoil(trace: Trace) -> None:
-        trace.keys[1][0] *= 2
-
-    traces = [trace(), trace(seed=2), trace()]
-    spoil(traces[2])
-    for each in traces:
-        del each.new_keys[1], each.new_values[1]
-    at = parting(*traces, LEAST)
-    assert (at.place, at.layer, at.names, at.position) == ("cache", 1, ("k",), 0)
-
-
 def test_attention_itself_is_named_with_its_head() -> None:
     def spoil(trace: Trace) -> None:
         trace.outputs[1][4, 3] += 1

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from assay.harness.config import RunSpec
-from assay.harness.evidence.fingerprint import Fingerprint, Resolved, Tokens, Weight
+from assay.harness.evidence.fingerprint import Fingerprint, Tokens, Weight
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge import same_servers as rules
 from assay.harness.sides import ROLES, Role, Side
@@ -48,20 +48,6 @@ def test_what_was_served_decides_too_and_makes_no_check_milder() -> None:
     assert rules.with_fingerprints(failed, same) == failed
     alone = rules.with_fingerprints(ok, {"reference": same["reference"]})
     assert (alone.status, alone.found) == ("ok", f"{ok.found}; what they served was not observed")
-
-
-def test_arguments_are_left_to_the_check_of_arguments_and_the_backend_is_the_treatment() -> None:
-    pair: dict[Role, ServerManifest] = {"reference": server("triton", role="reference"), "candidate": server()}
-    ok = rules.check_same_servers(SPEC.sides, pair, {})
-    attention = {
-        role: served(
-            role, arguments={"dtype": role}, backends=(Resolved(operation="attention", phase="decode", layers="0-3", runs=role),)
-        )
-        for role in ROLES
-    }
-    assert rules.with_fingerprints(ok, attention).status == "ok"
-    moe = {role: served(role, backends=(Resolved(operation="moe", layers="0-3", runs=role),)) for role in ROLES}
-    assert rules.with_fingerprints(ok, moe).status == "failed"
 
 
 def test_two_models_of_a_run_may_have_most_weights_in_common() -> None:

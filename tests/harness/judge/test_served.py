@@ -14,9 +14,9 @@ from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.judge.answers import Pair, envelope_pairs
-from assay.harness.judge.envelope import claim, served_envelope
+from assay.harness.judge.envelope import _served_envelope, claim
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.greedy_suite import compare_envelope, with_envelope
+from assay.harness.judge.greedy_suite import _compare_envelope, _with_envelope
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.sides import Role
 from assay.harness.verdict import Check
@@ -74,7 +74,7 @@ def check_served(made: Iterable[Answer], admitted: Iterable[Admission]) -> Check
 
 
 def served(made: list[Answer], admitted: list[Admission]) -> EnvelopeCounts:
-    found = served_envelope(LIMITS, envelope_pairs(made), admitted)
+    found = _served_envelope(LIMITS, envelope_pairs(made), admitted)
     assert found is not None
     return found
 
@@ -129,8 +129,8 @@ def texts(wrong: int) -> Sequence[Pair]:
 
 def combined(wrong: int, *, trusted: bool = True) -> tuple[str, str]:
     pairs = texts(wrong)
-    _, beyond = compare_envelope(pairs, 0.0, 0.5)
-    return with_envelope("pass", "Texts agree.", pairs, beyond, POLICY, trusted=trusted)
+    _, beyond = _compare_envelope(pairs, 0.0, 0.5)
+    return _with_envelope("pass", "Texts agree.", pairs, beyond, POLICY, trusted=trusted)
 
 
 @pytest.mark.parametrize(("wrong", "verdict"), [(0, "pass"), (1, "inconclusive"), (30, "regression")])
@@ -145,4 +145,4 @@ def test_equal_tokens_are_compared_by_their_log_probabilities() -> None:
     (one, *_) = texts(0)
     changed = tuple(token.model_copy(update={"logprob": -2.0}) for token in one.candidate.tokens)
     pair = Pair(one.item, one.reference, one.candidate.model_copy(update={"tokens": changed}))
-    assert compare_envelope([pair], 0.0, 0.5) == ([], [pair])
+    assert _compare_envelope([pair], 0.0, 0.5) == ([], [pair])

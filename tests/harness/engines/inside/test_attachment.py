@@ -27,7 +27,7 @@ from assay.harness.engines.inside.control import Control, TracedRequest, set_con
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.tracer import MAX_ROWS, rows_of
-from assay.harness.engines.sglang.native_candidate import _BackendCandidate, make_candidate
+from assay.harness.engines.sglang.served_kernel import _BackendCandidate, make_candidate
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.evidence.error_table import relative_l1

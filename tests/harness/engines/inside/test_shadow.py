@@ -30,7 +30,7 @@ from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.inside.write_request import write_now
-from assay.harness.engines.sglang.native_candidate import _BackendCandidate
+from assay.harness.engines.sglang.served_kernel import _BackendCandidate
 from assay.harness.evidence.error_table import QUERY, SUMS, elements, excess, relative_l1
 from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors

@@ -27,7 +27,7 @@ from assay.harness.evidence.pack import RecordedCall, read_manifest, read_pack
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.evidence.trace import Trace, read_trace
-from assay.harness.judge.traces import free_running_errors, trace_sums
+from assay.harness.judge.traces import _trace_sums, free_running_errors
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 LAYERS, HEADS = 4, 4
@@ -227,7 +227,7 @@ def test_traces_separate_own_and_inherited_errors(served: Served) -> None:
 
     own = own_errors(served)
     reference, candidate, one = map(prefill_of, traces.values())
-    whole = elements(trace_sums(reference, candidate)[0])[0]
+    whole = elements(_trace_sums(reference, candidate)[0])[0]
     assert whole == reference.outputs[0][:, 0].size, "every row has a partner"
     free = free_running_errors([(reference, candidate)], own)
     assert min(total for total, _ in free.values()) > 0.2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,24 +27,24 @@ def no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_passes, "_counts", [])
 
 
+def runner_class(
+    name: str, can_run: Callable[[Any], bool] = lambda batch: True, execute: Callable[[Any], Any] = lambda batch: "done",
+    draft: bool = False, backend: object = None,
+) -> type:  # fmt: skip
+    """Make a class of graph runners that is watched."""
+    fields = {"model_runner": SimpleNamespace(is_draft_worker=draft), "backend": backend}
+    made = type(name, (), fields | {"can_run_graph": lambda _, batch: can_run(batch), "execute": lambda _, batch: execute(batch)})
+    _watch_runner(made)
+    return made
+
+
 @pytest.mark.parametrize("draft", [False, True])
 def test_passes_that_graphs_served_are_counted_by_phase_and_requests(draft: bool, tmp_path: Path) -> None:
-    class PrefillCudaGraphRunner:
-        model_runner = SimpleNamespace(is_draft_worker=draft)
-
-        def can_run_graph(self, forward_batch: Any) -> bool:
-            return True
-
-        def execute(self, forward_batch: Any) -> None: ...
-
-    DecodeCudaGraphRunner = type("DecodeCudaGraphRunner", (), dict(vars(PrefillCudaGraphRunner)))
-    for kind in (PrefillCudaGraphRunner, DecodeCudaGraphRunner):
-        _watch_runner(kind)
+    prefill, decode = (runner_class(f"{phase}CudaGraphRunner", draft=draft)() for phase in ("Prefill", "Decode"))
     for _ in range(2):  # of a second model runner
         observe_graphs(count=replays(tmp_path))
-    PrefillCudaGraphRunner().execute(SimpleNamespace(batch_size=1))
-    for _ in range(2):
-        DecodeCudaGraphRunner().execute(SimpleNamespace(batch_size=3))
+    for runner, size in ((prefill, 1), (decode, 3), (decode, 3)):
+        runner.execute(SimpleNamespace(batch_size=size))
     counts = {count.phase: count.calls_by_layer for count in read_counters(tmp_path / REPLAYS)}
     assert counts == ({"prefill": {}, "decode": {}} if draft else {"prefill": {1: 1}, "decode": {3: 2}})
 
@@ -68,15 +69,8 @@ def readable() -> Replays:
     [(Control(), False), (Control(profile="p"), False), (Control(shadow=True), True), (Control(trace="t"), True)],
 )
 def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_observed(control: Control, refused: bool) -> None:
-    class Runner:
-        def can_run_graph(self, forward_batch: str) -> bool:
-            return forward_batch == "small"
-
-        def execute(self, forward_batch: str) -> None: ...
-
-    _watch_runner(Runner)
     observing(control)
-    runner = Runner()
+    runner: Any = runner_class("Runner", can_run=lambda batch: batch == "small")()
     assert (runner.can_run_graph("small"), runner.can_run_graph("large")) == (not refused, False)
 
 
@@ -94,21 +88,11 @@ def test_a_graph_that_hides_its_calls_serves_a_batch_only_while_nothing_is_obser
 def test_a_decode_graph_whose_calls_are_kept_serves_what_is_observed_unless_outputs_are_replaced(
     control: Control, draft: bool, refused: bool
 ) -> None:
-    class DecodeCudaGraphRunner:
-        model_runner = SimpleNamespace(is_draft_worker=draft)
-
-        def can_run_graph(self, forward_batch: str) -> bool:
-            return True
-
-        def execute(self, forward_batch: Any) -> str:
-            return "done"
-
-    _watch_runner(DecodeCudaGraphRunner)
     seen: list[Any] = []
     replays = readable()
     replays.observed_by(0, lambda batch, tensors: seen.append((batch.rids, tensors)))
     observing(control, replays)
-    runner = DecodeCudaGraphRunner()
+    runner: Any = runner_class("DecodeCudaGraphRunner", draft=draft)()
     assert runner.can_run_graph("any") is not refused
     assert runner.execute(SimpleNamespace(rids=["a"], input_ids=torch.zeros(3))) == "done"
     assert [(rids, {name: list(kept.shape) for name, kept in tensors.items()}) for rids, tensors in seen] == (
@@ -195,25 +179,16 @@ class FullCudaGraphBackend:
     ],
 )
 def test_a_graph_that_calls_attention_from_python_serves_what_is_observed(name: str, backend: object, served: bool) -> None:
-    runner = type(name, (), {"can_run_graph": lambda self, batch: True, "execute": lambda self, batch: None})
-    _watch_runner(runner)
     observing(Control(shadow=True))
-    made = runner()
-    made.backend = backend  # type: ignore[attr-defined]
-    assert made.can_run_graph("any") is served  # type: ignore[attr-defined]
+    made: Any = runner_class(name, backend=backend)()
+    assert made.can_run_graph("any") is served
 
 
 def test_attention_in_a_graph_is_of_the_batch_that_is_served() -> None:
-    class Runner:
-        def can_run_graph(self, forward_batch: str) -> bool:
-            return True
-
-        def execute(self, forward_batch: str) -> str:
-            return served_batch("static")
-
-    _watch_runner(Runner)
-    _watch_runner(Runner)
-    assert Runner().execute("of requests") == "of requests"
+    runner = runner_class("Runner", execute=lambda batch: served_batch("static"))
+    _watch_runner(runner)  # twice is once
+    made: Any = runner()
+    assert made.execute("of requests") == "of requests"
     assert served_batch("eager") == "eager"
 
 

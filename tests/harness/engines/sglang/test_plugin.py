@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.engines.sglang.plugin import _judge_by_delegate, _meter_all, _pin_nothing
+from assay.harness.engines.sglang.plugin import _judge_by_delegate, _metered, _pin_nothing, _wrap_all
 
 GUARDED = ["triton", "fa3"]
 
@@ -71,7 +72,7 @@ def test_a_kernel_whose_delegate_is_refused_is_refused(monkeypatch: pytest.Monke
 def test_the_backend_of_a_draft_model_is_not_metered(tmp_path: Path) -> None:
     made = SimpleNamespace()
     backends: dict[str, Any] = {"mine": lambda runner: made}
-    _meter_all(backends, tmp_path)
+    _wrap_all(backends, partial(_metered, tmp_path))
     assert backends["mine"](SimpleNamespace(is_draft_worker=True)) is made
     assert vars(made) == {}
     assert not list(tmp_path.iterdir())
