@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# Seconds after which an interruption that a destructor has swallowed comes again.
 _AGAIN_S = 0.02
-"""Seconds after which an interruption that a destructor has swallowed comes again."""
 
 
 @contextmanager

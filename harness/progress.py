@@ -20,8 +20,8 @@ from assay.harness.text import one_line
 _LINE_INTERVAL_S = 10.0
 _NOTE_INTERVAL_S = 1.0
 _BAR_WIDTH = 16
+# Steps that must have been timed before the rest is estimated.
 _FEWEST_FOR_ETA = 2
-"""Steps that must have been timed before the rest is estimated."""
 
 
 @dataclass

@@ -42,8 +42,8 @@ def profile_of(engine: Engine) -> EngineProfile:
 
 HIDDEN = "***"
 """What is written in place of a secret."""
+# What is written of a candidate's secret that is not the reference's.
 _ANOTHER = f"{HIDDEN} (another)"
-"""What is written of a candidate's secret that is not the reference's."""
 _SECRET = r"(?<![a-z])(?:(?:api)?keys?|passw(?:or)?d|passphrase|pwd|secrets?|credentials?|auth|authorization|headers)(?![a-z])"
 _SECRET_NAME = re.compile(rf"{_SECRET}|watermark_config|(?<!per.)(?<!first.)(?<![a-z])token$", re.IGNORECASE)
 _SECRET_PART = re.compile(

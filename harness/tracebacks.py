@@ -19,8 +19,8 @@ CHAINED = re.compile(
 FRAME = re.compile(r'\s*(?:\| +)?File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<name>\S.*))?\s*')
 _EXCEPTION = re.compile(r"(?!(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|FATAL)\b)[A-Za-z_][\w.]{0,200}(?::(?:\s.*)?)?")
 _DIGIT = re.compile(r"\d")
+# Most frames that are kept: the first ones and the innermost.
 _FRAMES = 200
-"""Most frames that are kept: the first ones and the innermost."""
 
 
 class Frame(NamedTuple):

@@ -19,11 +19,11 @@ from assay.harness.config import BISECT_FLAGS
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require
 
-bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
-app.add_typer(bisect_app, name="bisect")
+_bisect_app = typer.Typer(no_args_is_help=True, help="Find the layers, or the commit, that an error comes from.")
+app.add_typer(_bisect_app, name="bisect")
 
 
-@bisect_app.command()
+@_bisect_app.command()
 @spec_flags(BISECT_FLAGS, about=STARTED)
 def layers(
     flags: dict[str, Any],
@@ -57,8 +57,8 @@ def layers(
     raise typer.Exit(deliver(layers_document(result), json))
 
 
+# Exit codes of ``git bisect run``, by outcome.
 _GIT_CODES = {"good": 0, "bad": 1, "skip": 125}
-"""Exit codes of ``git bisect run``, by outcome."""
 
 _REPOSITORY = existing("a folder of a git repository")
 _Kernel = Annotated[str, typer.Option(help="The kernel, as module:function; the module is the commit's own.")]
@@ -72,7 +72,7 @@ _Raises = Annotated[
 ]
 
 
-@bisect_app.command()
+@_bisect_app.command()
 def commits(
     repo: Annotated[
         Path, typer.Option(help="A folder of the repository. Its checkout is never touched.", callback=_REPOSITORY)
@@ -151,7 +151,7 @@ class _ForGit(TyperCommand):
             raise typer.Exit(GIT_ABORT) from None
 
 
-@bisect_app.command(cls=_ForGit)
+@_bisect_app.command(cls=_ForGit)
 def probe(
     kernel: _Kernel,
     build: _Build = "",

@@ -18,15 +18,15 @@ from assay.harness.errors import ExitCode
 if TYPE_CHECKING:
     from assay.harness.judge.baselines import Proposal
 
-gate_app = typer.Typer(invoke_without_command=True, add_completion=False)
-app.add_typer(gate_app, name="gate")
+_gate_app = typer.Typer(invoke_without_command=True, add_completion=False)
+app.add_typer(_gate_app, name="gate")
 
 _BASELINES = typer.Option(
     "--baselines", help="Folder of the accepted baselines; by default the one in assay.toml, or baselines."
 )
 
 
-@gate_app.callback()
+@_gate_app.callback()
 @spec_flags(FLAGS)
 def gate(
     flags: dict[str, Any],
@@ -56,7 +56,7 @@ def gate(
     raise typer.Exit(made.exit_code)
 
 
-@gate_app.command()
+@_gate_app.command()
 def accept(
     run: RunFolderArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,

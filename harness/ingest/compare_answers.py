@@ -229,8 +229,8 @@ def _gaps(tasks: Sequence[ComparedTask]) -> str:
     return f"{sum(group.count for group, _ in unpaired):,} documents were not paired: {detail}" if unpaired else ""
 
 
+# Difference of a score that rounding to three digits explains.
 _ROUNDED = 1e-3
-"""Difference of a score that rounding to three digits explains."""
 
 
 def _other_scores(*sides: dict[str, ResultSet]) -> str:

@@ -12,7 +12,7 @@ from assay.harness.judge.report import ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Decided, Requirement, Verdict
 
-ComparedKind = Literal["answers", "runs", "tensors", "trace"]
+_ComparedKind = Literal["answers", "runs", "tensors", "trace"]
 LISTED = 200
 """Most differing tensors and unpaired names in a result; they are counted beyond that."""
 
@@ -152,7 +152,7 @@ class Comparison(Decided):
     schema_id: Literal["assay.compare/2"] = Field("assay.compare/2", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
-    kind: ComparedKind
+    kind: _ComparedKind
     headline: str
     reasons: tuple[str, ...]
     covers: str = Field("", description="what the verdict covers, and what it does not")

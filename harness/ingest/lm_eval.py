@@ -36,8 +36,8 @@ from assay.harness.text import did_you_mean, one_line
 _INVALID = "[invalid]"
 _SAMPLE_KEYS = ("doc_hash", "prompt_hash", "target_hash", "resps", "filtered_resps")
 _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
+# Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`.
 _SHARES = ("acc", "exact_match")
-"""Metrics that are a share of right answers. `acc_norm` is one too, and of the same answers as `acc`."""
 # Metrics whose score of a task is the mean of its samples.
 _MEANS = (*_SHARES, "acc_norm")
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))

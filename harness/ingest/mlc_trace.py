@@ -51,8 +51,8 @@ _SHOWN = 5
 
 
 _NO_TIMELINE = Timeline(segments=0, tracks=())
-SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
-"""What a segment computes: the phases of the glossary, both in one pass, or nothing."""
+# What a segment computes: the phases of the glossary, both in one pass, or nothing.
+_SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
 
 
 class TraceStep(NamedTuple):
@@ -66,7 +66,7 @@ class TraceStep(NamedTuple):
 class Segment:
     """A repeating part of a request: the actions that the engine polled, the calls that it made and the marks, with their lines."""
 
-    kind: SegmentKind
+    kind: _SegmentKind
     steps: tuple[TraceStep, ...]
     places: Sequence[int]
 
@@ -216,13 +216,13 @@ def read_steps(source: SourceFile, format: str, title: str) -> StepTrace:
     )  # fmt: skip
 
 
-def _segment(lines: Sequence[tuple[_EngineLine, int]], kind: SegmentKind | None = None) -> Segment:
+def _segment(lines: Sequence[tuple[_EngineLine, int]], kind: _SegmentKind | None = None) -> Segment:
     steps = tuple(line.step for line, _ in lines if line.step)
     return Segment(kind or _computes(steps), steps, [at for _, at in lines])
 
 
 @lru_cache(4096)
-def _computes(steps: tuple[TraceStep, ...]) -> SegmentKind:
+def _computes(steps: tuple[TraceStep, ...]) -> _SegmentKind:
     """Tell the kind of a segment from the functions of the model that it calls."""
     names = {step.name for step in steps if step.kind == "call"}
     prefills, decodes = names & _PREFILLS, names & (_DECODES | _VERIFIES)

@@ -16,8 +16,8 @@ from assay.harness.judge.suite_decisions import accuracy_sentence
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
+# Keys that are named of what cannot be paired.
 _EXAMPLES = 3
-"""Keys that are named of what cannot be paired."""
 
 
 @dataclass

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+# A pattern that matches all of a text, its kind (an id in kebab-case), and the kind of notice that it is; empty for none.
 _Rule = tuple[re.Pattern[str], str, str]
-"""A pattern that matches all of a text, its kind (an id in kebab-case), and the kind of notice that it is; empty for none."""
 _GB = r"-?[\d.]+ GB"
+# How a line of SGLang begins that reports an option it chose by itself.
 _CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
-"""How a line of SGLang begins that reports an option it chose by itself."""
 
 
 _RECORDS = (
@@ -130,15 +130,15 @@ BARE = _LineKinds(_BARE)
 """Lines without a time."""
 
 
-LONGEST = 20_000
-"""Characters of a line in which progress bars are looked for."""
+# Characters of a line in which progress bars are looked for.
+_LONGEST = 20_000
 _RATE = r"[\d.?]+(?:[kMG]?\w{0,12}/\w{1,12}(?:, [\w=.+-]+)*\]|s/it|it/s|s/i|it/|it|s/|s|i)?"
+# A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |".
 _BAR = re.compile(
     r"(?P<percent>\d{1,3})%(?:\|[^|\r]{0,200}\|| Completed \|) *"
     r"(?P<done>[\d.]+[kMG]?)/(?P<total>[\d.]+[kMG]?) "
     rf"\[(?P<elapsed>[\d:]+)<(?:[\d:]+|\?)(?:, *(?:{_RATE})?)?\]?"
 )
-"""A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |"."""
 _LABEL = re.compile(r"(?P<label>[^][|%\r: ][^][|%\r]{0,80}): +")
 _STARTS = ("Output: ", "Error: ", "stdout: ", "stderr: ")
 _MARKS = ("%|", "% Completed |")
@@ -146,10 +146,9 @@ _TEST = re.compile(r"(?P<id>[\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")
 _PREFIX = re.compile(r"(?P<name>Output|Error|stdout|stderr): (?=\[|$)")
 
 
-LinePiece = tuple[str, str, tuple[str, str, str]]
-"""A piece of a line: its kind ("progress", "test-start", "label" or "text"), its text, and of a progress bar the text before its
-colon and its two numbers as they are written.
-"""
+# A piece of a line: its kind ("progress", "test-start", "label" or "text"), its text,
+# and of a progress bar the text before its colon and its two numbers as they are written.
+_LinePiece = tuple[str, str, tuple[str, str, str]]
 _NO_BAR = ("", "", "")
 
 
@@ -163,18 +162,18 @@ def plain(text: str) -> bool:
     )
 
 
-def split(text: str) -> list[LinePiece]:
+def split(text: str) -> list[_LinePiece]:
     """Split a line; a line of one writer is one piece of kind "text"."""
-    pieces: list[LinePiece] = []
+    pieces: list[_LinePiece] = []
     for part in text.split("\r") if "\r" in text else (text,):
         if part or not pieces:
             _split(part, pieces)
     return pieces
 
 
-def _split(text: str, pieces: list[LinePiece]) -> None:
+def _split(text: str, pieces: list[_LinePiece]) -> None:
     start = 0
-    if "%" in text and len(text) <= LONGEST and any(mark in text for mark in _MARKS):
+    if "%" in text and len(text) <= _LONGEST and any(mark in text for mark in _MARKS):
         for bar in _BAR.finditer(text):
             before = text[start : bar.start()]
             label = _LABEL.fullmatch(before)
@@ -187,7 +186,7 @@ def _split(text: str, pieces: list[LinePiece]) -> None:
         _labels(text[start:], pieces)
 
 
-def _labels(text: str, pieces: list[LinePiece]) -> None:
+def _labels(text: str, pieces: list[_LinePiece]) -> None:
     for kind, pattern in (("test-start", _TEST), ("label", _PREFIX)):
         match = pattern.match(text)
         if match:

@@ -13,8 +13,8 @@ from assay.harness.ingest.sglang_reader import read_log, seconds_between
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line, percent, ranges
 
+# Most rows of a table, and most excerpts of unread lines.
 _SHOWN = 50
-"""Most rows of a table, and most excerpts of unread lines."""
 _SERVER = (
     "server", "backend", "test", "prefill batches", "sequences", "new tokens", "cached tokens", "cached", "decode lines",
     "best tok/s", "answered", "line",
@@ -23,8 +23,8 @@ _WITHOUT_TENSORS = (
     "Names and statistics without tensors, which can be neither compared nor replayed: SGLANG_KERNEL_API_LOGLEVEL=10 with "
     "SGLANG_KERNEL_API_DUMP_DIR dumps them"
 )
+# Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole.
 _EXPLAINED = 1 << 26
-"""Bytes of the largest log in which the cause of a crash is looked for: it is searched as a whole."""
 _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seconds", "graph memory", "free memory")
 
 

@@ -16,11 +16,11 @@ _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _OUTCOME = re.compile(r"(PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|RERUN)(?: \(.*\))?(?: +\[ *\d+%\])?")
 _UNITTEST = re.compile(r"(?P<id>\w+ \([\w.]+\)) \.\.\. (?:(?P<outcome>ok|FAIL|ERROR|skipped .*|expected failure))?")
 _COMMAND = re.compile(r"(?:command=|\+ |\$ )(?P<text>\S.*)")
+# Characters of a line that rules are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long.
 _LONGEST = 1 << 15
-"""Characters of a line that rules are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long."""
 _LONGEST_LIST = 1 << 20
+# Writers that buffer put a line behind a later one by this much.
 _BACK_SECONDS = 2
-"""Writers that buffer put a line behind a later one by this much."""
 _WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed", "XPASS": "xpassed"}
 
 

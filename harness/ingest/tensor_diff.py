@@ -24,8 +24,8 @@ from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
 from assay.harness.text import counted
 
+# Tensors that are compared at once: one thread reads while the other adds up.
 _THREADS = 2
-"""Tensors that are compared at once: one thread reads while the other adds up."""
 _Pair = tuple[StoredTensor, StoredTensor]
 
 

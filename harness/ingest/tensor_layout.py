@@ -80,13 +80,13 @@ def _boundary_of(name: str) -> str:
     return "attention" if _SIDES.search(lower) else "other"
 
 
-def has_heads(name: str) -> bool:
+def _has_heads(name: str) -> bool:
     """Return True if the last dimension of such a tensor holds heads: q, k, v, or the output of attention, before o_proj."""
     return _boundary_of(name) in ("attention", "rotary") or bool(_SIDES.search(name.lower()))
 
 
+# Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over.
 _AXES = "bthd"
-"""Letters of a layout: place in the batch, token, head, and the dimension that a cell is summed over."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def layout_of(name: str, shape: Sequence[int], model: ModelHeads | None = None, 
         return Layout("t" * len(shape), shape, 1)
     if len(shape) > 4:  # the first dimension is taken for tokens, the rest for the cell
         return Layout("t", shape[:1], math.prod(shape[1:]))
-    heads = has_heads(name)
+    heads = _has_heads(name)
     lead = {2: "t", 3: "th" if heads else "bt", 4: "bht"}[len(shape)]
     sizes, dim = shape[:-1], shape[-1]
     if heads and "h" not in lead and model and dim in (model.heads * model.head_dim, model.kv_heads * model.head_dim):

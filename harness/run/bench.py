@@ -140,12 +140,7 @@ def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
 
 
 def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> None:
-    """Start both servers, time them, and leave the evidence in the folder.
-
-    Raises:
-        EngineError: a server failed.
-        EvidenceError: the folder cannot be written.
-    """
+    """Start both servers, time them, and leave the evidence in the folder."""
     run, chunked = plan.run, any(shape.chunked for shape in plan.shapes)
     arguments = (f"{CHUNK_FLAG}={CHUNK[run.spec.device]}",) if chunked else ()  # the flags of a side override it
     # On the CPU both compute on the same core, since only one is loaded at a time: two cores are rarely equally fast.
@@ -165,20 +160,15 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
     with running(list(engines.values()), run.spec.device, display):
         for engine in engines.values():
             display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}.")
-        measure_servers(plan, engines, folder, display)
+        _measure_servers(plan, engines, folder, display)
     folder.write_counters()
     folder.seal()
 
 
-def measure_servers(
+def _measure_servers(
     plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay
 ) -> None:
-    """Time two running servers: first how long answers are when their length is not forced, then blocks until time is up.
-
-    Raises:
-        EngineError: a server failed.
-        EvidenceError: the folder cannot be written.
-    """
+    """Time two running servers: first how long answers are when their length is not forced, then blocks until time is up."""
     manifest = BenchManifest(
         **vars(origin_of(plan.run, plan.command, folder.nonce)),
         seed=plan.seed,
@@ -191,7 +181,7 @@ def measure_servers(
         record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
     for engine in engines.values() if plan.run.of("greedy") else ():
         folder.append_lines(LENGTHS, _lengths(engine, plan.run))
-    play(plan, engines, folder, display)
+    _play_blocks(plan, engines, folder, display)
 
 
 def _lengths(engine: Engine, run: Plan) -> list[Answer]:
@@ -202,7 +192,9 @@ def _lengths(engine: Engine, run: Plan) -> list[Answer]:
     return answers(engine, requests, max(workload.latency_concurrency))
 
 
-def play(plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay) -> None:
+def _play_blocks(
+    plan: BenchPlan, engines: Mapping[Role, Engine], folder: BenchFolder, display: ProgressDisplay
+) -> None:
     """Play blocks until time is up and there are enough rounds for a verdict. The four blocks of a load stay together.
 
     Fewer than `MIN_RATIOS` rounds after the warm-up decide nothing; the time spent on them and on starting servers would be lost.

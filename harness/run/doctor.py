@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 Status = Literal["ok", "missing", "not needed"]
 SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
 _GIB = 1024**3
-LEAST_FREE_GIB = 1.0
-"""Free disk for a run's folder: the default run writes 0.1 GiB of evidence, and a replay pack up to 0.5."""
+# Free disk for a run's folder: the default run writes 0.1 GiB of evidence, and a replay pack up to 0.5.
+_LEAST_FREE_GIB = 1.0
 _MIN_PYTHON = (3, 11)
 # Of a need: its status, what was found, and what to do where it is missing.
 _Found = tuple[Status, str, str]
@@ -191,7 +191,7 @@ def _disk() -> _Found:
     writable = all(os.access(path, os.W_OK) for path in places.values())
     room = ", ".join(f"{amount:.1f} GiB free ({name})" for name, amount in free.items())
     room += "" if writable else "; one of them cannot be written"
-    return _needed(writable and min(free.values()) >= LEAST_FREE_GIB, room, "make room, or work in another folder")
+    return _needed(writable and min(free.values()) >= _LEAST_FREE_GIB, room, "make room, or work in another folder")
 
 
 def _ports() -> _Found:

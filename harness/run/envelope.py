@@ -38,18 +38,14 @@ def chunk_argument(plan: Plan) -> tuple[str, ...]:
 
 
 def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], None], keep: Keep) -> None:
-    """Send waves until the envelope is covered, and have the counts written.
+    """Send waves to a server with its shadow switched on until the envelope is covered, and have the counts written.
 
     Args:
-        engine: the server, with the shadow switched on.
+        engine: the server.
         place: its folder.
         plan: a run with a layer diff.
         write: makes the server write what it counted.
         keep: gets the answers to the first round, which the other role answers too.
-
-    Raises:
-        EngineError: the server failed.
-        EvidenceError: it wrote nothing.
     """
     counts, missing = None, _missing(plan, None)
     for number in range(_ROUNDS):
@@ -63,12 +59,7 @@ def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], 
 
 
 def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
-    """Have a server without a shadow answer the requests of the envelope as it serves: with its own kernels, graphs and KV cache.
-
-    Raises:
-        EngineError: the server failed.
-        EvidenceError: the folder cannot be written.
-    """
+    """Have a server without a shadow answer the requests of the envelope as it serves, with its own kernels and graphs."""
     if engine.scorer is not None and (load := _load(engine, plan, "0")) is not None:
         send(engine, engine.scorer, load.waves, keeper(folder, plan))
 
@@ -91,11 +82,7 @@ def drop(answer: Answer) -> None:
 
 
 def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> None:
-    """Send waves, one after the other, to a server with an empty cache.
-
-    Raises:
-        EngineError: the server failed.
-    """
+    """Send waves, one after the other, to a server with an empty cache."""
     engine.flush_cache()
     for wave in waves:
         outputs = [request.output for request in wave]

@@ -40,13 +40,7 @@ _EARLY_TOKENS = 2
 
 
 def environment(plan: Plan, role: Role, shadowed: bool) -> dict[str, str]:
-    """Return the environment variables of a role's server in a layer diff.
-
-    Args:
-        plan: a run with a layer diff.
-        role: the server's role.
-        shadowed: whether the other role's backend runs in it as a shadow and calls are recorded; otherwise it is only traced.
-    """
+    """Return the environment variables of a role's server in a layer diff; one without a shadow is only traced."""
     if not shadowed:
         return {TRACE: str(_TRACE_BYTES)}
     shadow = plan.candidate if role == "reference" else plan.reference
@@ -109,7 +103,6 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
 
 
 def _prompts_of(plan: Plan) -> list[str]:
-    """Return the short workload: `COLD_QUESTIONS`, then `WARM_QUESTIONS`."""
     return [item.prompt for item in plan.of("layers")]
 
 
@@ -122,10 +115,6 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         plan: a run with a layer diff.
         early: called once one question without and one with a cached prefix are written; the other questions follow.
         keep: gets the answers to the envelope's requests.
-
-    Raises:
-        EngineError: the server failed.
-        EvidenceError: it wrote nothing, or the folder cannot be written.
     """
     for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # of a server that was killed during a layer diff
         shutil.rmtree(place / stale, ignore_errors=True)
@@ -160,15 +149,7 @@ def substituted_everywhere(place: Path) -> Iterator[None]:
 def _trace(engine: Engine, place: Path, role: str, prompts: Sequence[str], control: Control) -> tuple[str, ...]:
     """Trace some of the prompts, one at a time: the first with an empty cache, the others with the shared header cached.
 
-    Args:
-        engine: the server.
-        place: its folder.
-        role: the role that the labels begin with.
-        prompts: the questions.
-        control: what else is switched on while tracing.
-
-    Returns:
-        The labels without the role: "0", "1", ...
+    Labels begin with the role; they are returned without it: "0", "1", ...
     """
     chosen = [*prompts[:_TRACED_COLD], *prompts[-_TRACED_WARM:]]
     for number, prompt in enumerate(chosen):

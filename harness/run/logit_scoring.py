@@ -6,7 +6,7 @@ pass), so a decode kernel is not tested by it.
 
 A server scores its sequences one at a time, so that both roles form the same batches, and twice each: *cold*, on an emptied cache,
 and *cached*, right after that, when all but the scored positions come from the prefix cache. The two conditions score the same
-positions: the last `PROMPT_TAIL` tokens of the prompt and the answer, except the first `CACHED_PREFIX_TOKENS` + 1 tokens of a
+positions: the last `_PROMPT_TAIL` tokens of the prompt and the answer, except the first `CACHED_PREFIX_TOKENS` + 1 tokens of a
 sequence.
 """
 
@@ -41,10 +41,10 @@ from assay.harness.evidence.records import FLOOR_REPEAT, Answer, Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import Role
 
-PROMPT_TAIL = 16
-"""Tokens at the end of a prompt that are scored too, since answers may have only a few tokens."""
-TOP_K = 20
-"""Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return."""
+# Tokens at the end of a prompt that are scored too, since answers may have only a few tokens.
+_PROMPT_TAIL = 16
+# Tokens of the reference's distribution that are distinguished: the most that OpenAI-compatible servers return.
+_TOP_K = 20
 # Most tokens of an answer that are scored: with the prompt's, some 30 positions of each sequence.
 _MAX_ANSWER_TOKENS = 16
 # Answers that are generated at the same time; only scoring needs batches of one.
@@ -198,7 +198,7 @@ def _score_one(
     server.flush_cache()
     # SGLang takes one list of ids for a sequence: the reference's top ids at any of its positions, in ascending order.
     return {
-        c: score(server, ids, sequence.start, TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ())
+        c: score(server, ids, sequence.start, _TOP_K, tuple(np.unique(top_ids[c]).tolist()) if c in top_ids else ())
         for c in CACHE_STATES
     }
 
@@ -217,7 +217,7 @@ def _logits(server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, 
         repeat=repeat,
         backend=server.backend,
         engine=server.label,
-        top_k=TOP_K,
+        top_k=_TOP_K,
         sequences=tuple(
             each.sequence.model_copy(update={"cached": {c: score.cached_tokens for c, score in each.scores.items()}})
             for each in scored
@@ -269,7 +269,7 @@ def _sequence(item: Item, answer: Answer | None, generated: Generation) -> _Sequ
             "choose a new folder with --out",
         )
     ids = (*generated.prompt_ids, *generated.ids[: _shared(answer, generated)])
-    start = max(0, min(max(prompt - 1 - PROMPT_TAIL, CACHED_PREFIX_TOKENS), len(ids) - 2))
+    start = max(0, min(max(prompt - 1 - _PROMPT_TAIL, CACHED_PREFIX_TOKENS), len(ids) - 2))
     return ScoredSequence(item=item.id, prompt_tokens=prompt, length=len(ids), start=start, cached={}), ids
 
 

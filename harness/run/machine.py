@@ -33,7 +33,7 @@ def origin_of(plan: Plan, command: str, nonce: str) -> Origin:
         packages=installed_packages(),
         hardware=_hardware(plan.spec.device),
         python=sys.version.split()[0],
-        git=git_state(Path.cwd()),
+        git=_git_state(Path.cwd()),
         model_hashes={role: hash_model(folder) for role, folder in plan.models.items()},
     )
 
@@ -62,7 +62,7 @@ def _hardware(device: str) -> str:
     return line
 
 
-def git_state(folder: Path) -> str:
+def _git_state(folder: Path) -> str:
     """Return the commit of the repository that contains `folder`, marked if it has uncommitted changes; empty outside of one."""
     try:
         commit, changed = (

@@ -20,8 +20,8 @@ from assay.harness.sides import ROLES, Role
 # New pairs after which the test looks again: so many, and at least this share of all. Any numbers keep the error rates; a look at
 # 4,096 pairs takes 50 ms of CPU time.
 _LOOK_EVERY, _LOOK_SHARE = 8, 0.02
-FLOOR_QUESTIONS = 32
-"""Questions that the reference is asked twice."""
+# Questions that the reference is asked twice.
+_FLOOR_QUESTIONS = 32
 FIRST_IN_TURN = 1024
 """Questions that the reference answers first where the servers run in turn: enough in nine of ten runs at 2 % of answers flipped,
 and in six at 5 %. If they do not decide, both servers start once more."""
@@ -100,7 +100,7 @@ class QuestionStop:
     def asked_again(self) -> list[Item]:
         """List the questions that the reference is asked twice, for its flip floor: the first with the shared header cached."""
         answered = [item for item in self.items if not item.cold and item.id in self._answers["reference"]]
-        return answered[:FLOOR_QUESTIONS]
+        return answered[:_FLOOR_QUESTIONS]
 
     def begin(self, roles: Sequence[Role]) -> None:
         """Note that these roles are about to be asked, at the same time."""
@@ -209,10 +209,6 @@ def interview(
 
     Questions are asked until `stop` reports that they have decided; the few with an empty cache are asked in any case. Every answer
     is kept as it arrives.
-
-    Raises:
-        EngineError: the server failed; what it answered before is in the folder.
-        EvidenceError: the folder cannot be written.
     """
     role, concurrency, limit = engine.role, plan.spec.workload.concurrency, plan.spec.workload.token_limit
 

@@ -41,7 +41,7 @@ from assay.harness.run.run_folder import asked_roles, default_folder, note_chang
 from assay.harness.run.servers import check_together, make_run_engine, running
 from assay.harness.sides import Role
 
-AnyPart = TypeVar("AnyPart", bound=EndedFolder[Any])
+_AnyPart = TypeVar("_AnyPart", bound=EndedFolder[Any])
 
 
 def run(
@@ -300,7 +300,7 @@ def _plan_features(plan: Plan) -> InvariancePlan | None:
     return plan_invariance(prepare(alone), spec.policy.invariance, gpus=gpu_count(spec.device), flag="--invariance")
 
 
-def _make_part(folder: RunFolder, part: AnyPart, make: Callable[[AnyPart], None]) -> None:
+def _make_part(folder: RunFolder, part: _AnyPart, make: Callable[[_AnyPart], None]) -> None:
     """Make a part of a run that has servers of its own, unless the run has failed or the part was made.
 
     An interrupted part starts over: its beginning came from other servers. What ends it early is recorded; only an interruption is

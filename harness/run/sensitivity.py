@@ -40,8 +40,8 @@ from assay.harness.sides import ROLES, Role
 
 # The fault of the seed case, which only calls with a cached prefix show.
 _FAULT = "mask-top-left"
-QUESTIONS, AT_ONCE = 24, 8
-"""Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen."""
+# Most questions that are asked under a fault, and how many at once: no more follow when the fault is seen.
+_QUESTIONS, _AT_ONCE = 24, 8
 # Prompts whose logits are scored under a fault: with fewer, even a sign test that all of them pass has a p value above 0.05.
 _PROMPTS = 5
 # Questions that are asked while the candidate in the shadow has the fault.
@@ -108,8 +108,8 @@ def _serve_fault(
     with switched_on(engine, place, Control(fault=_FAULT, substitute=substitute)) as token:
         if load.items:
             cache_header(engine)
-        for start in range(0, len(load.items), AT_ONCE):
-            answers += _ask(engine, load.items[start : start + AT_ONCE], load.spec, nonce)
+        for start in range(0, len(load.items), _AT_ONCE):
+            answers += _ask(engine, load.items[start : start + _AT_ONCE], load.spec, nonce)
             lost = losses({item.id: item for item in load.items}, load.reference, answers)
             if p_no_loss(lost, load.spec.policy.margin) <= load.spec.policy.alpha:
                 break
@@ -165,7 +165,7 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
 def _fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
     """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
     texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
-    items = [item for item in plan.of("accuracy") if item.id in texts][:QUESTIONS]
+    items = [item for item in plan.of("accuracy") if item.id in texts][:_QUESTIONS]
     logits = None
     path = logits_path(folder.path, ROLES[0], 0)
     if "logits" in parts and path.exists():

@@ -8,25 +8,24 @@ The task must be right with no layer substituted (else it is too noisy to decide
 layers that are right together grows from the front; bisection finds the first layer that turns it wrong, and the search continues
 after it in steps that start at the last distance and double (galloping; Bentley & Yao, Information Processing Letters 5, 82-87,
 1976), so that k of n layers cost about k log2(n / k) probes. Errors that cancel show as a layer of R that turns out not to be
-needed; R is then reduced by ddmin (Zeller & Hildebrandt, IEEE Transactions on Software Engineering 28, 183-200, 2002), which
-assumes nothing.
+needed; R is then reduced by ddmin, which assumes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
 
 from assay.harness.schema import Record
+from assay.harness.stats.ddmin import ddmin
 from assay.harness.text import ranges
 
-ProbeFunction = Callable[[frozenset[int]], bool]
-"""Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong."""
-SearchOutcome = Literal["found", "nothing", "inconclusive"]
+# Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong.
+_ProbeFunction = Callable[[frozenset[int]], bool]
+_SearchOutcome = Literal["found", "nothing", "inconclusive"]
 
 # Where answers are not repeatable, one must lead by so many, of at most so many.
 _LEAD, _MOST_ANSWERS = 2, 5
@@ -45,7 +44,7 @@ class RestoredLayer:
 class SearchResult(Record):
     """The result of a search: "nothing" if the task is right even with the candidate in all layers."""
 
-    outcome: SearchOutcome
+    outcome: _SearchOutcome
     why: str = Field(description="one sentence")
     restored: tuple[RestoredLayer, ...] = Field(description="layers that must run the reference, in order")
     monotone: bool = Field(description="whether all answers agree with: more layers of the candidate are never better")
@@ -63,7 +62,7 @@ class _Undecided(Exception):
 class _AnswerCache:
     """Answers by set. No set is probed twice, except for the repeats that an unsteady server requires."""
 
-    def __init__(self, probe: ProbeFunction, steady: bool) -> None:
+    def __init__(self, probe: _ProbeFunction, steady: bool) -> None:
         self._probe, self._steady = probe, steady
         self.known: dict[frozenset[int], bool] = {}
         self._probed: list[tuple[frozenset[int], int, int]] = []
@@ -86,14 +85,14 @@ class _AnswerCache:
             self.known[key] = right > wrong
         return self.known[key]
 
-    def search(self, outcome: SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
+    def search(self, outcome: _SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
         """Return the search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
         right = [key for key, answer in self.known.items() if answer]
         monotone = not any(key < other for key, answer in self.known.items() if not answer for other in right)
         return SearchResult(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
 
 
-def find_layers(layers: Sequence[int], probe: ProbeFunction, steady: bool) -> SearchResult:
+def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> SearchResult:
     """Find layers that must run the reference for the task to be right.
 
     Each of them is needed: switched back to the candidate alone, it makes the task wrong again. Another set may also work if layers
@@ -127,7 +126,7 @@ def _restore(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
     kept = set(layers) - set(restored)
     # Every wrong set so far contains a restored layer, so a restored layer that is not needed reveals non-monotone answers.
     if any(answers.right(kept | {layer}) for layer in restored):
-        return _ddmin(restored, lambda some: answers.right(set(layers) - set(some)))
+        return ddmin(restored, lambda some: answers.right(set(layers) - set(some)))
     return restored
 
 
@@ -168,24 +167,3 @@ def _explain(restored: Sequence[int], answers: _AnswerCache) -> tuple[RestoredLa
     asked = [few or frozenset({layer}) in answers.known for layer in restored]
     alone = [not answers.right({layer}) if ask else None for layer, ask in zip(restored, asked, strict=True)]
     return tuple(map(RestoredLayer, restored, alone))
-
-
-def _ddmin(items: Sequence[int], holds: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Reduce `items` to a subset for which `holds` is true, and false if any one of its items is removed: figure 3 of the paper."""
-    some, parts = list(items), 2
-    while len(some) > 1:
-        edges = [len(some) * part // parts for part in range(parts + 1)]
-        chunks = [some[start:stop] for start, stop in pairwise(edges)]
-        smaller = next((chunk for chunk in chunks if holds(chunk)), None)
-        if smaller is not None:
-            some, parts = smaller, 2
-            continue
-        rests = ([item for item in some if item not in chunk] for chunk in chunks)
-        smaller = next((rest for rest in rests if holds(rest)), None)
-        if smaller is not None:
-            some, parts = smaller, max(parts - 1, 2)
-        elif parts == len(some):
-            break
-        else:
-            parts = min(2 * parts, len(some))
-    return some

@@ -117,22 +117,20 @@ def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
         UsageError: the file cannot be read, or something in it is not as it should be.
     """
     given: dict[str, Any] = {"command": source} if source in COMMANDS else _read(Path(source))
-    axes = dict(given.get("axes", {})) if isinstance(given.get("axes", {}), dict) else given["axes"]
-    constants = given.get("set", {})
+    axes: dict[str, list[str]] = {}
     for word in sets:
         name, equals, values = word.partition("=")
         name = name.replace("-", "_").strip("_")
         if not equals or not name or not all(values.split(",")):
             raise UsageError(f"--set is {word!r}.", "an axis with its values", "write it as in --set candidate=a,b")
         axes[name] = values.split(",")
-        if isinstance(constants, dict):
-            constants = {key: value for key, value in constants.items() if key.replace("-", "_") != name}
     try:
-        return SweepSpec(**{**given, "axes": axes, **({"set": constants} if constants else {})})
+        own = {name: value for name, value in given.get("set", {}).items() if name.replace("-", "_") not in axes}
+        return SweepSpec(**{**given, "axes": {**given.get("axes", {}), **axes}, "set": own})
     except ValidationError as error:
         raise _wrong(source, error) from None
-    except TypeError:
-        raise UsageError(f"{source} is no sweep.", "tables of TOML", "see docs/sweeps.md") from None
+    except (AttributeError, TypeError):
+        raise UsageError(f"{source} is not a sweep.", "tables of TOML", "see docs/sweeps.md") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

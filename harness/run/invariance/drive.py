@@ -42,9 +42,6 @@ _FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
 # Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB.
 _TRACE_BYTES = 2 * 2**30
-# Seconds for which what fails is reduced at least; it is for as long as arms were run.
-_REDUCED_S = 300.0
-_SPENT = "not tried: what fails had been reduced for as long as arms had been run"
 # Most sets of features that are asked again with a trace.
 _TRACED = 4
 
@@ -78,7 +75,6 @@ class InvarianceSession:
     _servers: int = 0
     _arms: int = 0
     _unsteady: set[Arm] = field(default_factory=set)
-    _reduced_until: float = 0.0
 
     def run(self) -> None:
         """Run every arm, and reduce what fails.
@@ -100,11 +96,10 @@ class InvarianceSession:
                     break
                 self.display.count("arms", number, len(self.plan.arms))
                 self._arm(arm, self.plan.mode)
-            self._reduced_until = time.monotonic() + max(time.monotonic() - begun, _REDUCED_S)
             for arm in self.plan.arms:
                 self._reduce(arm, limits)
             while self.plan.mode == "pairs" and (arm := unexplained(self._states(limits), self.plan.known)):
-                self._reduction(arm)
+                self._arm(arm, "reduction")
                 self._reduce(arm, limits)
             self._trace(limits)
         finally:
@@ -155,7 +150,7 @@ class InvarianceSession:
             if not possible(features, known):
                 return None
             if features not in self.records:
-                self._reduction(features)
+                self._arm(features, "reduction")
             return self._differs(features, limits)
 
         passed = [each for each, differs in states.items() if differs is False]
@@ -171,17 +166,6 @@ class InvarianceSession:
         if judged is not None and judged.state == "same":
             self._unsteady.add(arm)
         return arm not in self._unsteady
-
-    def _reduction(self, arm: Arm) -> None:
-        """Run a part of a failing arm, or record that there was no time for it."""
-        if time.monotonic() < self._reduced_until:
-            self._arm(arm, "reduction")
-            return
-        last = max(self._servers - 1, 0)
-        record = ArmRecord(number=self._arms, features=tuple(sorted(arm)), why="reduction", problem=_SPENT, server=last)
-        self._arms += 1
-        self.folder.write(record)
-        self.records[arm] = record
 
     def _trace(self, limits: dict[Measure, Bound]) -> None:
         """Ask the smallest sets that differ again, their bases before them, with a trace of the first place at which they do."""

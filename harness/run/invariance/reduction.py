@@ -1,8 +1,6 @@
-"""From a failing arm to the smallest set of features that breaks: delta debugging.
+"""From a failing arm to the smallest set of features that breaks, by delta debugging.
 
-Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2),
-2002: ``ddmin``. Every test may start a server, so what passed before excludes its subsets, and the sets that all failing arms share
-are tried first.
+Every test may start a server, so what passed before excludes its subsets, and the sets that all failing arms share are tried first.
 """
 
 from __future__ import annotations
@@ -12,11 +10,12 @@ from itertools import combinations, combinations_with_replacement
 
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.judge.invariance_arms import BASE, Arm, closed, possible
+from assay.harness.stats.ddmin import ddmin
 
 Fails = Callable[[Arm], bool | None]
 """Whether an arm fails; None where that cannot be said, since it cannot be switched on or was not shown to be on."""
+# Most sets that are tried before `ddmin` begins.
 _GUESSED = 4
-"""Most sets that are tried before `ddmin` begins."""
 
 
 def reduce(
@@ -46,7 +45,8 @@ def reduce(
         if test(guess):
             known = guess
             break
-    return of(_ddmin(known, test, of))
+    # Completion adds back what a feature requires, so a part is tested as it is run.
+    return of(frozenset(ddmin(sorted(known), lambda some: test(frozenset(some)))))
 
 
 def unexplained(states: Mapping[Arm, bool | None], known: Mapping[str, Feature]) -> Arm:
@@ -75,20 +75,3 @@ def _guesses(failing: Arm, failed: Collection[Arm], passed: Collection[Arm], of:
     left = [arm for arm in sets if arm < failing and not any(arm <= other for other in passed)]
     left.sort(key=lambda arm: (-sum(arm <= other for other in failed), len(arm), sorted(arm)))
     yield from left[:_GUESSED]
-
-
-def _ddmin(features: Arm, test: Callable[[Arm], bool], of: Callable[[Arm], Arm]) -> Arm:
-    """Remove features as long as what is left fails. Completion may add some back, so a set must become smaller to count."""
-    current, parts = sorted(features), 2
-    while len(current) > 1:
-        chunks = [frozenset(current[n::parts]) for n in range(min(parts, len(current)))]
-        rest = [frozenset(current) - chunk for chunk in chunks]
-        smaller = next((arm for arm in (*chunks, *rest) if arm and len(of(arm)) < len(current) and test(arm)), None)
-        if smaller is not None:
-            parts = max(2, parts - 1) if smaller in rest else 2
-            current = sorted(of(smaller))
-        elif parts < len(current):
-            parts = min(2 * parts, len(current))
-        else:
-            break
-    return frozenset(current)

@@ -36,7 +36,7 @@ def wrong_uses() -> ModuleType:
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong_uses: ModuleType) -> Iterator[Path]:
     for name, value in wrong_uses.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("assay.harness.run.collect", lambda *_: pytest.fail("a server was started"))
+    monkeypatch.setattr("assay.harness.run.run.collect", lambda *_: pytest.fail("a server was started"))
     wrong_uses.make_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path

@@ -49,7 +49,7 @@ def played(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[
     plan = planned({"shapes": "short,long", "concurrency": "1", "seconds": 1e-9})
     bench, engine = BenchFolder.new(folder), SimpleNamespace(client=lambda: None)
     with ProgressDisplay(Console(file=StringIO())) as display:
-        module.play(plan, cast(Any, dict.fromkeys(ROLES, engine)), bench, display)
+        module._play_blocks(plan, cast(Any, dict.fromkeys(ROLES, engine)), bench, display)
     rounds = [timing.round for timing in bench.lines(TIMINGS, Timing)]
     assert all(rounds.count(number) == 8 for number in set(rounds)), "two loads of four blocks each"
     return max(rounds) + 1
@@ -87,7 +87,7 @@ def test_a_bench_that_was_played_to_its_end_is_sealed(tmp_path: Path, monkeypatc
         return SimpleNamespace(role="reference", backend="b", label="l")
 
     monkeypatch.setattr(module, "make_engine", made)
-    monkeypatch.setattr(module, "measure_servers", measured)
+    monkeypatch.setattr(module, "_measure_servers", measured)
     monkeypatch.setattr(module, "running", lambda *args: nullcontext())
     with ProgressDisplay(Console(file=StringIO())) as display:
         module.bench(planned(engine_arg=("--chunked-prefill-size=64",)), bench, display)

@@ -87,7 +87,7 @@ def test_on_the_cpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_full_disk_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LEAST_FREE_GIB", 1e9)
+    monkeypatch.setattr(doctor, "_LEAST_FREE_GIB", 1e9)
     assert examined()["disk"].status == "missing"
 
 

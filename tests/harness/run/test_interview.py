@@ -24,7 +24,7 @@ from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.collect import collect
 from assay.harness.run.plan import Plan, prepare
-from assay.harness.run.questions import FLOOR_QUESTIONS, QuestionStop, interview
+from assay.harness.run.questions import _FLOOR_QUESTIONS, QuestionStop, interview
 from assay.harness.run.run_folder import open_folder
 from assay.harness.sides import ROLES, Role
 
@@ -153,7 +153,7 @@ def test_asking_stops_when_the_answers_decide(long_plan: Plan, tmp_path: Path) -
     assert 200 <= recorded.pairs <= 300, "an equal candidate, of which no answer flips"
     items = [item for item in long_plan.of("accuracy") if item.cold]
     answers = folder.answers()
-    assert sum(answer.repeat > 0 for answer in answers) == FLOOR_QUESTIONS
+    assert sum(answer.repeat > 0 for answer in answers) == _FLOOR_QUESTIONS
     for role in ROLES:
         questions = [answer.item for answer in answers if answer.role == role and not answer.repeat]
         assert len(questions) == recorded.pairs, "none was in flight in vain"

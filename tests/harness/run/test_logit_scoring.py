@@ -20,7 +20,7 @@ from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.judge.logits import LogitsComparison
 from assay.harness.judge.logits_suite import _compare_logits
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.logit_scoring import PROMPT_TAIL, TOP_K, ScoringHandover, score_role
+from assay.harness.run.logit_scoring import _PROMPT_TAIL, _TOP_K, ScoringHandover, score_role
 from assay.harness.sides import Role
 
 VOCABULARY, END = 64, 63
@@ -117,9 +117,9 @@ def test_a_fault_behind_a_cached_prefix_shows_there_and_nowhere_else(tmp_path: P
     assert cached.mean_kl is not None
     assert (cached.mean_kl > 0.01, cached.floor_mean_kl) == (True, 0.0)
     # The tail of the prompt as far as 17 tokens are left before it, and 5 answer tokens.
-    expected = sum(min(PROMPT_TAIL, length - 17) + 5 for length in PROMPTS.values())
+    expected = sum(min(_PROMPT_TAIL, length - 17) + 5 for length in PROMPTS.values())
     assert cold.positions == cached.positions == expected
-    assert cold.top_k == TOP_K
+    assert cold.top_k == _TOP_K
 
 
 def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_both_roles_are_scored_on_the_same_ids_cold_and_then_cached(tmp_path: Pa
     assert candidate.scored == reference.scored[:6]
     assert reference.scored[6:] == [*reference.scored[4:6], *reference.scored[:2]], "every second one again, for the floor"
     assert [s.cached for s in read_logits(logits_path(tmp_path, "candidate", 0)).header.sequences] == [
-        {"cold": 0, "cached": start} for start in (40 - 1 - PROMPT_TAIL, 16, 60 - 1 - PROMPT_TAIL)
+        {"cold": 0, "cached": start} for start in (40 - 1 - _PROMPT_TAIL, 16, 60 - 1 - _PROMPT_TAIL)
     ]
 
 

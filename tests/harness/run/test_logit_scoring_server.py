@@ -23,7 +23,7 @@ from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.logits import LogitsComparison
 from assay.harness.judge.logits_suite import _compare_logits
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.logit_scoring import TOP_K, score_role
+from assay.harness.run.logit_scoring import _TOP_K, score_role
 from assay.harness.sides import Role
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -101,9 +101,9 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
         score_role(server, items(), answers, folder, display)
         ids = read_logits(logits_path(folder, "reference", 0)).ids_of(0)
         server.flush_cache()
-        seen["cold"] = score(server, ids, 0, TOP_K)
-        seen["start 0 once it is cached"] = score(server, ids, 0, TOP_K)
-        seen["start 60 once it is cached"] = score(server, ids, 60, TOP_K)
+        seen["cold"] = score(server, ids, 0, _TOP_K)
+        seen["start 0 once it is cached"] = score(server, ids, 0, _TOP_K)
+        seen["start 60 once it is cached"] = score(server, ids, 60, _TOP_K)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         with serve(tmp_path_factory.mktemp("candidate"), "candidate", "wrong_behind_a_prefix:kernel") as server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.harness.run.machine import git_state, hash_model
+from assay.harness.run.machine import _git_state, hash_model
 
 
 def model(folder: Path, **files: bytes) -> Path:
@@ -38,4 +38,4 @@ def test_a_model_is_hashed_once_in_a_process(tmp_path: Path) -> None:
 
 
 def test_git_state_outside_a_repository_is_empty(tmp_path: Path) -> None:
-    assert git_state(tmp_path) == ""
+    assert _git_state(tmp_path) == ""

@@ -21,7 +21,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import open_folder
-from assay.harness.run.sensitivity import AT_ONCE, QUESTIONS, is_open, measure_sensitivity, switched_on
+from assay.harness.run.sensitivity import _AT_ONCE, _QUESTIONS, is_open, measure_sensitivity, switched_on
 
 
 class Server:
@@ -78,10 +78,10 @@ def test_questions_are_asked_under_the_fault_until_it_is_seen(plan: Plan, folder
     assert is_open(plan, folder, "candidate")
     asked = server(plan, folder)
     measure_sensitivity(cast(Engine, asked), plan, folder, display)
-    assert [fault for _, fault in asked.seen] == ["mask-top-left"] * AT_ONCE
+    assert [fault for _, fault in asked.seen] == ["mask-top-left"] * _AT_ONCE
     record = folder.read(SENSITIVITY_RECORD, "candidate")
     assert record is not None
-    assert [answer.text for answer in record.answers] == [""] * AT_ONCE
+    assert [answer.text for answer in record.answers] == [""] * _AT_ONCE
     assert not is_open(plan, folder, "candidate"), "it is not repeated when the run is resumed"
     assert not any(answer.role == "candidate" for answer in folder.answers()), "no verdict reads what a fault answered"
 
@@ -89,7 +89,7 @@ def test_questions_are_asked_under_the_fault_until_it_is_seen(plan: Plan, folder
 def test_a_workload_that_does_not_see_it_is_asked_all_questions(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:
     asked = server(plan, folder, sensitive=False)
     measure_sensitivity(cast(Engine, asked), plan, folder, display)
-    assert len(asked.seen) == QUESTIONS
+    assert len(asked.seen) == _QUESTIONS
 
 
 def test_afterwards_the_fault_is_off_and_the_cache_empty(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Change, Measurement, Outcome, ProbeOutcome
 from assay.harness.text import percent
 
-MOST_PROBES = 5
+_MOST_PROBES = 5
 _LEAD = 2
 
 
@@ -15,12 +15,12 @@ def settled(outcomes: Sequence[Outcome], spec: BisectSpec) -> Outcome | None:
     """Classify a commit by the outcomes of its probes, or return None if it must be probed again.
 
     One outcome must lead by two. An accuracy run repeats its questions until they decide, so one run is enough. A commit that
-    cannot be probed, or that no outcome leads clearly after `MOST_PROBES`, is skipped.
+    cannot be probed, or that no outcome leads clearly after `_MOST_PROBES`, is skipped.
     """
     lead = outcomes.count("bad") - outcomes.count("good")
     if abs(lead) >= (1 if spec.measure_with == "accuracy" else _LEAD):
         return "bad" if lead > 0 else "good"
-    return "skip" if "skip" in outcomes or len(outcomes) >= MOST_PROBES else None
+    return "skip" if "skip" in outcomes or len(outcomes) >= _MOST_PROBES else None
 
 
 def outcome_of(measurement: Measurement, spec: BisectSpec) -> ProbeOutcome:

@@ -30,11 +30,11 @@ from assay.worker import Journal
 # Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice.
 _OWN = {"assay", "torch", "numpy", *sys.stdlib_module_names}
 
-ProbeCall = tuple[AttentionCall, dict[str, str]]
-"""A call and its condition, axis -> value."""
+# A call and its condition, axis -> value.
+_ProbeCall = tuple[AttentionCall, dict[str, str]]
 
 
-def chosen_calls(pack: str, limit: int) -> list[ProbeCall]:
+def chosen_calls(pack: str, limit: int) -> list[_ProbeCall]:
     """Make the calls to probe with, the same at every commit.
 
     Args:
@@ -96,7 +96,7 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
     return measured
 
 
-def _rows(run: KernelRun, calls: Sequence[ProbeCall]) -> tuple[CallErrors, ...]:
+def _rows(run: KernelRun, calls: Sequence[_ProbeCall]) -> tuple[CallErrors, ...]:
     conditions = {id(call): condition for call, condition in calls}
     rows = []
     for seen in run.results:

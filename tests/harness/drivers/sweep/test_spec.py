@@ -54,7 +54,7 @@ def test_a_command_needs_no_file() -> None:
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\ngpus = -1', "limits.gpus is -1", "greater than or equal to 0"),
         ('command = "check"\n[axes]\na = ["1"]\n[limits]\ngpus = true', "limits.gpus is True", "a value, not true or false"),
         ('command = "check"\n[axes', "cannot be read", "a TOML file"),
-        ('command = "check"\naxes = 3', "axes is 3", ""),
+        ('command = "check"\naxes = 3', "is not a sweep", ""),
     ],
 )
 def test_what_is_wrong_is_named(write, text: str, found: str, expected: str) -> None:  # type: ignore[no-untyped-def]

@@ -135,24 +135,6 @@ def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, mode: 
     assert mode == "pairs" or red == {"regression"}
 
 
-@pytest.mark.slow
-def test_what_there_is_no_time_for_is_named_and_not_run(compared: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    asks_again = drive.InvarianceSession._fails_again
-
-    def spends_the_time(self: drive.InvarianceSession, *asked: Any) -> bool:
-        self._reduced_until = 0.0
-        return asks_again(self, *asked)
-
-    monkeypatch.setattr(drive.InvarianceSession, "_fails_again", spends_the_time)
-    features = ("batch", "order", "overlap", "page-size", "prefix-cache", "streamed")
-    result = compared(lambda served: served.cached > 500 and "--page-size" in served.flags, features=features)
-    assert result.verdict == "regression"
-    unrun = [arm for arm in result.arms if arm.chosen_by == "reduction"]
-    assert unrun
-    assert {arm.why for arm in unrun} == {"not tried: what fails had been reduced for as long as arms had been run"}
-    assert any("parts of it that were not run: " in line for finding in result.findings for line in finding.evidence)
-
-
 def test_a_server_that_writes_no_trace_is_not_observed(
     compared: Compare, featured_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

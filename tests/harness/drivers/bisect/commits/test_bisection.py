@@ -12,7 +12,7 @@ import pytest
 
 from assay.harness.cli.app import load_command
 from assay.harness.drivers.bisect.commits.bisection import Bisection, bisect_commits, reproduce
-from assay.harness.drivers.bisect.commits.outcome import MOST_PROBES, settled
+from assay.harness.drivers.bisect.commits.outcome import _MOST_PROBES, settled
 from assay.harness.drivers.bisect.commits.repo import Repository
 from assay.harness.drivers.bisect.commits.state import BisectFolder, BisectSpec, BisectState, CallErrors, Measurement
 from assay.harness.errors import EvidenceError, UsageError
@@ -76,7 +76,7 @@ def suspects_of(bench: Bench, state: BisectState) -> list[int]:
 def test_a_commit_is_classified_once_one_outcome_leads_by_two(outcomes: str, found: str | None) -> None:
     spec = BisectSpec(repo="r", good="g", bad="b", kernel="m:f")
     words = {"g": "good", "b": "bad", "s": "skip"}
-    assert len(outcomes) <= MOST_PROBES
+    assert len(outcomes) <= _MOST_PROBES
     assert settled([words[letter] for letter in outcomes], spec) == found
     accuracy = spec.model_copy(update={"measure_with": "accuracy"})
     assert settled([words[outcomes[0]]], accuracy) == words[outcomes[0]], "a run repeats its questions itself"

@@ -1,0 +1,37 @@
+"""Delta debugging: from what fails to a part of it that fails and has nothing to spare.
+
+Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2),
+2002, figure 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def ddmin(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> list[Item]:
+    """Reduce `items`, for which `holds` is true, to a part for which it is true, and false if any one of its items is removed.
+
+    The property need not be monotone: one that holds for a part may fail for what contains it.
+    """
+    some, parts = list(items), 2
+    while len(some) > 1:
+        edges = [len(some) * part // parts for part in range(parts + 1)]
+        chunks = [some[start:stop] for start, stop in pairwise(edges)]
+        smaller = next((chunk for chunk in chunks if holds(chunk)), None)
+        if smaller is not None:
+            some, parts = smaller, 2
+            continue
+        rests = ([item for item in some if item not in chunk] for chunk in chunks)
+        smaller = next((rest for rest in rests if holds(rest)), None)
+        if smaller is not None:
+            some, parts = smaller, max(parts - 1, 2)
+        elif parts == len(some):
+            break
+        else:
+            parts = min(2 * parts, len(some))
+    return some
