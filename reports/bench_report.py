@@ -5,10 +5,8 @@ from __future__ import annotations
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
 from assay.harness.text import one_line
-from assay.reports.charts import interval_chart
 from assay.reports.document import (
     Block,
-    Box,
     Cell,
     Checks,
     Code,
@@ -18,13 +16,12 @@ from assay.reports.document import (
     Findings,
     Items,
     Line,
-    Only,
     Section,
     Table,
     Words,
 )
 from assay.reports.summary import latency_lines
-from assay.reports.words import counted_calls
+from assay.reports.svg import interval_chart
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
@@ -32,7 +29,7 @@ _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", 
 
 def bench_document(result: LatencyResult) -> Document:
     """Build the document of a benchmark: the verdict and its reasons, the findings, the ratios, and the environment."""
-    why = Section("why", "Why", [Items([one_line(reason, 600) for reason in result.reasons], ordered=True)])
+    why = Section("Why", [Items([one_line(reason, 600) for reason in result.reasons], ordered=True)], "why")
     names = ("device", "hardware", "git", "model")
     environment: list[tuple[Words, ...]] = [(name.capitalize(), getattr(result, name) or "–") for name in names]
     environment.append(("Engine flags", Cell(" ".join(result.engine_args) or "–", code=True)))
@@ -47,17 +44,17 @@ def bench_document(result: LatencyResult) -> Document:
         body=[
             Facts([(name, Cell(getattr(result, name), code=True)) for name in ("reference", "candidate", "model")]),
             *([why] if result.reasons and result.verdict != "pass" else []),
-            Section("findings", "Findings", [Findings(result.findings)]),
-            Section("latency", "Latency", latency_blocks(result), announced=True),
-            Only("page", [Section("environment", "Environment", [facts])]),
+            Section("Findings", [Findings(result.findings)] if result.findings else [], "findings"),
+            latency_section(result),
+            Section("Environment", [facts], "environment", detail=True),
         ],
         foot=f"{result.schema_id}. Next to this file: bench.json, the complete result, and timings.jsonl, the time of every token.",
         result=result,
     )
 
 
-def latency_blocks(result: LatencyResult) -> list[Block]:
-    """Latency in sentences, the ratios of all loads with their charts, answer lengths, checks, and what was counted."""
+def latency_section(result: LatencyResult) -> Section:
+    """Build the section on latency: sentences, the ratios of all loads, answer lengths, checks, and what was counted."""
     first, *lines = latency_lines(result)
     titles = "; ".join(f"{metric}: {title}" for metric, title in {row.metric: row.title for row in result.rows}.items())
     about = (
@@ -65,11 +62,9 @@ def latency_blocks(result: LatencyResult) -> list[Block]:
         f"{result.rounds} rounds side by side in random order, the first {result.warm_up_rounds} discarded as warm-up; "
         f"{_graphs(result)}. Timed on separate servers without a layer diff. {titles[:1].upper()}{titles[1:]}."
     )
-    rows = [_row(row) for row in result.rows]
-    blocks: list[Block] = [Line(first, "deciding"), *_interval(result)]
-    blocks += [Line(line, "quiet") for line in [*lines, about]]
-    blocks.append(Table(_COLUMNS, rows, numbers=(2, 3, 4, 5), style="stacked"))
-    blocks.append(Box("split", list(map(_load, result.loads))))
+    table = Table(_COLUMNS, list(map(_row, result.rows)), numbers=(2, 3, 4, 5), style="stacked", most=24)
+    blocks: list[Block] = [*_interval(result), *(Line(line, "quiet") for line in [*lines, about]), table]
+    details: list[Block] = [Section("", list(map(_load, result.loads)), style="split")]
     if (lengths := result.lengths) is not None:
         means = [
             (Cell("reference", "reference"), f"{lengths.reference:.1f}", f"{lengths.reference_cut}"),
@@ -79,18 +74,19 @@ def latency_blocks(result: LatencyResult) -> list[Block]:
             f"{lengths.prompts} prompts; the candidate is longer on {lengths.longer} and shorter on {lengths.shorter}. The ratios "
             "above were measured at one forced length."
         )
-        title = "Answer lengths when not forced"
-        blocks.append(
-            Only("page", [Table(("Role", "Mean tokens", "Ran to limit"), means, title, note, numbers=(1, 2))])
-        )
-    blocks.append(Section("", "Checks of the timing", [Checks(result.checks)]))
+        columns = ("Role", "Mean tokens", "Ran to limit")
+        details.append(Table(columns, means, "Answer lengths when not forced", note, numbers=(1, 2)))
     if result.reference_calls or result.candidate_calls:
-        counted = [
-            *calls_blocks("reference", result.reference_calls),
-            *calls_blocks("candidate", result.candidate_calls),
+        tables: list[Block] = [
+            Section("", [Line((Cell(role, role),)), calls_table(calls)])
+            for role, calls in (("reference", result.reference_calls), ("candidate", result.candidate_calls))
         ]
-        blocks.append(Section("", "Attention calls counted during timing", [Box("pair", counted)]))
-    return [*blocks, Only("page", [Code(result.reproduce, "Repeat this timing")])]
+        details.append(Section("Attention calls counted during timing", [Section("", tables, style="pair")]))
+    details.append(Code(result.reproduce, "Repeat this timing"))
+    unmet = any(check.status != "ok" for check in result.checks)
+    checks = Section("Checks of the timing", [Checks(result.checks)], detail=not unmet)
+    body = [*blocks, checks, Section("", details, detail=True)]
+    return Section("Latency", body, "latency", lead=first, style="latency")
 
 
 def _interval(result: LatencyResult) -> list[Block]:
@@ -99,36 +95,25 @@ def _interval(result: LatencyResult) -> list[Block]:
     if worst is None:
         return []
     says = f"candidate / reference, {worst.title}, {worst.where}: {ratio_text(worst.ratio, worst.low, worst.high)}"
-    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound), wide=False)]
+    return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound))]
 
 
-def _load(load: LoadRow) -> Box:
+def _load(load: LoadRow) -> Section:
     shared = f", {load.shared_tokens} of them shared" if load.shared_tokens else ""
     asked = f"{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {load.rounds} rounds. "
-    words = f"{load.where}, reference vs candidate: {_throughputs(load)}."
-    drawn = [Line(load.where, "strong"), Line(f"{asked}Reference vs candidate: {_throughputs(load)}.", "quiet")]
-    return Box("condition", [Only("page", drawn), Only("terminal", [Line(words)])])
+    words = Line(f"{asked}Reference vs candidate: {_throughputs(load)}.", "quiet")
+    return Section(load.where, [words], style="condition")
 
 
-def calls_blocks(role: str, calls: tuple[CallSummary, ...], about: str = "") -> list[Block]:
-    """The attention calls that were counted in the server of a role: a table of a page, a line of a terminal."""
-    rows: list[tuple[Words, ...]] = [
-        (
-            call.phase,
-            Cell(call.kernel, note=f"delegated by {call.delegated_by}" if call.delegated_by else ""),
-            *(
-                f"{count:,}"
-                for count in (call.calls, call.calls_with_cached_prefix, call.calls_in_graphs, call.calls_compiled)
-            ),
-            f"{call.layers}",
-        )
-        for call in calls
-    ]
+def calls_table(calls: tuple[CallSummary, ...]) -> Block:
+    """Build the table of the attention calls that were counted in a server."""
+    rows: list[tuple[Words, ...]] = []
+    for call in calls:
+        kernel = Cell(call.kernel, note=f"delegated by {call.delegated_by}" if call.delegated_by else "")
+        counts = (call.calls, call.calls_with_cached_prefix, call.calls_in_graphs, call.calls_compiled, call.layers)
+        rows.append((call.phase, kernel, *(f"{count:,}" for count in counts)))
     none = Line("None were counted, so it is unknown which kernel ran here.", "empty")
-    head = [Line((Cell(role, role),)), *([Line(about, "quiet")] if about else [])]
-    table = Table(_CALLS, rows, numbers=range(2, 7), style="calls") if rows else none
-    said = "; ".join(one_line(counted_calls(call), 300) for call in calls) or "none counted"
-    return [Box("", [Only("page", [*head, table]), Only("terminal", [Line(f"{role}: {said}")])])]
+    return Table(_CALLS, rows, numbers=range(2, 7), style="calls") if rows else none
 
 
 def _row(row: LatencyRow) -> tuple[Words, ...]:

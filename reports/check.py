@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, KernelResult
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious
@@ -18,14 +17,13 @@ from assay.reports.document import (
     Findings,
     Items,
     Line,
-    Only,
     Section,
     Suite,
     Table,
 )
-from assay.reports.terminal import finding_lines
+from assay.reports.terminal import plain_text
 
-MAX_REFUSALS = 3
+_MAX_REFUSALS = 3
 _MAX_CAUSES = 3
 """Most wrong kernels whose causes one line names."""
 _MAX_TEST = 3000
@@ -59,8 +57,8 @@ def _not_covered(result: KernelResult) -> list[str]:
     gaps = result.coverage.gaps
     declared = [_gap(gap) for gap in gaps if not gap.why]
     lines = [_gap(gap) for gap in gaps if gap.why]
-    more = len(lines) - MAX_REFUSALS
-    return declared + lines[:MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
+    more = len(lines) - _MAX_REFUSALS
+    return declared + lines[:_MAX_REFUSALS] + ([f"and {counted(more, 'more refusal')}"] if more > 0 else [])
 
 
 def _gap(gap: Gap) -> str:
@@ -86,26 +84,8 @@ def _covered(coverage: Coverage) -> str:
 
 def message(result: KernelResult) -> str:
     """The complete result as plain text: the message of a failed assertion, whose first line pytest's summary shows."""
-    # Not the terminal's rendering of `check_document`: its lines are not wrapped to a width, and its first line, which pytest's
-    # summary and CI systems cut off at its end, has the cause first. It also keeps what a page folds away, in the order of a log.
-    lines = [_cause_first(result), ""]
-    for finding in result.findings:
-        lines += finding_lines(finding)
-    if result.axes:
-        lines += ["", f"fails exactly where: {result.where}"] if result.where else [""]
-        table = [("axis", "fails (of calls)", "correct"), *_rows(result.axes)]
-        widths = [max(len(row[column]) for row in table) for column in (0, 1)]
-        lines += [f"  {name:<{widths[0]}}  {wrong:<{widths[1]}}  {right}" for name, wrong, right in table]
-        lines += [f"  {_indifferent(result.axes)}"]
-    lines += [f"covered: {covered}"] if (covered := _covered(result.coverage)) else []
-    lines += [f"missing: {requirement}" for requirement in result.missing]
-    lines += [f"not covered: {gap}" for gap in _not_covered(result)]
-    if result.smallest:
-        lines += ["", f"smallest failing call: {result.smallest}"]
-    lines += [f"reproduce: {result.again}"] if result.again else []
-    if result.test and len(result.test) <= _MAX_TEST:
-        lines += ["as a test:", "", *(f"    {line}".rstrip() for line in result.test.splitlines())]
-    return "\n".join(lines)
+    # pytest's summary and CI systems cut off the end of the first line, so it has the cause first.
+    return f"{_cause_first(result)}\n\n{plain_text(_body(result))}"
 
 
 def _cause(results: Sequence[KernelResult]) -> str:
@@ -163,72 +143,54 @@ def sentence(results: Sequence[KernelResult]) -> str:
 
 
 def check_document(result: KernelResult, verbose: bool = False) -> Document:
-    """The findings, the calls that fail, what was covered and what was not, and how to see it again.
+    """Build the document: the findings, the calls that fail, what was covered and what was not, and how to see it again.
 
     Args:
         result: of the check.
-        verbose: whether a terminal gets the traceback of a kernel that raises.
+        verbose: whether it shows the traceback of a kernel that raises.
     """
-    summary, gaps, shown = result.summary(), _not_covered(result), result.traceback if verbose else ""
-    covered = [f"Covered: {words}."] if (words := _covered(result.coverage)) else []
-    missing = [f"Missing for a pass: {requirement}" for requirement in result.missing]
-    left: list[Block] = [
-        Line(f"Missing: {requirement}") for requirement in result.missing if result.exit_code == ExitCode.NO_VERDICT
-    ]
-    left += [Line(f"Not covered: {gap}") for gap in gaps]
-    body: list[Block] = [
-        Only("terminal", [Line(f"{summary}. {result.seconds:.1f} s."), *map(Line, covered)]),
-        Section("findings", "Findings", [Findings(result.findings)]),
-        *([Only("terminal", [Code(shown)])] if shown else []),
-        *_where(result),
-        Only("terminal", left),
-    ]
-    if listed := [*covered, *missing, *(f"Not covered: {gap}" for gap in gaps)]:
-        body.append(Only("page", [Section("covered", "What it covered", [Items(listed)])]))
     return Document(
         command="check",
         title=one_line(result.kernel, 60),
         verdict=result.verdict,
-        headline=f"{summary}.",
+        headline=f"{result.summary()}.",
         crumbs=[
             Cell(one_line(result.kernel, 80), code=True),
             f"{result.computed:,} calls computed, {len(result.refused):,} refused",
             f"{result.seconds:.1f} s",
         ],
-        body=[*body, *_again(result)],
+        body=_body(result, result.traceback if verbose else ""),
         suites=[_suite(result)],
         result=result,
-        name="assay check",
     )
 
 
-def _where(result: KernelResult) -> list[Block]:
-    if not result.axes:
-        return []
-    blocks: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
-    blocks.append(Table(("Axis", "Fails (of calls)", "Correct"), _rows(result.axes), style="side-by-side"))
-    blocks += [Line(words, "quiet")] if (words := _indifferent(result.axes)) else []
-    return [Section("where", "Where it is wrong", blocks)]
-
-
-def _again(result: KernelResult) -> list[Block]:
-    blocks: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
-    blocks += reproducing(result.test)
-    blocks += [Only("page", [Code(result.again, "Repeat this check")])] if result.again else []
-    return [Section("again", "See it again", blocks)] if blocks else []
+def _body(result: KernelResult, traceback: str = "") -> list[Block]:
+    body: list[Block] = [Section("Findings", [Findings(result.findings)], "findings")] if result.findings else []
+    body += [Code(traceback)] if traceback else []
+    if result.axes:
+        where: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
+        where.append(Table(("Axis", "Fails (of calls)", "Correct"), _rows(result.axes), style="side-by-side"))
+        where += [Line(words, "quiet")] if (words := _indifferent(result.axes)) else []
+        body.append(Section("Where it is wrong", where, "where"))
+    covered = [f"Covered: {words}; {result.seconds:.1f} s."] if (words := _covered(result.coverage)) else []
+    covered += [f"Missing for a pass: {requirement}" for requirement in result.missing]
+    covered += [f"Not covered: {gap}" for gap in _not_covered(result)]
+    body += [Section("What it covered", [Items(covered)], "covered")] if covered else []
+    again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
+    again += [*reproducing(result.test), *([Code(result.again, "Repeat this check")] if result.again else [])]
+    return [*body, *([Section("See it again", again, "again")] if again else [])]
 
 
 def reproducing(test: str) -> list[Block]:
     """A test that reproduces a wrong output; none where there is no such test. A terminal shows none of numbers."""
-    if not test:
-        return []
-    short: list[Block] = [Line(f"{_TEST}:\n"), Code(test)]
-    shown = (
-        short
-        if len(test) <= _MAX_TEST
-        else [Line(f"{_TEST} holds the numbers of the call: --json and --html have it.")]
-    )
-    return [Only("page", [Code(test, _TEST)]), Only("terminal", shown)]
+    code = Code(test, _TEST, "python")
+    if len(test) <= _MAX_TEST:
+        return [code] if test else []
+    return [
+        Line(f"{_TEST} holds the numbers of the call: --json and --html have it."),
+        Section("", [code], detail=True),
+    ]
 
 
 def _suite(result: KernelResult) -> Suite:
@@ -245,9 +207,8 @@ def _suite(result: KernelResult) -> Suite:
         "findings": " ".join(finding.id for finding in result.findings),
         "reproduce": result.again,
     }
-    name, lines = f"assay.check.{result.kernel}", message(result).splitlines()
-    return Suite(
-        "assay check",
-        [CaseResult("verdict", name, result.verdict, _cause_first(result), lines, result.seconds)],
-        properties,
-    )
+    case = CaseResult(
+        "verdict", f"assay.check.{result.kernel}", result.verdict, _cause_first(result), message(result).splitlines(),
+        result.seconds,
+    )  # fmt: skip
+    return Suite("assay check", [case], properties)

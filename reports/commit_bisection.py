@@ -6,7 +6,7 @@ import math
 
 from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, Measurement, ProbeOutcome
 from assay.harness.text import clip, counted, one_line, some
-from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Only, Section, Table
+from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Section, Table
 from assay.reports.page import TEXT_SHOWN
 
 _COLUMNS = ("probe", "for", "commit", "outcome", "error / bound", "where, or why skipped", "seconds")
@@ -32,7 +32,7 @@ def bisection_document(state: BisectState) -> Document:
             _asked(state),
             _named(state, result),
             _changed(result),
-            Section("probes", "Probes", [Line(_effort(state), "quiet"), Only("page", probes)]),
+            Section("Probes", [Line(_effort(state), "quiet"), Section("", probes, detail=True)], "probes"),
         ],
         foot=f"{state.schema_id}. Next to this file: report.json, the complete state, and probes/, the measurement of each.",
         result=state,
@@ -53,7 +53,7 @@ def _named(state: BisectState, result: BisectResult) -> Section:
             (Cell(commit[:12], code=True), f" {one_line(state.history[commit])}")
             for commit in result.suspects[:_SUSPECTS]
         ]
-        return Section("suspects", "Suspects", [Items(suspects, ordered=True)], announced=True)
+        return Section("Suspects", [Items(suspects, ordered=True)], "suspects")
     blocks: list[Block] = [
         Line(note.subject, "deciding"),
         Line((Cell(note.commit, code=True), f" by {note.author}, {note.date}"), "quiet"),
@@ -61,14 +61,14 @@ def _named(state: BisectState, result: BisectResult) -> Section:
         Code(clip(note.diffstat, TEXT_SHOWN), "Changed"),
         Line(f"Checked: {result.checked}."),
     ]
-    return Section("commit", "The commit", blocks, announced=True)
+    return Section("The commit", blocks, "commit")
 
 
 def _changed(result: BisectResult) -> Section:
     lines: list[Block] = [Line(line) for line in _newly(result)] or [Line("Not measured.", "empty")]
-    named = [Findings(result.findings, commands=True)] if result.findings else []
+    named = [Findings(result.findings)] if result.findings else []
     notes = [Line(f"Note: {note}.") for note in result.notes]
-    return Section("changed", "What changed in it", [*lines, *named, *notes], announced=True)
+    return Section("What changed in it", [*lines, *named, *notes], "changed")
 
 
 def _probes(state: BisectState) -> Table:

@@ -27,20 +27,17 @@ from assay.reports.document import (
     Document,
     Drawing,
     Facts,
-    HeatMaps,
     Items,
     Line,
-    Only,
     Section,
     Suite,
     Table,
     Words,
-    more,
 )
 from assay.reports.summary import number
 from assay.reports.trace_timeline import timeline_svg
 
-_SHOWN, FLIPS_SHOWN = 20, 5
+_SHOWN, _FLIPS = 20, 5
 """Rows of a table, and flips, that the terminal shows."""
 _TENSORS_SHOWN = 100
 """Most rows and names of tensors on the page."""
@@ -53,18 +50,16 @@ _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "incon
 def compare_document(result: Comparison) -> Document:
     """Both sides, what differs, the checks, and the verdict, which a terminal shows last."""
     reasons = [one_line(reason, 700) for reason in result.reasons]
-    closing = [*reasons[1:], *([result.covers] if result.covers else [])]
-    repeat: list[Block] = [Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []
     body: list[Block] = [
         Facts([_side("A", result.a), _side("B", result.b)]),
         *(Line(f"Note: {note}") for note in result.notes),
-        *([Only("page", [Section("reasons", "Reasons", [Items(reasons)])])] if len(reasons) > 1 else []),
+        Section("Reasons", [Items(reasons)] if len(reasons) > 1 else [], "reasons"),
         *(_answers(result.answers) if result.answers else []),
         *(_tensors(result.tensors) if result.tensors else []),
         *(_traces(result.trace) if result.trace else []),
-        *([Section("checks", "Checks", [Checks(result.checks)])] if result.checks else []),
-        Only("page", [*([Line(result.covers)] if result.covers else []), *repeat]),
-        Only("terminal", [Items(closing)]),
+        Section("Checks", [Checks(result.checks)] if result.checks else [], "checks"),
+        *([Line(result.covers)] if result.covers else []),
+        *([Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []),
     ]
     tasks = result.answers.tasks if result.answers else ()
     cases = [CaseResult("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
@@ -99,22 +94,11 @@ def _answers(answers: ComparedAnswers) -> Iterator[Block]:
             if task.refused
         ]
         table = Table(_TASK_COLUMNS, [_task(task) for task in [*answers.tasks, *whole]], most=_SHOWN)
-        yield Section("scores", "Scores", [table, Only("page", refused)], announced=True)
+        yield Section("Scores", [table, *refused], "scores")
     if answers.flips:
-        changed = answers.overall.lost + answers.overall.gained
-        count = len(answers.flips)
-        first: list[Block] = [Line(f"The first {count}.", "quiet")] if changed > count else []
-        blocks = [Only("page", [*first, _flips_table(answers.flips)]), Only("terminal", _flips(answers.flips))]
-        yield Section("flips", "Flips", [*blocks, *more(changed - FLIPS_SHOWN, "more flip")])
-
-
-def _flips(flips: Sequence[AnswerFlip]) -> list[Block]:
-    shown: list[Block] = []
-    for flip in flips[:FLIPS_SHOWN]:
-        what = repr(flip.question[:80]) if flip.question else flip.key[:16]
-        words = f"{flip.direction}: {flip.task} {what}, expected {flip.target!r}: A {flip.a!r}, B {flip.b!r}"
-        shown.append(Line(one_line(words, 300)))
-    return shown
+        changed, count = answers.overall.lost + answers.overall.gained, len(answers.flips)
+        first: list[Block] = [Line(f"The first {count} of {changed}.", "quiet")] if changed > count else []
+        yield Section("Flips", [*first, _flips_table(answers.flips)], "flips")
 
 
 def _flips_table(flips: Sequence[AnswerFlip]) -> Table:
@@ -126,7 +110,7 @@ def _flips_table(flips: Sequence[AnswerFlip]) -> Table:
         what = Cell(one_line(flip.question, 200), note=task) if flip.question else named
         said = (one_line(flip.target, 80), one_line(flip.a, 200), one_line(flip.b, 200))
         rows.append((what, Cell(flip.direction, flip.direction), *said))
-    return Table(("Question", "", "Expected", "A", "B"), rows, style="stacked")
+    return Table(("Question", "", "Expected", "A", "B"), rows, style="stacked", most=_FLIPS)
 
 
 def _task(task: ComparedTask) -> tuple[str, ...]:
@@ -154,7 +138,7 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
     cells = {"First and worst": tensors.first} if same else {"First": tensors.first, "Worst": tensors.worst}
     lines = [Line((Cell(name, "strong"), f": {_where(cell)}: {_error(cell)}")) for name, cell in cells.items() if cell]
     if lines:
-        yield Section("differences", "Differences", lines)
+        yield Section("Differences", lines, "differences")
     if tensors.grids:
         explained = "A bound is what rounding to the tensors’ dtype explains, or the tolerance that was given."
         about = (
@@ -162,16 +146,16 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
             f"head. {'Every bit must be equal.' if tensors.exact else explained} "
             "An error in an early boundary is inherited by those after it."
         )
-        yield Only("page", [Section("maps", "By layer and head", [Line(about, "quiet"), HeatMaps(tensors.grids)])])
+        yield Section("By layer and head", [Line(about, "quiet"), Drawing(tensors.grids)], "maps", detail=True)
     rows = [_tensor(row) for row in tensors.tensors if row.out_of_bounds][:_TENSORS_SHOWN]
     if rows:
         table = Table(_TENSOR_COLUMNS, rows, numbers=(0, 3, 4, 5), most=12)
         blocks = [table, *_left(tensors.differing - len(rows))]
-        yield Section("tensors", "Tensors that differ, in depth order", blocks, announced=True)
+        yield Section("Tensors that differ, in depth order", blocks, "tensors")
     names = [one_line(line, 300) for line in tensors.not_compared[:_TENSORS_SHOWN]]
     if names:
         listed = [Items(names, most=8), *_left(tensors.not_compared_count - len(names))]
-        yield Section("not-compared", "Not compared", listed, announced=True)
+        yield Section("Not compared", listed, "not-compared")
 
 
 def _tensor(row: TensorRow) -> tuple[Words, ...]:
@@ -212,11 +196,13 @@ def _traces(trace: ComparedTraces) -> Iterator[Block]:
         of = len(kinds) + trace.kinds_left_out
         about = f"{trace.differences:,} differences of {counted(of, 'kind')}, each kind once, in the order of its first place."
         table = Table(("where", "first trace", "second trace", "times", "first at"), kinds, numbers=(3, 4), most=_SHOWN)
-        yield Section("differences", "Differences", [Line(about), table, *_left(trace.kinds_left_out)], announced=True)
+        yield Section("Differences", [Line(about), table, *_left(trace.kinds_left_out)], "differences")
     names = ("First trace", "Second trace")
-    drawn = [(name, timeline_svg(timeline)) for name, timeline in zip(names, trace.timelines, strict=False)]
-    yield Only("page", [Section(f"timeline-{name[0]}", name, [Drawing(svg)]) for name, svg in drawn if svg])
+    shown = [(name, timeline_svg(timeline)) for name, timeline in zip(names, trace.timelines, strict=False)]
+    for name, drawn in shown:
+        if drawn:
+            yield Section(name, [Drawing(drawn, "wide")], f"timeline-{name[0]}", detail=True)
 
 
 def _left(count: int) -> list[Block]:
-    return [Only("page", [Line(f"{count:,} more are not shown.", "quiet")])] if count > 0 else []
+    return [Line(f"{count:,} more are not shown.", "quiet")] if count > 0 else []

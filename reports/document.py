@@ -1,7 +1,16 @@
-"""One document for whatever a command shows, and for every medium: what is said, in which order. Renderers decide how it looks.
+"""One document for whatever a command shows, with one body for every medium: what is said, in which order.
 
-A function for each kind of result makes its `Document`. `assay.reports.terminal`, `page`, `markdown` and `junit` render any
-document; its JSON is that of the result itself.
+A function for each kind of result makes its `Document`; `assay.reports.terminal`, `page`, `markdown`, `github` and `junit` render
+any document, and its JSON is that of the result itself. A page shows the whole body. A terminal and Markdown leave out the
+sections that are details, what only a page can draw, and rows beyond the first so many.
+
+A body consists of ten kinds of blocks:
+
+- `Line`, `Items`, `Facts`, `Code`: a paragraph, a list, names with values, and what is to be copied;
+- `Table`: rows of cells, also as cards or as a matrix of verdicts;
+- `Findings`, `Checks`: what is wrong, and the requirements of a pass;
+- `Drawing`, `Entries`: a chart or heat maps, and a list that unfolds and can be filtered, both for a page alone;
+- `Section`: blocks below a heading, or in a box.
 """
 
 from __future__ import annotations
@@ -12,11 +21,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from assay.harness.picture import Picture
-from assay.harness.text import counted, one_line
+from assay.harness.text import one_line
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict, exit_code_of
 
-Medium = Literal["terminal", "page", "markdown", "github"]
 Outcome = Verdict | Literal["ok", "failed", "missing", "not checked"]
 CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
 
@@ -30,7 +37,7 @@ class Cell:
         code: whether it is shown as code.
         link: the address that it leads to on a page.
         note: further words, less prominent on a page and in parentheses elsewhere.
-        sign: the verdict whose sign stands for the text where there is no room for it.
+        sign: the verdict whose sign stands before the text.
     """
 
     text: str
@@ -46,11 +53,7 @@ Words = str | Cell | tuple[str | Cell, ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A paragraph.
-
-    Attributes:
-        style: "strong", "deciding" (the sentence of a section), "quiet", "empty" (there is none), or another of the style sheet.
-    """
+    """A paragraph; its style is "strong", "deciding", "quiet", "empty" (there is none), or another of the style sheet."""
 
     text: Words
     style: str = ""
@@ -67,11 +70,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their values; what follows a value stands below it. On a page side by side, in a small grid, or as cards that lead
-    to a section ("jumps")."""
+    """Names with their values; what follows a value stands below it. On a page side by side, or in a small grid."""
 
     rows: Sequence[tuple[Words, ...]]
-    style: Literal["", "small", "jumps"] = ""
+    style: Literal["", "small"] = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Table:
     Attributes:
         title: of the table; empty where the section's says it.
         numbers: indices of the columns of numbers.
-        style: classes of the style sheet.
+        style: classes of the style sheet; "cards" for a card for each row, "matrix" for cells in the colours of their verdicts.
         most: rows that a terminal and Markdown show; None for all.
     """
 
@@ -96,57 +98,46 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings, or that there are none. A terminal shows the commands that reproduce them if `commands`, a page folds the
-    evidence and leaves out the command of a kernel's bug if `brief`, and Markdown shows so many; None for all."""
+    """What is wrong.
+
+    Attributes:
+        style: what a page folds: "brief" the evidence, without the command of a kernel's bug, which is shown below; "folded" all
+            but a line for each.
+    """
 
     findings: Sequence[Finding]
-    commands: bool = False
-    brief: bool = False
-    most: int | None = None
+    style: Literal["", "brief", "folded"] = ""
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The requirements of a pass. A terminal and Markdown show those that are not met, and Markdown so many; None for all."""
+    """The requirements of a pass. A terminal and Markdown show those that are not met."""
 
     checks: Sequence[Check]
-    most: int | None = None
 
 
 @dataclass(frozen=True)
 class Code:
-    """Code or commands, to be copied. A terminal indents what has a label."""
+    """Code or commands, to be copied. Of a log, a terminal and Markdown show the last lines, so many; None for all."""
 
     text: str
     label: str = ""
     language: str = "text"
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The picture of an operator."""
-
-    picture: Picture
+    most: int | None = None
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart for a page, as an ``<svg>`` element; a wide one scrolls in its own frame. An empty one is not shown."""
-
-    svg: str
-    wide: bool = True
-
-
-@dataclass(frozen=True)
-class HeatMaps:
-    """Errors by layer and head or condition, for a page: one large map at a time, or small ones beside each other.
+    """What only a page draws.
 
     Attributes:
-        grids: `assay.harness.judge.report.ErrorGrid`s, whose module takes too long to import for the pytest plugin.
+        drawn: a chart as an ``<svg>`` element; or `assay.harness.judge.report.ErrorGrid`s as heat maps, whose module takes too long
+            to import for the pytest plugin.
+        style: "wide" for a chart that scrolls in its own frame, "small" for heat maps beside each other instead of one at a time.
     """
 
-    grids: Sequence[Any]
-    small: bool = False
+    drawn: str | Sequence[Any]
+    style: Literal["", "wide", "small"] = ""
 
 
 @dataclass(frozen=True)
@@ -177,87 +168,32 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Verdicts by row and column, for a page.
-
-    Attributes:
-        corner: what the rows and columns are.
-        cells: by row; the status of each is its verdict. None where there is nothing.
-    """
-
-    corner: str
-    rows: Sequence[str]
-    columns: Sequence[str]
-    cells: Sequence[Sequence[Cell | None]]
-
-
-@dataclass(frozen=True)
-class Box:
-    """Blocks that a page shows together, by a class of the style sheet, such as beside each other."""
-
-    style: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Only:
-    """Blocks for one medium."""
-
-    medium: Medium
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Blocks that a page and Markdown fold below a summary; a terminal shows neither."""
-
-    summary: Words
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
 class Section:
-    """Blocks below a heading.
+    """Blocks below a heading; without a title a box, by a class of the style sheet. Without blocks it is not shown.
 
     Attributes:
+        title: empty for a box.
         id: empty for a part of another section.
-        announced: whether a terminal shows the heading, and a blank line above it.
+        detail: whether only a page shows it.
+        folded: whether a page and Markdown fold the blocks; None if they cannot be folded.
+        lead: the sentence below the title, which stays visible when the blocks are folded.
         short: title in the contents of a page; empty for the whole.
         sign: verdict whose sign stands there.
         style: class of the style sheet.
-        lead: sentence below the title.
-        folded: whether a page folds the blocks; None if they cannot be folded.
     """
 
-    id: str
     title: Words
     blocks: Sequence[Block]
-    announced: bool = False
+    id: str = ""
+    detail: bool = False
+    folded: bool | None = None
+    lead: str = ""
     short: str = ""
     sign: Verdict | None = None
     style: str = ""
-    lead: str = ""
-    folded: bool | None = None
 
 
-Block = (
-    Line
-    | Items
-    | Facts
-    | Table
-    | Findings
-    | Checks
-    | Code
-    | Weights
-    | Drawing
-    | HeatMaps
-    | Entries
-    | Matrix
-    | Box
-    | Only
-    | Fold
-    | Section
-)
+Block = Line | Items | Facts | Table | Findings | Checks | Code | Drawing | Entries | Section
 
 
 @dataclass(frozen=True)
@@ -314,7 +250,6 @@ class Document:
         suites: for JUnit.
         result: what its JSON holds; None for a document without.
         json: writes the result.
-        name: of the JUnit document.
         page: where its page is; the last line of an output names it.
     """
 
@@ -334,7 +269,6 @@ class Document:
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None
     json: Callable[[Any], str] = _json
-    name: str = "assay"
     page: str = ""
 
     @property
@@ -362,13 +296,15 @@ def plain(words: Words) -> str:
 
 
 def blocks_of(blocks: Sequence[Block]) -> Iterator[Block]:
-    """All blocks for a page, those within others included, in order."""
+    """All blocks, those within sections included, in order."""
     for block in blocks:
         yield block
-        if isinstance(block, (Box, Fold, Section)) or (isinstance(block, Only) and block.medium == "page"):
+        if isinstance(block, Section):
             yield from blocks_of(block.blocks)
 
 
-def more(left: int, what: str) -> list[Block]:
-    """A line that says how many rows a terminal does not show; none if it shows all."""
-    return [Only("terminal", [Line(f"… and {counted(left, what)}: see --json or --html")])] if left > 0 else []
+def code_lines(code: Code) -> list[str]:
+    """The lines of code that a terminal and Markdown show: the last so many, below how many are left out."""
+    lines = code.text.rstrip("\n").split("\n")
+    left = 0 if code.most is None else len(lines) - code.most
+    return lines if left <= 0 else [f"... {left} lines left out", *lines[left:]]

@@ -32,7 +32,7 @@ _RIGHT_LSE = "Return the natural logarithm of the sum of exponentials of scaled 
 
 
 @dataclass(frozen=True)
-class Advice:
+class _Advice:
     """What is known of a finding that is no bug of the family.
 
     Attributes:
@@ -51,35 +51,35 @@ class Advice:
 
 
 _FINDINGS = (
-    Advice(
+    _Advice(
         UNEXPLAINED,
         TITLES[UNEXPLAINED],
         "An output is out of its bound, and no hypothesis fits it to within the noise. Several bugs at once also look like this.",
         "Read the line that begins with \"observed\", if there is one. Look at the axes: which values of which axis fail? Run the "
         "test of the smallest failing call in a debugger.",
     ),
-    Advice(
+    _Advice(
         OPERATOR,
         "another operator",
         "The kernel was asked what it computes, and the answer is exact: it is neither attention nor a known bug. The finding's "
         "sentence states what it is instead, and its picture shows it on the smallest telling call.",
         "Compare the sentence with what the kernel is meant to compute. If it is meant, it is no attention backend for this model.",
     ),
-    Advice(
+    _Advice(
         NONDETERMINISM,
         TITLES[NONDETERMINISM],
         "The same call, run twice in a row, gives different outputs. Atomics that add in another order differ by rounding, which "
         "is only information. A difference beyond the noise is a race: missing synchronisation, or memory that is not initialised.",
         "If it is serious, look for a missing barrier, for shared memory that is read too early, and for torch.empty.",
     ),
-    Advice(
+    _Advice(
         STATE_KEPT,
         TITLES[STATE_KEPT],
         "The same call gives another output after other calls. The kernel keeps something from call to call: a plan, a workspace, "
         "a result that is looked up by shape.",
         "Make the key of what is kept include everything that it depends on, or rebuild it for each batch.",
     ),
-    Advice(
+    _Advice(
         LSE_WRONG,
         TITLES[LSE_WRONG],
         "The kernel declares that it returns log-sum-exps, and one of them is further from the right one than noise explains. "
@@ -87,100 +87,100 @@ _FINDINGS = (
         _RIGHT_LSE,
     ),
     *(
-        Advice(bug.id, bug.title, f"{bug.about[0].upper()}{bug.about[1:]}.", _RIGHT_LSE, links(*bug.reports))
+        _Advice(bug.id, bug.title, f"{bug.about[0].upper()}{bug.about[1:]}.", _RIGHT_LSE, links(*bug.reports))
         for bug in LSE_BUGS
     ),
-    Advice(
+    _Advice(
         INPUT_WRITTEN,
         TITLES[INPUT_WRITTEN],
         "The kernel writes to q, k, v or the sequence lengths. An engine uses these tensors again: K and V are the cache.",
         "Work on a copy, for example where the softmax scale is multiplied into q.",
     ),
-    Advice(
+    _Advice(
         CALL_REFUSED,
         TITLES[CALL_REFUSED],
         "The kernel raised KernelRefused. That breaks no contract, but what it refuses is not covered by a verdict.",
         "Declare what the kernel supports, for example @declares(head_dims=(64, 128)), so that it is a statement.",
     ),
-    Advice(
+    _Advice(
         CONTRACT_BROKEN,
         "kernel contract broken",
         "The kernel raised an exception, returned something other than [total_q, num_q_heads, head_dim_v] in the dtype and on "
         "the device of q, or returned the memory of an earlier output, which its caller may still hold.",
         "Fix it at the line that the finding names, or raise KernelRefused for calls that the kernel does not support.",
     ),
-    Advice(
+    _Advice(
         OUTPUT_SCALED,
         TITLES[OUTPUT_SCALED],
         "Every output is a multiple of what it should be. The slope of the output on the truth over many calls shows factors that "
         "are far within the noise of one call.",
         "Look at the denominator of the softmax, and at the scale of a quantised V.",
     ),
-    Advice(
+    _Advice(
         OUTPUT_NOT_WRITTEN,
         TITLES[OUTPUT_NOT_WRITTEN],
         "The output is zero where it should not be: most kernels that do this return before they store, or store elsewhere.",
         "Look at what ends a program early, at the launch grid, and at the mask of the store.",
     ),
-    Advice(
+    _Advice(
         QUANTISATION_NOT_RUN,
         TITLES[QUANTISATION_NOT_RUN],
         "The kernel declares a quantisation, and its error is smaller than any kernel with it can have. Another kernel probably "
         "ran, such as a fallback in full precision.",
         "Look for a fallback. If the kernel quantises less than it declares, correct its declaration.",
     ),
-    Advice(
+    _Advice(
         "own-error-out-of-bounds",
         "own error out of bounds",
         "In a server, on the inputs of real requests, the candidate's error is larger than noise explains, in these layers, heads "
         "and conditions. No recorded call gave the bug a name.",
         "Record calls of that condition and replay them: assay run --record, then assay replay.",
     ),
-    Advice(
+    _Advice(
         "gain",
         "output scaled",
         "In a server, the candidate's output is a multiple of the truth, by more than noise explains: a slope over all calls.",
         "Look at the denominator of the softmax, and at the scale of a quantised V.",
     ),
-    Advice(
+    _Advice(
         "noise-missing",
         "error smaller than the declared quantisation must cost",
         "In a server, the candidate's error is smaller than any kernel with its declared quantisation can have.",
         "Look for a fallback in full precision; see which kernels were traced.",
     ),
-    Advice(
+    _Advice(
         "reference-wrong",
         "the reference is not right, so it proves nothing about the candidate",
         "The reference's own error against attention in float64 is out of its bounds.",
         "Choose another reference with --reference, such as torch_native.",
     ),
-    Advice(
+    _Advice(
         "reference-erratic",
         "erratic reference",
         "The reference was asked some prompts twice, and its log-odds changed by more than noise explains. "
         "Its evidence about the candidate is then in doubt: such a run is no pass.",
         "Find out what makes the reference differ from run to run: batching, another load on the machine, or a race in its kernel.",
     ),
-    Advice(
+    _Advice(
         "accuracy",
         "loss of accuracy",
         "The candidate answers fewer questions right than the reference, by more than the margin. The finding names the condition "
         "that separates right from wrong answers, if there is one.",
         "Find the layer and the bug that cause it with assay run --suites layers; the suite \"layers\" of a run does the same.",
     ),
-    Advice(
+    _Advice(
         "layers-need-reference",
         "layers that must run the reference",
         "With the candidate in these layers, answers or texts are wrong; with the reference in them, they are right again.",
         "Replay recorded calls of these layers: assay run --record, then assay replay.",
     ),
-    Advice(
+    _Advice(
         "latency",
         "slower than the bound allows",
         "The ratio of the candidate's time to the reference's is above the bound, and the reference itself differs by less.",
         "See in which shapes and at which concurrency, and time the kernel alone, for example with triton.testing.do_bench.",
     ),
-    Advice(
+    _Advice(
         "answer-lengths",
         "answers differ in length",
         "The candidate's answers to the same prompts are shorter or longer than the reference's, or run to the token limit more "
@@ -189,7 +189,7 @@ _FINDINGS = (
         "forced length.",
         "Find out why the texts differ: the suites greedy and layers of a run.",
     ),
-    Advice(
+    _Advice(
         "feature-changes-output",
         "features that must change nothing change the output",
         "The same tokens were scored with some features of the engine on, such as the prefix cache and chunked prefill, and have "
@@ -236,7 +236,7 @@ def _of_bug(bug: Bug) -> Iterator[str]:
     yield f"What to do: Compare the kernel with {with_what}. After a fix, repeat the command that found the bug."
 
 
-def _of_finding(finding: Advice) -> Iterator[str]:
+def _of_finding(finding: _Advice) -> Iterator[str]:
     yield f"{finding.id}: {finding.title}"
     yield finding.about
     if finding.reports:

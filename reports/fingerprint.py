@@ -8,7 +8,7 @@ from assay.harness.evidence.fingerprint import PARTS, Fingerprint, Resolved
 from assay.harness.fingerprint.differences import FingerprintDiff
 from assay.harness.fingerprint.parts import JUDGED, Difference, faults
 from assay.harness.text import counted, listed, one_line
-from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Only, Section, Suite, Table, Words
+from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Section, Suite, Table, Words
 
 _SHOWN = 40
 """Rows of a table that a terminal and Markdown show."""
@@ -20,17 +20,17 @@ def fingerprint_document(made: Fingerprint) -> Document:
     beware = [fault for fault in faults(made) if not fault.outputs]
     body: list[Block] = [Facts([("model", made.model), ("observed in", made.source), ("engine", made.engine)])]
     if wrong:
-        body.append(Section("wrong", "Wrong in itself", [Items([_line(fault) for fault in wrong])], announced=True))
+        body.append(Section("Wrong in itself", [Items([_line(fault) for fault in wrong])], "wrong"))
     if beware:
-        body.append(Section("beware", "To be known", [Items([_line(fault) for fault in beware])], announced=True))
+        body.append(Section("To be known", [Items([_line(fault) for fault in beware])], "beware"))
     body.append(Table(("part", "observed", "seconds"), [_row(made, part) for part in PARTS], numbers=(2,)))
     for name, title in (("arguments", "Resolved arguments"), ("environment", "Environment"), ("packages", "Packages")):
         values = getattr(made, name)
         if values:
             rows = [(key, one_line(value, 120)) for key, value in values.items()]
-            body.append(Only("page", [Section(name, title, [Table(("name", "value"), rows)])]))
+            body.append(Section(title, [Table(("name", "value"), rows)], name, detail=True))
     if made.backends:
-        body.append(Section("backends", "Resolved implementations", [_backends(made.backends)], announced=True))
+        body.append(Section("Resolved implementations", [_backends(made.backends)], "backends"))
     seen = sum(made.has(part) for part in PARTS)
     headline = f"{seen} of {counted(len(PARTS), 'part')} observed of {made.model}, {made.engine}"
     return Document(
@@ -107,12 +107,12 @@ def diff_document(result: FingerprintDiff) -> Document:
                 for difference in group
                 for line in (_line(difference), *_details(difference, id_ == "differences"))
             ]
-            body.append(Section(id_, title, [Items(lines, most=_SHOWN)], announced=True))
+            body.append(Section(title, [Items(lines, most=_SHOWN)], id_))
     if result.shared:
-        body.append(Section("shared", "Wrong in both in the same way", [Items(list(result.shared))], announced=True))
+        body.append(Section("Wrong in both in the same way", [Items(list(result.shared))], "shared"))
     if result.not_compared:
         table = Table(("part", "why"), list(result.not_compared.items()))
-        body.append(Section("not-compared", "Not compared", [table], announced=True))
+        body.append(Section("Not compared", [table], "not-compared"))
     if counting:
         headline = f"{counting[0].says}" + (f"; and {len(counting) - 1} more" if len(counting) > 1 else "") + "."
     elif result.compared:

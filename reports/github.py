@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from assay.harness.text import one_line
 from assay.reports import document as doc
 
@@ -21,10 +19,10 @@ def workflow_commands(document: doc.Document) -> str:
     """
     level = {"pass": "notice", "regression": "error"}.get(document.verdict or "", "warning")
     said, lines = f"{document.headline.rstrip('.')}.", []
-    for block in (block for part in document.body for block in _blocks(part)):
+    if document.remedy:
+        said += f" What to do: {document.remedy}"
+    for block in doc.blocks_of(document.body):
         match block:
-            case doc.Line():
-                said += f" {doc.plain(block.text)}"
             case doc.Findings():
                 for finding in block.findings[:_MAX_ANNOTATIONS]:
                     kind = "error" if finding.severity == "serious" else "warning"
@@ -36,10 +34,6 @@ def workflow_commands(document: doc.Document) -> str:
                     says = f"{check.found}. To resolve: {check.settles}"
                     lines.append(_command("warning", f"assay {check.id}: {check.title}", says))
     return "\n".join([_command(level, f"assay: {document.verdict}", said), *lines, ""])
-
-
-def _blocks(block: doc.Block) -> Sequence[doc.Block]:
-    return block.blocks if isinstance(block, doc.Only) and block.medium == "github" else ()
 
 
 def _command(level: str, title: str, message: str) -> str:

@@ -39,16 +39,16 @@ def honours_document(result: Honours) -> Document:
     body: list[Block] = [Line(f"SGLang {result.sglang}, PyTorch {result.torch}, on {result.device}.")]
     body += [table, Line(_ABOUT, "quiet")] if ran else [Line("No backend can run here.", "empty")]
     if said := [line for backend in ran for line in _said(backend)]:
-        body.append(Section("said", "What they computed, or raised", [Items(said)], announced=True))
+        body.append(Section("What they computed, or raised", [Items(said)], "said"))
     if absent := [f"{backend.backend}: {backend.problem}" for backend in result.backends if backend.problem]:
-        body.append(Section("absent", "Cannot run here", [Items(absent)], announced=True))
+        body.append(Section("Cannot run here", [Items(absent)], "absent"))
     if tests := [cell.test for backend in ran for cell in _first_tests(backend.measured)]:
         imports = (
             "import torch\n\nfrom assay import Mask, assert_correct\n"
             "from assay.harness.attention.sample_calls import call_of"
         )
         code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests)]), language="python")
-        body.append(Section("tests", "Tests that fail", [code], announced=True))
+        body.append(Section("Tests that fail", [code], "tests"))
     what = "what a layer asks for is computed, or an error says that it is not"
     if silent:
         count = counted(len(silent), "case")

@@ -15,9 +15,7 @@ from assay.reports.document import (
     Drawing,
     Facts,
     Findings,
-    Fold,
     Line,
-    Only,
     Outcome,
     Section,
     Suite,
@@ -25,69 +23,36 @@ from assay.reports.document import (
     Words,
 )
 from assay.reports.page import TEXT_SHOWN
-from assay.reports.summary import SIGNS
 from assay.reports.trace_timeline import timeline_svg
 
+# Tables of facts that a terminal shows; the page has all of them.
 _BRIEF = frozenset(
     "tests servers arguments metrics benchmarks kernel-calls results scores requests calls boundaries".split()
 )
-"""Tables of facts that a terminal shows; the page has all of them."""
-_MAX_UNREAD = 5
-_MAX_FACTS = 10
-"""Facts that a terminal shows of a file in which nothing was found."""
+_MOST, _UNREAD = 20, 5  # rows of a table, and places that were not read, outside of the page
 _OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "info": "ok"}
 
 
 def ingest_document(result: IngestResult) -> Document:
-    """A terminal shows a file after the other, in brief; a page all findings first, then each file, and what was not read."""
-    terminal: list[Block] = [
-        Line(f"{SIGNS[result.verdict]} {result.verdict.capitalize()}: {one_line(result.headline, 600)}")
-    ]
-    for document in result.documents:
-        terminal += [Line(""), *_in_brief(document)]
-    steps = Section("next", "To prove the cause", [_measure(result)])
-    files = [_file(number, document) for number, document in enumerate(result.documents, 1)]
-    body: list[Block] = [
-        Only("terminal", terminal),
-        Only("page", [_findings(result)]),
-        *([steps] if result.next_steps else []),
-        Only("page", [*files, _unread(result)]),
-    ]
+    """Build the document: all findings first, the commands that prove them, then each file, and what was not read."""
+    steps = "\n".join(one_line(step, 600) for step in result.next_steps)
+    proof = Section("To prove the cause", [Code(steps, "A file only suggests; these commands measure")], "next")
     return Document(
         command="ingest",
         title=one_line(result.documents[0].file.path, 60),
         verdict=result.verdict,
         headline=result.headline,
-        body=body,
+        body=[
+            _findings(result),
+            *([proof] if result.next_steps else []),
+            *(_file(number, document) for number, document in enumerate(result.documents, 1)),
+            _unread(result),
+        ],
         created=result.created,
         foot="Quoted text is from the files, not from assay.",
         suites=_suites(result),
         result=result,
-        name="assay ingest",
     )
-
-
-def _measure(result: IngestResult) -> Code:
-    steps = [one_line(step, 600) for step in result.next_steps]
-    return Code("\n".join(steps), "A file only suggests; these commands measure")
-
-
-def _in_brief(document: ingested.FileDocument) -> list[Block]:
-    blocks: list[Block] = [Line(file_line(document.file))]
-    for finding in document.findings:
-        blocks.append(Findings([finding]))
-        if lines := _cited(finding, document.file.unit):
-            blocks.append(Line(f"  {lines}"))
-    blocks += [
-        Line(f"{fact.title}: {one_line(fact.text)}") for fact in document.facts[:_MAX_FACTS] if not document.findings
-    ]
-    blocks += [table_of(table) for table in document.tables if table.id in _BRIEF]
-    blocks += [Line(f"Note: {one_line(note, 600)}") for note in document.file.notes]
-    shown = document.file.excerpts[:_MAX_UNREAD]
-    blocks += [Line(f"Not read: {place(excerpt, document.file.unit)}: {one_line(excerpt.text)}") for excerpt in shown]
-    if left := len(document.file.excerpts) - len(shown):
-        blocks.append(Line(f"Not read: {left} more places; --json and the page list them"))
-    return blocks
 
 
 def _findings(result: IngestResult) -> Section:
@@ -108,7 +73,7 @@ def _findings(result: IngestResult) -> Section:
             blocks.append(Line("Not recognised.", "empty"))
     if quiet:
         blocks.append(Line(f"Nothing was found in {', '.join(quiet)}." if several else "None.", "empty"))
-    return Section("findings", "Findings", blocks)
+    return Section("Findings", blocks, "findings")
 
 
 def _file(number: int, document: ingested.FileDocument) -> Section:
@@ -119,19 +84,26 @@ def _file(number: int, document: ingested.FileDocument) -> Section:
         ("bytes", f"{file.bytes:,}"),
         *([("SHA-256", Cell(f"{file.sha256[:16]}…", code=True))] if file.sha256 else []),
     ]
-    blocks: list[Block] = [Facts(facts), *(Line(note, "quiet") for note in file.notes), *timeline_blocks(document)]
+    blocks: list[Block] = [Facts(facts), *(Line(note, "quiet") for note in file.notes), *_timeline(document)]
     answers = [fact for fact in document.facts if fact.id.endswith("-output")]
     rows = [
-        (fact.title, one_line(fact.text, 300), ", ".join(place(cite, file.unit) for cite in fact.cites[:3]))
+        (fact.title, one_line(fact.text, 300), ", ".join(_place(cite, file.unit) for cite in fact.cites[:3]))
         for fact in document.facts
         if fact not in answers
     ]
-    blocks += [Table(("Fact", "The file says", "Where"), rows)] if rows else []
-    blocks += [
-        Code(clip(fact.text, TEXT_SHOWN), ", ".join([fact.title, *(place(cite, file.unit) for cite in fact.cites)]))
+    blocks += [Table(("Fact", "The file says", "Where"), rows, most=_MOST)] if rows else []
+    details: list[Block] = [
+        Code(clip(fact.text, TEXT_SHOWN), ", ".join([fact.title, *(_place(cite, file.unit) for cite in fact.cites)]))
         for fact in answers
     ]
-    return Section(f"file-{number}", one_line(file.path, 120), [*blocks, *map(table_of, document.tables)])
+    for table in document.tables:
+        (blocks if table.id in _BRIEF else details).append(_table(table))
+    return Section(one_line(file.path, 120), [*blocks, Section("", details, detail=True)], f"file-{number}")
+
+
+def _table(table: ingested.FactTable) -> Table:
+    rows = [[one_line(cell) for cell in row] for row in table.rows]
+    return Table(table.columns, rows, table.title, table.note, most=_MOST)
 
 
 def _unread(result: IngestResult) -> Section:
@@ -140,7 +112,7 @@ def _unread(result: IngestResult) -> Section:
         first = ", the first of them" if file.excerpts else ""
         blocks.append(Line(f"{one_line(file.path, 120)}: {file.unread:,} of {counted(file.lines, file.unit)}{first}."))
         blocks += _quoted(file.excerpts, "Show them", file.unit)
-    return Section("unread", "Not read", blocks or [Line("Nothing: all of it was read.", "empty")])
+    return Section("Not read", blocks or [Line("Nothing: all of it was read.", "empty")], "unread", detail=not blocks)
 
 
 def _suites(result: IngestResult) -> list[Suite]:
@@ -151,7 +123,7 @@ def _suites(result: IngestResult) -> list[Suite]:
     properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     suites = [Suite("assay", [verdict], properties, result.created)]
     for document in result.documents:
-        line = file_line(document.file)
+        line = _file_line(document.file)
         read: Outcome = "error" if document.file.format == UNKNOWN else "ok"
         cases = [CaseResult("read", "assay.ingest", read, line, [line, *document.file.notes])]
         for finding in document.findings:
@@ -162,27 +134,22 @@ def _suites(result: IngestResult) -> list[Suite]:
     return suites
 
 
-def table_of(table: ingested.FactTable) -> Table:
-    """A table of a file."""
-    rows = [[one_line(cell) for cell in row] for row in table.rows]
-    return Table(table.columns, rows, table.title, table.note)
-
-
-def timeline_blocks(document: ingested.FileDocument) -> list[Block]:
+def _timeline(document: ingested.FileDocument) -> list[Block]:
     """The timeline of a trace, for a page; none for other files."""
-    if document.timeline is None or not (svg := timeline_svg(document.timeline)):
+    if document.timeline is None:
         return []
     left = document.timeline.left_out
-    return [Drawing(svg), *([Line(f"{left:,} more tracks are not shown.", "quiet")] if left else [])]
+    more: list[Block] = [Line(f"{left:,} more tracks are not shown.", "quiet")] if left else []
+    return [Section("", [Drawing(timeline_svg(document.timeline), "wide"), *more], detail=True)]
 
 
 def _quoted(excerpts: tuple[Excerpt, ...], summary: str, unit: str) -> list[Block]:
     """Lines of a file, folded; none if there are none."""
-    rows = [(place(excerpt, unit), Cell(one_line(excerpt.text, 200), code=True)) for excerpt in excerpts]
-    return [Fold(summary, [Table((), rows)])] if rows else []
+    rows = [(_place(excerpt, unit), Cell(one_line(excerpt.text, 200), code=True)) for excerpt in excerpts]
+    return [Section(summary, [Table(("", ""), rows, most=_UNREAD)], folded=True)] if rows else []
 
 
-def file_line(file: FileRead) -> str:
+def _file_line(file: FileRead) -> str:
     """A file in one line: what it is, and how much of it was understood."""
     share = f"{file.read:,} of {counted(file.lines, file.unit)} read" if file.lines else f"{file.bytes:,} bytes"
     return f"{one_line(file.path)}: {file.title}; {share}"
@@ -195,7 +162,7 @@ def _cited(finding: CitedFinding, unit: str) -> str:
     return f"{unit}{'s' * several} {', '.join(places)}" if places else ""
 
 
-def place(excerpt: Excerpt, unit: str) -> str:
+def _place(excerpt: Excerpt, unit: str) -> str:
     """Where an excerpt is: "line 5", "lines 5-7"."""
     return f"{unit}{'s' * (excerpt.last > excerpt.first)} {_range(excerpt)}"
 

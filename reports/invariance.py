@@ -15,8 +15,6 @@ from assay.reports.document import (
     Facts,
     Findings,
     Line,
-    Matrix,
-    Only,
     Section,
     Suite,
     Table,
@@ -40,7 +38,6 @@ def invariance_document(result: InvarianceResult) -> Document:
         foot=f"{result.schema_id}. Next to this file: invariance.json, the complete result, and arms, what was answered.",
         suites=[_suite(result)],
         result=result,
-        name="assay invariance",
     )
 
 
@@ -72,11 +69,11 @@ def _body(result: InvarianceResult) -> list[Block]:
                 ("device", result.device),
             ]
         ),
-        Section("findings", "Findings", [Findings(result.findings, commands=True)]),
-        Section("arms", "Arms", [Line(_says(result), "quiet"), _arms(result)], announced=True),
-        Section("features", "Features", [_features(result.features)], announced=True),
-        Only("page", [Section("pairs", "Pairs", [_matrix(result), *_left_out(result)])]),
-        Section("checks", "Requirements of a pass", [Checks(result.checks)]),
+        Section("Findings", [Findings(result.findings)] if result.findings else [], "findings"),
+        Section("Arms", [Line(_says(result), "quiet"), _arms(result)], "arms"),
+        Section("Features", [_features(result.features)], "features"),
+        Section("Pairs", [_matrix(result), *_left_out(result)], "pairs", detail=True),
+        Section("Requirements of a pass", [Checks(result.checks)], "checks"),
     ]
     facts: list[tuple[Words, ...]] = [
         ("Hardware", result.hardware),
@@ -85,7 +82,7 @@ def _body(result: InvarianceResult) -> list[Block]:
     ]
     return [
         *blocks,
-        Only("page", [Section("environment", "Environment", [Facts([*facts, *result.packages.items()], "small")])]),
+        Section("Environment", [Facts([*facts, *result.packages.items()], "small")], "environment", detail=True),
     ]
 
 
@@ -117,13 +114,12 @@ def _features(rows: tuple[FeatureRow, ...]) -> Table:
     )
 
 
-def _matrix(result: InvarianceResult) -> Matrix:
+def _matrix(result: InvarianceResult) -> Table:
     """Every feature by every other; on the diagonal each in any arm."""
     names = list(dict.fromkeys(cell.first for cell in result.pairs))
     cells = {frozenset((cell.first, cell.other)): cell for cell in result.pairs}
-    return Matrix(
-        "on together", names, names, [[_pair(cells[frozenset((row, column))]) for column in names] for row in names]
-    )
+    rows: list[list[Words]] = [[row, *(_pair(cells[frozenset((row, column))]) for column in names)] for row in names]
+    return Table(("on together", *names), rows, style="matrix")
 
 
 def _left_out(result: InvarianceResult) -> list[Block]:
@@ -132,10 +128,8 @@ def _left_out(result: InvarianceResult) -> list[Block]:
     return [Line(f"In no arm that decided: {pairs}.", "quiet")] if pairs else []
 
 
-def _pair(cell: PairCell) -> Cell | None:
-    if cell.verdict is None:
-        return None
-    return Cell(_nats(cell.kl), cell.verdict, sign=cell.verdict)
+def _pair(cell: PairCell) -> Cell:
+    return Cell("") if cell.verdict is None else Cell(_nats(cell.kl), cell.verdict)
 
 
 def _suite(result: InvarianceResult) -> Suite:

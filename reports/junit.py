@@ -24,7 +24,7 @@ _OUTPUT_LIMIT = 10_000
 
 def to_junit(document: Document) -> str:
     """The cases of a document as JUnit XML."""
-    made = JUnitXml(document.name)
+    made = JUnitXml("assay")
     for suite in document.suites:
         made.add_testsuite(_suite(suite))
     return '<?xml version="1.0" encoding="utf-8"?>\n' + str(made.tostring().decode("utf-8")) + "\n"

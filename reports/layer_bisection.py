@@ -47,7 +47,7 @@ def layers_document(result: LayerBisection) -> Document:
             *([Line(twice)] if rows else []),
             Line(f"The candidate computes {' and '.join(result.phases)}."),
             Findings(result.findings),
-            Code(f"  $ {result.reproduce}"),
+            *([] if result.findings else [Code(result.reproduce, "Repeat this bisection")]),
         ],
         result=result,
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from assay.harness.evidence.pack import replay_command
-from assay.harness.judge.report import DepthRow, LayersResult, OwnError, TruthRow, out_of_bounds
+from assay.harness.judge.report import DepthRow, LayersResult, OwnError, TruthRow, excess, out_of_bounds
 from assay.harness.text import one_line
-from assay.reports.document import Block, Box, Cell, Code, Fold, HeatMaps, Items, Line, Section, Table, Words
+from assay.reports.document import Block, Cell, Code, Drawing, Items, Line, Section, Table, Words
 from assay.reports.summary import error_percent, layer_diff_lines, worst_cells
 
-_SHOWN = 10
+_SHOWN, _LAYERS = 10, 12
 _TRUTH = ("Layer", "Phase", "Cells", "Own error", "Bound", "Gain", "Bound", "Reference’s own error", "Bound")
 _CALLS = ("Layer", "Head", "Phase", "Error", "Position", "Prefix", "New", "Batch size", "Request")
 
@@ -16,25 +18,45 @@ _CALLS = ("Layer", "Head", "Phase", "Error", "Position", "Prefix", "New", "Batch
 def layer_diff_section(layers: LayersResult) -> Section:
     """Build the section on each layer's distance from the truth or the reference: maps, tables, the worst cells and calls."""
     judged = any(row.bound is not None for row in layers.depth)
-    blocks: list[Block] = [
-        Line(_about(layers, judged), "quiet after"),
-        *_maps(layers),
-        *_depth(layers),
-        *_truth(layers),
-    ]
-    blocks.append(Fold("Worst cells and calls", [Box("split", [*_cells(layers), *_calls(layers)])]))
+    lead, *lines = layer_diff_lines(layers)
+    details: list[Block] = [Line(_about(layers, judged), "quiet after"), *_maps(layers), *_truth(layers)]
+    details.append(
+        Section("Worst cells and calls", [Section("", [*_cells(layers), *_calls(layers)], style="split")], folded=True)
+    )
     if layers.not_observed:
-        blocks.append(Section("", "Not observed", [Items(layers.not_observed)]))
+        details.append(Section("Not observed", [Items(layers.not_observed)]))
     if layers.candidate_errors:
         errors = [one_line(line, 400) for line in layers.candidate_errors[:_SHOWN]]
-        blocks.append(Section("", "Calls that the candidate failed to compute", [Items(errors)]))
+        details.append(Section("Calls that the candidate failed to compute", [Items(errors)]))
     if layers.pack:
         about = "Run another kernel over the recorded calls, without a server or a model"
-        blocks.append(Code(replay_command(layers.pack), about))
+        details.append(Code(replay_command(layers.pack), about))
+    blocks = [*map(Line, lines), *_by_prefix(layers), Section("", [*details, *_depth(layers)], detail=True)]
     return Section(
-        "layer-diff", "Layer diff", blocks, short="Layers", style="layer-diff", lead=layer_diff_lines(layers)[0],
-        folded=judged and not layers.sources,
+        "Layer diff", blocks, "layer-diff", folded=judged and not layers.sources, lead=lead, short="Layers", style="layer-diff",
     )  # fmt: skip
+
+
+def _by_prefix(layers: LayersResult) -> list[Block]:
+    """Errors by layer and cached prefix, the layers farthest beyond their bounds first."""
+    grids = [grid for grid in layers.grids if grid.columns == "prefix"]
+    columns: dict[str, None] = {}
+    cells: dict[str, dict[str, Cell]] = defaultdict(dict)
+    worst: dict[str, float] = defaultdict(lambda: -1.0)
+    for grid in grids:
+        for layer, prefix, error, bound in grid.observed():
+            column = one_line(f"{grid.where}, prefix {prefix}", 60)
+            columns[column] = None
+            beyond = out_of_bounds(error, bound)
+            note = "out of bounds" if beyond else ""
+            cells[layer][column] = Cell(error_percent(error), "beyond" if beyond else "", note=note)
+            worst[layer] = max(worst[layer], excess(error, bound))
+    order = sorted(cells, key=lambda layer: -worst[layer])
+    rows: list[list[Words]] = [
+        [one_line(layer), *(cells[layer].get(column, Cell("–")) for column in columns)] for layer in order
+    ]
+    table = Table(("Layer", *columns), rows, numbers=range(1, len(columns) + 1), style="cells", most=_LAYERS)
+    return [Section("By layer and cached prefix, the worst first", [table], folded=True)] if rows else []
 
 
 def _about(layers: LayersResult, judged: bool) -> str:
@@ -61,7 +83,7 @@ def _depth(layers: LayersResult) -> list[Block]:
     columns = ("Layer", "Worst cell", "Bound", *(("Own", "Inherited", "Total") if traced else ()))
     rows = [_depth_row(row, traced) for row in layers.depth]
     table = Table(columns, rows, note=note if traced else "", numbers=range(len(columns)), style="cells")
-    return [Fold("Errors by layer", [table])] if rows else []
+    return [Section("Errors by layer", [table], folded=True)] if rows else []
 
 
 def _depth_row(row: DepthRow, traced: bool) -> tuple[Words, ...]:
@@ -77,7 +99,7 @@ def _truth(layers: LayersResult) -> list[Block]:
     table = Table(
         _TRUTH, list(map(_truth_row, layers.against_truth)), note=note, numbers=(0, *range(2, 9)), style="cells"
     )
-    return [Fold("Against the truth, by layer and phase", [table])] if layers.against_truth else []
+    return [Section("Against the truth, by layer and phase", [table], folded=True)] if layers.against_truth else []
 
 
 def _truth_row(row: TruthRow) -> tuple[Words, ...]:
@@ -97,8 +119,8 @@ def _maps(layers: LayersResult) -> list[Block]:
         return []
     title = "Difference from the reference" if layers.against_truth else "Own error"
     about = Line("Each cell is the worst over query positions and places in the batch, not the average.", "quiet")
-    small: list[Block] = [HeatMaps(others, small=True)] if others else []
-    return [Section("", f"{title} by layer and head", [about, HeatMaps(heads), *small])]
+    small: list[Block] = [Drawing(others, "small")] if others else []
+    return [Section(f"{title} by layer and head", [about, Drawing(heads), *small])]
 
 
 def _cells(layers: LayersResult) -> list[Block]:
@@ -107,7 +129,7 @@ def _cells(layers: LayersResult) -> list[Block]:
     for *place, own, bound in worst_cells(layers, _SHOWN):
         rows.append((*map(one_line, place), _error(own, out_of_bounds(own, bound)), error_percent(bound)))
     table = Table(("Layer", "Head", "Calls", error, "Bound"), rows, "Worst cells", numbers=(0, 1, 3, 4), style="cells")
-    return [Box("", [table])] if rows else []
+    return [Section("", [table])] if rows else []
 
 
 def _calls(layers: LayersResult) -> list[Block]:
@@ -122,4 +144,4 @@ def _calls(layers: LayersResult) -> list[Block]:
         f"a cell of many.{f' The other {left} are in report.json.' if left else ''}"
     )
     table = Table(_CALLS, rows, "Worst calls", note, numbers=(0, 1, *range(3, 8)), style="calls")
-    return [Box("", [table])] if rows else []
+    return [Section("", [table])] if rows else []

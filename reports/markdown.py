@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from assay.harness.text import one_line, visible
 from assay.harness.verdict import Check, Finding, Verdict
@@ -12,8 +12,8 @@ from assay.reports.operator_picture import text as picture_text
 from assay.reports.terminal import PLAIN_WIDTH, explaining
 
 _SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
-_COMMAND = 2_000
-"""Most characters of a command."""
+_COMMAND, _MOST = 2_000, 5
+"""Most characters of a command, and most findings and checks of a block."""
 # Characters with a meaning in CommonMark, GitHub's tables or strike-through. An underscore inside a word has none, and
 # names of backends are full of them.
 _SPECIAL = re.compile(r"[\\`*{}\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_])|^(?=[#+=-]+(?:\s|$))|^\d+(?=[.)](?:\s|$))")
@@ -22,20 +22,15 @@ _LINKED = re.compile(r"@(?=\w)|#(?=\d)|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def to_markdown(document: doc.Document, level: int = 2) -> str:
-    """A document as Markdown, its heading of this level.
-
-    Of checks those that are not ok are shown; charts and heat maps are left to the page.
-    """
-    heading, said, foot = (
-        _escape(document.title),
-        f"**{_escape(document.word)}**. {_escape(document.headline, 700)}",
-        "",
-    )
+    """A document as Markdown, its heading of this level."""
+    heading, foot = _escape(document.title), ""
+    said = f"**{_escape(document.word)}**. " * bool(document.word) + _escape(document.headline, 700)
     if document.verdict:
         word = document.word or document.verdict.capitalize()
         heading, said = f"{_SIGNS[document.verdict]} {word}: {heading}", f"**{_escape(document.headline, 700)}**"
         foot = f"<sub>{' · '.join(['assay', *map(_words, document.crumbs)])}</sub>"
-    lines = [f"{'#' * level} {heading}", "", said, "", *markdown_lines(document.body)]
+    remedy = [f"What to do: {_escape(document.remedy, 700)}", ""] if document.remedy else []
+    lines = [f"{'#' * level} {heading}", "", said, "", *remedy, *_lines(document.body)]
     return "\n".join([*lines, *([foot] if foot else [])]).rstrip("\n") + "\n"
 
 
@@ -78,12 +73,11 @@ def _words(words: doc.Words) -> str:
         return f"{' ' * words.startswith(' ')}{_escape(words, 700)}{' ' * words.endswith(' ')}"
     text = f"**{_escape(words.text, 700)}**" if words.status == "strong" else _escape(words.text, 700)
     text = f"{_SIGNS[words.sign]} {text}" if words.sign else text
-    text = f"[{text}]({words.link})" if words.link else text
+    text = f"[{text}]({words.link})" if words.link and not words.link.startswith("#") else text
     return f"{text} ({_escape(words.note)})" if words.note else text
 
 
-def markdown_lines(blocks: Iterable[doc.Block]) -> list[str]:
-    """Blocks as lines of Markdown."""
+def _lines(blocks: Sequence[doc.Block]) -> list[str]:
     return [line for block in blocks for line in _block(block)]
 
 
@@ -100,24 +94,27 @@ def _block(block: doc.Block) -> list[str]:
         case doc.Table():
             return _table(block)
         case doc.Findings():
-            shown = [line for finding in block.findings[: block.most] for line in _finding(finding)]
-            return [*shown, *_left(len(block.findings), block.most), ""] if block.findings else []
+            shown = [line for finding in block.findings[:_MOST] for line in _finding(finding)]
+            return [*shown, *_left(len(block.findings), _MOST), ""] if block.findings else []
         case doc.Checks():
             unmet = [check for check in block.checks if check.status != "ok"]
-            return [*map(_check, unmet[: block.most]), *_left(len(unmet), block.most), ""] if unmet else []
+            return [*map(_check, unmet[:_MOST]), *_left(len(unmet), _MOST), ""] if unmet else []
         case doc.Code():
-            return [*([f"{_escape(block.label)}:", ""] if block.label else []), *_fenced(block.text, block.language)]
-        case doc.Weights():
-            return _fenced(picture_text(block.picture, PLAIN_WIDTH).plain)
-        case doc.Fold():
-            inner = markdown_lines(block.blocks)
-            return [f"<details><summary>{_words(block.summary)}</summary>", "", *inner, "</details>", ""]
-        case doc.Section():
-            return [f"**{_words(block.title)}**", "", *markdown_lines(block.blocks)]
-        case doc.Box() | doc.Only(medium="markdown"):
-            return markdown_lines(block.blocks)
+            code = "\n".join(line[:_COMMAND] for line in doc.code_lines(block))
+            return [*([f"{_escape(block.label)}:", ""] if block.label else []), *_fenced(code, block.language)]
+        case doc.Section() if block.blocks and not block.detail:
+            return _section(block)
         case _:
             return []
+
+
+def _section(section: doc.Section) -> list[str]:
+    inner = [*([_escape(section.lead, 700), ""] if section.lead else []), *_lines(section.blocks)]
+    if not inner or not section.title:
+        return inner
+    if section.folded:
+        return [f"<details><summary>{_words(section.title)}</summary>", "", *inner, "</details>", ""]
+    return [f"**{_words(section.title)}**", "", *inner]
 
 
 def _left(of: int, most: int | None) -> list[str]:
@@ -140,6 +137,9 @@ def _finding(finding: Finding) -> list[str]:
     explained = "".join(f" (explained by {_span(command)})" for command in explaining(finding))
     lines = [f"- **{_escape(finding.title)}**: {_escape(finding.sentence, 500)}{observed}{explained}"]
     lines += [f"  - {'; '.join(_escape(line, 160) for line in finding.evidence[:3])}"] if finding.evidence else []
+    if finding.picture:
+        drawn = _fenced(picture_text(finding.picture, PLAIN_WIDTH).plain)
+        lines += ["", *(f"  {line}".rstrip() for line in drawn)]
     return lines + ([f"  - {_span(finding.reproduce)}"] if finding.reproduce else [])
 
 

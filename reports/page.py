@@ -21,11 +21,11 @@ from assay.harness.judge.report import ErrorGrid, excess, out_of_bounds
 from assay.harness.text import clip, counted, one_line, visible
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports import operator_picture, summary
-from assay.reports.document import CHECK_SIGNS, Document, HeatMaps, Matrix, Section, blocks_of, plain
+from assay.reports.document import CHECK_SIGNS, Document, Drawing, Section, blocks_of, plain
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
 
-TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
 """Most characters embedded of a prompt or an answer."""
 
@@ -38,8 +38,9 @@ def to_html(document: Document) -> str:
         meaning = " ".join(filter(None, [summary.MEANINGS[document.verdict], code]))
     word = document.word or (document.verdict or "").capitalize()
     blocks = list(blocks_of(document.body))
-    grids = [grid for block in blocks if isinstance(block, HeatMaps) for grid in block.grids]
-    style = _style() + (_read("matrix.css") if any(isinstance(block, Matrix) for block in blocks) else "")
+    drawings = [block.drawn for block in blocks if isinstance(block, Drawing)]
+    grids = [grid for drawn in drawings if not isinstance(drawn, str) for grid in drawn]
+    style = _style()
     script = _read("page.js") + (_read("layer_diff.js") if grids else "")
     return _ENVIRONMENT.get_template("document.html.jinja").render(
         document=document,
@@ -47,7 +48,7 @@ def to_html(document: Document) -> str:
         title=f"{word}: {document.title}" if word else document.title,
         word=word,
         meaning=meaning or "",
-        sections=[block for block in blocks if isinstance(block, Section) and block.id],
+        sections=[block for block in blocks if isinstance(block, Section) and block.id and block.blocks],
         grids=grids,
         numbers={id(grid): number for number, grid in enumerate(grids)},
         style=Markup(style),
@@ -62,7 +63,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _read(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _style() -> str:
@@ -150,7 +151,7 @@ def _worst(grid: ErrorGrid) -> tuple[float, tuple[int, int]]:
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(TEMPLATES),
+    loader=FileSystemLoader(_TEMPLATES),
     autoescape=True,
     finalize=_finalize,
     undefined=StrictUndefined,

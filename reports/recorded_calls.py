@@ -26,7 +26,7 @@ def replay_document(replay: KernelResult) -> Document:
     body: list[Block] = [Line(does)] if does else []
     body.append(Line(ran if replay.calls else f"None of {replay.recorded} recorded calls was computed."))
     body += [Line(f"The pack's {phase} calls: {text or 'none'}.") for phase, text in replay.envelope.items()]
-    body.append(Findings(replay.findings, commands=True))
+    body.append(Findings(replay.findings))
     body += [Line(f"{sentence[0].upper()}{sentence[1:]}.") for sentence in replay.not_tested]
     body += [Line(f"Smallest failing call: {replay.smallest}")] if replay.smallest else []
     headline = {

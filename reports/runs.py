@@ -11,7 +11,7 @@ from assay.harness.judge.report import NOT_FINITE
 from assay.harness.sides import differing
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import WORST_FIRST
-from assay.reports.document import Block, Cell, Document, Items, Line, Section, more
+from assay.reports.document import Block, Cell, Document, Items, Line, Section
 from assay.reports.summary import NOTHING, SIGNS, when
 
 _STRIP = 40
@@ -35,10 +35,11 @@ def runs_document(listed: RunList) -> Document:
     histories = listed.histories
     latest = [history[-1] for history in histories]
     for number, history in enumerate(histories[:_MOST_TREATMENTS], 1):
-        body.append(Section(f"treatment-{number}", _treatment(history[0]), _brief(history), announced=True))
-    body += more(len(histories) - _MOST_TREATMENTS, "treatment")
+        body.append(Section(_treatment(history[0]), _brief(history), f"treatment-{number}"))
+    if (left := len(histories) - _MOST_TREATMENTS) > 0:
+        body.append(Line(f"… and {counted(left, 'treatment')}: see --json"))
     if unread:
-        body.append(Section("unread", "Without a report", [Items(_unread(unread), most=20)], announced=True))
+        body.append(Section("Without a report", [Items(_unread(unread), most=20)], "unread"))
     counts = Counter(run.verdict for run in latest)
     now = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in WORST_FIRST if counts[verdict])
     return Document(
@@ -77,7 +78,7 @@ def _treatment(run: RunLine) -> str:
     return one_line(f"{run.candidate}{against}{settings}, {_where(run)}", 120)
 
 
-def worst_text(worst: Worst | None) -> str:
+def _worst_text(worst: Worst | None) -> str:
     """The worst own error as a multiple of its bound: "140x", "2.4 million x"; "not finite"; a dash where none was observed."""
     if worst is None:
         return NOTHING
@@ -107,7 +108,7 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
     for run in reversed(history):
         assert run.verdict is not None
         verdict = Cell(f"{SIGNS[run.verdict]} {run.verdict:<12} ", run.verdict)
-        rest = f"own error {worst_text(run.worst):<10} {one_line(run.folder, 200)}"
+        rest = f"own error {_worst_text(run.worst):<10} {one_line(run.folder, 200)}"
         lines.append(Line((f"  {when(run.created)}  ", verdict, rest)))
         lines += [Line(f"{'':24}{one_line(run.cause, 58)}", "quiet")] if run.cause else []
     last = history[-_STRIP:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
@@ -18,7 +17,7 @@ from assay.harness.judge.report import (
     SuiteResult,
     excess,
 )
-from assay.harness.text import one_line, percent, two_digits, visible
+from assay.harness.text import one_line, percent, two_digits
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 
 NOTHING = "–"
@@ -32,36 +31,22 @@ MEANINGS: dict[Verdict, str] = {
 _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 
-@dataclass(frozen=True)
-class _SuiteLine:
-    """A suite as one row of a table: every field is one line and ready to print."""
-
-    suite: str
-    verdict: Verdict
-    reference: str
-    candidate: str
-    differences: str
-    measured: str
-    bound: str
-    policy: str
+def suite_title(suite: SuiteResult) -> str:
+    """The title of a suite, which says whether its questions are synthetic."""
+    return one_line(f"{suite.title} (synthetic)" if suite.synthetic else suite.title)
 
 
-def suite_line(suite: SuiteResult) -> _SuiteLine:
-    """The row of `suite`, with its deciding metric."""
-    metric = shown_metric(suite)
-    return _SuiteLine(
-        suite=one_line(_title(suite)),
-        verdict=suite.verdict,
-        reference=_role_accuracy(suite, "reference"),
-        candidate=_role_accuracy(suite, "candidate"),
-        differences=_differences(suite),
-        measured=_measured(metric) if metric else one_line(suite.why, 80),
-        bound=bound(metric) if metric else NOTHING,
-        policy=one_line(metric.policy, 120) if metric else "",
-    )
+def deciding(suite: SuiteResult) -> tuple[str, str, str]:
+    """The suite's deciding metric with its interval, its bound, and the line of policy that sets it; or why there is none."""
+    metric = _shown_metric(suite)
+    if metric is None:
+        return one_line(suite.why, 80), NOTHING, ""
+    text = one_line(metric.text, 60)
+    ends = "" if metric.low is None and metric.high is None else f" ({interval(metric)})"
+    return text + ends, bound(metric), one_line(metric.policy, 120)
 
 
-def shown_metric(suite: SuiteResult) -> Metric | None:
+def _shown_metric(suite: SuiteResult) -> Metric | None:
     """The metric that decided; where a finding did, the first with a bound, else the first; None if the suite has none."""
     bounded = (metric for metric in suite.metrics if metric.bound is not None)
     return suite.deciding_metric or next(bounded, None) or next(iter(suite.metrics), None)
@@ -240,35 +225,18 @@ def _sources(layers: LayersResult) -> str:
     return f"None of {judged} layers is out of bounds."
 
 
-def failure_lines(report: Report, most: int) -> list[str]:
-    """Return what shows a failure: the last lines of its details; empty if the run did not fail, or nothing shows it."""
-    if report.failure is None or not report.failure.details:
-        return []
-    lines = visible(report.failure.details).split("\n")
-    head, rest = lines[:2], lines[2:]
-    left_out = max(0, len(rest) - max(most - len(head), 0))
-    return [*head, *([f"  ... {left_out} lines left out"] if left_out else []), *rest[left_out:]]
-
-
 def unmet(report: Report) -> list[Check]:
     """Checks that are not ok; those that forbid a pass come first."""
     return [check for status in _UNMET_ORDER for check in report.checks if check.status == status]
 
 
-def _title(suite: SuiteResult) -> str:
-    return f"{suite.title} (synthetic)" if suite.synthetic else suite.title
-
-
-def _measured(metric: Metric) -> str:
-    text = one_line(metric.text, 60)
-    return text if metric.low is None and metric.high is None else f"{text} ({interval(metric)})"
-
-
-def _role_accuracy(suite: SuiteResult, role: str) -> str:
+def accuracy_of(suite: SuiteResult, role: str) -> str:
+    """The share of right answers of a role; a dash where there are no answers."""
     return next((share(tally.right, tally.total) for tally in suite.tallies if tally.role == role), NOTHING)
 
 
-def _differences(suite: SuiteResult) -> str:
+def differences(suite: SuiteResult) -> str:
+    """Count the texts or answers that differ, by kind; a dash where neither was compared."""
     if suite.divergences:
         kinds = [divergence.kind for divergence in suite.divergences]
         counted = [f"{kinds.count(kind)} {kind}" for kind in ("apart", "close", "tie") if kind in kinds]

@@ -1,4 +1,4 @@
-"""The little SVG that charts need: a scale, its round numbers, and elements.
+"""The chart of an interval, and the little SVG that drawings need: a scale, its round numbers, and elements.
 
 Colours are presentation attributes taken from `PALETTE`. The page maps each of them to its own variable by an attribute
 selector, so a chart follows the page's light or dark theme, and keeps the light colours where it is cut out and pasted.
@@ -27,6 +27,9 @@ PALETTE = {
 }
 INK, MUTED, RULE = PALETTE["chart-ink"], PALETTE["chart-muted"], PALETTE["chart-rule"]
 REFERENCE, CANDIDATE, FORBIDDEN = PALETTE["chart-reference"], PALETTE["chart-candidate"], PALETTE["chart-forbidden"]
+
+# CSS pixels: a chart fits unscaled into a page of 400 pixels.
+_WIDTH, _HEIGHT, _MARGIN = 330, 26, 6
 
 # Font sizes and the height of an axis with its labels, in CSS pixels.
 NAME_SIZE, TICK_SIZE, AXIS_HEIGHT = 12, 11, 22
@@ -99,3 +102,32 @@ def axis_below(x: Scale, y: float, most: int, title: str = "") -> list[str]:
 def number(value: float) -> str:
     """A coordinate, without digits that nobody sees."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
+
+
+def interval_chart(
+    says: str,
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    bound: float | None = None,
+) -> str:
+    """Draw a value and its interval on one axis, with its bound, beyond which it is tinted.
+
+    Returns:
+        An ``<svg>`` element with the alternative text `says`; an empty string where there is no interval, for which the number and
+        its bound in words are enough, or where a number is not finite.
+    """
+    if value is None or low is None or high is None:
+        return ""
+    known = [value, low, high, *([] if bound is None else [bound])]
+    if not all(map(math.isfinite, known)):
+        return ""
+    slack = (max(known) - min(known)) * 0.12 or abs(value) * 0.1 or 1.0
+    x = Scale(min(known) - slack, max(known) + slack, _MARGIN, _WIDTH - _MARGIN)
+    parts, middle = [], _HEIGHT / 2
+    if bound is not None:
+        parts.append(rect(x(bound), x(x.high), 0, _HEIGHT, FORBIDDEN, opacity=0.1))
+        parts.append(line(x(bound), 0, x(bound), _HEIGHT, FORBIDDEN, 1.5, stroke_dasharray="4 3"))
+    parts.append(line(x(low), middle, x(high), middle, CANDIDATE, 3, stroke_linecap="round"))
+    parts.append(element("circle", cx=x(value), cy=middle, r=5, fill=CANDIDATE))
+    return image(_WIDTH, _HEIGHT + AXIS_HEIGHT, says, [*parts, *axis_below(x, _HEIGHT, 7)])

@@ -24,10 +24,10 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         page: where its page is.
     """
     body: list[Block] = [Line("Not all cells were run: it was interrupted.", "strong")] if result.interrupted else []
-    body.append(Section("cells", "Cells", [_cells(result)], announced=True))
+    body.append(Section("Cells", [_cells(result)], "cells"))
     if mixed := _environments(result):
         told = Line("Cells ran in different environments: compare them with care.", "strong")
-        body.append(Section("environments", "Environments", [told, mixed], announced=True))
+        body.append(Section("Environments", [told, mixed], "environments"))
     return Document(
         command="sweep",
         title=one_line(Path(result.folder).name, 60),
@@ -40,7 +40,6 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         foot=f"{result.schema_id}.",
         suites=[_suite(result)],
         result=result,
-        name="assay sweep",
         page=str(page),
     )
 

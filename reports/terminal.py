@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
@@ -24,7 +25,7 @@ _STYLES = {
 """Colours of verdicts, of the status of checks, of the severity of findings, of what changed, and of emphasis."""
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 PLAIN_WIDTH = 100
-"""Columns that a picture may take in plain text, such as the message of an assertion."""
+"""Columns that a picture may take in plain text, such as a comment or the message of an assertion."""
 _CELL_WIDTH = 60
 """Most characters of a cell below its column: a kernel's name may have hundreds."""
 
@@ -76,13 +77,8 @@ def _parts(console: Console, line: Text) -> list[Text]:
     return parts
 
 
-def finding_lines(finding: Finding) -> list[str]:
-    """A finding with its operator, picture and evidence, without the command that reproduces it."""
-    return _finding_text(finding).plain.split("\n")
-
-
-def _finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
-    """The same with colours; a picture takes at most so many columns."""
+def _finding_text(finding: Finding, width: int) -> Text:
+    """A finding with its operator, picture and evidence; a picture takes at most so many columns."""
     lines = [Text(one_line(f"{finding.severity}: {finding.sentence}", 600))]
     lines += [Text(f"  observed: {one_line(finding.observed, 600)}")] if finding.observed else []
     if finding.picture:
@@ -90,6 +86,13 @@ def _finding_text(finding: Finding, width: int = PLAIN_WIDTH) -> Text:
     lines += [Text(f"  - {one_line(line, 400)}") for line in finding.evidence]
     lines += [Text(f"  explained by: {command}") for command in explaining(finding)]
     return Text("\n").join(lines)
+
+
+def plain_text(blocks: Sequence[doc.Block]) -> str:
+    """Return blocks as the text of an assertion or of a case of JUnit, whose lines are not wrapped."""
+    out = io.StringIO()
+    _blocks(blocks, Console(file=out, width=PLAIN_WIDTH, force_terminal=False))
+    return out.getvalue().strip("\n")
 
 
 def explaining(finding: Finding) -> list[str]:
@@ -100,12 +103,12 @@ def explaining(finding: Finding) -> list[str]:
 def render(document: doc.Document, console: Console) -> None:
     """Print the body of a document. Its conclusion is the last line of a command, below what else that prints."""
     _blocks(document.body, console)
+    if document.remedy:
+        say(console, f"What to do: {one_line(document.remedy, 700)}")
 
 
-def _blocks(blocks: Iterable[doc.Block], console: Console) -> None:
-    for number, block in enumerate(blocks):
-        if number and isinstance(block, doc.Section) and block.announced:
-            say(console, "")
+def _blocks(blocks: Sequence[doc.Block], console: Console) -> None:
+    for block in blocks:
         _block(block, console)
 
 
@@ -115,7 +118,7 @@ def _block(block: doc.Block, console: Console) -> None:
             say(console, _text(block.text, _STYLES.get(block.style, "")))
         case doc.Items():
             for line in block.lines[: block.most]:
-                say(console, f"  {doc.plain(line)}")
+                say(console, Text("  ") + _text(line, ""))
             _left(console, len(block.lines), block.most)
         case doc.Facts():
             _facts(block, console)
@@ -127,15 +130,12 @@ def _block(block: doc.Block, console: Console) -> None:
             _unmet(block, console)
         case doc.Code():
             _code(block, console)
-        case doc.Weights():
-            say(console, "")
-            for row in picture_text(block.picture, console.width - 2).split("\n"):
-                _copy(console, Text("  ") + row)
-        case doc.Box() | doc.Only(medium="terminal"):
-            _blocks(block.blocks, console)
-        case doc.Section():
-            if block.announced:
+        case doc.Section() if block.blocks and not block.detail:
+            if block.title:
+                say(console, "")
                 say(console, _text(block.title, "bold"))
+            if block.lead:
+                say(console, block.lead)
             _blocks(block.blocks, console)
 
 
@@ -149,7 +149,7 @@ def _facts(block: doc.Facts, console: Console) -> None:
 def _findings(block: doc.Findings, console: Console) -> None:
     for finding in block.findings:
         say(console, _finding_text(finding, console.width))
-        if block.commands and finding.reproduce:
+        if finding.reproduce:
             say(console, f"  $ {finding.reproduce}")
 
 
@@ -165,9 +165,9 @@ def _unmet(block: doc.Checks, console: Console) -> None:
 
 def _code(block: doc.Code, console: Console) -> None:
     if block.label:
-        say(console, f"\n{block.label}:")
-    indent = "  " if block.label else ""
-    _copy(console, "\n".join(f"{indent}{line}".rstrip() for line in block.text.rstrip("\n").split("\n")))
+        say(console, f"{block.label}:")
+    indent = "  " if block.label and block.language == "text" else ""
+    _copy(console, "\n".join(f"{indent}{line}".rstrip() for line in doc.code_lines(block)))
 
 
 def _table(table: doc.Table, console: Console) -> None:
@@ -175,7 +175,7 @@ def _table(table: doc.Table, console: Console) -> None:
     title = one_line(f"{table.title} ({table.note})" if table.note and table.title else table.title)
     if title:
         say(console, title)
-    made, options = in_columns(console, table), console.options.update(width=1_000)
+    made, options = _in_columns(console, table), console.options.update(width=1_000)
     if console.is_terminal and Measurement.get(console, options, made).minimum <= console.width:
         console.print(made)
     else:
@@ -190,7 +190,7 @@ def _left(console: Console, of: int, most: int | None) -> None:
         say(console, f"  … and {counted(of - most, 'more row')}: see --json or --html")
 
 
-def in_columns(console: Console, table: doc.Table) -> Table:
+def _in_columns(console: Console, table: doc.Table) -> Table:
     """The first rows of a table. Only what names a row may wrap, and all cells of a table of sentences."""
     wraps = "side-by-side" in table.style
     most = 700 if wraps else _CELL_WIDTH
@@ -219,4 +219,7 @@ def _style(words: doc.Words) -> str:
 
 def _text(words: doc.Words, style: str) -> Text:
     parts = words if isinstance(words, tuple) else (words,)
-    return Text.assemble(*((part if isinstance(part, str) else part.text, _style(part)) for part in parts), style=style)
+    shown = (
+        part if isinstance(part, str) else f"{part.text} ({part.note})" if part.note else part.text for part in parts
+    )
+    return Text.assemble(*zip(shown, map(_style, parts), strict=True), style=style)

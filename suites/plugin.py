@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from assay.harness.checks.kernel_matrix import MatrixOptions
     from assay.harness.evidence.kernel_result import KernelResult
 
-MARKER = "assay_kernel"
+_MARKER = "assay_kernel"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and a place for results."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(kernel, phases=None, dtypes=None, head_dims=(64, 128), size='small'): run the test once for each "
+        f"{_MARKER}(kernel, phases=None, dtypes=None, head_dims=(64, 128), size='small'): run the test once for each "
         "case of the matrix; the test uses the fixture assay_case",
     )
     config.stash[_RESULTS] = []
@@ -166,12 +166,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that uses `assay_case` once for each case."""
     if "assay_case" not in metafunc.fixturenames:
         return
-    marker = metafunc.definition.get_closest_marker(MARKER)
+    marker = metafunc.definition.get_closest_marker(_MARKER)
     if marker is None or len(marker.args) != 1:
         raise pytest.UsageError(
             f"{metafunc.definition.nodeid} uses assay_case but names no kernel.\n"
             "Expected: one kernel, as the marker's only positional argument\n"
-            f"What to do: mark the test with @pytest.mark.{MARKER}('module:function')"
+            f"What to do: mark the test with @pytest.mark.{_MARKER}('module:function')"
         )
     _prepare(metafunc.config)
     from assay.harness.attention.kernels import declaration

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from assay.harness.errors import EvidenceError
-from assay.harness.files import write_whole
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.verdict import Verdict
@@ -44,21 +41,7 @@ def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, ve
         assert wanted in shown, shown
 
 
-@pytest.mark.parametrize(
-    ("device", "eager", "shown"),
-    [("cpu", True, "on the CPU"), ("cuda", True, "without CUDA graphs"), ("cuda", False, "CUDA graphs as the engine configures")],
-)
-def test_the_page_states_whether_there_were_graphs(examples: ModuleType, device: str, eager: bool, shown: str) -> None:
-    assert shown in text_of(to_html(examples.latency().model_copy(update={"device": device, "eager": eager})))
-
-
 def test_text_of_a_server_stays_text(examples: ModuleType) -> None:
     page = to_html(examples.latency(text="<script>alert(1)</script>\u202e"))
     assert "<script>alert" not in page
     assert "\u202e" not in page
-
-
-def test_a_full_disk_is_an_error_that_says_so(examples: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EvidenceError, match="cannot be written"):
-        write_whole(tmp_path / "file" / "bench.html", page.to_html(bench_document(examples.latency())))

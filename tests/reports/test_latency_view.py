@@ -74,19 +74,6 @@ def test_every_report_names_the_line_of_policy_of_a_suites_bound(examples: Modul
     assert "margin = 0.07 (assay.toml, [policy])" in RENDERERS[name](report.model_copy(update={"suites": (changed,)}))
 
 
-@pytest.mark.parametrize("name", RENDERERS)
-def test_without_a_bench_there_is_no_latency(examples: ModuleType, name: str) -> None:
-    assert "latency" not in RENDERERS[name](examples.passing()).lower()
-
-
-@pytest.mark.parametrize("name", RENDERERS)
-def test_a_note_is_in_every_report(timed: Report, name: str) -> None:
-    assert timed.latency is not None
-    note = "No speed-up: wrong answers (greedy)."
-    noted = timed.latency.model_copy(update={"note": note})
-    assert note in RENDERERS[name](timed.model_copy(update={"latency": noted}))
-
-
 def test_the_page_has_a_section_with_the_worst_ratio_drawn(timed: Report) -> None:
     page = to_html(timed)
     section = page[page.index('<section class="latency"') :].split("</section>")[0]

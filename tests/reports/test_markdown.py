@@ -18,7 +18,6 @@ from assay.reports.run_report import run_document
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
-FOLD = "<details><summary>Checks, layers, and what the verdict covers</summary>"
 MARKED = st.text(st.sampled_from(list("`*_[]()<>#|~\\-+=!&;:@1.) \n\tabw/")), max_size=40)
 
 
@@ -57,34 +56,22 @@ def _full(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("text", ["x", "a\nb\nc\nd\ne", "a\nb\n" * 40, "`" * 50, "long " * 1_000])
-def test_never_more_than_sixty_lines(examples: ModuleType, layer_diffs: ModuleType, text: str) -> None:
+@pytest.mark.parametrize("text", ["x", "a\nb\nc\nd\ne", "`" * 50, "long " * 1_000])
+def test_a_comment_stays_readable_and_below_githubs_limit(examples: ModuleType, layer_diffs: ModuleType, text: str) -> None:
     for count in (0, 1, 100):
-        lines = to_markdown(_full(examples.regression(), text, count, layer_diffs.one_head(4, 4))).splitlines()
-        assert len(lines) <= 60
-        timed = to_markdown(
-            _full(examples.regression(), text, count, layer_diffs.one_head(4, 4), examples.latency(text))
-        ).splitlines()
-        assert len(timed) <= 60
-    assert "| and 93 more, in report.html |" in "\n".join(lines)
-
-
-def test_a_picture_without_room_is_left_to_the_page(examples: ModuleType) -> None:
-    report = examples.regression()
-    large = examples.picture(("#" * 20,) * 32)
-    found = report.findings[0].model_copy(update={"picture": large})
-    text = to_markdown(report.model_copy(update={"findings": (found,)}))
-    assert not [token for token in _tokens(text) if token.type == "fence" and token.info == "text"]
-    assert len(text.splitlines()) <= 60
+        report = _full(examples.regression(), text, count, layer_diffs.one_head(4, 4), examples.latency(text))
+        shown = to_markdown(report)
+        assert len(shown) < 65_536
+        assert len(shown.splitlines()) <= 220
+    assert "| and 88 more, in report.html |" in shown
 
 
 def test_hostile_text_shows_and_does_nothing(examples: ModuleType) -> None:
     text = to_markdown(examples.hostile())
-    assert len(text.splitlines()) <= 60
     html = {token.content for token in _tokens(text) if token.type in ("html_inline", "html_block")}
-    assert {part.strip() for part in html} <= {"<!-- -->", "<sub>", "</sub>", FOLD, "</details>"}
+    shown = {re.sub(r"<summary>.*</summary>", "", part.strip()) for part in html}
+    assert shown <= {"<!-- -->", "<sub>", "</sub>", "<details>", "</details>"}
     assert not [token for token in _tokens(text) if token.type in ("link_open", "image")]
-    assert sum(token.type == "tr_open" for token in _tokens(text)) == 2
     texts = [token.content for token in _tokens(text) if token.type in ("text", "text_special")]
     assert any("everyone" in part for part in texts)
     assert not [part for part in texts if re.search(r"@\w|#\d|https?://|www\.\w", part)]

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.judge.history import RunList, Worst, list_runs
-from assay.reports.runs import runs_document, worst_text
+from assay.reports.runs import _worst_text, runs_document
 from assay.reports.summary import when
 from assay.reports.write import write_reports
 
@@ -52,4 +52,4 @@ def test_the_document_has_the_worst_verdict_of_the_newest_runs(listed: RunList) 
 
 @pytest.mark.parametrize(("multiple", "text"), [(138.0, "140x"), (9.9e6, "9.9 million x"), (None, "–")])
 def test_a_multiple_of_a_bound_is_a_number_or_words(multiple: float | None, text: str) -> None:
-    assert worst_text(Worst(error=1.0, bound=0.1, multiple=multiple)) == text
+    assert _worst_text(Worst(error=1.0, bound=0.1, multiple=multiple)) == text

@@ -11,7 +11,7 @@ from assay.reports import summary
 @pytest.mark.parametrize(("title", "synthetic", "shown"), [("MMLU", False, "MMLU"), ("MMLU", True, "MMLU (synthetic)")])
 def test_a_synthetic_suite_is_marked(examples: ModuleType, title: str, synthetic: bool, shown: str) -> None:
     suite = examples.passing().suites[0].model_copy(update={"title": title, "synthetic": synthetic})
-    assert summary.suite_line(suite).suite == shown
+    assert summary.suite_title(suite) == shown
 
 
 def test_a_share_of_nothing_is_not_zero() -> None:
@@ -34,7 +34,7 @@ def test_a_suite_is_shown_with_the_metric_that_decided(decided_by: str | None, m
     suite = SuiteResult(
         id="s", title="S", verdict="regression", why="w", synthetic=False, metrics=(accuracy, loss, growth), decided_by=decided_by
     )  # fmt: skip
-    assert summary.suite_line(suite).measured == measured
+    assert summary.deciding(suite)[0] == measured
 
 
 def test_unmet_puts_what_forbids_a_pass_first(examples: ModuleType) -> None:

@@ -29,7 +29,7 @@ def test_a_terminal_gets_whole_words_below_their_beginning() -> None:
     assert " ".join(" ".join(lines).split()) == " ".join(LONG.split()), "no word or number is broken"
 
 
-@pytest.mark.parametrize("width", range(40, 81))
+@pytest.mark.parametrize("width", [40, 57, 80])
 def test_a_number_stays_with_its_per_cent_and_its_name(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     say(console, LONG + " p = 0.01")

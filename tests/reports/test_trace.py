@@ -57,15 +57,6 @@ def test_the_picture_of_all_cells_stays_below_its_bound() -> None:
     assert len(svg) < 4_000_000
 
 
-def test_an_answer_of_a_file_is_inert(tmp_path: Path) -> None:
-    answer = "</title><script>alert(1)</script>\u202e"
-    (tmp_path / "trace.txt").write_text(f"[engine debug] ***Add Request***\nMLC-LLM Output: {answer}\n")
-    page = to_html(ingest_document(read(tmp_path / "trace.txt")[0]))
-    assert "script&gt;alert(1)" in page
-    assert "<script>alert" not in page
-    assert "\u202e" not in page
-
-
 def test_every_colour_follows_the_theme() -> None:
     from assay.reports.svg import PALETTE
 

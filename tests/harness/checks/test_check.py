@@ -98,7 +98,7 @@ def test_a_bug_under_one_condition_is_reported_with_it(
     result = check(only_where(holds, wrong), cases=cases(("extend",))[:: 2 * SOME])
     assert result.exit_code == ExitCode.REGRESSION
     assert where in result.where
-    assert f"fails exactly where: {result.where}" in message(result)
+    assert f"Fails exactly where: {result.where}" in message(result)
     assert kinds(result) == [kind]
 
 
@@ -186,8 +186,8 @@ def test_what_a_declaration_excludes_is_not_run_and_not_needed() -> None:
     result = check(halves, phases=["decode"])
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
     assert [result.coverage.values[axis] for axis in ("dtype", "head_dim")] == [("bfloat16", "float16"), ("64",)]
-    assert "not covered: float32, by declaration" in message(result)
-    assert "not covered: head_dim 128, by declaration" in message(result)
+    assert "Not covered: float32, by declaration" in message(result)
+    assert "Not covered: head_dim 128, by declaration" in message(result)
     with pytest.raises(UsageError, match="does not exclude"):
         check(halves, dtypes=["float32"])
 

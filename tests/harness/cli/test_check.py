@@ -92,7 +92,7 @@ def test_junit_has_one_failure_for_one_cause(call: Callable[..., int], capsys: p
     [failure] = case
     assert failure.tag == "failure"
     assert re.match(r"causal mask top-left; \d+ of \d+ calls: checked_kernels:wrong is wrong on ", failure.get("message", ""))
-    assert "reproduce: assay check checked_kernels:wrong" in (failure.text or "")
+    assert "assay check checked_kernels:wrong" in (failure.text or "")
     assert call("checked_kernels:right", "--phase", "decode", "--case", "1+16-", "--junit", "right.xml") == 0
     [case] = ET.fromstring((tmp_path / "right.xml").read_text()).iter("testcase")
     assert [one.tag for one in case] == ["system-out"]

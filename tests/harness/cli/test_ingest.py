@@ -14,7 +14,7 @@ def test_ingest_prints_the_findings_and_exits_with_the_verdict(
 ) -> None:
     assert call("ingest", str(LOG)) == 1
     out = capsys.readouterr().out
-    assert "525 of 525 lines read" in out
+    assert "lines read: 525 of 525" in out
     assert "8 of 64 right" in out
     assert "assay check sage_attn_as_shipped" in out
 

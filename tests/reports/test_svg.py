@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from assay.reports.charts import interval_chart
-from assay.reports.svg import PALETTE, Scale, axis_below, element, image, rect, text
+from assay.reports.svg import PALETTE, Scale, axis_below, element, image, interval_chart, rect, text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
