@@ -23,8 +23,10 @@ RULE = (
 class Record(BaseModel):
     """Base of everything that is written to disk: unknown keys are an error, values do not change."""
 
-    # Log-probabilities of a broken kernel may be NaN, and must come back as such.
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    # Log-probabilities of a broken kernel may be NaN, and must come back as such. The alias is that of `schema_id`.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, ser_json_inf_nan="constants", populate_by_name=True, serialize_by_alias=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from assay.harness.judge.report import NOT_FINITE, SCHEMA, Report
+from assay.harness.judge.report import NOT_FINITE, Report
 
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 _NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'
@@ -54,7 +54,8 @@ def _writable(value: Any) -> Any:
 def _json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a written report, generated from `Report`."""
     schema = Report.model_json_schema(by_alias=True, mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:{SCHEMA}", **schema}
+    id_ = f"urn:{Report.model_fields['schema_id'].default}"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": id_, **schema}
 
 
 def _schema_text() -> str:

@@ -360,15 +360,14 @@ def _pack(folder: Path) -> Path:
 
     from assay.harness.attention.oracle import oracle
     from assay.harness.attention.sample_calls import call_of
-    from assay.harness.engines.inside.pack_writer import PackWriter
-    from assay.harness.evidence.pack import CallMetadata, Source
+    from assay.harness.engines.inside.pack_writer import PackWriter, stratum
+    from assay.harness.evidence.pack import Source
 
     writer = PackWriter(folder, Source(engine="SGLang", model="m", model_hash="h", reference="triton"), 1 << 24)
     for sequences in ([(7, 0)], [(4, 20)], [(3, 9), (5, 0)]):
         call = call_of(sequences, (4, 2), 32, torch.float32, "cpu")
-        about = CallMetadata(0, "extend", tuple(call.lens_q), tuple(call.prefixes), tuple("r" for _ in call.lens_q))
-        if writer.wants(about):
-            writer.add(about, call, oracle(call).to(call.q.dtype))
+        if writer.wants(stratum(call.layer, call.phase, call.lens_q, call.prefixes)):
+            writer.add(call, oracle(call).to(call.q.dtype))
     writer.flush()
     return folder
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence import jsonl
@@ -76,8 +76,6 @@ class Baseline(Record):
         answers_sha256: hash of ``answers.jsonl``; empty in a baseline that was accepted before it was recorded.
     """
 
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
-
     schema_id: Literal["assay.baseline/2"] = Field(SCHEMA, alias="schema")
     key: Key
     accepted: str
@@ -93,20 +91,12 @@ class Baseline(Record):
 
 
 def read_baseline(folder: Path) -> Baseline:
-    """Read a baseline.
-
-    Raises:
-        EvidenceError: it is damaged.
-    """
+    """Read a baseline. Raises EvidenceError if it is damaged."""
     return read_json(folder / FILE, Baseline, "restore the file, or remove its folder and accept a new run")
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """Read a baseline's answers.
-
-    Raises:
-        EvidenceError: they are damaged, or are not those that were accepted.
-    """
+    """Read a baseline's answers. Raises EvidenceError if they are damaged, or are not those that were accepted."""
     path, accepted = folder / _ANSWERS, read_baseline(folder).answers_sha256
     if accepted and (not path.exists() or _sha256(whole_file(path, jsonl.LARGEST)) != accepted):
         raise EvidenceError(

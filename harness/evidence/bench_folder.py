@@ -5,12 +5,9 @@ and ``end.json``, which seals them.
 from __future__ import annotations
 
 from assay.evals.loads import Shape
-from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import EndedFolder, EvidenceFolder, RunFolder
 from assay.harness.evidence.manifest import Origin, ServerManifest
-from assay.harness.evidence.nonce import RunRecord, check_run
-from assay.harness.files import write_whole
-from assay.harness.schema import read_json
+from assay.harness.evidence.nonce import RunRecord
 from assay.harness.sides import Role
 
 
@@ -50,23 +47,9 @@ class Timing(RunRecord):
     cached_tokens: int | None = None
 
 
-class AnswerLength(RunRecord):
-    """Length of a role's answer to a prompt when it is not forced (``lengths.jsonl``).
-
-    Attributes:
-        item: the prompt's id.
-        tokens: tokens of the answer.
-        finish_reason: "stop", or "length" if it reached the limit.
-    """
-
-    role: Role
-    item: str
-    tokens: int
-    finish_reason: str
-
-
 _FOLDER = "bench"
-_MANIFEST, TIMINGS, LENGTHS = "manifest.json", "timings.jsonl", "lengths.jsonl"
+TIMINGS, LENGTHS = "timings.jsonl", "lengths.jsonl"
+"""Files of lines: a `Timing` each; and answers to prompts of which the length was not forced."""
 
 
 class BenchManifest(Origin):
@@ -85,44 +68,10 @@ class BenchManifest(Origin):
     servers: tuple[ServerManifest, ...]
 
 
-class BenchFolder(EvidenceFolder, EndedFolder):
+class BenchFolder(EvidenceFolder[BenchManifest], EndedFolder[BenchManifest]):
     """A bench's folder."""
 
-    def write_manifest(self, manifest: BenchManifest) -> None:
-        """Record what is timed.
-
-        Raises:
-            EvidenceError: the disk is full or not writable.
-        """
-        manifest = manifest.model_copy(update={"nonce": self.nonce})
-        write_whole(self.path / _MANIFEST, manifest.model_dump_json(indent=2))
-
-    def manifest(self) -> BenchManifest:
-        """Read the record of what was timed.
-
-        Raises:
-            EvidenceError: it is missing or damaged, or of another run.
-        """
-        do = "check that the path is the folder of a bench, or run the bench again"
-        manifest = read_json(self.path / _MANIFEST, BenchManifest, do)
-        check_run(self.path / _MANIFEST, manifest.nonce, self._nonce)
-        return manifest
-
-    def append(self, lines: list[Timing]) -> None:
-        """Append a block's timings."""
-        jsonl.append(self.path / TIMINGS, [line.model_copy(update={"run": self.nonce}) for line in lines])
-
-    def append_lengths(self, lines: list[AnswerLength]) -> None:
-        """Append answer lengths."""
-        jsonl.append(self.path / LENGTHS, [line.model_copy(update={"run": self.nonce}) for line in lines])
-
-    def timings(self) -> list[Timing]:
-        """Read all timings."""
-        return jsonl.read(self.path / TIMINGS, Timing, self.nonce)
-
-    def lengths(self) -> list[AnswerLength]:
-        """Read all answer lengths."""
-        return jsonl.read(self.path / LENGTHS, AnswerLength, self.nonce)
+    kind = BenchManifest
 
 
 def bench_folder(run: RunFolder) -> BenchFolder:

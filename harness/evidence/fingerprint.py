@@ -5,11 +5,9 @@ Each part is what was observed, or it is named in `Fingerprint.not_observed` wit
 
 from __future__ import annotations
 
-import hashlib
-import json
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
@@ -91,10 +89,6 @@ class Weight(Record):
     kept: str = ""
 
 
-def _digest(fields: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
-
-
 class Tokens(Record):
     """Token ids of the probe corpus, `assay.evals.probe_texts`.
 
@@ -109,7 +103,6 @@ class Tokens(Record):
         written: ids of ``tokenizer.json`` itself, which no class has changed, of the texts where they are not `bare`.
         retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
         counts: number of prompt tokens of each chat, where only that was seen.
-        digest: of all of these; empty in older files.
     """
 
     tokenizer: str = ""
@@ -122,7 +115,6 @@ class Tokens(Record):
     refused: dict[str, str] = Field(default_factory=dict)
     retold: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     counts: dict[str, int] = Field(default_factory=dict)
-    digest: str = Field(default_factory=_digest)
 
 
 class Resolved(Record):
@@ -164,8 +156,6 @@ class Fingerprint(RunRecord):
         not_observed: why a part was not observed, by its name.
         seconds: time that each part took.
     """
-
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.fingerprint/1"] = Field(SCHEMA, alias="schema")
     source: Literal["server", "model runner", "files", "endpoint"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -29,11 +28,12 @@ if TYPE_CHECKING:
 
 # What may change when a run is resumed: how fast and how patiently it asks.
 _RESUMABLE_CHANGES = {"concurrency", "servers", "startup_timeout", "request_timeout"}
-_DAMAGED = "check that the path is the folder of a run, or run again"
+_DAMAGED = "check that the path is the folder of a run, or run again with a new --out"
+_ManifestKind = TypeVar("_ManifestKind", bound=Origin)
 _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 
 
-class FolderEnd(RunRecord):
+class _FolderEnd(RunRecord):
     """``end.json``, the last file that is written: everything that was planned was done.
 
     Attributes:
@@ -43,16 +43,21 @@ class FolderEnd(RunRecord):
     sealed: dict[str, str] = Field(min_length=1)
 
 
-_END = RunFile("end.json", FolderEnd, RUN_AGAIN)
+_END = RunFile("end.json", _FolderEnd, RUN_AGAIN)
 
 
-class BoundFolder(ABC):
+class BoundFolder(Generic[_ManifestKind]):
     """A folder whose files all carry the nonce in its manifest.
 
     Args:
         path: its path.
         nonce: that of its manifest, where it is not written yet.
+
+    Attributes:
+        kind: type of its manifest.
     """
+
+    kind: ClassVar[type[Any]]
 
     def __init__(self, path: Path, nonce: str = "") -> None:
         self.path, self._nonce = path, nonce
@@ -77,26 +82,34 @@ class BoundFolder(ABC):
         folder._lock = lock
         return folder
 
-    @abstractmethod
-    def manifest(self) -> Origin:
-        """Read its manifest.
+    def manifest(self) -> _ManifestKind:
+        """Read its manifest. Raises EvidenceError if it is missing or damaged, or of another run."""
+        path = self.path / "manifest.json"
+        manifest: _ManifestKind = read_json(path, self.kind, _DAMAGED)
+        check_run(path, manifest.nonce, self._nonce)
+        return manifest
 
-        Raises:
-            EvidenceError: it is missing or damaged.
-        """
+    def write_manifest(self, manifest: _ManifestKind) -> None:
+        """Replace its manifest. Raises EvidenceError if the disk is full or not writable."""
+        manifest = manifest.model_copy(update={"nonce": self.nonce})
+        write_whole(self.path / "manifest.json", manifest.model_dump_json(indent=2))
+
+    def append_lines(self, name: str, records: Sequence[RunRecord]) -> None:
+        """Append records to a file of lines. Raises EvidenceError if the disk is full or not writable."""
+        jsonl.append(self.path / name, [record.model_copy(update={"run": self.nonce}) for record in records])
+
+    def lines(self, name: str, kind: type[Kind]) -> list[Kind]:
+        """Read a file of lines; none if it does not exist. Raises EvidenceError if one is damaged, or of another run."""
+        return jsonl.read(self.path / name, kind, self.nonce)
 
     @property
     def nonce(self) -> str:
-        """The nonce that every file of this folder's evidence carries.
-
-        Raises:
-            EvidenceError: the manifest is missing or damaged.
-        """
+        """The nonce that every file of its evidence carries. Raises EvidenceError if the manifest is missing or damaged."""
         self._nonce = self._nonce or self.manifest().nonce
         return self._nonce
 
 
-class EndedFolder(BoundFolder):
+class EndedFolder(BoundFolder[_ManifestKind]):
     """A folder that is made once, and never gone on with: its last file seals the others."""
 
     @property
@@ -105,24 +118,16 @@ class EndedFolder(BoundFolder):
         return _END.read(self.path, self._nonce) is not None
 
     def seal(self) -> None:
-        """Record that it is complete, and the hash of each file of evidence.
-
-        Raises:
-            EvidenceError: a file cannot be read, or the record cannot be written.
-        """
-        _END.write(self.path, FolderEnd(sealed=seal_of(self.path)), self.nonce)
+        """Record that it is complete, and the hash of each file of evidence. Raises EvidenceError if it cannot."""
+        _END.write(self.path, _FolderEnd(sealed=seal_of(self.path)), self.nonce)
 
     def check_sealed(self) -> None:
-        """Refuse a complete folder whose evidence is not as it was when it ended.
-
-        Raises:
-            EvidenceError: a file was changed, removed or added.
-        """
+        """Raise EvidenceError if it is complete and a file was changed, removed or added since."""
         if end := _END.read(self.path, self.nonce):
             check_seal(self.path, end.sealed)
 
 
-class EvidenceFolder(BoundFolder):
+class EvidenceFolder(BoundFolder[_ManifestKind]):
     """The folder of a run or of a bench, with what the processes of both servers leave there."""
 
     def server_folder(self, role: Role) -> Path:
@@ -134,11 +139,7 @@ class EvidenceFolder(BoundFolder):
         return self.path / f"{role}.log"
 
     def fingerprints(self) -> dict[Role, Fingerprint]:
-        """Read what the roles' servers really served; none of a role whose server did not tell.
-
-        Raises:
-            EvidenceError: one is damaged, or of another run.
-        """
+        """Read what the servers really served, of each role whose server told. Raises EvidenceError if one is damaged."""
         read = {role: FINGERPRINT.read(self.server_folder(role), self.nonce) for role in ROLES}
         return {role: made for role, made in read.items() if made is not None}
 
@@ -152,8 +153,10 @@ class EvidenceFolder(BoundFolder):
         write_whole(self.path / "counters.json", json.dumps(counts, indent=2))
 
 
-class RunFolder(EvidenceFolder):
+class RunFolder(EvidenceFolder[Manifest]):
     """A run's folder, new or resumed. One that `open` returned is locked against other processes for as long as it exists."""
+
+    kind = Manifest
 
     @classmethod
     def open(cls, path: Path, manifest: Manifest, items: Sequence[Item]) -> RunFolder:
@@ -174,7 +177,8 @@ class RunFolder(EvidenceFolder):
         remove_unfinished(path)
         if not written.exists():
             write_whole(path / "items.jsonl", jsonl.lines_of(items))
-            write_whole(written, manifest.model_dump_json(indent=2))
+            folder._nonce = manifest.nonce
+            folder.write_manifest(manifest)
             return folder
         earlier = folder.manifest()
         differing = _differing(earlier, manifest)
@@ -189,20 +193,8 @@ class RunFolder(EvidenceFolder):
         folder.update(folder.progress().model_copy(update={"failure": None, "sealed": {}}))
         return folder
 
-    def manifest(self) -> Manifest:
-        """Read the run's manifest.
-
-        Raises:
-            EvidenceError: it is missing or damaged.
-        """
-        return read_json(self.path / "manifest.json", Manifest, _DAMAGED)
-
     def read(self, file: RunFile[Kind], role: Role | None = None) -> Kind | None:
-        """Read a file of the run, or of a role's server; None if there is none.
-
-        Raises:
-            EvidenceError: it is damaged, or of another run.
-        """
+        """Read a file of the run, or of a role's server, if there is one. Raises EvidenceError if it is damaged."""
         place = self.server_folder(role) if role else self.path
         record = file.read(place)
         if record is not None:  # only then must the folder have a manifest with a nonce
@@ -210,11 +202,7 @@ class RunFolder(EvidenceFolder):
         return record
 
     def write(self, file: RunFile[Kind], record: Kind, role: Role | None = None) -> None:
-        """Replace a file of the run, or of a role's server; it gets the run's nonce.
-
-        Raises:
-            EvidenceError: the disk is full or not writable.
-        """
+        """Replace a file of the run, or of a role's server; it gets the run's nonce. Raises EvidenceError if it cannot."""
         file.write(self.server_folder(role) if role else self.path, record, self.nonce)
 
     def progress(self) -> Progress:
@@ -226,29 +214,17 @@ class RunFolder(EvidenceFolder):
         self.write(_PROGRESS, progress)
 
     def seal(self) -> None:
-        """Record the hash of each file of evidence, now that the run has ended.
-
-        Raises:
-            EvidenceError: a file cannot be read, or the record cannot be written.
-        """
+        """Record the hash of each file of evidence, now that the run has ended. Raises EvidenceError if it cannot."""
         progress = self.progress()
         self.update(progress.model_copy(update={"sealed": seal_of(self.path) | progress.stated}))
 
     def check_sealed(self) -> None:
-        """Refuse a finished run whose evidence is not as it was when it ended.
-
-        Raises:
-            EvidenceError: a file was changed, removed or added.
-        """
+        """Raise EvidenceError if the run has ended and a file was changed, removed or added since."""
         progress = self.progress()
         check_seal(self.path, progress.sealed, progress.stated)
 
     def items(self) -> list[Item]:
-        """Read the items that both servers are asked.
-
-        Raises:
-            EvidenceError: the file is damaged, or its items are not those that the manifest names.
-        """
+        """Read the items that both servers are asked. Raises EvidenceError if they are not those that the manifest names."""
         path = self.path / "items.jsonl"
         items = jsonl.read(path, Item)
         if (actual := hash_items(items)) != (expected := self.manifest().items_hash):
@@ -262,14 +238,14 @@ class RunFolder(EvidenceFolder):
     def answers(self) -> list[Answer]:
         """Read all answers so far, each with the size of the batch that admitted the request where the server recorded it."""
         batches = {role: self._batches(role) for role in ROLES}
-        answers = jsonl.read(self.path / "records.jsonl", Answer, self.nonce)
+        answers = self.lines("records.jsonl", Answer)
         return [
             answer.model_copy(update={"batch_size": batches[answer.role].get(answer.request_id)}) for answer in answers
         ]
 
     def append(self, answer: Answer) -> None:
         """Append an answer."""
-        jsonl.append(self.path / "records.jsonl", [answer.model_copy(update={"run": self.nonce})])
+        self.append_lines("records.jsonl", [answer])
 
     def record_server(self, server: ServerManifest) -> None:
         """Record what a server reports about itself, in place of an earlier server of that role."""

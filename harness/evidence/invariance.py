@@ -15,13 +15,12 @@ from pydantic import Field, model_validator
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import EndedFolder, RunFolder
 from assay.harness.evidence.manifest import Origin
-from assay.harness.evidence.nonce import RunRecord, check_run
+from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Token
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
-from assay.harness.files import write_whole
-from assay.harness.schema import Record, read_json
+from assay.harness.schema import Record
 
-FOLDER, MANIFEST = "invariance", "manifest.json"
+FOLDER = "invariance"
 
 
 class Scores(Record):
@@ -179,11 +178,13 @@ class InvarianceManifest(Origin):
     lengths: dict[str, tuple[int, int, int]]
 
 
-ARMS = RunFile("arms/*.json", ArmRecord, RUN_AGAIN, durable=False)
+_ARMS = RunFile("arms/*.json", ArmRecord, RUN_AGAIN, durable=False)
 
 
-class InvarianceFolder(EndedFolder):
+class InvarianceFolder(EndedFolder[InvarianceManifest]):
     """The folder of one invocation."""
+
+    kind = InvarianceManifest
 
     def server_folder(self, number: int) -> Path:
         """Return the folder of a server's evidence."""
@@ -197,34 +198,20 @@ class InvarianceFolder(EndedFolder):
         """Read what a server really served; None if it did not tell. Raises EvidenceError if that is damaged, or of another run."""
         return FINGERPRINT.read(self.server_folder(number), self.nonce)
 
-    def write_manifest(self, manifest: InvarianceManifest) -> None:
-        """Record what is compared. Raises EvidenceError if the disk is full or not writable."""
-        write_whole(self.path / MANIFEST, manifest.model_copy(update={"nonce": self.nonce}).model_dump_json(indent=1))
-
-    def manifest(self) -> InvarianceManifest:
-        """Read what is compared.
-
-        Raises:
-            EvidenceError: it is missing or damaged, or of another run.
-        """
-        manifest = read_json(self.path / MANIFEST, InvarianceManifest, "run assay invariance again with a new --out")
-        check_run(self.path / MANIFEST, manifest.nonce, self._nonce)
-        return manifest
-
     def write(self, arm: ArmRecord) -> None:
         """Record an arm. Raises EvidenceError if the disk is full or not writable."""
         (self.path / "arms").mkdir(exist_ok=True)
-        ARMS.write(self.path, arm, self.nonce, process=f"{arm.number:03d}")
+        _ARMS.write(self.path, arm, self.nonce, process=f"{arm.number:03d}")
 
     def arms(self) -> Sequence[ArmRecord]:
         """Read all arms, in the order in which they were run. Raises EvidenceError if one is damaged, or of another run."""
-        return list(ARMS.read_each(self.path, self.nonce).values())
+        return list(_ARMS.read_each(self.path, self.nonce).values())
 
 
 def compares_features(folder: Path) -> bool:
     """Return True if a folder is one of ``assay invariance``, whose manifest says what is not covered, as no other does."""
     try:
-        return b'"not_covered"' in (folder / MANIFEST).read_bytes()
+        return b'"not_covered"' in (folder / "manifest.json").read_bytes()
     except OSError:
         return False
 

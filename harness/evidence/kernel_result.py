@@ -72,7 +72,7 @@ class KernelResult(Part, RunRecord):
     __doc__ = f"""A kernel's result on calls: on the op-level matrix, or on recorded ones. {RULE}"""
 
     schema_id: Literal["assay.kernel/1"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
+    model_config = ConfigDict(ser_json_inf_nan="null")
 
     kernel: str
     calls: int = Field(0, description="calls that it computed or broke")

@@ -29,14 +29,9 @@ class LayerDiffRecord(RunRecord):
 
     Attributes:
         traced: labels of the traced prompts, without their role.
-        seconds: from the first question to the last.
-        first_finding_s: seconds from the first question until findings on the first two were shown; None if nothing was out of
-            bounds.
     """
 
     traced: tuple[str, ...]
-    seconds: float
-    first_finding_s: float | None = None
 
 
 LAYER_DIFF = RunFile("layer-diff.json", LayerDiffRecord)
@@ -93,11 +88,7 @@ def with_roles_exchanged(errors: ShadowErrors, claimed: Sequence[str]) -> Shadow
 
 
 def layers_seen(place: Path) -> tuple[int, ...]:
-    """Return the layers that called attention in a server.
-
-    Raises:
-        EvidenceError: none was counted.
-    """
+    """Return the layers that called attention in a server. Raises EvidenceError if none was counted."""
     counts = read_counters(place / COUNTERS_FOLDER)
     layers = tuple(sorted({layer for count in counts for layer in count.calls_by_layer}))
     if not layers:

@@ -12,14 +12,10 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
-from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord, check_run
-from assay.harness.files import write_whole
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
 from assay.harness.schema import Record
 from assay.harness.sides import Role
 
@@ -29,7 +25,7 @@ CACHE_STATES: tuple[CacheState, CacheState] = ("cold", "cached")
 """Scored with an empty prefix cache, and with the start of the sequence cached."""
 MAX_COLD_TOKENS = 1
 """Most cached tokens that still count as none: the beginning-of-sequence token."""
-_KEY = "assay"
+_DO = "remove the file and run the same command again: it repeats this scoring"
 _TENSORS = ("token", "best", "top_ids", "logprobs")
 
 Floats = npt.NDArray[np.float32]
@@ -143,18 +139,12 @@ def logits_path(folder: Path, role: Role, repeat: int) -> Path:
 
 
 def write_logits(folder: Path, logits: Logits) -> None:
-    """Write a scoring to a run's folder.
-
-    Raises:
-        EvidenceError: it cannot be written.
-    """
+    """Write a scoring to a run's folder. Raises EvidenceError if it cannot be written."""
     path = logits_path(folder, logits.header.role, logits.header.repeat)
     tensors: dict[str, np.ndarray] = {"ids": logits.ids}
     for condition, positions in logits.by_condition.items():
         tensors |= {f"{condition}.{name}": getattr(positions, name) for name in _TENSORS}
-    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    content = safetensors.numpy.save(contiguous, {_KEY: logits.header.model_dump_json()})
-    write_whole(path, content)
+    write_arrays(path, tensors, logits.header)
 
 
 def read_logits(path: Path, run: str = "") -> Logits:
@@ -167,39 +157,15 @@ def read_logits(path: Path, run: str = "") -> Logits:
     Raises:
         EvidenceError: the file is missing, damaged or of another run.
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = LogitsHeader.model_validate_json((file.metadata() or {})[_KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        logits = Logits(
-            header,
-            tensors["ids"],
-            {c: Positions(**{name: tensors[f"{c}.{name}"] for name in _TENSORS}) for c in CACHE_STATES},
-        )
-    except (OSError, SafetensorError, KeyError, ValidationError) as error:
-        raise EvidenceError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}.",
-            "log-probabilities of this version of assay",
-            "remove the file and run the same command again: it repeats this scoring",
-        ) from None
-    check_run(path, logits.header.run, run)
-    _check_shapes(path, logits)
-    return logits
-
-
-def _check_shapes(path: Path, logits: Logits) -> None:
-    header = logits.header
+    header, arrays = read_arrays(path, LogitsHeader, run, _DO)
     n, k = sum(sequence.positions for sequence in header.sequences), header.top_k
-    expected = {"token": (n,), "best": (n,), "top_ids": (n, k), "logprobs": (n, k)}
-    wrong = [
-        f"{condition}.{name} is {getattr(positions, name).shape}, not {shape}"
-        for condition, positions in logits.by_condition.items()
-        for name, shape in expected.items()
-        if getattr(positions, name).shape != shape
-    ]
-    if logits.ids.shape != (sum(sequence.length for sequence in header.sequences),):
-        wrong.append(f"ids is {logits.ids.shape}")
-    if wrong:
-        raise EvidenceError(
-            f"{path} is damaged: {wrong[0]}.", "the shapes that its header gives", "remove the file and run again"
-        )
+    shapes: dict[str, tuple[int, ...]] = {"ids": (sum(sequence.length for sequence in header.sequences),)}
+    for condition in CACHE_STATES:
+        of_condition: list[tuple[int, ...]] = [(n,), (n,), (n, k), (n, k)]
+        shapes |= {f"{condition}.{name}": shape for name, shape in zip(_TENSORS, of_condition, strict=True)}
+    for name, shape in shapes.items():
+        if name not in arrays or arrays[name].shape != shape:
+            shaped = f"is {arrays[name].shape}, not {shape}" if name in arrays else "is missing"
+            raise damaged(path, f"{name} {shaped}", _DO)
+    conditions = {c: Positions(*(arrays[f"{c}.{name}"] for name in _TENSORS)) for c in CACHE_STATES}
+    return Logits(header, arrays["ids"], conditions)

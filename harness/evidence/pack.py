@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from safetensors import SafetensorError
 
 from assay.harness.attention.call import AttentionCall, CallSpec
-from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.files import portable
 from assay.harness.reading import reading, whole_file
@@ -24,14 +23,10 @@ from assay.harness.schema import Record, read_json
 if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
     from torch import Tensor
 
-SCHEMA: Literal["assay.pack/2"] = "assay.pack/2"
+SCHEMA: Literal["assay.pack/3"] = "assay.pack/3"
 MANIFEST = "manifest.json"
-_TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "reference")
-"""Tensors of a file, which also has "candidate" if the candidate computed the call."""
 CANDIDATE = "candidate"
-
-Stratum = tuple[int, str, str, str]
-"""Layer, phase, prefix bucket, length bucket."""
+"""Tensor of a file, beside the call's own and "reference", if the candidate computed the call."""
 
 
 def replay_command(pack: Path | str, candidate: str = "module:function") -> str:
@@ -68,12 +63,7 @@ class PackEntry(Record):
         relative_l1: the candidate's largest relative L1 over queries and heads; None if not measured.
         new: new tokens per sequence.
         prefix: cached prefix per sequence.
-        requests: the engine's request id per sequence.
-        first_sequence: index in the engine's batch of the first recorded sequence.
-        batch_size: sequences in the engine's batch. More than were recorded if the call was cut to fit.
-        cut: whether only some queries of a sequence were recorded, because it was too large.
         first_query: number among the sequence's new tokens of the first recorded query; the tokens before it count as prefix.
-        dtype: dtype of q, k, v and the reference's output.
         sha256: hash of the file.
     """
 
@@ -85,12 +75,7 @@ class PackEntry(Record):
     spec: CallSpec
     new: tuple[int, ...]
     prefix: tuple[int, ...]
-    requests: tuple[str, ...]
-    first_sequence: int
-    batch_size: int
-    cut: bool = False
     first_query: int = 0
-    dtype: str
 
 
 class PackManifest(Record):
@@ -101,11 +86,8 @@ class PackManifest(Record):
         too_large: calls of which not even one sequence with one kv head fits.
     """
 
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
-
-    schema_id: Literal["assay.pack/2"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.pack/3"] = Field(SCHEMA, alias="schema")
     source: Source
-    budget_bytes: int
     seen: int
     too_large: int
     calls: tuple[PackEntry, ...]
@@ -132,31 +114,6 @@ class RecordedCall:
         """Cached prefix per sequence as the engine served it: of a call of which the first queries were cut off, it is shorter than
         the recorded call's."""
         return tuple(prefix - self.entry.first_query for prefix in self.entry.prefix)
-
-
-@dataclass(frozen=True)
-class CallMetadata:
-    """The known facts about a call without its tensors.
-
-    Attributes:
-        layer: the calling layer.
-        phase: "extend" or "decode".
-        new: new tokens per sequence.
-        prefix: cached prefix per sequence.
-        requests: the engine's request id per sequence.
-    """
-
-    layer: int
-    phase: Literal["extend", "decode"]
-    new: tuple[int, ...]
-    prefix: tuple[int, ...]
-    requests: tuple[str, ...]
-
-    @property
-    def stratum(self) -> Stratum:
-        """The stratum of the longest prefix and the longest sequence."""
-        longest = max(n + p for n, p in zip(self.new, self.prefix, strict=True))
-        return self.layer, self.phase, CACHED_PREFIX.label(max(self.prefix)), SEQUENCE_LENGTH.label(longest)
 
 
 def rank_folder(folder: Path, rank: int) -> Path:

@@ -1,15 +1,22 @@
-"""The JSON files of a run: where each lies, what it holds, and what to do if it is damaged. A file of another run is noticed."""
+"""The files of a run: where each lies, what it holds, and what to do if it is damaged. A file of another run is noticed."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pydantic import ValidationError
+
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.files import write_whole
 from assay.harness.schema import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
 
 REPEAT_RUN = "remove it and repeat the run's command with --out set to this folder"
 """What to do about a damaged part of a run's folder that the run can make again."""
@@ -80,3 +87,45 @@ class RunFile(Generic[Kind]):
         record = read_json(path, self.kind, self.do)
         check_run(path, record.run, nonce)
         return record
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], header: RunRecord, *, durable: bool = True) -> None:
+    """Replace a safetensors file of arrays, with what they are in its metadata.
+
+    Raises:
+        EvidenceError: the disk is full or not writable.
+    """
+    import numpy as np
+    from safetensors.numpy import save
+
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_whole(path, save(contiguous, {"header": header.model_dump_json()}), durable=durable)
+
+
+def read_arrays(path: Path, kind: type[Kind], run: str, do: str) -> tuple[Kind, dict[str, Any]]:
+    """Read the header and the arrays of a file, by name.
+
+    Args:
+        path: the file.
+        kind: what its header is.
+        run: the nonce that it must carry; empty to accept any.
+        do: what to do if it is damaged.
+
+    Raises:
+        EvidenceError: the file is missing, damaged or of another run.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = kind.model_validate_json((file.metadata() or {})["header"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, KeyError, ValidationError) as error:
+        raise damaged(path, str(error), do) from None
+    check_run(path, header.run, run)
+    return header, arrays
+
+
+def damaged(path: Path, what: str, do: str) -> EvidenceError:
+    """Make the error of a file of arrays that is not as it was written."""
+    return EvidenceError(f"{path} is damaged: {what.splitlines()[0]}.", "a file of this version of assay", do)

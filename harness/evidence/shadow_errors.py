@@ -6,31 +6,24 @@ reference over all queries and against the truth over sampled queries of every c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from pydantic import Field, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.error_table import ErrorTable, RoleErrors, joined
-from assay.harness.evidence.nonce import RunRecord, check_run
-from assay.harness.files import write_whole
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
 from assay.harness.schema import Record
 
 FOLDER = "shadow"
+_DO = "run again in a new folder"
 _ROLES = ("candidate", "reference")
-
-
-def _calls(cells: Iterable[tuple[int, str, int]]) -> dict[tuple[int, str], int]:
-    by_place: dict[tuple[int, str], int] = {}
-    for layer, phase, calls in cells:
-        by_place[layer, phase] = by_place.get((layer, phase), 0) + calls
-    return by_place
+Known = Literal["window", "given"]
+"""What a backend computed that is known, and is not exactly what the layer asks for: a window of one key fewer or more, or
+attention to new K and V as they were given, and not as the cache stores them, in fewer bits. Its own error is that from this."""
 
 
 class WorstCase(Record):
@@ -80,17 +73,14 @@ class ShadowHeader(RunRecord):
         failed: calls that the candidate did not compute.
         unrecorded: layers whose calls could not be recorded, and why.
         untested: layers with a call that could not be compared with the truth, and why.
-        off_by_a_key: calls of a layer and phase in which the reference's window was off by one key: what it computed is known, and
-            its own error is that from attention with such a window. Its difference from the candidate is no error of either.
-        as_given: calls of a layer and phase in which the reference, or a candidate of the engine's own, read new K and V as they
-            were given, and not as the cache stores them, in fewer bits. Its own error is that from attention to these, likewise.
+        known: layers and phases in which one of both computed something else that is known: the difference of both there is an
+            error of neither.
         candidate_noise: the candidate's noise family.
         reference_noise: the reference's, in the phases that it computes itself.
         dtype: dtype of the calls that are compared with the truth; empty if none is.
         accumulation: arithmetic that the candidate's noise family has on this device, such as "tf32".
         features: what calls that were compared with the truth asked for beyond plain attention; see `CallSpec.features`.
         heads: q heads of each layer that was observed, over all processes that share them.
-        seed: of the draw of queries that are compared with the truth.
         rows: queries of the observed passes.
         sampled_rows: those of them that are compared with the truth.
         write_request: the latest write request that was served; see `assay.harness.engines.inside.write_request`.
@@ -104,15 +94,13 @@ class ShadowHeader(RunRecord):
     failed: tuple[FailedCalls, ...] = ()
     unrecorded: dict[int, str] = Field(default_factory=dict)
     untested: dict[int, str] = Field(default_factory=dict)
-    off_by_a_key: tuple[tuple[int, Literal["extend", "decode"], int], ...] = ()
-    as_given: tuple[tuple[int, Literal["extend", "decode"], int], ...] = ()
+    known: tuple[tuple[int, Literal["extend", "decode"], Known], ...] = ()
     candidate_noise: str = ""
     reference_noise: str = ""
     dtype: str = ""
     accumulation: str = ""
     features: tuple[str, ...] = ()
     heads: dict[int, int] = Field(default_factory=dict)
-    seed: int = 0
     rows: int = 0
     sampled_rows: int = 0
     write_request: str = ""
@@ -146,14 +134,9 @@ class ShadowErrors:
         return tuple(calls for header in self.headers for calls in header.failed)
 
     @property
-    def off_by_a_key(self) -> dict[tuple[int, str], int]:
-        """Calls of each layer and phase in which the reference's window was off by one key."""
-        return _calls(cell for header in self.headers for cell in header.off_by_a_key)
-
-    @property
-    def as_given(self) -> dict[tuple[int, str], int]:
-        """Calls of each layer and phase in which new K and V were read before they were stored in fewer bits."""
-        return _calls(cell for header in self.headers for cell in header.as_given)
+    def known(self) -> set[tuple[int, str, Known]]:
+        """See `ShadowHeader.known`, of all processes."""
+        return {place for header in self.headers for place in header.known}
 
     @property
     def heads(self) -> dict[int, int]:
@@ -162,23 +145,13 @@ class ShadowErrors:
 
 
 def write_shadow_errors(path: Path, cells: ErrorTable, header: ShadowHeader) -> None:
-    """Replace the file of a process.
-
-    Args:
-        path: the file.
-        cells: the sums.
-        header: what they describe.
-
-    Raises:
-        EvidenceError: the disk is full or not writable.
-    """
+    """Replace the file of a process. Raises EvidenceError if the disk is full or not writable."""
     arrays = {"index": cells.index, "apart": cells.apart} | {
         f"{role}.{column.name}": getattr(getattr(cells, role), column.name)
         for role in _ROLES
         for column in fields(RoleErrors)
     }
-    tensors = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(path, save(tensors, {"header": header.model_dump_json()}), durable=False)
+    write_arrays(path, arrays, header, durable=False)
 
 
 def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
@@ -199,33 +172,21 @@ def read_shadow_errors(folder: Path, run: str = "") -> ShadowErrors:
             f"files {FOLDER}/*.safetensors",
             "start the server with ASSAY_SHADOW=<candidate>, switch the shadow on and send a request",
         )
-    read = [_read(file) for file in files]
-    for file, table in zip(files, read, strict=True):
-        check_run(file, table.headers[0].run, run)
-    if len({(table.headers[0].reference, table.headers[0].candidate) for table in read}) > 1:
+    headers, tables = zip(*(_read(file, run) for file in files), strict=True)
+    if len({(header.reference, header.candidate) for header in headers}) > 1:
         raise EvidenceError(
             f"{folder} has errors of different backends.", "one reference and one candidate", "use a new folder"
         )
-    return ShadowErrors(
-        joined([table.cells for table in read]), tuple(header for table in read for header in table.headers)
-    )
+    return ShadowErrors(joined(tables), headers)
 
 
-def _read(path: Path) -> ShadowErrors:
+def _read(path: Path, run: str = "") -> tuple[ShadowHeader, ErrorTable]:
+    header, arrays = read_arrays(path, ShadowHeader, run, _DO)
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = ShadowHeader.model_validate_json((file.metadata() or {})["header"])
-            roles = (
-                RoleErrors(*(file.get_tensor(f"{role}.{column.name}") for column in fields(RoleErrors)))
-                for role in _ROLES
-            )
-            return ShadowErrors(ErrorTable(file.get_tensor("index"), file.get_tensor("apart"), *roles), (header,))
-    except (SafetensorError, OSError, KeyError, ValidationError) as error:
-        raise EvidenceError(
-            f"{path} is damaged: {str(error).splitlines()[0]}.",
-            "a file of this version of assay",
-            "run again in a new folder",
-        ) from None
+        roles = (RoleErrors(*(arrays[f"{role}.{column.name}"] for column in fields(RoleErrors))) for role in _ROLES)
+        return header, ErrorTable(arrays["index"], arrays["apart"], *roles)
+    except KeyError as error:
+        raise damaged(path, f"{error} is missing", _DO) from None
 
 
 def written_requests(folder: Path) -> dict[int, str]:
@@ -235,4 +196,4 @@ def written_requests(folder: Path) -> dict[int, str]:
         EvidenceError: a file is damaged.
     """
     files = sorted((folder / FOLDER).glob("*.safetensors"))
-    return {int(file.stem): _read(file).headers[0].write_request for file in files}
+    return {int(file.stem): _read(file)[0].write_request for file in files}

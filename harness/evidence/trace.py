@@ -11,15 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
-from safetensors import SafetensorError, deserialize, safe_open
 
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.nonce import RunRecord, check_run
+from assay.harness.evidence.nonce import RunRecord
+from assay.harness.evidence.run_file import damaged, read_arrays, write_arrays
 from assay.harness.files import write_whole
 
 if TYPE_CHECKING:  # a report reads traces and must not wait for torch
@@ -32,9 +31,8 @@ NEW = ("new_k.", "new_v.")
 """The same of K and V of the kept rows as they are computed, [rows, kv heads, dims]."""
 READ = ("k.", "v.")
 """The same of K and V as the last query reads them, [tokens, kv heads, dims]: the last of them is its own."""
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32}
-"""Dtypes in safetensors files -> NumPy dtypes."""
 _REFUSED = ".refused"
+_DO = "trace again under a new label"
 
 
 class TraceHeader(RunRecord):
@@ -97,15 +95,12 @@ def write_pass(
         tokens: int64 [rows].
         positions: int64 [rows].
         kept: tensors of this process's heads, of any floating dtype, by `OUTPUT`, `QUERY`, `NEW` or `READ` and the number of a
-            layer.
+            layer. They are written in float32, since NumPy has no bfloat16.
         header: what they belong to.
     """
-    import safetensors.torch
-
     path = folder / FOLDER / label / f"{os.getpid()}-{header.number:06d}.safetensors"
-    tensors = {"tokens": tokens, "positions": positions} | dict(kept)
-    content = safetensors.torch.save(tensors, {"header": header.model_dump_json()})
-    write_whole(path, content, durable=False)
+    tensors = {"tokens": tokens.long(), "positions": positions} | {name: part.float() for name, part in kept.items()}
+    write_arrays(path, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}, header, durable=False)
 
 
 def write_refusal(folder: Path, label: str, why: str) -> None:
@@ -134,8 +129,10 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
         )
     passes: dict[int, list[_Part]] = {}
     for file in sorted(place.glob("*.safetensors")):
-        part = _read(file)
-        check_run(file, part[0].run, run)
+        header, arrays = read_arrays(file, TraceHeader, run, _DO)
+        if not {"tokens", "positions"} <= arrays.keys():
+            raise damaged(file, "tokens or positions are missing", _DO)
+        part = header, arrays.pop("tokens"), arrays.pop("positions"), arrays
         passes.setdefault(part[0].number, []).append(part)
     if not passes:
         raise EvidenceError(
@@ -149,36 +146,12 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
             f"The trace {label!r} has more than one request.", "one request under each label", "use a new label"
         )
     if sorted(passes) != list(range(len(passes))):
-        raise _damaged(place, f"there are {len(passes)} passes, but their numbers go up to {max(passes)}")
+        raise damaged(place, f"there are {len(passes)} passes, but their numbers go up to {max(passes)}", _DO)
     return _joined(place, label, [passes[number] for number in sorted(passes)])
 
 
 _Part = tuple[TraceHeader, NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.float32]]]
 """One file, one process's share of one pass: its header, tokens, positions, and what was kept of each layer by name."""
-
-
-def _read(path: Path) -> _Part:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = TraceHeader.model_validate_json((file.metadata() or {})["header"])
-        views = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-        tensors = {name: _array(view) for name, view in views}
-        kept = {
-            name: array.astype(np.float32, copy=False)
-            for name, array in tensors.items()
-            if name.startswith((OUTPUT, QUERY, *NEW, *READ))
-        }
-        return header, tensors["tokens"], tensors["positions"], kept
-    except (SafetensorError, OSError, KeyError, ValidationError) as error:
-        raise _damaged(path, str(error).splitlines()[0]) from None
-
-
-def _array(view: Mapping[str, Any]) -> NDArray[Any]:
-    """Convert a tensor of a safetensors file to an array, without importing torch. bfloat16, which NumPy lacks, becomes float32."""
-    if view["dtype"] == "BF16":
-        bits = np.frombuffer(view["data"], np.uint16).astype(np.uint32) << 16
-        return bits.view(np.float32).reshape(view["shape"])
-    return np.frombuffer(view["data"], _DTYPES[view["dtype"]]).reshape(view["shape"])
 
 
 def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:
@@ -187,7 +160,7 @@ def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace
     def rows(prefix: str) -> dict[int, NDArray[np.float32]]:
         by_pass = [_of_layers(kept, prefix) for kept in complete]
         if any(set(layers) != set(by_pass[0]) for layers in by_pass):
-            raise _damaged(place, "the passes have different layers")
+            raise damaged(place, "the passes have different layers", _DO)
         return {layer: np.concatenate(_widened([layers[layer] for layers in by_pass])) for layer in sorted(by_pass[0])}
 
     firsts = [parts[0] for parts in passes]
@@ -225,20 +198,13 @@ def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[str, NDArray[np.f
     first, *rows, _ = parts[0]
     for _, *others, _ in parts:
         if not all(map(np.array_equal, rows, others)):
-            raise _damaged(place, f"the processes kept different rows of pass {first.number}")
+            raise damaged(place, f"the processes kept different rows of pass {first.number}", _DO)
     joined = {}
     for name in sorted({name for *_, kept in parts for name in kept}):
         shares = {header.rank: kept[name] for header, *_, kept in parts if name in kept}
         if sorted(shares) != list(range(first.ranks)):
             layer = name.rpartition(".")[2]
-            raise _damaged(
-                place, f"{len(shares)} of {first.ranks} processes wrote layer {layer} of pass {first.number}"
-            )
+            wrote = f"{len(shares)} of {first.ranks} processes wrote layer {layer} of pass {first.number}"
+            raise damaged(place, wrote, _DO)
         joined[name] = np.concatenate([shares[rank] for rank in sorted(shares)], axis=1)
     return joined
-
-
-def _damaged(path: Path, what: str) -> EvidenceError:
-    return EvidenceError(
-        f"{path} is damaged: {what}.", "files of this version of assay", "trace again under a new label"
-    )

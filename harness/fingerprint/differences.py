@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
-from pydantic import ConfigDict, Field, computed_field
+from pydantic import Field, computed_field
 
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.fingerprint import PARTS, Fingerprint
@@ -80,8 +80,6 @@ _NO_TRACE = frozenset(("--port", "--host", "--log-level"))
 
 class FingerprintDiff(Part):
     __doc__ = f"""What differs between two fingerprints. {RULE}"""
-
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
 
     schema_id: Literal["assay.fingerprint-diff/1"] = Field(SCHEMA, alias="schema")
     left: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from assay.harness.sides import hide, is_secret
@@ -94,17 +93,6 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environment.items())
         if name in CHANGE_NUMBERS or (_MATTERS.match(name) and not _NOT.search(name) and not is_secret(name))
     }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of `PACKAGES` that are installed, and that of Python."""
-    installed = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return installed
 
 
 def device_facts(device: str) -> dict[str, str]:

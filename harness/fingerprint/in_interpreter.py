@@ -35,7 +35,7 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
             read["not_observed"][part] = f"{type(error).__name__}: {error}"[:200]
         read["seconds"][part] = round(time.perf_counter() - begun, 4)
 
-    observe("packages", lambda: _versions(asked["packages"]))
+    observe("packages", lambda: versions(asked["packages"]))
     trusted = bool(asked.get("trust_remote_code"))
     observe("tokens", lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"], model))
     observe("generation", lambda: generation_of(model))
@@ -44,14 +44,15 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _versions(names: list[str]) -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the versions of packages that are installed, and that of Python."""
+    installed = {"python": platform.python_version()}
     for name in names:
         try:
-            versions[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return versions
+    return installed
 
 
 def _tokenizer(model: str, trusted: bool) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,18 +133,12 @@ def _token_faults(tokens: Tokens | None) -> Iterator[Difference]:
 
 
 def _weight_faults(weights: Sequence[Weight]) -> Iterator[Difference]:
-    for names, what in (
-        (
-            [weight.name for weight in weights if weight.not_in_checkpoint],
-            "served, and not in the checkpoint, wholly or in part",
-        ),
-        ([weight.name for weight in weights if weight.unlike_checkpoint], "not what the checkpoint has"),
-        (
-            [weight.name for weight in weights if weight.copies_differ],
-            "not the same in the processes that hold copies of it",
-        ),
+    for field, what in (
+        ("not_in_checkpoint", "served, and not in the checkpoint, wholly or in part"),
+        ("unlike_checkpoint", "not what the checkpoint has"),
+        ("copies_differ", "not the same in the processes that hold copies of it"),
     ):
-        if names:
+        if names := [weight.name for weight in weights if getattr(weight, field)]:
             says = f"{_some(names)} {_is(names)} {what}"
             yield Difference(name="weights.wrong", says=says, outputs=True, details=tuple(names[:20]))
     for kept in sorted({weight.kept for weight in weights if weight.kept}):
@@ -312,14 +306,9 @@ def _frequencies(ours: RopeTable, theirs: RopeTable) -> str:
     return f"{count} of {len(ratios)} RoPE frequencies differ, the last by a factor of {ratios[-1]:.4g}"
 
 
-_SAME_PLACES = "compare as many ranks, and take a fingerprint of an older assay again"
-"""What to do where places are not known."""
-
-
 @dataclass(frozen=True)
 class _Changed:
     weight: Weight
-    other: Weight
     far: float | None
     to: str = ""
     order: bool = False
@@ -327,10 +316,10 @@ class _Changed:
 
 def _weights(left: Sequence[Weight], right: Sequence[Weight]) -> Iterator[Difference]:
     ours, theirs = by_canonical_name(left, right)
-    if missing := [name for name in ours if name not in theirs]:
-        yield Difference(name="weights.missing", says=f"{_some(missing)} {_is(missing)} in A alone", outputs=True)
-    if missing := [name for name in theirs if name not in ours]:
-        yield Difference(name="weights.missing", says=f"{_some(missing)} {_is(missing)} in B alone", outputs=True)
+    for side, own, other_side in ((A, ours, theirs), (B, theirs, ours)):
+        if missing := [name for name in own if name not in other_side]:
+            says = f"{_some(missing)} {_is(missing)} in {side} alone"
+            yield Difference(name="weights.missing", says=says, outputs=True)
     both = [name for name in ours if name in theirs]
     changed = [change for change in (_changed(ours[name], theirs[name]) for name in both) if change is not None]
     other = [change for change in changed if not change.to and not change.order]
@@ -384,7 +373,7 @@ def _changed(ours: Weight, theirs: Weight) -> _Changed | None:
         return None
     to = rounded_to(ours, theirs, far) if far is not None else ""
     in_any_order = distance_in_any_order(ours, theirs)
-    return _Changed(ours, theirs, far, to, not to and in_any_order is not None and same_numbers(in_any_order))
+    return _Changed(ours, far, to, not to and in_any_order is not None and same_numbers(in_any_order))
 
 
 def in_any_order(left: Fingerprint, right: Fingerprint) -> str:
@@ -401,22 +390,15 @@ def in_any_order(left: Fingerprint, right: Fingerprint) -> str:
     ]
     if not names:
         return ""
-    return f"of {_some(names)}: the places of their parts are not known on both sides; {_SAME_PLACES}"
+    return f"of {_some(names)}: the places of their parts are not known on both sides; compare as many ranks"
 
 
 def _other_weights(other: Sequence[_Changed], both: Sequence[str]) -> Difference:
     shaped = [change for change in other if change.far is None]
     if shaped:
         names = [change.weight.name for change in shaped]
-        copies = any(
-            weight.ranks > 1 and not weight.whole for change in shaped for weight in (change.weight, change.other)
-        )
-        return Difference(
-            name="weights.other",
-            says=f"{_some(names)} {_is(names)} of another shape or kind"
-            + (f", or held in copies that were counted: {_SAME_PLACES}" if copies else ""),
-            outputs=True,
-        )
+        says = f"{_some(names)} {_is(names)} of another shape or kind"
+        return Difference(name="weights.other", says=says, outputs=True)
     worst = max(other, key=lambda change: change.far or 0.0)
     names = [change.weight.name for change in sorted(other, key=lambda change: -(change.far or 0.0))]
     sharded = any(not change.weight.projections for change in other)
@@ -498,31 +480,31 @@ def _few_ids(ids: Sequence[int]) -> str:
     return f"{list(ids[:4])}".replace("]", ", ...]" if len(ids) > 4 else "]")
 
 
-def _mapping(part: str, what: str, outputs: Collection[str] | bool) -> Any:
-    """Make the comparison of a part that is a mapping of names to values."""
+_Value = str | None
+
+
+def _mapping(part: str, what: str, outputs: Callable[[str, _Value, _Value], bool] = lambda *_: True) -> Any:
+    """Make the comparison of a part that is a mapping of names to values; `outputs` says if a difference changes outputs."""
 
     def differences(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Difference]:
         for name in sorted(left.keys() | right.keys()):
             ours, theirs = left.get(name), right.get(name)
-            if ours != theirs:
-                yield Difference(
-                    name=f"{part}.{name}",
-                    says=f"{what.format(name=name)} is {_shown(ours)} in A, {_shown(theirs)} in B",
-                    outputs=outputs if isinstance(outputs, bool) else name.partition(".")[0] in outputs,
-                )
+            if ours == theirs:
+                continue
+            counts = outputs(name, ours, theirs)
+            decides = f": it decides {CHANGE_NUMBERS[name][1]}" if counts and part == "environment" else ""
+            says = f"{what.format(name=name)} is {_shown(ours)} in A, {_shown(theirs)} in B{decides}"
+            yield Difference(name=f"{part}.{name}", says=says, outputs=counts)
 
     return differences
 
 
-def _environment(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Difference]:
-    for name in sorted(left.keys() | right.keys()):
-        ours, theirs = left.get(name), right.get(name)
-        if ours == theirs:
-            continue
-        counts = name in CHANGE_NUMBERS and as_read(name, ours) != as_read(name, theirs)
-        decides = f": it decides {CHANGE_NUMBERS[name][1]}" if counts else ""
-        says = f"{name} is {_shown(ours)} in A, {_shown(theirs)} in B{decides}"
-        yield Difference(name=f"environment.{name}", says=says, outputs=counts)
+def _argument_counts(name: str, ours: _Value, theirs: _Value) -> bool:
+    return name.partition(".")[0] in _NUMBERS
+
+
+def _variable_counts(name: str, ours: _Value, theirs: _Value) -> bool:
+    return name in CHANGE_NUMBERS and as_read(name, ours) != as_read(name, theirs)
 
 
 def _shown(value: str | None) -> str:
@@ -531,18 +513,18 @@ def _shown(value: str | None) -> str:
 
 COMPARED: Mapping[str, Any] = {
     "tokens": _tokens,
-    "generation": _mapping("generation", "the default of {name}", True),
+    "generation": _mapping("generation", "the default of {name}"),
     "positions": _positions,
     "rope": _ropes,
     "weights": _weights,
-    "adapters": _mapping("adapters", "the LoRA adapter {name}", True),
-    "quantisation": _mapping("quantisation", "quantisation: {name}", True),
-    "experts": _mapping("experts", "the expert map of layer {name}", True),
+    "adapters": _mapping("adapters", "the LoRA adapter {name}"),
+    "quantisation": _mapping("quantisation", "quantisation: {name}"),
+    "experts": _mapping("experts", "the expert map of layer {name}"),
     "backends": _backends,
     "ignored": _ignored,
-    "arguments": _mapping("arguments", "{name}", _NUMBERS),
-    "environment": _environment,
-    "packages": _mapping("packages", "{name}", True),
-    "hardware": _mapping("hardware", "{name}", True),
+    "arguments": _mapping("arguments", "{name}", _argument_counts),
+    "environment": _mapping("environment", "{name}", _variable_counts),
+    "packages": _mapping("packages", "{name}"),
+    "hardware": _mapping("hardware", "{name}"),
 }
 """Compares a part of two fingerprints, by its name: yields what differs."""

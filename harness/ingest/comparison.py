@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from assay.harness.ingest.result import Excerpt, FileRead, Timeline
 from assay.harness.judge.answer_lengths import AnswerLengths
@@ -150,7 +150,6 @@ class Comparison(Decided):
     __doc__ = f"Two results, two files of tensors or two traces: is B as good as A, or equal to it? {RULE}"
 
     schema_id: Literal["assay.compare/2"] = Field("assay.compare/2", alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     created: str = Field(description="ISO 8601, UTC")
     kind: _ComparedKind

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.schema import RULE, Part
@@ -187,7 +187,6 @@ class IngestResult(Decided):
     __doc__ = f"All files of one ``assay ingest``. {RULE}"
 
     schema_id: Literal["assay.ingest/1"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     created: str = Field(description="ISO 8601, UTC")
     headline: str

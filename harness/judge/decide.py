@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.policy import SuiteName
-from assay.harness.schema import Part
+from assay.harness.schema import RULE, Part
 from assay.harness.stats.multiple import holm
 from assay.harness.text import listed
 from assay.harness.verdict import Check, Decided, Finding, Verdict
@@ -39,9 +39,13 @@ class SuiteVerdict(Part):
 Suite = TypeVar("Suite", bound=SuiteVerdict)
 
 
-class Judgement(Decided):
-    """The verdict of a run or a bench, with its reasons."""
+SCHEMA: Literal["assay.report/2"] = "assay.report/2"
 
+
+class Judgement(Decided):
+    __doc__ = f"""Base of the results of a run, of a bench and of a comparison of features: the verdict with its reasons. {RULE}"""
+
+    schema_id: Literal["assay.report/2"] = Field(SCHEMA, alias="schema")
     headline: str = Field(description="the verdict in one sentence")
     reasons: tuple[str, ...] = Field(description="why, most important first")
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.report import OwnError, Report, excess, read_report
@@ -61,7 +61,6 @@ class RunList(Part):
     __doc__ = f"A folder of runs, newest first. {RULE}"
 
     schema_id: Literal["assay.runs/1"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     folder: str
     runs: tuple[RunLine, ...]

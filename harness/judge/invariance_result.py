@@ -1,19 +1,12 @@
-"""``invariance.json``: the result of ``assay invariance``, and everything a reader needs to believe it.
-
-`SCHEMA` follows `assay.harness.schema.RULE`.
-"""
+"""``invariance.json``: the result of ``assay invariance``, and everything a reader needs to believe it."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.judge.decide import Judgement
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Finding, Verdict
-
-SCHEMA: Literal["assay.invariance/1"] = "assay.invariance/1"
 
 
 class ArmRow(Part):
@@ -79,9 +72,6 @@ class PartingRow(Part):
 
 class InvarianceResult(Judgement):
     __doc__ = f"A complete comparison of features. {RULE}"
-
-    schema_id: Literal["assay.invariance/1"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     created: str = Field(description="ISO 8601, UTC")
     command: str

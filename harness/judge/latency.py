@@ -11,10 +11,11 @@ from assay.evals.loads import Shape
 from assay.harness.conditions import MIN_CACHED_SHARE
 from assay.harness.config import recorded_spec
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest, bench_folder
+from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing, bench_folder
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.answer_lengths import (
     LIMIT,
     AnswerEnd,
@@ -60,7 +61,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     folder.check_sealed()
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
-    blocks = blocks_of(folder.timings())
+    blocks = blocks_of(folder.lines(TIMINGS, Timing))
     played = side_by_side(blocks)
     if not any(played.values()):
         raise EvidenceError(f"{folder.path} holds no timings.", "at least one round", "time again with more --seconds")
@@ -72,9 +73,13 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     load_rows = tuple(
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
-    answers = _both_answered(folder.lengths())
-    ran = [((a.tokens, a.finish_reason == LIMIT), (b.tokens, b.finish_reason == LIMIT)) for a, b in answers]
-    lengths = compare_lengths(ran, spec.policy.alpha, spec.policy.length_bound) if folder.lengths() else None
+    measured_answers = folder.lines(LENGTHS, Answer)
+    answers = _both_answered(measured_answers)
+    ran = [
+        ((a.completion_tokens, a.finish_reason == LIMIT), (b.completion_tokens, b.finish_reason == LIMIT))
+        for a, b in answers
+    ]
+    lengths = compare_lengths(ran, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
     ends = [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     servers = {server.role: server for server in manifest.servers}
@@ -244,7 +249,7 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     return required.met(met, f"{reported} of the prompt tokens were cached", settles)
 
 
-def _both_answered(measured: Sequence[AnswerLength]) -> list[tuple[AnswerLength, AnswerLength]]:
+def _both_answered(measured: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
     """Pair the answers to the prompts that both answered."""
     by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
     both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]

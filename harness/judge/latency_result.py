@@ -1,14 +1,10 @@
-"""``bench.json``: the result of a bench, and everything a reader needs to believe it.
-
-`SCHEMA` follows `assay.harness.schema.RULE`.
-"""
+"""``bench.json``: the result of a bench, and everything a reader needs to believe it."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.blocks import TimeMetric
@@ -16,8 +12,6 @@ from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.decide import Judgement
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
-
-SCHEMA: Literal["assay.bench/2"] = "assay.bench/2"
 
 
 class LatencyRow(Part):
@@ -73,9 +67,6 @@ class LoadRow(Part):
 
 class LatencyResult(Judgement):
     __doc__ = f"A complete bench. {RULE}"
-
-    schema_id: Literal["assay.bench/2"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     created: str = Field(description="ISO 8601, UTC")
     reference: str

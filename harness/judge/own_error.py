@@ -15,7 +15,7 @@ from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
-from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
+from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -87,12 +87,12 @@ def _untested(errors: ShadowErrors) -> Iterator[str]:
 
 
 def _known_differences(errors: ShadowErrors) -> Iterator[str]:
-    differences = {
-        "the reference's window is off by one key there": errors.off_by_a_key,
-        "one of both reads new K and V before they are stored in fewer bits there, and the other one after that": errors.as_given,
+    differences: dict[Known, str] = {
+        "window": "the reference's window is off by one key there",
+        "given": "one of both reads new K and V before they are stored in fewer bits there, and the other one after that",
     }
-    for (why, places), phase in product(differences.items(), PHASES):
-        layers = sorted(layer for layer, where in places if where == phase)
+    for (how, why), phase in product(differences.items(), PHASES):
+        layers = sorted(layer for layer, *place in errors.known if place == [phase, how])
         if layers:
             yield (
                 f"difference from the reference, {phase}, layers {', '.join(map(str, layers))}: {why}, so the difference is no "

@@ -1,7 +1,4 @@
-"""``report.json``: the verdict and everything a reader needs to believe it. Every other report is rendered from it.
-
-`SCHEMA` follows `assay.harness.schema.RULE`.
-"""
+"""``report.json``: the verdict and everything a reader needs to believe it. Every other report is rendered from it."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.decide import Judgement, SuiteVerdict
+from assay.harness.judge.decide import SCHEMA, Judgement, SuiteVerdict
 from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.latency_result import LatencyResult
@@ -33,8 +30,6 @@ __all__ = [  # all parts of a report, wherever they are defined
     "ErrorGrid", "FailureResult", "FaultSeen", "Finding", "Flip", "KernelRow", "LatencyResult", "LayersResult", "LogitsRow",
     "Metric", "PassKernels", "Report", "SensitivityResult", "ServerSummary", "SuiteResult", "Tally", "TruthRow", "WorstCall",
 ]  # fmt: skip
-
-SCHEMA: Literal["assay.report/2"] = "assay.report/2"
 
 NOT_FINITE: Literal["not finite"] = "not finite"
 OwnError = FiniteFloat | Literal["not finite"] | None
@@ -333,10 +328,7 @@ class SensitivityResult(Part):
 class Report(Judgement):
     __doc__ = f"A complete run. {RULE}"
 
-    schema_id: Literal["assay.report/2"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(
-        populate_by_name=True, serialize_by_alias=True, json_schema_serialization_defaults_required=True
-    )
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     run_id: str
     created: str = Field(description="ISO 8601, UTC")

@@ -134,8 +134,9 @@ def _has_least(noise: str) -> bool:
 def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells) -> MeasuredCells:
     """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
     largest: dict[tuple[int, int], float] = {}
+    excused = {(layer, phase) for layer, phase, _ in shadow.known}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
-        if (layer, PHASES[phase]) in {**shadow.off_by_a_key, **shadow.as_given}:
+        if (layer, PHASES[phase]) in excused:
             continue
         parts = [measured.of(layer, PHASES[phase]).bound for measured in (cells, reference)]
         largest[layer, phase] = sum(float(part.max(initial=0.0)) for part in parts)

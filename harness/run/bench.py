@@ -14,8 +14,9 @@ from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.client import Client, Stream
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
-from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest, Timing
+from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.nonce import RUN
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.blocks import blocks_of, first_warm, side_by_side
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.machine import origin_of
@@ -179,19 +180,16 @@ def _measure_servers(
     for role, engine in engines.items():
         record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
     for engine in engines.values() if plan.run.of("greedy") else ():
-        folder.append_lengths(_lengths(engine, plan.run))
+        folder.append_lines(LENGTHS, _lengths(engine, plan.run))
     _play_blocks(plan, engines, folder, display)
 
 
-def _lengths(engine: Engine, run: Plan) -> list[AnswerLength]:
+def _lengths(engine: Engine, run: Plan) -> list[Answer]:
     """Measure how long answers are when their length is not forced: a candidate with longer answers shows only here."""
     workload = run.spec.workload
     engine.flush_cache()
     requests = [ChatRequest.of(item, workload.token_limit) for item in run.of("greedy")]
-    return [
-        AnswerLength(role=a.role, item=a.item, tokens=a.completion_tokens, finish_reason=a.finish_reason)
-        for a in answers(engine, requests, max(workload.latency_concurrency))
-    ]
+    return answers(engine, requests, max(workload.latency_concurrency))
 
 
 def _play_blocks(
@@ -220,7 +218,7 @@ def _play_blocks(
             break
         for turn in together:
             block = _play(turn, engines[turn.role], clients[turn.role], plan.vocabulary, played)
-            folder.append(block)
+            folder.append_lines(TIMINGS, block)
             timings += block
             played += 1
 

@@ -68,28 +68,23 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
     prompts = _prompts_of(plan)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     display.say(f"Layer diff in the {engine.role}'s server: {len(prompts)} questions in the shadow.")
-    first_finding_s: float | None = None
 
     def diagnose() -> None:
-        nonlocal first_finding_s
         pack = place / PACK_FOLDER
         again = replay_command(pack, plan.candidate.name)
         try:
             findings = diagnose_recorded(pack, plan.candidate, again, served=engine.role == "candidate")
         except UsageError:  # the candidate computed nothing: the final examination reports that
             return
-        if findings:
-            first_finding_s = time.monotonic() - begun
         for finding in findings:
-            display.say(f"After {first_finding_s:.1f} s: {finding.sentence}")
+            display.say(f"After {time.monotonic() - begun:.1f} s: {finding.sentence}")
 
     shadow(engine, place, plan, diagnose, keeper(folder, plan))
     labels = _trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
     _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))
     set_control(place, Control())
-    done = LayerDiffRecord(traced=labels, seconds=time.monotonic() - begun, first_finding_s=first_finding_s)
-    folder.write(LAYER_DIFF, done, engine.role)
+    folder.write(LAYER_DIFF, LayerDiffRecord(traced=labels), engine.role)
 
 
 def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
@@ -99,13 +94,12 @@ def trace_free_running(engine: Engine, folder: RunFolder, plan: Plan) -> None:
         EngineError: the server failed.
         EvidenceError: the folder cannot be written.
     """
-    begun = time.monotonic()
     place = folder.server_folder(engine.role)
     shutil.rmtree(place / TRACE_FOLDER, ignore_errors=True)
     serve_envelope(engine, folder, plan)
     labels = _trace(engine, place, engine.role, _prompts_of(plan), Control())
     set_control(place, Control())
-    folder.write(LAYER_DIFF, LayerDiffRecord(traced=labels, seconds=time.monotonic() - begun), engine.role)
+    folder.write(LAYER_DIFF, LayerDiffRecord(traced=labels), engine.role)
 
 
 def _prompts_of(plan: Plan) -> list[str]:

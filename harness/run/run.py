@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -41,7 +41,7 @@ from assay.harness.run.run_folder import asked_roles, default_folder, note_chang
 from assay.harness.run.servers import check_together, make_run_engine, running
 from assay.harness.sides import Role
 
-_AnyPart = TypeVar("_AnyPart", bound=EndedFolder)
+_AnyPart = TypeVar("_AnyPart", bound=EndedFolder[Any])
 
 
 def run(

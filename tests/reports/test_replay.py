@@ -44,7 +44,7 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(with_prefix: int, findings:
 def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
     out = StringIO()
     source = Source(engine="e", model="m", model_hash="h", reference="r")
-    manifest = PackManifest(source=source, budget_bytes=1, seen=0, too_large=0, calls=())
+    manifest = PackManifest(source=source, seen=0, too_large=0, calls=())
     render(pack_document(manifest, Path("my packs/one")), Console(file=out))
     assert "assay replay 'my packs/one' --candidate module:function" in out.getvalue()
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from assay.evals.loads import shapes_of
 from assay.harness.config import make_spec
-from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder, BenchManifest, Timing
+from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.manifest import ServerManifest
+from assay.harness.evidence.records import Answer
 from assay.harness.run.bench import timed_spec
 from assay.harness.sides import ROLES, Role
 
@@ -69,8 +70,8 @@ def write_bench(
                     factor *= floor if (role, again) == ("reference", True) else 1.0
                     factor *= rng.uniform(0.99, 1.01) * (3.0 if number == 0 else 1.0)
                     times = tuple(factor * (0.020 + 0.003 * i) for i in range(4))
-                    folder.append(
-                        [
+                    folder.append_lines(
+                        TIMINGS, [
                             Timing(
                                 role=role, again=again, round=number, block=block, shape=shape.name,
                                 concurrency=concurrency, index=index, sent_s=clock, latency_s=times[-1] + 0.001 * factor,
@@ -83,9 +84,15 @@ def write_bench(
                     clock, block = clock + 1, block + 1
     ends: dict[Role, str] = {"reference": "stop", "candidate": end}
     for role, tokens in zip(ROLES, lengths, strict=True):
-        folder.append_lengths(
-            [AnswerLength(role=role, item=str(i), tokens=tokens, finish_reason="length" if cut else ends[role]) for i in range(16)]
-        )
+        folder.append_lines(
+            LENGTHS, [
+                Answer(
+                    suite="greedy", role=role, item=str(i), prompt_hash="", text="", finish_reason="length" if cut else ends[role],
+                    prompt_tokens=1, completion_tokens=tokens, latency_s=1.0,
+                )
+                for i in range(16)
+            ],
+        )  # fmt: skip
     for role in ROLES if counted else ():
         counters = CounterFile(folder.server_folder(role) / "counters", "1", folder.nonce)
         for phase in ("extend", "decode"):

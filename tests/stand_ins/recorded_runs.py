@@ -25,7 +25,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.checks.replay import replay_recorded
 from assay.harness.config import make_spec
-from assay.harness.engines.inside.pack_writer import PackWriter
+from assay.harness.engines.inside.pack_writer import PackWriter, stratum
 from assay.harness.errors import EngineError
 from assay.harness.evidence.baseline import write_baseline
 from assay.harness.evidence.bench_folder import bench_folder
@@ -34,7 +34,7 @@ from assay.harness.evidence.kernel_result import CAUSE, MATRIX, CaseWhy, KernelR
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER as PACK
 from assay.harness.evidence.layer_diff_record import pack_of
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.pack import Source
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW
 from assay.harness.evidence.shadow_errors import write_shadow_errors
@@ -237,9 +237,8 @@ def layers(
     for layer in (0, 1):
         for new, prefix in ((3, 0), (4, 20)):
             call = call_of([(new, prefix)], (4, 2), 8, torch.float32, "cpu", seed=layer).with_spec(layer=layer)
-            seen = CallMetadata(layer, "extend", (new,), (prefix,), ("a",))
-            if writer.wants(seen):
-                writer.add(seen, call, rounded_oracle(call), candidate=kernel(call))
+            if writer.wants(stratum(layer, call.phase, call.lens_q, call.prefixes)):
+                writer.add(call, rounded_oracle(call), candidate=kernel(call))
     writer.flush()
 
     def cell(*at: Any) -> float | None:

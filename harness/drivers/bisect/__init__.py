@@ -1,1 +1,5 @@
 """Bisecting: the layers that need the reference, and the commit that broke a kernel."""
+
+from typing import Literal
+
+SCHEMA: Literal["assay.bisect/5"] = "assay.bisect/5"

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from assay.evals.questions import parse_answer
 from assay.harness.conditions import CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE
+from assay.harness.drivers.bisect import SCHEMA
 from assay.harness.drivers.bisect.layer_search import SearchResult
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.records import Item
@@ -25,7 +26,6 @@ Criterion = Literal["answers", "text"]
 Outcome = Literal["right", "wrong"]
 # The reference is better than guessing if the p value of "it guesses" is below this.
 _GUESSING_ALPHA = 0.01
-SCHEMA: Literal["assay.bisect-layers/4"] = "assay.bisect-layers/4"
 
 
 class ProbeRecord(Record):
@@ -74,9 +74,7 @@ class Floors(Record):
 class LayerBisection(LayerSetup, Floors, SearchResult):
     """``bisect.json``: a layer bisection and its result. A file of another schema is not read: a bisection is repeated."""
 
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
-
-    schema_id: Literal["assay.bisect-layers/4"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
     probes: tuple[ProbeRecord, ...]
     findings: tuple[Finding, ...]
     seconds: float = Field(description="without the start of the server")

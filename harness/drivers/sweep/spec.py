@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from assay.harness.config import expectation
 from assay.harness.errors import UsageError
@@ -99,7 +99,6 @@ class SweepResult(Decided):
     __doc__ = f"A sweep: its verdict is that of its worst cell. {RULE}"
 
     schema_id: Literal["assay.sweep/3"] = Field(SCHEMA, alias="schema")
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     command: str = Field(description="the command that repeats it")
     folder: str

@@ -30,11 +30,7 @@ class ControlReader:
         self._setting = Setting()
 
     def latest(self) -> Setting:
-        """Read the setting that applies now.
-
-        Raises:
-            EvidenceError: the file is damaged.
-        """
+        """Read the setting that applies now. Raises EvidenceError if the file is damaged."""
         try:
             status = os.stat(self._folder / CONTROL)
             version = (status.st_mtime_ns, status.st_ino)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -13,22 +13,29 @@ from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.engines.inside.observed_call import ObservedCall
 
 
+@dataclass(frozen=True)
+class Computes:
+    """What a candidate computes.
+
+    Attributes:
+        phases: the phases.
+        noise: its noise family, as `assay.harness.attention.noise.family` knows it.
+        reads_given: whether it has K and V of new tokens as the layer gave them, where a cache stores fewer bits.
+    """
+
+    phases: tuple[str, ...]
+    noise: str
+    reads_given: bool = False
+
+
 class Candidate(Protocol):
     """Computes calls of the phases that it names."""
 
     name: str
 
     @property
-    def reads_given(self) -> bool:
-        """True if it has K and V of new tokens as the layer gave them, where a cache stores fewer bits. May raise anything."""
-
-    @property
-    def noise(self) -> str:
-        """Its noise family, as `assay.harness.attention.noise.family` knows it. May raise anything."""
-
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """Phases that it computes. May raise anything."""
+    def computes(self) -> Computes:
+        """Its phases and its noise. May raise anything."""
 
     def run(self, call: ObservedCall) -> Tensor:
         """Return the output, [tokens, num_q_heads * head_dim_v]. May raise anything."""
@@ -37,14 +44,13 @@ class Candidate(Protocol):
 class KernelCandidate:
     """A kernel of the contract. It runs on packed calls, gathered from the pool after the reference has written K and V to it."""
 
-    reads_given = False
-
     def __init__(self, name: str, kernel: Kernel) -> None:
         self.name, self._kernel = name, kernel
         declared = kernels.declaration(kernel)
-        self.phases, self.noise = declared.phases, declared.noise
+        self.computes = Computes(declared.phases, declared.noise)
 
     def run(self, call: ObservedCall) -> Tensor:
+        """Run it. May raise anything."""
         packed = call.pack(self.name)
         # K and V are gathered copies; q is the model's own tensor.
         packed = replace(packed, q=packed.q.clone())
@@ -60,19 +66,9 @@ class LazyCandidate:
         self._failed = ""
 
     @property
-    def phases(self) -> tuple[str, ...]:
-        """Phases of the candidate. Raises KernelRefused if it cannot be built."""
-        return self._candidate().phases
-
-    @property
-    def noise(self) -> str:
-        """Noise family of the candidate. Raises KernelRefused if it cannot be built."""
-        return self._candidate().noise
-
-    @property
-    def reads_given(self) -> bool:
-        """See `Candidate`. Raises KernelRefused if it cannot be built."""
-        return self._candidate().reads_given
+    def computes(self) -> Computes:
+        """Its phases and its noise. Raises KernelRefused if it cannot be built."""
+        return self._candidate().computes
 
     def run(self, call: ObservedCall) -> Tensor:
         """Return the candidate's output. Raises KernelRefused if it cannot be built, and whatever the candidate raises."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.oracle import oracle
-from assay.harness.engines.inside.candidates import Candidate
+from assay.harness.engines.inside.candidates import Candidate, Computes
 from assay.harness.engines.inside.observed_call import ObservedCall
 from assay.harness.evidence.faults import FOLDER, SEEDED_CALLS, SeededCalls
 from assay.harness.evidence.nonce import nonce_of_process
@@ -69,11 +69,7 @@ class Faults:
         return wrong.reshape(out.shape).to(out.dtype).contiguous()
 
     def write(self) -> None:
-        """Write at the end of a pass how many calls had the fault.
-
-        Raises:
-            EvidenceError: the disk is full or not writable.
-        """
+        """Write at the end of a pass how many calls had the fault. Raises EvidenceError if the disk is full or not writable."""
         counts = SeededCalls(
             run=nonce_of_process(),
             fault=self._fault,
@@ -93,21 +89,11 @@ class FaultyCandidate:
         self._candidate, self._faults = candidate, faults
 
     @property
-    def noise(self) -> str:
-        """Noise family of the candidate. May raise anything."""
-        return self._candidate.noise
-
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """Phases of the candidate. May raise anything."""
-        return self._candidate.phases
-
-    @property
-    def reads_given(self) -> bool:
-        """See `Candidate`. May raise anything."""
-        return self._candidate.reads_given
+    def computes(self) -> Computes:
+        """Phases and noise of the candidate. May raise anything."""
+        return self._candidate.computes
 
     def run(self, call: ObservedCall) -> Tensor:
         """Compute the candidate's output with the fault. May raise anything."""
         out = self._candidate.run(call).reshape(sum(call.forward_pass.new), -1)
-        return self._faults.seeded(call, out, noisy=bool(self.noise))
+        return self._faults.seeded(call, out, noisy=bool(self.computes.noise))

@@ -15,8 +15,6 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 
 Phase = Literal["extend", "decode"]
-Boundary = Literal["attention"]
-"""Where a model is observed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class ObservedCall:
         given: K and V of the new tokens as the layer gave them, where the cache stores them in fewer bits; None elsewhere.
         own: returns K and V of the new tokens as the layer gave them, [tokens, kv heads, dims]; None where it gives none, as one
             that reads those of another layer.
-        boundary: where it was observed.
     """
 
     layer: int
@@ -74,7 +71,6 @@ class ObservedCall:
     native: Any
     given: tuple[Tensor, Tensor] | None = None
     own: Callable[[], tuple[Tensor, Tensor] | None] = lambda: None
-    boundary: Boundary = "attention"
 
 
 class EngineCall(Protocol):
@@ -101,11 +97,7 @@ class EngineCall(Protocol):
         """The engine's ids of the requests of the batch."""
 
     def forward_pass(self, number: int) -> ForwardPass:
-        """Describe the pass.
-
-        Raises:
-            KernelRefused: the contract cannot express it.
-        """
+        """Describe the pass. Raises KernelRefused if the contract cannot express it."""
 
     def observed(self, forward_pass: ForwardPass) -> ObservedCall:
         """Return the call, of a pass that was described before."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,41 +17,39 @@ import safetensors.torch
 from torch import Tensor
 
 from assay.harness.attention.call import BY_KEY, STORED, AttentionCall, CallSpec, cumulative
+from assay.harness.conditions import CACHED_PREFIX, SEQUENCE_LENGTH
 from assay.harness.errors import UsageError
-from assay.harness.evidence.pack import (
-    CANDIDATE,
-    MANIFEST,
-    CallMetadata,
-    PackEntry,
-    PackManifest,
-    Source,
-    Stratum,
-)
+from assay.harness.evidence.pack import CANDIDATE, MANIFEST, PackEntry, PackManifest, Source
 from assay.harness.files import write_whole
 
 RESERVOIR = 4
 """Most sampled calls per stratum."""
-_MAX_CALL_SHARE = 1 / 32
-"""Largest share of the budget that one call may take."""
-_MAX_CUT_SHARE = 1 / 8
-"""Largest share of the budget that one sequence with one kv head may take: it cannot be cut further without losing queries."""
-_MAX_WORST_SHARE = 1 / 2
-"""Largest share of the budget that the worst calls may take together."""
+# Shares of the budget: of one call, of one sequence with one kv head (which cannot be cut further without losing queries), and of
+# the worst calls together.
+_MAX_CALL_SHARE, _MAX_CUT_SHARE, _MAX_WORST_SHARE = 1 / 32, 1 / 8, 1 / 2
 _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
+
+_Stratum = tuple[int, str, str, str]
+"""Layer, phase, prefix bucket, length bucket."""
+
+
+def stratum(layer: int, phase: str, new: Sequence[int], prefix: Sequence[int]) -> _Stratum:
+    """Return the stratum of a call: that of its longest prefix and its longest sequence."""
+    longest = max(n + p for n, p in zip(new, prefix, strict=True))
+    return layer, phase, CACHED_PREFIX.label(max(prefix)), SEQUENCE_LENGTH.label(longest)
 
 
 @dataclass(eq=False)
 class _Kept:
     """A call in the pack. Its tensors are dropped once they are written."""
 
-    metadata: CallMetadata
     chosen: Literal["sample", "worst"]
     relative_l1: float | None
     bytes: int
-    first_sequence: int
-    sequences: int
+    new: tuple[int, ...]
+    prefix: tuple[int, ...]
     spec: CallSpec
-    queries: slice | None
+    first_query: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
     entry: PackEntry | None = None
 
@@ -81,29 +80,29 @@ class PackWriter:
             )
         self._folder, self._source, self._budget = folder, source, budget_bytes
         self._random, self._reservoir = random.Random(seed), reservoir
-        self._samples: dict[Stratum, list[_Kept]] = {}
-        self._offered: dict[Stratum, int] = {}
+        self._samples: dict[_Stratum, list[_Kept]] = {}
+        self._offered: dict[_Stratum, int] = {}
         self._worst: dict[tuple[int, str], _Kept] = {}
         self._seen = self._too_large = self._number = 0
         self._bytes = 0
         self._changed = True
 
-    def wants(self, metadata: CallMetadata) -> bool:
-        """Return True if the sample takes this call. Counts the call as offered, so ask once per call."""
+    def wants(self, of: _Stratum) -> bool:
+        """Return True if the sample takes a call of this stratum. Counts the call as offered, so ask once per call."""
         self._seen += 1
-        stratum = metadata.stratum
-        self._offered[stratum] = offered = self._offered.get(stratum, 0) + 1
+        self._offered[of] = offered = self._offered.get(of, 0) + 1
         # Reservoir sampling (Vitter's algorithm R): all calls of a stratum are equally likely to be kept.
         return offered <= self._reservoir or self._random.randrange(offered) < self._reservoir
 
-    def wants_worst(self, metadata: CallMetadata, relative_l1: float) -> bool:
+    def wants_worst(self, layer: int, phase: str, relative_l1: float) -> bool:
         """Return True if this error is the largest so far in its layer and phase."""
-        known = self._worst.get((metadata.layer, metadata.phase))
+        known = self._worst.get((layer, phase))
         return relative_l1 > 0 and (known is None or relative_l1 > (known.relative_l1 or 0.0))
 
     def add(
-        self, metadata: CallMetadata, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
+        self, call: AttentionCall, reference: Tensor, relative_l1: float | None = None,
         worst_at: tuple[int, int, int] = (0, 0, 0), first_head: int = 0, candidate: Tensor | None = None,
+        prefix: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """Keep a copy of a call: as the worst of its layer and phase if an error is given, else as a sample.
 
@@ -113,27 +112,28 @@ class PackWriter:
         before count as cached prefix.
 
         Args:
-            metadata: the call's layer, phase and condition.
-            call: the call.
+            call: the call, of the layer and phase that its spec names.
             reference: the reference's output, [total_q, num_q_heads, head_dim_v].
             relative_l1: the candidate's largest relative L1; None for a sample.
             worst_at: sequence, q head and query of the sequence to keep if the call is cut.
             first_head: the call's first q head's number in the model.
             candidate: the candidate's output in the same shape; None if it did not compute the call.
+            prefix: cached prefix of each sequence, where the call has only the last keys of some; None for those of the call.
         """
         outputs = {"reference": reference} if candidate is None else {"reference": reference, CANDIDATE: candidate}
-        kept = self._cut(metadata, call, outputs, relative_l1, worst_at, first_head)
+        prefix = tuple(call.prefixes if prefix is None else prefix)
+        kept = self._cut(call, outputs, prefix, relative_l1, worst_at, first_head)
         if kept is None:
             self._too_large += 1
             return
         if kept.chosen == "worst":
-            self._release(self._worst.get((metadata.layer, metadata.phase)))
-            self._worst[metadata.layer, metadata.phase] = kept
+            self._release(self._worst.get((call.layer, call.phase)))
+            self._worst[call.layer, call.phase] = kept
         else:
-            stratum = self._samples.setdefault(metadata.stratum, [])
-            if len(stratum) == self._reservoir:
-                self._release(stratum.pop(self._random.randrange(self._reservoir)))
-            stratum.append(kept)
+            alike = self._samples.setdefault(stratum(call.layer, call.phase, call.lens_q, prefix), [])
+            if len(alike) == self._reservoir:
+                self._release(alike.pop(self._random.randrange(self._reservoir)))
+            alike.append(kept)
         self._bytes += kept.bytes
         self._changed = True
         self._evict()
@@ -148,9 +148,7 @@ class PackWriter:
             return
         kept = [*self._worst.values(), *(kept_call for stratum in self._samples.values() for kept_call in stratum)]
         entries = tuple(kept_call.entry or self._write(kept_call) for kept_call in kept)
-        manifest = PackManifest(
-            source=self._source, budget_bytes=self._budget, seen=self._seen, too_large=self._too_large, calls=entries
-        )
+        manifest = PackManifest(source=self._source, seen=self._seen, too_large=self._too_large, calls=entries)
         write_whole(self._folder / MANIFEST, manifest.model_dump_json(indent=1), durable=False)
         named = {entry.file for entry in entries}
         for file in (self._folder / "calls").glob("*"):
@@ -165,18 +163,9 @@ class PackWriter:
         # The hash distinguishes this file from those of an earlier pack in the folder.
         file = f"calls/{self._number:06d}-{digest[:8]}.safetensors"
         write_whole(self._folder / file, content, durable=False)
-        metadata, some = kept.metadata, slice(kept.first_sequence, kept.first_sequence + kept.sequences)
-        new, prefix = metadata.new[some], metadata.prefix[some]
-        if kept.queries is not None:
-            new, prefix = (kept.queries.stop - kept.queries.start,), (prefix[0] + kept.queries.start,)
         kept.entry = PackEntry(
             file=file, sha256=digest, bytes=len(content), chosen=kept.chosen, relative_l1=kept.relative_l1,
-            spec=kept.spec, new=new, prefix=prefix,
-            requests=metadata.requests[some],
-            first_sequence=kept.first_sequence, batch_size=len(metadata.new),
-            first_query=kept.queries.start if kept.queries else 0,
-            cut=kept.queries is not None,
-            dtype=str(kept.tensors["q"].dtype).removeprefix("torch."),
+            spec=kept.spec, new=kept.new, prefix=kept.prefix, first_query=kept.first_query,
         )  # fmt: skip
         kept.tensors = {}
         return kept.entry
@@ -190,20 +179,20 @@ class PackWriter:
             mildest = min(self._worst, key=lambda key: self._worst[key].relative_l1 or 0.0)
             self._release(self._worst.pop(mildest))
         while self._bytes > self._budget:
-            stratum = max(
+            largest = max(
                 self._samples.values(), key=lambda kept: (len(kept), sum(kept_call.bytes for kept_call in kept))
             )
-            self._release(stratum.pop(self._random.randrange(len(stratum))))
+            self._release(largest.pop(self._random.randrange(len(largest))))
 
     def _worst_bytes(self) -> int:
         return sum(kept.bytes for kept in self._worst.values())
 
     def _cut(
-        self, metadata: CallMetadata, call: AttentionCall, outputs: dict[str, Tensor], relative_l1: float | None,
+        self, call: AttentionCall, outputs: dict[str, Tensor], prefix: tuple[int, ...], relative_l1: float | None,
         worst_at: tuple[int, int, int], first_head: int,
     ) -> _Kept | None:  # fmt: skip
         limit = max(_MAX_CALL_SHARE * self._budget, 2 * _OVERHEAD)
-        first, count, heads = 0, len(metadata.new), slice(0, call.q.shape[1])
+        first, count, heads = 0, len(prefix), slice(0, call.q.shape[1])
         tensors = _part(call, outputs, first, count, heads)
         if _size(tensors) > limit:
             first, count = worst_at[0], 1
@@ -214,20 +203,18 @@ class PackWriter:
         limit = max(limit, _MAX_CUT_SHARE * self._budget)
         queries = None
         if _size(tensors) > limit and call.causal:
-            queries = _window(tensors, metadata.new[first], min(worst_at[2], metadata.new[first] - 1), limit)
-            tensors = tensors if queries is None else _cut_queries(tensors, metadata.new[first], queries)
+            length = call.lens_q[first]
+            queries = _window(tensors, length, min(worst_at[2], length - 1), limit)
+            tensors = tensors if queries is None else _cut_queries(tensors, length, queries)
         if _size(tensors) > limit:
             return None
-        at = {
-            "layer": metadata.layer,
-            "phase": metadata.phase,
-            "first_head": first_head + heads.start,
-            "padded_rows": 0,
-        }
-        spec = call.with_spec(**at, sinks=call.spec.sinks[heads]).spec
+        spec = call.with_spec(first_head=first_head + heads.start, padded_rows=0, sinks=call.spec.sinks[heads]).spec
+        new, prefix = tuple(call.lens_q[first : first + count]), prefix[first : first + count]
+        if queries is not None:
+            new, prefix = (queries.stop - queries.start,), (prefix[0] + queries.start,)
         return _Kept(
-            metadata, "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), first, count,
-            spec, queries,
+            "sample" if relative_l1 is None else "worst", relative_l1, _size(tensors), new, prefix,
+            spec, queries.start if queries else 0,
             {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
         )  # fmt: skip
 
@@ -245,10 +232,7 @@ def _part(call: AttentionCall, outputs: dict[str, Tensor], first: int, count: in
 
 
 def _window(tensors: dict[str, Tensor], new: int, worst: int, limit: float) -> slice | None:
-    """Choose the queries of the one sequence in `tensors` that fit with their keys, up to the worst one or more;
-
-    None if none do.
-    """
+    """Choose the queries of the one sequence in `tensors` that fit with their keys, up to the worst one or more, if any do."""
 
     def bytes_of(rows: int, *names: str) -> int:
         some = (tensors[name] for name in names if name in tensors and len(tensors[name]) == rows)

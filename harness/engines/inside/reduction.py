@@ -33,21 +33,17 @@ class LayerSums:
             reference is nearly zero. On the device.
         """
         if out.is_cuda:
-            from assay.harness.engines.inside.reduction_kernel import reduce, unpack
+            from assay.harness.engines.inside.reduction_kernel import reduce
 
-            by_relative, by_difference = unpack(reduce(out, reference, conditions, self._sums))
+            by_relative, by_difference = reduce(out, reference, conditions, self._sums)
             return by_relative, by_difference
         # Where the reference is not finite, nothing is expected of the candidate.
         sums = query_sums(out, reference.masked_fill(~reference.isfinite(), torch.nan))[..., : len(DISTANCE)]
-        self.add(sums, conditions)
+        self._sums.index_add_(0, conditions, sums)
         (worst, at), (farthest, where) = (
             errors.flatten().max(0) for errors in (relative_l1(sums), sums[..., DISTANCE.index("difference")])
         )
         return (worst, at), (farthest, where)
-
-    def add(self, sums: Tensor, conditions: Tensor) -> None:
-        """Add the sums of a call, [rows, heads, 5]. `conditions` is int64 [rows], the condition of each query."""
-        self._sums.index_add_(0, conditions, sums)
 
     def cells(self, layer: int, first_head: int) -> ErrorTable:
         """Return the observed cells.

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from assay.harness.evidence.error_table import CONDITION_COUNT, DISTANCE
 
-TILE = 1024
-"""Elements of each output that a program reads at once; half as many where it reduces in float64."""
-WARPS = 1
-"""With `TILE`, the fastest of nine on an H200 over both dtypes and sizes."""
+# Elements of each output that a program reads at once; half as many where it reduces in float64.
+_TILE = 1024
+# With `_TILE`, the fastest of nine on an H200 over both dtypes and sizes.
+_WARPS = 1
 _LAST = 2**31 - 1
 
 
@@ -78,14 +78,7 @@ def _reduce(  # type: ignore[no-untyped-def]
         now = tl.min(tl.where(condition > now, condition, none), 0)
 
 
-def reduce(
-    out: Tensor,
-    reference: Tensor,
-    conditions: Tensor,
-    sums: Tensor,
-    tile: int = TILE,
-    warps: int = WARPS,
-) -> Tensor:
+def reduce(out: Tensor, reference: Tensor, conditions: Tensor, sums: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Add the errors of a call to the accumulators of its layer.
 
     Args:
@@ -93,31 +86,22 @@ def reduce(
         reference: the same shape and dtype.
         conditions: int64 [rows], condition of each query.
         sums: contiguous float64 [conditions, heads, 5], the columns of `DISTANCE`. Updated in place.
-        tile: elements of each output that a program reads at once.
-        warps: warps per program.
 
     Returns:
-        int64 [2] on the device, for `unpack`: the worst query and head of the call by relative L1, and by difference.
+        The worst query and head of the call by relative L1, and by the sum of |out - reference|: each its number (float64 [],
+        float32 precision) and its index into [rows, heads] (int64 []), on the device.
     """
     out, reference = (t if t.stride(-1) == 1 else t.contiguous() for t in (out, reference))
     rows, heads, dim = reference.shape
     double = reference.dtype in (torch.float32, torch.float64)
     block_dim = triton.next_power_of_2(dim)
-    block_rows = max(1, (tile // 2 if double else tile) // block_dim)
+    block_rows = max(1, (_TILE // 2 if double else _TILE) // block_dim)
     worst = torch.zeros(2, dtype=torch.int64, device=out.device)
     _reduce[(heads, triton.cdiv(rows, block_rows))](
         out, reference, conditions, sums, worst, rows, heads,
         out.stride(0), out.stride(1), reference.stride(0), reference.stride(1),
         dim=dim, block_dim=block_dim, block_rows=block_rows, wide=tl.float64 if double else tl.float32,
-        none=CONDITION_COUNT, sum_count=len(DISTANCE), last=_LAST, num_warps=warps,
+        none=CONDITION_COUNT, sum_count=len(DISTANCE), last=_LAST, num_warps=_WARPS,
     )  # fmt: skip
-    return worst
-
-
-def unpack(worst: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Unpack the worst query and head by relative L1, and by the sum of |out - reference|.
-
-    Each is its number (float64 [], float32 precision) and its index into [rows, heads] (int64 []).
-    """
     values = (worst >> 32).to(torch.int32).view(torch.float32).double()
     return list(zip(values, _LAST - (worst & 0xFFFFFFFF), strict=True))

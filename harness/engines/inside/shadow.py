@@ -21,15 +21,15 @@ from assay.harness.attention.call import KernelRefused
 from assay.harness.attention.noise import BESIDE_FP8
 from assay.harness.backend import Backend
 from assay.harness.engines.inside.candidates import Candidate, output_of
-from assay.harness.engines.inside.envelope_tally import EnvelopeTally
 from assay.harness.engines.inside.observed_call import ForwardPass, ObservedCall, Phase
-from assay.harness.engines.inside.pack_writer import PackWriter
+from assay.harness.engines.inside.pack_writer import PackWriter, stratum
 from assay.harness.engines.inside.reduction import LayerSums
 from assay.harness.engines.inside.truth_sums import TruthSums, check_stored, sampled_rows
 from assay.harness.engines.inside.write_request import latest_write_request
+from assay.harness.evidence.envelope import ENVELOPE_FILES, EngineLimits
+from assay.harness.evidence.envelope_counting import EnvelopeCounting, Values
 from assay.harness.evidence.error_table import condition_numbers, joined
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.evidence.pack import CallMetadata
 from assay.harness.evidence.shadow_errors import (
     FOLDER,
     FailedCalls,
@@ -39,13 +39,12 @@ from assay.harness.evidence.shadow_errors import (
 )
 
 _WRITE_INTERVAL_S = 0.5
-_MAX_WRITE_SHARE = 0.05
-"""Largest share of wall-clock time spent on writing."""
+_MAX_WRITE_SHARE = 0.05  # of wall-clock time
 _MAX_TEXT = 1000
 _MAX_PASSES = 256  # kept in memory until the worst cases among them are resolved
 
 
-def beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
+def _beside_cache(names: Collection[str], phase: str, stored: bool) -> str:
     """Return the noise family of an engine's own backends: beside a cache of fewer bits they store q and weights so too."""
     return BESIDE_FP8 if stored else ""
 
@@ -61,19 +60,19 @@ class Shadow:
         ranks: number of these processes.
         clock: a clock, in seconds.
         native_noise: returns the noise family of backends of the engine in a phase, beside a cache of fewer bits or not.
+        limits: of the engine; with them, compared calls are counted by the conditions of an envelope.
     """
 
     def __init__(
         self, folder: Path, candidate: Candidate | None, new_writer: Callable[[], PackWriter] | None,
         rank: int = 0, ranks: int = 1, clock: Callable[[], float] = time.monotonic,
-        native_noise: Callable[[Collection[str], str, bool], str] = beside_cache,
+        native_noise: Callable[[Collection[str], str, bool], str] = _beside_cache, limits: EngineLimits | None = None,
     ) -> None:  # fmt: skip
         self._folder, self._candidate, self._new_writer = folder, candidate, new_writer
         self._rank, self._ranks, self._clock = rank, ranks, clock
-        self._native_noise = native_noise
+        self._native_noise, self._limits = native_noise, limits
         self._seed = secrets.randbits(32)
         self.references: set[str] = set()
-        self.tally: EnvelopeTally | None = None
         self._next_write = 0.0
         self._written = ""
         self.start_session()
@@ -85,38 +84,44 @@ class Shadow:
             UsageError: the pack's folder holds something else.
         """
         self._writer = self._new_writer() if self._new_writer else None
-        if self.tally is not None:
-            self.tally.clear()
+        self._counting = EnvelopeCounting(self._limits) if self._limits else None
+        # What is written at intervals and kept until the session ends: sums by layer, or by layer and phase, each made at its
+        # first call; of a candidate that did not compute a call, or could not be compared or recorded, the first reason.
         self._phases: tuple[str, ...] = ()
         self._noise = ""
         self._features: dict[str, None] = {}
         self._sums: dict[int, LayerSums] = {}
-        self._unrecorded: dict[int, str] = {}
         self._truth: dict[tuple[int, Phase], TruthSums] = {}
+        self._unrecorded: dict[int, str] = {}
         self._untested: dict[int, str] = {}
         self._failed: dict[tuple[int, Phase], FailedCalls] = {}
+        self._count = self._row_count = self._sampled = 0
+        # The worst (value, pass, index) of a layer and phase stays on the device, so that no call waits for it: `_resolve_worst`
+        # reads it, turns it into a case, and forgets the passes that it needed for that.
         self._worst: dict[tuple[int, Phase], Tensor] = {}
         self._cases: dict[tuple[int, Phase], WorstCase] = {}
         self._passes: dict[int, ForwardPass] = {}
+        # Of the pass that goes on, set by `_enter` at its first call: conditions of its queries (on the host and on the device),
+        # which of them are compared with the truth, and its conditions in an envelope.
         self._pass: ForwardPass | None = None
         self._numbers = self._rows = np.empty(0, np.int64)
         self._conditions = torch.empty(0, dtype=torch.int64)
-        self._count = self._row_count = self._sampled = 0
+        self._values: Values = {}
 
     def observe(self, call: ObservedCall, out: Tensor) -> None:
         """Run the candidate on a call. `out`, [tokens, num_q_heads * head_dim_v], is the reference's output."""
         try:
             self._enter(call, out)
-            metadata = _metadata(call)
+            new, prefix = call.forward_pass.new, call.forward_pass.prefix
             reference = out.view(out.shape[0], call.heads, -1)
             got = self._run(call, out)
-            if self._writer is not None and self._writer.wants(metadata):
-                self._record(metadata, call, reference, got)
+            if self._writer is not None and self._writer.wants(stratum(call.layer, call.phase, new, prefix)):
+                self._record(call, reference, got)
             if got is not None:
-                worst = self._measure(metadata, call, got, reference)
+                worst = self._measure(call, got, reference)
                 self._compare_with_truth(call, got, reference, worst)
-                if self.tally is not None:
-                    self.tally.count(call)
+                if self._counting is not None:
+                    self._counting.count(call.phase, call.layer, self._values)
         except Exception as error:  # the model has its output already
             self.note_failure(call.layer, call.phase, error)
 
@@ -125,7 +130,7 @@ class Shadow:
         if self._candidate is None:
             return None
         try:
-            self._phases = self._candidate.phases
+            self._phases = self._candidate.computes.phases
             if call.phase not in self._phases:
                 return None
             return output_of(self._candidate, call, out).view(len(out), call.heads, -1)
@@ -146,31 +151,35 @@ class Shadow:
             return
         if len(self._passes) == _MAX_PASSES:
             self._resolve_worst()
-        self._pass = self._passes[call.forward_pass.number] = call.forward_pass
-        numbers = condition_numbers(call.phase, call.forward_pass.new, call.forward_pass.prefix)
+        self._pass = of_pass = self._passes[call.forward_pass.number] = call.forward_pass
+        if self._counting is not None and call.phase == "decode":
+            self._values = self._counting.decode(of_pass.prefix, of_pass.requests, in_graph=of_pass.in_graph)
+        elif self._counting is not None:
+            self._values = self._counting.extend(
+                of_pass.new, of_pass.prefix, of_pass.requests, mixed=of_pass.mixed, in_graph=of_pass.in_graph
+            )
+        numbers = condition_numbers(call.phase, of_pass.new, of_pass.prefix)
         self._numbers, self._conditions = numbers, torch.from_numpy(numbers).to(out.device)
         # Seeded by the pass as well, so that all layers and all processes compare the same queries.
         random = np.random.default_rng([self._seed, self._count])
-        self._rows = sampled_rows(call.forward_pass.new, call.forward_pass.prefix, random)
+        self._rows = sampled_rows(of_pass.new, of_pass.prefix, random)
         self._count += 1
         self._row_count += len(numbers)
         self._sampled += len(self._rows)
 
-    def _measure(self, metadata: CallMetadata, call: ObservedCall, got: Tensor, reference: Tensor) -> list[int]:
+    def _measure(self, call: ObservedCall, got: Tensor, reference: Tensor) -> list[int]:
         """Add the differences of a call; return the queries that differ most, by relative L1 and by the difference itself."""
-        layer, heads = metadata.layer, reference.shape[1]
+        layer, phase, heads = call.layer, call.phase, reference.shape[1]
         if layer not in self._sums:
             self._sums[layer] = LayerSums(heads, reference.device)
         (value, at), (_, farthest) = self._sums[layer].measure(got, reference, self._conditions)
         latest = torch.stack([value, torch.full_like(value, call.forward_pass.number), at.double()])
-        known = self._worst.get((layer, metadata.phase))
-        self._worst[layer, metadata.phase] = (
-            latest if known is None else torch.where(latest[0] > known[0], latest, known)
-        )
-        if self._writer is not None and self._writer.wants_worst(metadata, float(value)):
+        known = self._worst.get((layer, phase))
+        self._worst[layer, phase] = latest if known is None else torch.where(latest[0] > known[0], latest, known)
+        if self._writer is not None and self._writer.wants_worst(layer, phase, float(value)):
             row, head = divmod(int(at), heads)
             sequence, position = call.forward_pass.locate(row)
-            self._record(metadata, call, reference, got, float(value), (sequence, head, position))
+            self._record(call, reference, got, float(value), (sequence, head, position))
         return (torch.stack([at, farthest]) // heads).tolist()
 
     def _compare_with_truth(self, call: ObservedCall, got: Tensor, reference: Tensor, worst: list[int]) -> None:
@@ -184,12 +193,13 @@ class Shadow:
             if given is not None:
                 check_stored(packed, *given)
             if (layer, call.phase) not in self._truth:
-                noise = self._candidate.noise or self._native_noise(
-                    (self._candidate.name,), call.phase, stored and self._candidate.reads_given
+                able = self._candidate.computes
+                noise = able.noise or self._native_noise(
+                    (self._candidate.name,), call.phase, stored and able.reads_given
                 )
                 self._noise = self._noise or noise
                 families = (noise, self._reference_noise(call.phase, stored))
-                self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families, self._candidate.reads_given)
+                self._truth[layer, call.phase] = TruthSums(reference.shape[1], *families, able.reads_given)
             [seed] = np.random.SeedSequence([self._seed, self._count, layer]).generate_state(1).tolist()
             self._features |= dict.fromkeys(packed.features)
             self._truth[layer, call.phase].add(
@@ -199,30 +209,26 @@ class Shadow:
             self._untested.setdefault(layer, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
     def _reference_noise(self, phase: Phase, stored: bool) -> str:
-        """Return the noise family of the serving backend in a phase that it computes itself; empty for what it delegates.
-
-        Args:
-            phase: "extend" or "decode".
-            stored: whether the cache stores fewer bits.
-        """
+        """Return the noise family of the serving backend in a phase that it computes itself; empty for what it delegates."""
         own = [Backend.parse(name) for name in self.references]
         declared = next((backend.noise for backend in own if backend.noise and phase in backend.phases), "")
         computes = any(backend.is_kernel and phase in backend.phases for backend in own)
         return declared or self._native_noise(self.references, phase, stored and not computes)
 
     def _record(
-        self, metadata: CallMetadata, call: ObservedCall, reference: Tensor, candidate: Tensor | None,
-        relative_l1: float | None = None, worst_at: tuple[int, int, int] = (0, 0, 0),
+        self, call: ObservedCall, reference: Tensor, candidate: Tensor | None, relative_l1: float | None = None,
+        worst_at: tuple[int, int, int] = (0, 0, 0),
     ) -> None:  # fmt: skip
         assert self._writer is not None
         try:
             # Gathered again: the candidate may have written to the call that it received.
             packed = call.pack("a replay pack")
         except KernelRefused as error:
-            self._unrecorded.setdefault(metadata.layer, str(error))
+            self._unrecorded.setdefault(call.layer, str(error))
             return
         first_head = self._rank * reference.shape[1]
-        self._writer.add(metadata, packed, reference, relative_l1, worst_at, first_head, candidate)
+        prefix = call.forward_pass.prefix
+        self._writer.add(packed, reference, relative_l1, worst_at, first_head, candidate, prefix)
 
     def end_pass(self) -> None:
         """Write at the end of a pass, if it is time or if there is a new write request."""
@@ -239,8 +245,8 @@ class Shadow:
         self._written = latest_write_request(self._folder)
         if self._writer is not None:
             self._writer.flush()
-        if self.tally is not None:
-            self.tally.write()
+        if self._counting is not None:
+            ENVELOPE_FILES.write(self._folder, self._counting.counts(nonce_of_process()))
         self._resolve_worst()
         header = ShadowHeader(
             run=nonce_of_process(),
@@ -252,17 +258,13 @@ class Shadow:
             failed=tuple(self._failed.values()),
             unrecorded=self._unrecorded,
             untested=self._untested,
-            off_by_a_key=tuple(
-                (*at, sums.off_by_a_key) for at, sums in sorted(self._truth.items()) if sums.off_by_a_key
-            ),
-            as_given=tuple((*at, sums.as_given) for at, sums in sorted(self._truth.items()) if sums.as_given),
+            known=tuple((*at, how) for at, sums in sorted(self._truth.items()) for how in sorted(sums.known)),
             candidate_noise=self._noise,
             dtype=next((sums.dtype for sums in self._truth.values()), ""),
             accumulation=next((sums.accumulation for sums in self._truth.values()), ""),
             reference_noise=self._reference_noise("extend", "stored_kv" in self._features),
             features=tuple(self._features),
             heads={layer: sums.heads * self._ranks for layer, sums in self._sums.items()},
-            seed=self._seed,
             rows=self._row_count,
             sampled_rows=self._sampled,
             write_request=self._written,
@@ -294,8 +296,3 @@ class Shadow:
             new=of.new[sequence],
             sequences=len(of.new),
         )
-
-
-def _metadata(call: ObservedCall) -> CallMetadata:
-    of_pass = call.forward_pass
-    return CallMetadata(call.layer, call.phase, of_pass.new, of_pass.prefix, of_pass.requests)

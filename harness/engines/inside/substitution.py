@@ -48,7 +48,7 @@ class Substitution:
             raise KernelRefused(
                 "a layer is to be substituted but the server has no candidate; start it with ASSAY_SHADOW"
             )
-        if call.phase not in self._candidate.phases:
+        if call.phase not in self._candidate.computes.phases:
             return out
         got = output_of(self._candidate, call, out)
         self._count(call, reference, setting.token)

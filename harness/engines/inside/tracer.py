@@ -129,8 +129,7 @@ class Tracer:
             rank=self._rank,
             ranks=self._ranks,
         )
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in pending.tensors.items()}
-        write_pass(self._folder, label.name, pending.tokens.long().cpu(), pending.positions.cpu(), tensors, header)
+        write_pass(self._folder, label.name, pending.tokens, pending.positions, pending.tensors, header)
         label.passes += 1
 
 
@@ -151,11 +150,7 @@ def _rows_of_pass(call: ObservedCall, sequence: int, traced: TracedRequest | Non
 
 
 def _kept_of(call: ObservedCall, used: Tensor, pending: _Pending, traced: TracedRequest | None) -> dict[str, Tensor]:
-    """Take what is kept of a call.
-
-    Raises:
-        KernelRefused: the contract cannot express the call.
-    """
+    """Take what is kept of a call. Raises KernelRefused if the contract cannot express the call."""
     outputs = used[pending.rows].view(len(pending.rows), call.heads, -1)
     tensors = {f"{OUTPUT}{call.layer}": outputs}
     if traced is None:

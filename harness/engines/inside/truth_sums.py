@@ -16,18 +16,36 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.honest import here, honest_outputs
-from assay.harness.attention.noise import FORMATS, family
+from assay.harness.attention.noise import FORMATS, NoiseFamily, family
 from assay.harness.attention.oracle import oracle
 from assay.harness.conditions import POSITION
-from assay.harness.engines.inside.query_maxima import QueryMaxima
-from assay.harness.evidence.error_table import DISTANCE, SUMS, ErrorTable, RoleErrors, cell_index, elements, joined
+from assay.harness.evidence.error_table import (
+    QUERY,
+    SUMS,
+    ErrorTable,
+    Floats,
+    RoleErrors,
+    cell_index,
+    elements,
+    excess,
+    joined,
+)
+from assay.harness.evidence.shadow_errors import Known
 from assay.harness.stats.error_sums import query_sums
-from assay.harness.stats.query_bounds import dropping_cost
+from assay.harness.stats.noise_bound import MODEL_FACTOR
+from assay.harness.stats.query_bounds import (
+    QUERY_SHARE,
+    dropping_cost,
+    least_error,
+    query_bounds,
+    with_all_heads,
+    with_rare_draws,
+)
 
 MAX_ROWS = 128
 """Most queries of a call that are compared with the truth, unless its sequences alone need more."""
-BLOCK = 64
-"""Kernels compute in blocks of a multiple of this many queries or keys; what is wrong at a border is wrong there."""
+# Kernels compute in blocks of a multiple of this many queries or keys; what is wrong at a border is wrong there.
+_BLOCK = 64
 _BORDER_SHARE = 1 / 4
 
 
@@ -65,17 +83,15 @@ def _certain(start: int, length: int, random: np.random.Generator) -> list[int]:
 
 
 def _at_border(position: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.isin(position % BLOCK, (0, BLOCK - 1))
+    return np.isin(position % _BLOCK, (0, _BLOCK - 1))
 
 
 _DIFFERENCE, _NONFINITE, _ALONG = (SUMS.index(name) for name in ("difference", "nonfinite", "along"))
+# How many times as near a query's output must be to attention with another window. Noise alone does not come so near: over the
+# numbers of a query, it points in no direction.
 _NEARER = 1.25
-"""How many times as near a query's output must be to attention with another window. Noise alone does not come so near: over the
-numbers of a query, it points in no direction."""
-
-
+# How much farther than by one rounding a stored number may be from the exact quotient: the quotient is rounded too.
 _DIVIDED = 1.1
-"""How much farther than by one rounding a stored number may be from the exact quotient: the quotient is rounded too."""
 
 
 class TruthSums:
@@ -91,9 +107,7 @@ class TruthSums:
         heads: q heads that this process computes.
         dtype: dtype of the calls, such as "float16"; empty before the first.
         accumulation: arithmetic of the candidate's family on the calls' device.
-        off_by_a_key: calls of which the reference computed a window of one key fewer or more. Its error is that from attention
-            with such a window; see `_as_asked`.
-        as_given: calls of which the reference or the candidate read new K and V as they were given, and not as they were stored.
+        known: what either computed that is known and is not exactly the call; see `Known` and `_as_asked`.
 
     Raises:
         ValueError: there is no such family.
@@ -105,9 +119,9 @@ class TruthSums:
         self._reference_family = 0 if candidate_noise == reference_noise else 1
         self._members: list[int] = []
         self.dtype = self.accumulation = ""
-        self.off_by_a_key = self.as_given = 0
+        self.known: set[Known] = set()
         self._sums: dict[int, Tensor] = {}  # condition -> [outputs, heads, 7]
-        self._queries = QueryMaxima()
+        self._queries = _WorstQueries()
 
     def add(
         self, call: AttentionCall, outputs: tuple[Tensor, Tensor], rows: NDArray[np.int64], conditions: NDArray[np.int64],
@@ -142,12 +156,11 @@ class TruthSums:
         honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
         self._members = [len(members) for members in honest]
         unstored = [with_given(call, *given)] if given is not None else []
-        moved, off, as_given = _as_asked(call, at, reference[at].double(), right, _windows(call), unstored)
-        own, _, also_given = _as_asked(
+        moved, seen = _as_asked(call, at, reference[at].double(), right, _windows(call), unstored)
+        own, of_candidate = _as_asked(
             call, at, candidate[at].double(), right, [], unstored if self._reads_given else []
         )
-        self.off_by_a_key += off
-        self.as_given += as_given or also_given
+        self.known |= seen | of_candidate
         compared, truth = torch.stack([own, moved]), right.masked_fill(~defined, torch.nan)
         by_row = torch.cat([query_sums(some, truth) for some in (compared, *honest)])  # [outputs, rows, heads, 7]
         dropped = by_row[:2].clone()
@@ -188,10 +201,93 @@ class TruthSums:
             )
             for role, n in enumerate((0, self._reference_family))
         )
-        cells = ErrorTable(
-            index.reshape(-1, index.shape[-1]), np.zeros((len(by_output), len(DISTANCE))), candidate, reference
-        )
+        cells = ErrorTable.of(index.reshape(-1, index.shape[-1]), candidate=candidate, reference=reference)
         return joined([cells.chosen(elements(candidate.own) > 0), worst])
+
+
+class _WorstQueries:
+    """The worst queries of one layer and phase, by condition and head, and over all heads together."""
+
+    def __init__(self) -> None:
+        self._worst: dict[int, Floats] = {}  # condition -> [roles, heads + 1, columns]
+
+    def add(
+        self, call: AttentionCall, outputs: Tensor, honest: Sequence[tuple[NoiseFamily, Tensor]], right: Tensor,
+        defined: Tensor, rows: NDArray[np.int64], conditions: NDArray[np.int64], prefixes: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Add queries of a call.
+
+        Args:
+            call: the call.
+            outputs: of the candidate and of the reference, float64 [2, rows, heads, head_dim].
+            honest: by role, its noise family, and what honest implementations of that answer, float64 [members, rows, heads,
+                head_dim].
+            right: the truth, float64 [rows, heads, head_dim], 0 where it is not defined.
+            defined: where it is.
+            rows: these queries, packed rows in increasing order, [rows].
+            conditions: the condition of each, [rows].
+            prefixes: cached prefix of each sequence, of which the call may have the last keys alone.
+        """
+        at = torch.from_numpy(rows).to(right.device)
+        size = with_all_heads(right.abs().sum(-1)).cpu().numpy()
+        position, prefix = _positions(call, rows, prefixes)
+        numbers, cell = np.unique(conditions, return_inverse=True)
+        by_output = []
+        for output, (of_role, members) in zip(outputs, honest, strict=True):
+            off = torch.where(defined & ~output.isfinite(), torch.inf, torch.where(defined, output - right, 0.0))
+            own = with_all_heads(off.abs().sum(-1)).cpu()
+            noise = torch.where(defined & members.isfinite(), members - right, 0.0)
+            bound = with_rare_draws(*query_bounds(noise), own, call, of_role, at, right)
+            bound += with_all_heads(dropping_cost(call, of_role, at, right)).cpu()
+            usual = with_all_heads(noise.abs().sum(-1)).square().mean(0).sqrt().cpu().numpy()
+            floor = np.maximum(
+                _mean(QUERY_SHARE * MODEL_FACTOR * usual, cell.ravel()), least_error(call.q.dtype) * size
+            )
+            columns = [own.numpy(), np.maximum(bound.numpy(), floor), size]
+            columns += [np.broadcast_to(column[:, None], size.shape) for column in (position, prefix)]
+            by_output.append(np.stack(columns, -1))
+        by_role = np.stack(by_output)  # [roles, rows, heads + 1, columns]
+        for n, condition in enumerate(numbers.tolist()):
+            here = by_role[:, cell.ravel() == n]
+            known = self._worst.get(condition)
+            if known is not None:
+                here = np.concatenate([here, known[:, None]], 1)
+            worst = excess(here).argmax(1)[:, None, :, None]
+            self._worst[condition] = np.take_along_axis(here, worst, 1)[:, 0]
+
+    def cells(self, layer: int, first_head: int) -> ErrorTable:
+        """Return the cells with their layer and heads.
+
+        Args:
+            layer: number of the layer.
+            first_head: number of the first head that this process computes.
+        """
+        if not self._worst:
+            return joined([])
+        rows = np.stack(list(self._worst.values()))  # [conditions, roles, heads + 1, columns]
+        index = cell_index(layer, [*range(first_head, first_head + rows.shape[2] - 1), -1], list(self._worst))
+        candidate, reference = (
+            replace(RoleErrors.none(index[..., 0].size), worst=rows[:, role].reshape(-1, len(QUERY))) for role in (0, 1)
+        )
+        return ErrorTable.of(index.reshape(-1, index.shape[-1]), candidate=candidate, reference=reference)
+
+
+def _positions(
+    call: AttentionCall, rows: NDArray[np.int64], prefixes: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Compute each query's position in its sequence, cached prefix included, and cached prefix."""
+    ends = np.cumsum(call.lens_q)
+    sequence = np.searchsorted(ends, rows, side="right")
+    prefix = np.asarray(prefixes)[sequence]
+    return rows - ends[sequence] + np.asarray(call.lens_q)[sequence] + prefix, prefix
+
+
+def _mean(values: Floats, cell: NDArray[np.int64]) -> Floats:
+    """Compute the mean over the queries of the same cell, [rows, ...] -> the same shape."""
+    total = np.zeros((cell.max() + 1, *values.shape[1:]))
+    np.add.at(total, cell, values)
+    means: Floats = (total / np.bincount(cell)[:, None])[cell]
+    return means
 
 
 def check_stored(call: AttentionCall, k: Tensor, v: Tensor) -> None:
@@ -249,7 +345,7 @@ def _windows(call: AttentionCall) -> list[Mask]:
 
 def _as_asked(
     call: AttentionCall, rows: Tensor, output: Tensor, right: Tensor, windows: Sequence[Mask], unstored: Sequence[AttentionCall]
-) -> tuple[Tensor, bool, bool]:  # fmt: skip
+) -> tuple[Tensor, set[Known]]:  # fmt: skip
     """Move outputs of something that is known, and is not exactly the call, to what the call asks for, and keep their noise.
 
     Engines count a window's keys in two ways. Where a backend takes one for the other, as SGLang's triton does in decode, what it
@@ -265,17 +361,23 @@ def _as_asked(
         unstored: calls with K and V that may be read in place of those of the call.
 
     Returns:
-        The outputs, and whether there were any of such a window, and of such K and V.
+        The outputs, and what was known of some.
     """
     moved, errors = output, (output - right).abs().sum((1, 2)) / _NEARER
     read = [(asked, mask) for asked in (call, *unstored) for mask in (call.spec.mask, *windows)]
-    off, as_given = (torch.zeros_like(errors, dtype=torch.bool) for _ in range(2))
-    for other, mask in read[1:]:
+    # Which of `read` each query is nearest to.
+    nearest = torch.zeros_like(errors, dtype=torch.int64)
+    for number, (other, mask) in enumerate(read[1:], 1):
         truth = oracle(other.with_spec(mask=mask), rows).nan_to_num()
         error = (output - truth).abs().sum((1, 2))
         nearer = error < errors
         moved = torch.where(nearer[:, None, None], output - truth + right, moved)
         errors = torch.where(nearer, error, errors)
-        off = torch.where(nearer, torch.tensor(mask != call.spec.mask, device=off.device), off)
-        as_given = torch.where(nearer, torch.tensor(other is not call, device=off.device), as_given)
-    return moved, bool(off.any()), bool(as_given.any())
+        nearest = torch.where(nearer, number, nearest)
+    known: set[Known] = set()
+    for other, mask in (read[number] for number in set(nearest.tolist())):
+        if mask != call.spec.mask:
+            known.add("window")
+        if other is not call:
+            known.add("given")
+    return moved, known

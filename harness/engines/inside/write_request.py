@@ -19,11 +19,6 @@ _FILE = "write-request"
 _POLL_INTERVAL_S = 0.05
 
 
-def request_write(folder: Path, token: str) -> None:
-    """Leave a write request in a server's folder (``ASSAY_EVIDENCE``). `token` identifies it and must be new each time."""
-    write_whole(folder / FOLDER / _FILE, token, durable=False)
-
-
 def latest_write_request(folder: Path) -> str:
     """Read the token of the latest write request; empty if there was none."""
     try:
@@ -32,7 +27,7 @@ def latest_write_request(folder: Path) -> str:
         return ""
 
 
-def is_written(folder: Path, token: str) -> bool:
+def _is_written(folder: Path, token: str) -> bool:
     """Return True if every living process that writes has served this request, and at least one has."""
     served = [latest for process, latest in written_requests(folder).items() if Path(f"/proc/{process}").exists()]
     return bool(served) and all(latest == token for latest in served)
@@ -51,12 +46,12 @@ def write_now(folder: Path, poke: Callable[[], None], timeout_s: float = 30.0) -
         EvidenceError: nothing was written in time, or a file is damaged.
     """
     token = secrets.token_hex(8)
-    request_write(folder, token)
+    write_whole(folder / FOLDER / _FILE, token, durable=False)
     for _ in range(2):
         poke()
         deadline = time.monotonic() + timeout_s / 2
         while time.monotonic() <= deadline:
-            if is_written(folder, token):
+            if _is_written(folder, token):
                 return
             time.sleep(_POLL_INTERVAL_S)
     raise EvidenceError(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from assay.harness.engines.inside.attachment import Attachment, ControlReader
-from assay.harness.engines.inside.envelope_tally import EnvelopeTally
 from assay.harness.engines.inside.faults import Faults, FaultyCandidate
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.observed_call import Phase
@@ -77,11 +76,10 @@ def _attachment(
         new_writer = partial(PackWriter, rank_folder(folder / PACK_FOLDER, rank), source, record_bytes // ranks)
     built = make_candidate(candidate, runner) if candidate else None
     faults = Faults(folder)
-    shadow = Shadow(folder, built, new_writer, rank, ranks, native_noise=native_noise)
+    shadow = Shadow(folder, built, new_writer, rank, ranks, native_noise=native_noise, limits=_limits(runner))
     reader = ControlReader(folder)
     replays = Replays(runner.server_args)
     observe_graphs(GraphObserver(lambda: reader.latest().control, replays))
-    shadow.tally = EnvelopeTally(folder, _limits(runner))
     faulty = FaultyCandidate(built, faults) if built else None
     return Attachment(
         folder,

@@ -25,8 +25,8 @@ from assay.harness.engines.sglang.weight_places import place_of
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
-from assay.harness.fingerprint.facts import device_facts, variables, versions
-from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of
+from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
+from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of, versions
 from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
 from assay.harness.text import one_line, ranges
@@ -55,7 +55,7 @@ def describe(runner: Any) -> Fingerprint:
         "backends": lambda: _backends(runner),
         "arguments": lambda: resolved_arguments(runner.server_args),
         "environment": lambda: variables(os.environ),
-        "packages": versions,
+        "packages": lambda: versions(PACKAGES),
         "hardware": lambda: device_facts(str(runner.device)),
     }
     if _rank():  # the first rank tells what all have alike

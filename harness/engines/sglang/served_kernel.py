@@ -20,7 +20,7 @@ from assay.harness.attention.call import Kernel, KernelRefused
 from assay.harness.attention.kernels import declaration, run_kernel, title
 from assay.harness.backend import Backend
 from assay.harness.conditions import PHASES
-from assay.harness.engines.inside.candidates import Candidate, KernelCandidate, LazyCandidate
+from assay.harness.engines.inside.candidates import Candidate, Computes, KernelCandidate, LazyCandidate
 from assay.harness.engines.inside.observed_call import ObservedCall
 from assay.harness.engines.sglang.engine_call import SGLangCall
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, lengths, spec_of
@@ -100,12 +100,9 @@ class _ServedKernel:
 class _BackendCandidate:
     """An attention backend of SGLang. It reads the same pool and does not write to it."""
 
-    reads_given = True
-
     def __init__(self, name: str, backend: Any) -> None:
         self.name, self._backend = name, backend
-        self.phases: tuple[str, ...] = PHASES
-        self.noise = Backend.parse(name).noise
+        self.computes = Computes(PHASES, Backend.parse(name).noise, reads_given=True)
         self._prepared: Any = None
 
     def run(self, call: ObservedCall) -> Tensor:

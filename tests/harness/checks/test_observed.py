@@ -28,7 +28,7 @@ from assay.harness.checks.replay import replay, replay_recorded
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.pack import Source
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import Picture
 from assay.harness.readout.readout import ReadOut, read_out
@@ -200,7 +200,7 @@ def a_pack(folder: Path, kernel: Kernel, layer: int = 1) -> Path:
     writer = PackWriter(folder, Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**8)
     for number, (new, prefix) in enumerate([(3, 0), (9, 20), (30, 5)]):
         call = call_of([(new, prefix)], (4, 2), 64, torch.float32, "cpu", seed=number).with_spec(layer=layer)
-        writer.add(CallMetadata(layer, "extend", (new,), (prefix,), ("a",)), call, rounded_oracle(call), candidate=kernel(call))
+        writer.add(call, rounded_oracle(call), candidate=kernel(call))
     writer.flush()
     return folder
 

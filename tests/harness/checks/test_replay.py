@@ -16,10 +16,10 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.checks.observed import Reader
 from assay.harness.checks.replay import choose, diagnose_recorded, replay, replay_recorded
-from assay.harness.engines.inside.pack_writer import PackWriter
+from assay.harness.engines.inside.pack_writer import PackWriter, stratum
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.evidence.pack import CallMetadata, Source, read_pack
+from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.localize.kernel_runs import CallResult, measure
 
 
@@ -41,15 +41,12 @@ def pack(folder: Path, kernel: Kernel, layers: int = 2, lens_of: Sequence[Lens] 
     for number, lens in enumerate(lens_of):
         for layer in range(layers):
             call = call_of(lens, (2, 1), 64, torch.float32, "cpu", seed=number).with_spec(layer=layer)
-            seen = CallMetadata(
-                layer, "extend", tuple(new for new, _ in lens), tuple(prefix for _, prefix in lens), tuple("ab"[: len(lens)])
-            )
             out, truth = kernel(call), sdpa(call)
             worst = float((out - truth).abs().sum() / truth.abs().sum())
-            assert writer.wants(seen)
-            writer.add(seen, call, truth, candidate=out)
-            if writer.wants_worst(seen, worst):
-                writer.add(seen, call, truth, worst, candidate=out)
+            assert writer.wants(stratum(layer, call.phase, call.lens_q, call.prefixes))
+            writer.add(call, truth, candidate=out)
+            if writer.wants_worst(layer, call.phase, worst):
+                writer.add(call, truth, worst, candidate=out)
     writer.flush()
     return folder
 

@@ -16,7 +16,7 @@ import torch
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.inside.pack_writer import PackWriter
-from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.pack import Source
 
 KERNELS = """
 import ctypes, os, sys
@@ -84,9 +84,7 @@ def pack(folder: Path) -> Path:
     """A replay pack of one call."""
     writer = PackWriter(folder, Source(engine="e", model="m", model_hash="h", reference="r", candidate="c"), 10**7)
     call = call_of([(4, 20)], (2, 1), 64, torch.float32, "cpu")
-    metadata = CallMetadata(0, "extend", (4,), (20,), ("a",))
-    assert writer.wants(metadata)
-    writer.add(metadata, call, rounded_oracle(call), candidate=rounded_oracle(call))
+    writer.add(call, rounded_oracle(call), candidate=rounded_oracle(call))
     writer.flush()
     return folder
 

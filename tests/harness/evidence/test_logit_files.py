@@ -67,15 +67,15 @@ def test_a_condition_is_checked_by_the_servers_count_of_cached_tokens() -> None:
 
 def test_missing_and_damaged_files_are_errors(tmp_path: Path) -> None:
     path = logits_path(tmp_path, "candidate", 0)
-    with pytest.raises(EvidenceError, match=r"candidate-0.safetensors cannot be read"):
+    with pytest.raises(EvidenceError, match=r"candidate-0.safetensors is damaged"):
         read_logits(path)
     write_logits(tmp_path, example())
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(EvidenceError, match="cannot be read"):
+    with pytest.raises(EvidenceError, match="is damaged"):
         read_logits(path)
     path.write_bytes(content.replace(b"top_k", b"of_it"))
-    with pytest.raises(EvidenceError, match="cannot be read"):
+    with pytest.raises(EvidenceError, match="is damaged"):
         read_logits(path)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import EvidenceError
-from assay.harness.evidence.bench_folder import AnswerLength, BenchFolder
+from assay.harness.evidence.bench_folder import BenchFolder
 from assay.harness.evidence.error_table import joined
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import CAUSE, KernelResult
@@ -31,7 +31,7 @@ def cause(path: Path, nonce: str) -> Callable[[], object]:
 
 
 def record(path: Path, nonce: str) -> Callable[[], object]:
-    done = LayerDiffRecord(run=nonce, traced=(), seconds=1.0)
+    done = LayerDiffRecord(run=nonce, traced=())
     LAYER_DIFF.write(RunFolder(path, nonce).server_folder("reference"), done)
     return lambda: RunFolder(path, OURS).read(LAYER_DIFF, "reference")
 
@@ -65,17 +65,17 @@ def logits(path: Path, nonce: str) -> Callable[[], object]:
     return lambda: read_logits(file, OURS)
 
 
-def lengths(path: Path, nonce: str) -> Callable[[], object]:
-    BenchFolder.new(path, nonce).append_lengths([AnswerLength(role="reference", item="i", tokens=1, finish_reason="stop")])
-    return lambda: BenchFolder(path, OURS).lengths()
+def lines(path: Path, nonce: str) -> Callable[[], object]:
+    BenchFolder.new(path, nonce).append_lines("lines.jsonl", [LayerDiffRecord(traced=())])
+    return lambda: BenchFolder(path, OURS).lines("lines.jsonl", LayerDiffRecord)
 
 
-@pytest.mark.parametrize("kind", [cause, record, pack, shadow, trace, logits, lengths])
+@pytest.mark.parametrize("kind", [cause, record, pack, shadow, trace, logits, lines])
 def test_a_file_of_another_run_is_refused(tmp_path: Path, kind: Callable[[Path, str], Callable[[], object]]) -> None:
     assert kind(tmp_path / "ours", OURS)() is not None
     read = kind(tmp_path / "theirs", THEIRS)
     with pytest.raises(EvidenceError, match="belongs to run theirs, but its folder to run ours"):
         read()
-    unnamed = kind(tmp_path / "unnamed", "" if kind not in (cause, lengths) else "unnamed")
+    unnamed = kind(tmp_path / "unnamed", "" if kind not in (cause, lines) else "unnamed")
     with pytest.raises(EvidenceError, match=r"belongs to (no run|run unnamed), but"):
         unnamed()

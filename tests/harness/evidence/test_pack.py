@@ -13,9 +13,9 @@ import torch
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.inside.pack_writer import RESERVOIR, PackWriter
+from assay.harness.engines.inside.pack_writer import RESERVOIR, PackWriter, stratum
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.pack import CallMetadata, PackEntry, Source, hash_pack, rank_folder, read_manifest, read_pack
+from assay.harness.evidence.pack import PackEntry, Source, hash_pack, rank_folder, read_manifest, read_pack
 
 SOURCE = Source(engine="SGLang 0 on cpu", model="tiny", model_hash="abc", reference="torch_native", candidate="mine")
 BUDGET = 2**28
@@ -23,16 +23,15 @@ BUDGET = 2**28
 
 def offer(
     writer: PackWriter, lens: list[tuple[int, int]], layer: int = 0, error: float | None = None,
-    worst_at: tuple[int, int, int] = (0, 0, 0), head_dim: int = 8, dtype: torch.dtype = torch.float32, request: str = "a",
+    worst_at: tuple[int, int, int] = (0, 0, 0), head_dim: int = 8, dtype: torch.dtype = torch.float32, scale: float = 1.0,
 ) -> AttentionCall:  # fmt: skip
     """Offer a call as the shadow does: as a sample, or as a worst one if it has an error."""
-    call = call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=layer)
-    seen = CallMetadata(layer, "extend", tuple(n for n, _ in lens), tuple(p for _, p in lens), tuple(request for _ in lens))
+    call = call_of(lens, (4, 2), head_dim, dtype, "cpu", seed=layer).with_spec(layer=layer, scale=scale)
     reference = oracle(call).to(dtype)
-    if error is not None and writer.wants_worst(seen, error):
-        writer.add(seen, call, reference, error, worst_at)
-    elif error is None and writer.wants(seen):
-        writer.add(seen, call, reference)
+    if error is not None and writer.wants_worst(layer, call.phase, error):
+        writer.add(call, reference, error, worst_at)
+    elif error is None and writer.wants(stratum(layer, call.phase, call.lens_q, call.prefixes)):
+        writer.add(call, reference)
     return call
 
 
@@ -51,16 +50,16 @@ def test_a_call_is_read_as_it_was_recorded(tmp_path: Path, dtype: torch.dtype) -
         assert getattr(one.call, name).dtype == getattr(call, name).dtype
     assert (one.call.scale, one.call.causal, one.call.layer, one.call.phase) == (call.scale, True, 2, "extend")
     assert torch.equal(one.reference, oracle(call).to(dtype))
-    assert (one.entry.new, one.entry.prefix, one.entry.requests) == ((3, 2), (0, 17), ("a", "a"))
+    assert (one.entry.new, one.entry.prefix) == ((3, 2), (0, 17))
     assert read_manifest(tmp_path / "pack").source == SOURCE
-    assert json.loads((tmp_path / "pack" / "manifest.json").read_text())["schema"] == "assay.pack/2"
+    assert json.loads((tmp_path / "pack" / "manifest.json").read_text())["schema"] == "assay.pack/3"
 
 
 def test_the_sample_is_stratified_and_the_budget_is_kept(tmp_path: Path) -> None:
     budget = 100_000
     writer = PackWriter(tmp_path / "pack", SOURCE, budget)
     for step in range(300):
-        offer(writer, [(4, (0, 1, 5, 20)[step % 4])], layer=0 if step < 200 else step % 3, request=str(step))
+        offer(writer, [(4, (0, 1, 5, 20)[step % 4])], layer=0 if step < 200 else step % 3)
         if step % 50 == 0:
             writer.flush()
             assert size(tmp_path / "pack") <= budget
@@ -75,9 +74,9 @@ def test_the_sample_is_stratified_and_the_budget_is_kept(tmp_path: Path) -> None
 def test_a_reservoir_also_keeps_late_calls(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
     for step in range(200):
-        offer(writer, [(2, 0)], request=str(step))
+        offer(writer, [(2, 0)], scale=float(step))
     writer.flush()
-    kept = [int(one.entry.requests[0]) for one in read_pack(tmp_path / "pack")]
+    kept = [one.call.scale for one in read_pack(tmp_path / "pack")]
     assert len(kept) == RESERVOIR
     assert max(kept) >= 50
 
@@ -85,7 +84,7 @@ def test_a_reservoir_also_keeps_late_calls(tmp_path: Path) -> None:
 def test_the_worst_call_of_a_layer_replaces_milder_ones(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack", SOURCE, BUDGET)
     for step, error in enumerate([0.1, 0.5, 0.3, float("inf"), 2.0]):
-        offer(writer, [(2, 3)], layer=1, error=error, request=str(step))
+        offer(writer, [(2, 3)], layer=1, error=error, scale=float(step))
     offer(writer, [(2, 3)], layer=2, error=0.2)
     offer(writer, [(2, 3)], layer=3, error=0.0)
     writer.flush()
@@ -94,7 +93,7 @@ def test_the_worst_call_of_a_layer_replaces_milder_ones(tmp_path: Path) -> None:
         (1, float("inf"), "worst"),
         (2, 0.2, "worst"),
     ]
-    assert kept[0].entry.requests == ("3",)
+    assert kept[0].call.scale == 3
     assert len(list((tmp_path / "pack" / "calls").iterdir())) == 2
 
 
@@ -119,7 +118,7 @@ def test_a_large_call_is_cut_without_changing_its_condition(tmp_path: Path) -> N
     writer.flush()
     (one,) = read_pack(tmp_path / "pack")
     entry = one.entry
-    assert (entry.new, entry.prefix, entry.first_sequence, entry.batch_size, entry.spec.first_head) == ((20,), (40,), 1, 3, 2)
+    assert (entry.new, entry.prefix, entry.spec.first_head) == ((20,), (40,), 2)
     assert one.call.q.shape == (20, 2, 8)
     assert one.call.k.shape == (60, 1, 8)
     assert torch.equal(one.call.q, call.q[30:50, 2:4])
@@ -136,7 +135,6 @@ def test_of_a_sequence_that_is_too_large_some_queries_are_kept(tmp_path: Path, w
         assert (manifest.calls, manifest.too_large) == ((), 1)
         return
     (one,) = read_pack(tmp_path / "pack")
-    assert one.entry.cut
     assert (one.entry.first_query, one.entry.new, one.entry.prefix) == (
         kept.start, (kept.stop - kept.start,), (30 + kept.start,),
     )  # fmt: skip
@@ -150,9 +148,7 @@ def test_processes_that_share_the_heads_record_one_pack(tmp_path: Path) -> None:
     for rank in (1, 0):
         writer = PackWriter(rank_folder(tmp_path / "pack", rank), SOURCE, BUDGET)
         call = call_of([(3, 2)], (2, 1), 8, torch.float32, "cpu", seed=rank)
-        metadata = CallMetadata(0, "extend", (3,), (2,), ("a",))
-        assert writer.wants(metadata)
-        writer.add(metadata, call, oracle(call).float(), first_head=2 * rank)
+        writer.add(call, oracle(call).float(), first_head=2 * rank)
         writer.flush()
     before = hash_pack(tmp_path / "pack")
     assert [one.call.spec.first_head for one in read_pack(tmp_path / "pack")] == [0, 2]
@@ -194,8 +190,8 @@ def test_a_folder_without_a_pack_is_wrong_use(pack: Path, tmp_path: Path) -> Non
         with pytest.raises(UsageError, match=says):
             read_pack(folder)
     manifest = pack / "manifest.json"
-    manifest.write_text(manifest.read_text().replace("assay.pack/2", "assay.pack/9"))
-    with pytest.raises(UsageError, match=r"does not have schema assay\.pack/2"):
+    manifest.write_text(manifest.read_text().replace("assay.pack/3", "assay.pack/9"))
+    with pytest.raises(UsageError, match=r"does not have schema assay\.pack/3"):
         read_pack(pack)
 
 
@@ -239,9 +235,8 @@ def test_what_a_call_asks_for_is_kept_also_of_a_part_of_it(tmp_path: Path, budge
     writer = PackWriter(tmp_path / "pack", SOURCE, budget)
     lens = [(3, 4), (5, 20), (2, 9)]
     call = asking(call_of(lens, (4, 2), 8, torch.float32, "cpu"))
-    seen = CallMetadata(0, "extend", (3, 5, 2), (4, 20, 9), ("a", "b", "c"))
     right = oracle(call)
-    writer.add(seen, call, right.float(), 1.0, (1, 3, 0))
+    writer.add(call, right.float(), 1.0, (1, 3, 0))
     writer.flush()
     (one,) = read_pack(tmp_path / "pack")
     sequences = slice(0, 10) if len(one.entry.new) == 3 else slice(3, 8)

@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.harness.evidence.fingerprint import Fingerprint, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.ranks import joined
-from assay.harness.fingerprint.weights import Piece, WeightPlace, added, describe_weight, distance, same_numbers
+from assay.harness.fingerprint.weights import Piece, WeightPlace, describe_weight, distance, same_numbers
 
 
 @pytest.fixture
@@ -122,45 +122,6 @@ def test_copies_that_differ_are_wrong(weight: Tensor) -> None:
     ours, theirs = (describe_weight("w", each, place=place) for each in (weight, weight.flip(0)))
     assert merged(ours, ours).copies_differ is False
     assert says(ours, merged(ours, theirs)) == ["weights.wrong"]
-
-
-def older(made: Weight) -> Weight:
-    """Return a parameter as an assay without places wrote it."""
-    return made.model_copy(update={"whole": (), "held": (), "signs": "", **({"projections": ()} if made.ranks > 1 else {})})
-
-
-def test_older_fingerprints_are_read_and_compared(weight: Tensor) -> None:
-    text = (
-        '{"schema":"assay.fingerprint/1","source":"server","engine":"e","model":"m","weights":[{"name":"w","shape":[1],'
-        '"dtype":"float32","digest":"0","projections":[],"sums":[1.0,2.0,2.0,4.0,16.0],"grid":"float32","ranks":2,'
-        '"unlike_checkpoint":0.0,"not_in_checkpoint":false,"kept":""}]}'
-    )
-    (read,) = Fingerprint.model_validate_json(text).weights or ()
-    assert (read.ranks, read.whole) == (2, ())
-    whole, parts = describe_weight("w", weight, place=WeightPlace((96, 64), (Piece(((0, 96),)),))), merged(*placed(weight, 0, 2))
-    for new, old in ((whole, older(whole)), (parts, older(parts))):
-        assert says(old, new) == says(new, old) == []
-    assert says(older(whole), parts) == [], "the places of the whole are those that they were"
-    assert says(older(whole), merged(*placed(weight.flip(0), 0, 2))) == ["weights.order"]
-    difference = compare_fingerprints(rank(whole), rank(older(parts)))
-    assert (difference.differences, *difference.not_compared.keys() & {"weights.order"}) == ((), "weights.order")
-    assert says(older(merged(*placed(2 * weight, 0, 2))), parts) == ["weights.other", "weights.order"]
-
-
-@pytest.mark.parametrize("hashed", [2**20, 100])
-def test_copies_that_an_older_assay_counted_are_refused_in_words(
-    monkeypatch: pytest.MonkeyPatch, weight: Tensor, hashed: int
-) -> None:
-    monkeypatch.setattr("assay.harness.fingerprint.weights._WHOLE", hashed)
-    monkeypatch.setattr("assay.harness.fingerprint.weights._SAMPLE", 16)
-    halves, changed_halves = placed(weight, 0, 2), placed(1.5 * weight, 0, 2)
-    three, changed = (merged(*parts, parts[1]) for parts in (halves, changed_halves))
-    counted = older(three).model_copy(update={"sums": added([three.sums, halves[1].sums])})
-    assert says(counted, three) == [], "the digests of all parts are the same"
-    (difference,) = compare_fingerprints(rank(counted), rank(changed)).differences
-    assert difference.says.endswith(
-        "or held in copies that were counted: compare as many ranks, and take a fingerprint of an older assay again"
-    )
 
 
 @pytest.mark.parametrize("dim", [0, 1])

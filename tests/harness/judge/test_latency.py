@@ -122,7 +122,7 @@ def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
     folder = make_bench(slow={"shared": 1.3}, lengths=(12, 5))
     result = judge_bench(folder)
     written, document = result.model_dump_json(), bench_document(result)
-    assert json.loads(written)["schema"] == "assay.bench/2"
+    assert json.loads(written)["schema"] == "assay.report/2"
     assert LatencyResult.model_validate_json(written) == result
     assert '<h1 id="verdict">Regression</h1>' in to_html(document)
     assert document.conclusion.startswith("REGRESSION (exit code 1): ")

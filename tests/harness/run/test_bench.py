@@ -17,7 +17,7 @@ from rich.console import Console
 from assay.evals.loads import prompts
 from assay.harness.config import make_spec
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.bench_folder import BenchFolder, Timing
+from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, Timing
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import bench as module
 from assay.harness.run.bench import BenchPlan, Turn, plan_bench, timed_spec, turns
@@ -50,7 +50,7 @@ def played(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[
     bench, engine = BenchFolder.new(folder), SimpleNamespace(client=lambda: None)
     with ProgressDisplay(Console(file=StringIO())) as display:
         module._play_blocks(plan, cast(Any, dict.fromkeys(ROLES, engine)), bench, display)
-    rounds = [timing.round for timing in bench.timings()]
+    rounds = [timing.round for timing in bench.lines(TIMINGS, Timing)]
     assert all(rounds.count(number) == 8 for number in set(rounds)), "two loads of four blocks each"
     return max(rounds) + 1
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from assay.harness import cli
-from assay.harness.evidence.bench_folder import BenchFolder
+from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, Timing
+from assay.harness.evidence.records import Answer
 from assay.harness.judge.blocks import blocks_of
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import read_report
@@ -38,7 +39,7 @@ def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert row.reference_s > 0
         assert 0.1 < row.ratio < 10
     folder = BenchFolder(out)
-    timings = folder.timings()
+    timings = folder.lines(TIMINGS, Timing)
     assert {timing.completion_tokens for timing in timings} == {16}, "forced, whatever the model would say"
     assert {timing.prompt_tokens for timing in timings} == {120, 320}
     assert all(timing.chunk_tokens[-1] == 16 and len(timing.chunk_s) > 1 for timing in timings)
@@ -49,7 +50,7 @@ def test_a_reference_against_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     played = Counter((t.role, t.again) for t in timings)
     assert set(played) == {(role, again) for role in ("reference", "candidate") for again in (False, True)}
     assert len(set(played.values())) == 1, "either role was asked as often"
-    lengths = {(one.role, one.item): one.tokens for one in folder.lengths()}
+    lengths = {(one.role, one.item): one.completion_tokens for one in folder.lines(LENGTHS, Answer)}
     assert len(lengths) == 2 * 16
     assert result.lengths is not None
     assert not result.lengths.differ

@@ -24,7 +24,7 @@ from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.kernel_result import CAUSE, MATRIX, KernelResult
 from assay.harness.evidence.layer_diff_record import PACK_FOLDER
-from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.pack import Source
 from assay.harness.judge.build import build
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN
 from assay.harness.progress import ProgressDisplay
@@ -104,11 +104,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ope
         writer = PackWriter(folder.server_folder("reference") / PACK_FOLDER, source, 10**7)
         for new, prefix in ((3, 0), (4, 20)):
             call = call_of([(new, prefix)], (2, 1), 8, torch.float32, "cpu").with_spec(layer=RECORDED)
-            metadata = CallMetadata(RECORDED, "extend", (new,), (prefix,), ("a",))
-            assert writer.wants(metadata)
             is_wrong = kernel in ("wrong", "hangs_on_recorded_calls") or kernel.endswith("_when_it_is_read")
             out = (0 if is_wrong else 1) * rounded_oracle(call)
-            writer.add(metadata, call, rounded_oracle(call), candidate=out)
+            writer.add(call, rounded_oracle(call), candidate=out)
         writer.flush()
         return plan, folder
 

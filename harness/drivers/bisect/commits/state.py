@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
+from assay.harness.drivers.bisect import SCHEMA
 from assay.harness.errors import ExitCode
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
 from assay.harness.verdict import Finding
 
-SCHEMA: Literal["assay.bisect-commits/5"] = "assay.bisect-commits/5"
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "verify", "name"]
 _DAMAGED = "start again with another --out"
@@ -144,9 +144,7 @@ class BisectResult(Record):
 class BisectState(Record):
     """``state.json``; `history` has the subject of each commit of the range by its hash, oldest commit first."""
 
-    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
-
-    schema_id: Literal["assay.bisect-commits/5"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
     spec: BisectSpec
     command: str
     history: dict[str, str]

@@ -27,7 +27,7 @@ from assay.harness.attention.source import source_hashes
 from assay.harness.checks.check import check
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.pack import CallMetadata, Source
+from assay.harness.evidence.pack import Source
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.kernel_runs import measure, run_once
 
@@ -107,9 +107,7 @@ def packed_calls(folder: Path) -> str:
     writer = PackWriter(folder, source, 10**7)
     for layer, phase in enumerate(("extend", "decode")):
         for call in calls(phase):
-            names = tuple(map(str, range(len(call.lens_q))))
-            seen = CallMetadata(layer, phase, tuple(call.lens_q), tuple(call.prefixes), names)  # type: ignore[arg-type]
-            writer.add(seen, call.with_spec(layer=layer), rounded_oracle(call))
+            writer.add(call.with_spec(layer=layer), rounded_oracle(call))
     writer.flush()
     return str(folder)
 

@@ -182,10 +182,10 @@ def test_a_candidate_is_built_at_its_first_use_and_an_unknown_name_is_refused_at
 
     known, kernel = make_candidate("known", runner), make_candidate("no.such.module:kernel", runner)
     assert (known.name, kernel.name, built) == ("known", "no.such.module:kernel", [])
-    assert known.phases == ("extend", "decode")
+    assert known.computes.phases == ("extend", "decode")
     assert built == ["bare"]
     with pytest.raises(KernelRefused, match=r"no\.such\.module:kernel cannot be built"):
-        _ = kernel.phases
+        _ = kernel.computes
     with pytest.raises(KernelRefused, match="unknown candidate 'unknown'; expected"):
         make_candidate("unknown", runner)
 

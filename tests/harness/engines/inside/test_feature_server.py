@@ -118,8 +118,8 @@ def test_only_the_wrong_layer_is_out_of_bounds_although_the_reference_is_wrong_i
     assert not against.reference_queries.flagged.any()
     windows = {(layer, "decode") for layer in WINDOWS if "window" in ASKED[served.family]}
     given = {(layer, "extend") for layer in range(LAYERS) if "stored_kv" in ASKED[served.family]}
-    assert set(served.cells.off_by_a_key) == windows
-    assert set(served.cells.as_given) == given
+    assert {(layer, phase) for layer, phase, how in served.cells.known if how == "window"} == windows
+    assert {(layer, phase) for layer, phase, how in served.cells.known if how == "given"} == given
     wrong = set() if (WRONG, "decode") in windows else {(WRONG, "decode")}
     assert places(against.apart, flagged=False) == {
         (layer, phase) for layer in range(LAYERS) for phase in PHASES

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from assay.harness.engines.inside.reduction import LayerSums
-from assay.harness.engines.inside.reduction_kernel import TILE, reduce, unpack
+from assay.harness.engines.inside.reduction_kernel import reduce
 from assay.harness.evidence.error_table import CONDITION_COUNT, DISTANCE
 from assay.harness.stats.error_sums import query_sums, relative_l1
 
@@ -45,14 +45,14 @@ def accumulator(heads: int, device: str) -> Tensor:
     return torch.zeros(CONDITION_COUNT, heads, len(DISTANCE), dtype=torch.float64, device=device)
 
 
-def check(calls: list[tuple[Tensor, Tensor, Tensor]], device: str = "cpu", tile: int = 1024) -> None:
+def check(calls: list[tuple[Tensor, Tensor, Tensor]], device: str = "cpu") -> None:
     """Both reductions, over several calls, give the same sums and worst queries."""
     heads = calls[0][0].shape[1]
     expected = LayerSums(heads, torch.device("cpu"))
     sums = accumulator(heads, device)
     for out, reference, conditions in calls:
         worst = expected.measure(out, reference, conditions)
-        found = unpack(reduce(*(t.to(device) for t in (out, reference, conditions)), sums, tile=tile))
+        found = reduce(*(t.to(device) for t in (out, reference, conditions)), sums)
         errors = query_sums(out, reference.masked_fill(~reference.isfinite(), torch.nan))
         by_row = relative_l1(errors).flatten(), errors[..., DISTANCE.index("difference")].flatten()
         for (value, _), (got, at), numbers in zip(worst, found, by_row, strict=True):
@@ -87,13 +87,13 @@ import triton.language as tl
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from assay.harness.engines.inside.reduction_kernel import WARPS, _reduce
+from assay.harness.engines.inside.reduction_kernel import _WARPS, _reduce
 types = {"out": "*bf16", "reference": "*bf16", "conditions": "*i64", "sums": "*fp64", "worst": "*i64"}
 sizes = dict(dim=128, block_dim=128, block_rows=32, wide=tl.float32, none=160, sum_count=5, last=2**31 - 1)
 names = _reduce.arg_names
 signature = {name: types.get(name, "constexpr" if name in sizes else "i32") for name in names}
 source = ASTSource(fn=_reduce, signature=signature, constexprs={(names.index(n),): size for n, size in sizes.items()})
-print(compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": WARPS}).asm["ptx"])
+print(compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": _WARPS}).asm["ptx"])
 """
 
 
@@ -116,7 +116,7 @@ def test_it_compiles_for_a_gpu_without_one() -> None:
 @pytest.mark.parametrize("strange", [0, 50])
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
 def test_on_a_gpu_both_reductions_agree(dtype: torch.dtype, strange: int, dim: int) -> None:
-    check([(*outputs((1000, 8, dim), dtype, strange, 5 + i), runs(1000, 400, i)) for i in range(2)], "cuda", tile=TILE)
+    check([(*outputs((1000, 8, dim), dtype, strange, 5 + i), runs(1000, 400, i)) for i in range(2)], "cuda")
 
 
 @pytest.mark.cuda

@@ -11,7 +11,7 @@ from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.inside.reduction import LayerSums
-from assay.harness.engines.inside.truth_sums import BLOCK, MAX_ROWS, TruthSums, sampled_rows
+from assay.harness.engines.inside.truth_sums import _BLOCK, MAX_ROWS, TruthSums, sampled_rows
 from assay.harness.evidence.error_table import QUERY, condition_numbers, joined
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.own_error import _known_differences
@@ -34,9 +34,9 @@ def compared(candidate: Tensor, reference: Tensor) -> tuple[AgainstNoise, Shadow
     heads, sums = LayerSums(HEADS, torch.device("cpu")), TruthSums(HEADS, "", "")
     heads.measure(candidate, reference, torch.from_numpy(conditions))
     sums.add(windowed(WINDOW), (candidate, reference), np.arange(len(LENS)), conditions, 0)
-    off = ((2, "decode", sums.off_by_a_key),) if sums.off_by_a_key else ()
+    known = tuple((2, "decode", how) for how in sums.known)
     header = ShadowHeader.model_validate(
-        {"reference": "r", "candidate": "c", "phases": ("decode",), "dtype": "bfloat16", "off_by_a_key": off}
+        {"reference": "r", "candidate": "c", "phases": ("decode",), "dtype": "bfloat16", "known": known}
     )
     shadow = ShadowErrors(joined([heads.cells(2, 0), sums.cells(2, 0)]), (header,))
     return compare_with_noise(shadow), shadow
@@ -49,7 +49,7 @@ def test_a_reference_that_is_off_by_a_key_says_nothing_against_a_right_candidate
         assert len(measured.index)
         assert not measured.flagged.any()
     assert not len(against.apart.index)
-    assert shadow.off_by_a_key == {(2, "decode"): 1}
+    assert shadow.known == {(2, "decode", "window")}
     [said] = _known_differences(shadow)
     assert said.startswith("difference from the reference, decode, layers 2: the reference's window is off by one key there")
 
@@ -81,7 +81,7 @@ def test_noise_is_not_taken_for_another_window() -> None:
         sums, out = TruthSums(HEADS, "", ""), rounded_oracle(call)
         noisy = out + out.abs() * torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)) * 1e-3
         sums.add(call, (out, noisy), np.arange(len(LENS)), np.zeros(len(LENS), np.int64), seed)
-        assert not sums.off_by_a_key
+        assert not sums.known
 
 
 def test_a_query_is_named_by_its_place_in_the_request_where_the_call_has_the_last_keys_alone() -> None:
@@ -106,5 +106,5 @@ def test_a_sample_of_a_call_has_every_condition_and_every_end(new: list[int], pr
     ends = np.cumsum(new)
     assert {0, *ends[:-1], *(ends - 1)} <= set(rows.tolist())
     assert min(sum(new), MAX_ROWS) <= len(rows) <= max(MAX_ROWS, 7 * len(new))
-    borders = (rows % BLOCK == 0) | (rows % BLOCK == BLOCK - 1)
-    assert sum(new) <= MAX_ROWS or len(new) > 1 or borders.mean() > 3 / BLOCK, "block borders are over-represented"
+    borders = (rows % _BLOCK == 0) | (rows % _BLOCK == _BLOCK - 1)
+    assert sum(new) <= MAX_ROWS or len(new) > 1 or borders.mean() > 3 / _BLOCK, "block borders are over-represented"

@@ -11,7 +11,6 @@ import torch
 from assay.harness.attention.bugs.faults import rounded_oracle as right
 from assay.harness.engines.inside.candidates import KernelCandidate
 from assay.harness.engines.inside.control import Control, set_control
-from assay.harness.engines.inside.envelope_tally import EnvelopeTally
 from assay.harness.engines.inside.meter import replays
 from assay.harness.engines.inside.shadow import Shadow
 from assay.harness.engines.sglang import attach as attaching
@@ -136,8 +135,8 @@ def test_a_decode_graph_is_compared_as_an_eager_pass_is(
         folder = tmp_path / name
         folder.mkdir()
         server = stand_in.Server()
-        shadow = Shadow(folder, KernelCandidate("other", right), None)
-        shadow.tally = EnvelopeTally(folder, EngineLimits(context_tokens=4096, graphs={"decode": "full"}))
+        limits = EngineLimits(context_tokens=4096, graphs={"decode": "full"})
+        shadow = Shadow(folder, KernelCandidate("other", right), None, limits=limits)
         stand_in.attach(server, folder, shadow=shadow)
         set_control(folder, Control(shadow=True))
         server.step("extend", [(40, 0), (7, 0)])
