@@ -30,12 +30,12 @@ RUNS = Path("runs")
 _Placement = Literal["auto", "together", "in-turn"]
 
 _CANDIDATE = "sage_attn"
+# Defaults of a device, by flag. `envelope_tokens`: on the CPU it is what a run of a few minutes allows, with every
+# count of blocks up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens.
 _LOADS: dict[Device, dict[str, int]] = {
     "cpu": {"logits_prompts": 64, "envelope_tokens": 256},
     "cuda": {"logits_prompts": 256, "envelope_tokens": 2048},
 }
-"""Defaults of a device, by flag. `envelope_tokens`: on the CPU it is what a run of a few minutes allows, with every count of blocks
-up to there, since interpreted SageAttention takes 0.5 s for a call of 512 tokens."""
 
 
 def defaults(device: Device) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from assay.harness.sides import Settings
 
 WIDEST_MARGIN = 0.10
 """Largest margin of accuracy that a policy may set."""
+# Largest share of greedy texts apart that a policy may allow.
 _WIDEST_GREEDY_MARGIN = 0.25
-"""Largest share of greedy texts apart that a policy may allow."""
+# Largest change of the length of answers that a policy may allow.
 _WIDEST_LENGTH_BOUND = 0.5
-"""Largest change of the length of answers that a policy may allow."""
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: about twice what K and V in four bits would explain."""
 

@@ -46,10 +46,10 @@ HIDDEN = "***"
 _ANOTHER = f"{HIDDEN} (another)"
 _SECRET = r"(?<![a-z])(?:(?:api)?keys?|passw(?:or)?d|passphrase|pwd|secrets?|credentials?|auth|authorization|headers)(?![a-z])"
 _SECRET_NAME = re.compile(rf"{_SECRET}|watermark_config|(?<!per.)(?<!first.)(?<![a-z])token$", re.IGNORECASE)
+# The user of a URL, and what JSON has under the name of a secret.
 _SECRET_PART = re.compile(
     rf'(?<=://)[^/@\s"]+(?=@)|(?<=")(?P<name>[^"]*(?:{_SECRET}|token)"\s*:\s*)"[^"]*"', re.IGNORECASE
 )
-"""The user of a URL, and what JSON has under the name of a secret."""
 _NO_SECRETS = ("", "null", "true", "false")
 
 

@@ -24,10 +24,10 @@ from assay.reports.document import (
 from assay.reports.terminal import plain_text
 
 _MAX_REFUSALS = 3
+# Most wrong kernels whose causes one line names.
 _MAX_CAUSES = 3
-"""Most wrong kernels whose causes one line names."""
+# Most characters of a test that a terminal or an assertion shows: more are numbers.
 _MAX_TEST = 3000
-"""Most characters of a test that a terminal or an assertion shows: more are numbers."""
 _TEST = "A test that reproduces it"
 
 

@@ -39,12 +39,12 @@ from assay.reports.trace_timeline import timeline_svg
 
 _SHOWN, _FLIPS = 20, 5
 """Rows of a table, and flips, that the terminal shows."""
+# Most rows and names of tensors on the page.
 _TENSORS_SHOWN = 100
-"""Most rows and names of tensors on the page."""
 _TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")
 _TENSOR_COLUMNS = ("layer", "boundary", "tensor", "cells out of bounds", "worst error", "bound", "first", "worst")
+# Of tensors and traces, which are equal or not; a result is as good or not.
 _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "inconclusive": "Not compared"}
-"""Of tensors and traces, which are equal or not; a result is as good or not."""
 
 
 def compare_document(result: Comparison) -> Document:

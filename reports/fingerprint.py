@@ -10,8 +10,8 @@ from assay.harness.fingerprint.parts import JUDGED, Difference, faults
 from assay.harness.text import counted, listed, one_line
 from assay.reports.document import Block, CaseResult, Cell, Document, Facts, Items, Section, Suite, Table, Words
 
+# Rows of a table that a terminal and Markdown show.
 _SHOWN = 40
-"""Rows of a table that a terminal and Markdown show."""
 
 
 def fingerprint_document(made: Fingerprint) -> Document:

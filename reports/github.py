@@ -5,10 +5,10 @@ from __future__ import annotations
 from assay.harness.text import one_line
 from assay.reports import document as doc
 
+# GitHub shows at most ten annotations of each level per step.
 _MAX_ANNOTATIONS = 8
-"""GitHub shows at most ten annotations of each level per step."""
+# GitHub shows at most 255 characters of a title.
 _MAX_TITLE = 200
-"""GitHub shows at most 255 characters of a title."""
 
 
 def workflow_commands(document: doc.Document) -> str:

@@ -14,15 +14,15 @@ from assay.harness.verdict import WORST_FIRST
 from assay.reports.document import Block, Cell, Document, Items, Line, Section
 from assay.reports.summary import NOTHING, SIGNS, when
 
+# Runs that a history shows: the last of them.
 _STRIP = 40
-"""Runs that a history shows: the last of them."""
+# Treatments that a terminal shows, of more: those that ran last.
 _MOST_TREATMENTS = 40
-"""Treatments that a terminal shows, of more: those that ran last."""
 _LEVELS = "▁▂▃▄▅▆▇█"
+# Multiples of the bound at which the next level begins: the first two are within bounds.
 _LEVEL_OF = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
-"""Multiples of the bound at which the next level begins: the first two are within bounds."""
+# A run without that suite, or without an own error.
 _DOT = "·"
-"""A run without that suite, or without an own error."""
 
 
 def runs_document(listed: RunList) -> Document:

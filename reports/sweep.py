@@ -11,8 +11,8 @@ from assay.harness.verdict import WORST_FIRST
 from assay.reports.document import Block, CaseResult, Cell, Document, Line, Section, Suite, Table, Words
 from assay.reports.summary import NOTHING
 
+# Rows that a terminal shows of a table.
 _MOST = 40
-"""Rows that a terminal shows of a table."""
 _NOT_RUN = "not run"
 
 

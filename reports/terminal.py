@@ -17,17 +17,17 @@ from assay.harness.verdict import Finding
 from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
 
+# Colours of verdicts, of the status of checks, of the severity of findings, of what changed, and of emphasis.
 _STYLES = {
     "pass": "green", "ok": "green", "regression": "red", "failed": "red", "serious": "red", "inconclusive": "yellow",
     "missing": "yellow", "warning": "yellow", "error": "magenta", "not checked": "dim", "info": "dim",
     "beyond": "red", "strong": "bold", "deciding": "bold", "quiet": "dim",
 }  # fmt: skip
-"""Colours of verdicts, of the status of checks, of the severity of findings, of what changed, and of emphasis."""
 _PLAIN = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "–": "-", "−": "-", "✓": "+", "✕": "x", "…": "...", "±": "+-"})
 PLAIN_WIDTH = 100
 """Columns that a picture may take in plain text, such as a comment or the message of an assertion."""
+# Most characters of a cell below its column: a kernel's name may have hundreds.
 _CELL_WIDTH = 60
-"""Most characters of a cell below its column: a kernel's name may have hundreds."""
 
 
 def say(console: Console, text: str | Text) -> None:

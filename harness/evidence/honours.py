@@ -7,8 +7,8 @@ from typing import Literal
 from assay.harness.schema import Record
 
 State = Literal["honours", "ignores", "wrong", "refuses", "crashes", "not measured"]
+# The states, the worst first: what is ignored gives wrong outputs, and nobody is told.
 _WORST: tuple[State, ...] = ("ignores", "wrong", "crashes", "refuses", "not measured", "honours")
-"""The states, the worst first: what is ignored gives wrong outputs, and nobody is told."""
 
 
 class Measured(Record):

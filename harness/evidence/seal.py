@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 from assay.harness.errors import EvidenceError
 
+# Suffixes of evidence. Logs, and what a reader puts beside it, are none.
 _KINDS = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
-"""Suffixes of evidence. Logs, and what a reader puts beside it, are none."""
+# Files that hold the seal, or are made again from evidence.
 _NOT_SEALED = frozenset({"progress.json", "end.json", "counters.json", "report.json", "bench.json", "invariance.json"})
-"""Files that hold the seal, or are made again from evidence."""
 _MOST_NAMES = 3
 
 

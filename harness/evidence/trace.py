@@ -150,8 +150,8 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
     return _joined(place, label, [passes[number] for number in sorted(passes)])
 
 
+# One file, one process's share of one pass: its header, tokens, positions, and what was kept of each layer by name.
 _Part = tuple[TraceHeader, NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.float32]]]
-"""One file, one process's share of one pass: its header, tokens, positions, and what was kept of each layer by name."""
 
 
 def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:

@@ -15,6 +15,7 @@ _FUSED = (
     (re.compile(r"\.experts\.\d+\.(gate_proj|up_proj|gate_up_proj|w1|w3)\.weight"), ".experts.w13_weight"),
     (re.compile(r"\.experts\.\d+\.(down_proj|w2)\.weight"), ".experts.w2_weight"),
 )
+# Parts in the order in which engines fuse them.
 _TOGETHER = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -23,7 +24,6 @@ _TOGETHER = (
     ("down_proj",),
     ("w2",),
 )
-"""Parts in the order in which engines fuse them."""
 _NAMES = "|".join(part for parts in _TOGETHER for part in parts)
 _PART = re.compile(rf"^(?P<of>.*?(?:\.experts\.(?P<expert>\d+))?)\.(?P<part>{_NAMES})\.(?P<kind>[^.]+)$")
 _SHELLS = re.compile(r"^(language_model\.|model\.language_model\.)")

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 LARGEST = 8 << 30
 """Bytes of a checkpoint that is read; of a larger one, a server is asked, which has it on its device."""
+# Dtypes whose numbers an engine takes as they are: what it quantises, or what is packed, has others.
 _FLOATS = {"float32", "bfloat16", "float16"}
-"""Dtypes whose numbers an engine takes as they are: what it quantises, or what is packed, has others."""
 _LAYER = re.compile(r"\.(?:layers|blocks|h)\.\d+\.")
+# Names of the embedding, the last norm and the head, which only a model without layers would have in one.
 _ENDS = re.compile(r"(?:^|\.)(?:embed_tokens|norm|lm_head)\.weight$")
-"""Names of the embedding, the last norm and the head, which only a model without layers would have in one."""
 
 
 def checkpoint_weights(model: Path) -> tuple[Weight, ...]:

@@ -23,16 +23,17 @@ RANKS = (
     "arguments", "packages", "hardware", "environment",
 )  # fmt: skip
 """The parts in the order in which they change outputs: other tokens change everything, another variable perhaps nothing."""
+# Arguments of how a server runs requests -> what a flag that asks for one has in its name. A model runner alone runs
+# none: it captures no graph, and has no load to chunk.
 _OF_REQUESTS = {
     "arguments.chunked_prefill_size": "chunked-prefill-size",
     "arguments.cuda_graph_config": "cuda-graph",
     "arguments.disable_cuda_graph": "cuda-graph",
 }
-"""Arguments of how a server runs requests -> what a flag that asks for one has in its name. A model runner alone runs none: it
-captures no graph, and has no load to chunk."""
+# Source of the fingerprint of a URL, which was asked for nothing: what differs from it is declared by no setting.
 _ENDPOINT = "endpoint"
-"""Source of the fingerprint of a URL, which was asked for nothing: what differs from it is declared by no setting."""
 _WITHOUT_SERVER = "loaded without a server"
+# What a setting that differs as asked lets differ besides its own argument, by beginnings of names.
 _DECLARES: Mapping[str, Sequence[str]] = {
     "interpreter": ("packages",),
     "engine": ("packages", "arguments", "backends"),
@@ -72,9 +73,8 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     ),
     "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
 }  # fmt: skip
-"""What a setting that differs as asked lets differ besides its own argument, by beginnings of names."""
+# Differences that follow from what one side has wrong.
 _FAULT_OF = {"rope.table": "rope.wrong", "tokens.bare": "tokens.wrong"}
-"""Differences that follow from what one side has wrong."""
 _NO_TRACE = frozenset(("--port", "--host", "--log-level"))
 
 

@@ -19,10 +19,10 @@ _MATTERS = re.compile(
     r"(SGLANG|SGL|VLLM|FLASHINFER|TRITON|TORCH|TORCHINDUCTOR|PYTORCH|CUDA|CUBLAS|CUDNN|NCCL|NVIDIA|NVTE|OMP|MKL|OPENBLAS|ROCM|HIP|"
     r"AITER|DG|TRANSFORMERS|TOKENIZERS|ONEDNN|DNNL|ATEN|KMP)_"
 )
+# Names of places, which change no numbers.
 _NOT = re.compile(
     r"_(DIR|PATH|HOME|BASE|FILE)$|_(PORT|HOST|REQUIRE)(_|$)|SGLANG_RUN_ID|THREADS_BIND|CUDA_VERSION|DISABLED_MODEL_ARCHS"
 )
-"""Names of places, which change no numbers."""
 
 
 _OFF, _ON = "0", "1"
@@ -76,8 +76,8 @@ CHANGE_NUMBERS: Mapping[str, tuple[str, str]] = {
     "SGLANG_MAX_NEW_TOKENS_LIMIT": ("", "after how many tokens an answer is cut"),
 }
 """Variables that are known to change outputs: what an unset one means, and what it decides."""
+# What SGLang and PyTorch take for on and off.
 _WORDS = {"true": _ON, "yes": _ON, "y": _ON, "false": _OFF, "no": _OFF, "n": _OFF}
-"""What SGLang and PyTorch take for on and off."""
 
 
 def as_read(name: str, value: str | None) -> str:

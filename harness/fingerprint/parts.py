@@ -27,6 +27,7 @@ from assay.harness.text import counted, few, listed
 
 A, B = "A", "B"
 _SHOWN = 3
+# Arguments of a server that change outputs, or the order in which they are added up.
 _NUMBERS = frozenset((
     "dtype", "kv_cache_dtype", "quantization", "quantization_param_path", "tp_size", "dp_size", "ep_size", "pp_size", "load_format",
     "attention_backend", "prefill_attention_backend", "decode_attention_backend", "mm_attention_backend", "sampling_backend",
@@ -43,7 +44,6 @@ _NUMBERS = frozenset((
     "flashinfer_mxfp4_moe_precision", "default_chat_template_kwargs", "hf_chat_template_name",
     "speculative_accept_threshold_single", "speculative_accept_threshold_acc", "prefill_kv_cache_dequant_dtype",
 ))  # fmt: skip
-"""Arguments of a server that change outputs, or the order in which they are added up."""
 
 
 class Difference(Part):
@@ -288,8 +288,8 @@ def _far(left: Sequence[float], right: Sequence[float]) -> float:
     return sum(abs(math.log(max(a, 1e-30) / max(b, 1e-30))) for a, b in zip(left, right, strict=True))
 
 
+# Mean log ratio of frequencies that a table in bfloat16 explains: it holds cosines to 3 digits.
 _ROUNDED = 0.01
-"""Mean log ratio of frequencies that a table in bfloat16 explains: it holds cosines to 3 digits."""
 
 
 def _frequencies(ours: RopeTable, theirs: RopeTable) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 PLAIN = ("default", "mrope", "")
 """Scaling types that scale nothing."""
+# Relative distance of two frequencies up to which they are the same one, read off a table in float32.
 _TOLERANCE = 2.0**-12
-"""Relative distance of two frequencies up to which they are the same one, read off a table in float32."""
 
 
 @dataclass(frozen=True)

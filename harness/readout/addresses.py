@@ -164,6 +164,7 @@ def _without_gaps(size: int, call: AttentionCall) -> Ints:
     return _slots(size, call)[: call.k.shape[0]]
 
 
+# Pools that are read as if they had no empty slots.
 _POOLS: tuple[tuple[str, _Rows], ...] = tuple(
     (
         f"the slot of its packed row, in a pool of pages of {size} whose empty slots are not counted",
@@ -171,7 +172,6 @@ _POOLS: tuple[tuple[str, _Rows], ...] = tuple(
     )
     for size in (8, 16, 32, 64, 128)
 )
-"""Pools that are read as if they had no empty slots."""
 
 
 def _index_sums() -> list[Sum]:

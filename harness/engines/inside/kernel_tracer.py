@@ -34,18 +34,18 @@ from assay.harness.evidence.executed import (
 )
 from assay.harness.evidence.nonce import nonce_of_process
 
+# Name of the profiler's range around an attention call.
 _ATTENTION = "assay::attention"
-"""Name of the profiler's range around an attention call."""
 _INTERPRETER = "triton.runtime.interpreter"
+# Copies and fills, which the profiler lists among the kernels.
 _NOT_KERNELS = re.compile(r"^Mem(cpy|set) ")
-"""Copies and fills, which the profiler lists among the kernels."""
+# Names of calls of the CUDA runtime and driver.
 _LAUNCH = re.compile(r"^cu(da)?[A-Z]")
-"""Names of calls of the CUDA runtime and driver."""
 _OPERATOR = "::"
 
 
+# A kernel, to count its launches by: kind, name, module, and whether attention launched it.
 _Seen = tuple[KernelKind, str, str, bool | None]
-"""A kernel, to count its launches by: kind, name, module, and whether attention launched it."""
 
 
 class KernelTracer:

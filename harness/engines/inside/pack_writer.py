@@ -29,8 +29,8 @@ RESERVOIR = 4
 _MAX_CALL_SHARE, _MAX_CUT_SHARE, _MAX_WORST_SHARE = 1 / 32, 1 / 8, 1 / 2
 _OVERHEAD = 4096  # a safetensors header and an entry of the manifest
 
+# Layer, phase, prefix bucket, length bucket.
 _Stratum = tuple[int, str, str, str]
-"""Layer, phase, prefix bucket, length bucket."""
 
 
 def stratum(layer: int, phase: str, new: Sequence[int], prefix: Sequence[int]) -> _Stratum:
