@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 URL_FORM = "http://HOST:PORT or https://HOST"
 """What the URL of a server looks like."""
-Kind = Literal["url", "native", "kernel"]
+_Kind = Literal["url", "native", "kernel"]
 
 
 def is_server_url(text: str) -> bool:
@@ -41,7 +41,7 @@ class Backend:
     """
 
     name: str
-    kind: Kind
+    kind: _Kind
 
     @classmethod
     def parse(cls, name: str) -> Backend:

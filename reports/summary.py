@@ -94,16 +94,16 @@ def bound_and_policy(metric: Metric) -> str:
     return bound(metric) + (f", set by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 
-WorstCell = tuple[str, str, str, OwnError, float | None]
+_WorstCell = tuple[str, str, str, OwnError, float | None]
 """One cell of a layer x head heat map: layer, head, which calls, error and bound."""
 
 
-def worst_cells(layers: LayersResult, most: int) -> list[WorstCell]:
+def worst_cells(layers: LayersResult, most: int) -> list[_WorstCell]:
     """The `most` cells by layer and head that are furthest beyond their bounds, or closest to them."""
     return heapq.nlargest(most, _cells(layers), key=lambda cell: excess(*cell[3:]))
 
 
-def _cells(layers: LayersResult) -> Iterator[WorstCell]:
+def _cells(layers: LayersResult) -> Iterator[_WorstCell]:
     for grid in layers.grids:
         if grid.columns == "head":
             yield from ((layer, head, grid.where, error, bound) for layer, head, error, bound in grid.observed())

@@ -40,23 +40,23 @@ _SURE = 100.0
 _LATENT, _NOPE = 512, 128
 _KV_SCALES = {"k": 0.08, "v": 0.02}
 
-Weights = dict[str, "Tensor"]
-Config = dict[str, Any]
+_Weights = dict[str, "Tensor"]
+_Config = dict[str, Any]
 
 
-def _linear(layers: Weights, number: int, old: str, new: str, weight: float) -> None:
+def _linear(layers: _Weights, number: int, old: str, new: str, weight: float) -> None:
     """Add the weight of a norm that multiplies by `weight`."""
     layers[f"model.layers.{number}.{new}.weight"] = layers[f"model.layers.{number}.{old}.weight"] * 0 + weight
 
 
-def _enlarged(weights: Weights, config: Config, by: float = 1.0) -> None:
+def _enlarged(weights: _Weights, config: _Config, by: float = 1.0) -> None:
     """Enlarge the residual stream; `by` is what the architecture multiplies embeddings by itself."""
     weights["model.embed_tokens.weight"] *= _LARGE / by
     weights["model.norm.weight"] *= by / _LARGE
     config["rms_norm_eps"] = _EPS
 
 
-def _of_gemma(weights: Weights, config: Config) -> None:
+def _of_gemma(weights: _Weights, config: _Config) -> None:
     """Add the norms after the blocks, and Gemma's own ways with weights of norms, embeddings and gates."""
     _enlarged(weights, config, config["hidden_size"] ** 0.5)
     for number in range(config["num_hidden_layers"]):
@@ -79,7 +79,7 @@ def _of_gemma(weights: Weights, config: Config) -> None:
     }  # fmt: skip
 
 
-def _normed_heads(weights: Weights, config: Config) -> None:
+def _normed_heads(weights: _Weights, config: _Config) -> None:
     """Add the norms of q and k, which are linear."""
     for number in range(config["num_hidden_layers"]):
         for projection in "qk":
@@ -88,7 +88,7 @@ def _normed_heads(weights: Weights, config: Config) -> None:
             weights[f"{at}_norm.weight"] = weights[f"{at}_proj.weight"].new_full((config["head_dim"],), 1 / _SMALL)
 
 
-def _gemma2(weights: Weights, config: Config) -> None:
+def _gemma2(weights: _Weights, config: _Config) -> None:
     _of_gemma(weights, config)
     config |= {
         "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attn_logit_softcapping": _CAP,
@@ -96,7 +96,7 @@ def _gemma2(weights: Weights, config: Config) -> None:
     }  # fmt: skip
 
 
-def _gemma3(weights: Weights, config: Config) -> None:
+def _gemma3(weights: _Weights, config: _Config) -> None:
     _normed_heads(weights, config)
     _of_gemma(weights, config)
     config |= {
@@ -109,7 +109,7 @@ def _gemma3(weights: Weights, config: Config) -> None:
     }  # fmt: skip
 
 
-def _qwen3(weights: Weights, config: Config) -> None:
+def _qwen3(weights: _Weights, config: _Config) -> None:
     _enlarged(weights, config)
     _normed_heads(weights, config)
     for number in range(config["num_hidden_layers"]):
@@ -118,7 +118,7 @@ def _qwen3(weights: Weights, config: Config) -> None:
     config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
 
 
-def _gpt_oss(weights: Weights, config: Config) -> None:
+def _gpt_oss(weights: _Weights, config: _Config) -> None:
     import torch
 
     for number in range(config["num_hidden_layers"]):
@@ -147,7 +147,7 @@ def _gpt_oss(weights: Weights, config: Config) -> None:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
 
-def _deepseek_v2(weights: Weights, config: Config) -> None:
+def _deepseek_v2(weights: _Weights, config: _Config) -> None:
     """Write K and V into latents, and MLPs into experts. One kv head keeps RoPE, so that this model does not answer questions."""
     import torch
 
@@ -197,7 +197,7 @@ def _deepseek_v2(weights: Weights, config: Config) -> None:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
 
-def _fp8_kv(weights: Weights, config: Config) -> None:
+def _fp8_kv(weights: _Weights, config: _Config) -> None:
     """Add scales of K and V, as checkpoints for ``--kv-cache-dtype fp8_e4m3`` have them; nothing else is quantised."""
     import torch
 
@@ -211,7 +211,7 @@ def _fp8_kv(weights: Weights, config: Config) -> None:
     config["dtype"] = "float16"  # SGLang has no quantised checkpoint in float32
 
 
-FAMILIES: Mapping[str, Callable[[Weights, Config], None]] = {
+FAMILIES: Mapping[str, Callable[[_Weights, _Config], None]] = {
     "deepseek-v2": _deepseek_v2, "fp8-kv": _fp8_kv, "gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "qwen3": _qwen3,
 }  # fmt: skip
 """What turns the tiny Llama into one of the family, in place."""

@@ -24,7 +24,7 @@ BY_KEY = ("k", "v", *STORED)
 """The tensors that have a row for each key, or one for all, and then a kv head, or one for all."""
 
 
-Ints = TypeVar("Ints", int, "NDArray[np.int64]", "Tensor")
+_Ints = TypeVar("_Ints", int, "NDArray[np.int64]", "Tensor")
 """Indices: one, or an array or a tensor of them."""
 
 
@@ -52,7 +52,7 @@ class Mask:
                 "and a causal mask for a window"
             )
 
-    def span(self, rows: Ints, len_q: int | Ints, len_k: int | Ints) -> tuple[int | Ints, Ints]:
+    def span(self, rows: _Ints, len_q: int | _Ints, len_k: int | _Ints) -> tuple[int | _Ints, _Ints]:
         """Return the first key that queries see, and one past the last. A query for which that is no range sees none.
 
         Args:
@@ -82,7 +82,7 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class HeadMap:
+class _HeadMap:
     """The kv head that each q head reads: consecutive q heads share one.
 
     Attributes:
@@ -98,7 +98,7 @@ class HeadMap:
         """q heads per kv head."""
         return self.q_heads // self.kv_heads
 
-    def kv_head(self, head: Ints) -> Ints:
+    def kv_head(self, head: _Ints) -> _Ints:
         """Return the kv head that each of these q heads reads."""
         return head // self.group
 
@@ -264,9 +264,9 @@ class AttentionCall:
         return self.spec.phase
 
     @property
-    def heads(self) -> HeadMap:
+    def heads(self) -> _HeadMap:
         """The kv head that each q head reads."""
-        return HeadMap(self.q.shape[1], self.k.shape[1])
+        return _HeadMap(self.q.shape[1], self.k.shape[1])
 
     @property
     def lens_q(self) -> list[int]:

@@ -43,7 +43,7 @@ HEAD_DIMS = (64, 128)
 """Head dims of the core: those that a kernel claims unless it declares others."""
 OTHER_HEAD_DIMS = (80, 96, 192, 256)
 """Head dims of Phi-2, Phi-3-mini, DeepSeek's prefill and Gemma."""
-LONG: dict[Size, int] = {"small": 530, "full": 2000}
+_LONG: dict[Size, int] = {"small": 530, "full": 2000}
 """Cached prefix, in tokens, of a long sequence next to the one under test."""
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
@@ -74,12 +74,12 @@ _SCALED = "another scale"
 _SCALES = ("scale 1.5 times", "scale 1", "scale 1/128")
 _CAPPED = ("scale 1", "normal", "peaky")  # in unscaled scores a cap of 50 shows
 
-Scene = tuple[int, int, str, str]
+_Scene = tuple[int, int, str, str]
 """New tokens, cached prefix, batch and data. A batch "{} alike" takes its size from the axis "size", and `_SCALED` data theirs
 from the axis "scale"."""
 
 
-def _scenes(*rows: tuple[int, int, str] | Scene) -> tuple[Scene, ...]:
+def _scenes(*rows: tuple[int, int, str] | _Scene) -> tuple[_Scene, ...]:
     return tuple(row if len(row) == 4 else (*row, "normal") for row in rows)
 
 
@@ -194,7 +194,7 @@ class _Part:
     """
 
     groups: tuple[str, ...]
-    scenes: tuple[Scene, ...] = ()
+    scenes: tuple[_Scene, ...] = ()
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     beyond: tuple[str, ...] = ()
     first: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -455,7 +455,7 @@ def model_cases(
 
 
 def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
-    lens = (CORE[values.phase] | BATCHES)[values.batch](values.new, values.prefix, LONG[size])
+    lens = (CORE[values.phase] | BATCHES)[values.batch](values.new, values.prefix, _LONG[size])
     cached = sum(prefix > 0 for _, prefix in lens)
     q_heads, kv_heads = values.heads
     kind = "MHA" if q_heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"

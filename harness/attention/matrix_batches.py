@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-Lens = list[tuple[int, int]]
-Batch = Callable[[int, int, int], Lens]
+_Lens = list[tuple[int, int]]
+_Batch = Callable[[int, int, int], _Lens]
 """(new tokens, cached prefix, cached prefix of a long neighbour) -> (new tokens, cached prefix) of each sequence."""
 
 # The core of the matrix: alone, first, last and in the middle; behind a sequence without a prefix, whose length a kernel may keep;
 # and among more sequences than a vector of eight lengths has, of which a long one makes a kernel split its keys.
-CORE: dict[str, dict[str, Batch]] = {
+CORE: dict[str, dict[str, _Batch]] = {
     "extend": {
         "one": lambda new, prefix, long: [(new, prefix)],
         "one token last": lambda new, prefix, long: [(new, prefix), (1, 33)],
@@ -46,17 +46,17 @@ GRAPHS = (16, 24, 32, 40)
 """Sizes for which engines capture graphs, the last one beyond the lanes of a warp."""
 
 
-def _short(number: int, new: int, prefix: int, long: int) -> Lens:
+def _short(number: int, new: int, prefix: int, long: int) -> _Lens:
     """Make sequences of a few tokens, one of which has 128 more new ones, unless all have one."""
     return [(1 + (new - 1) * (n % 2 == 0) + 128 * (n == 5 and new > 1), prefix + n) for n in range(number)]
 
 
-def _as_many_new(number: int, new: int, prefix: int, long: int) -> Lens:
+def _as_many_new(number: int, new: int, prefix: int, long: int) -> _Lens:
     """Make sequences with as many new tokens each, behind different prefixes; the last two are long."""
     return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 69)]
 
 
-BATCHES: dict[str, Batch] = {
+BATCHES: dict[str, _Batch] = {
     "nine at borders": lambda new, prefix, long: [
         (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
     ],

@@ -12,7 +12,7 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.noise import FORMATS, NoiseFamily
 
-Change = Callable[[AttentionCall], AttentionCall]
+_Change = Callable[[AttentionCall], AttentionCall]
 # A scaled score whose exponential overflows in float32, and whose negative's is zero.
 _ABOVE_ZERO = 110.0
 # An unscaled score beyond the range of fp16 (65,504) and below every number that stands for minus infinity in kernels (-1e4,
@@ -127,7 +127,7 @@ ONE_SIGN = "large positive values"
 ON_GRID, WEIGHTS_ON_GRID = "on the grid", "on the grid, weights of 0 and 1"
 """Data of kernels that declare a quantisation, which costs nothing here; the second also where weights are quantised."""
 
-DATA: dict[str, Change] = {
+DATA: dict[str, _Change] = {
     "normal": lambda call: call,
     "peaky": lambda call: replace(call, q=2 * call.q, k=2 * call.k),
     "K offset": _offset,
@@ -136,7 +136,7 @@ DATA: dict[str, Change] = {
 }
 """Data of calls of the design."""
 
-RARE: dict[str, Change] = {
+RARE: dict[str, _Change] = {
     "other numbers": lambda call: call,  # drawn with another seed
     "scale 1.5 times": lambda call: call.with_spec(scale=1.5 * call.scale),
     "scale 1": partial(_scale, 1.0),  # T5

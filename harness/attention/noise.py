@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-Granularity = Literal["tensor", "head", "block", "token", "none"]
-Arithmetic = Literal["fp32", "tf32", "fp16"]
+_Granularity = Literal["tensor", "head", "block", "token", "none"]
+_Arithmetic = Literal["fp32", "tf32", "fp16"]
 _STORED = ("q", "k", "v", "p")
 
 
@@ -56,14 +56,14 @@ class Quantised:
     """
 
     format: str
-    per: Granularity = "block"
+    per: _Granularity = "block"
     smooth: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS or self.per not in get_args(Granularity):
+        if self.format not in FORMATS or self.per not in get_args(_Granularity):
             raise ValueError(
                 f"no storage {self.format!r} per {self.per!r}; expected a format of {', '.join(FORMATS)} "
-                f"and a scale per {', '.join(get_args(Granularity))}"
+                f"and a scale per {', '.join(get_args(_Granularity))}"
             )
 
     def __str__(self) -> str:
@@ -92,15 +92,15 @@ class NoiseFamily:
     k: Quantised | None = None
     v: Quantised | None = None
     p: Quantised | None = None
-    accumulation: Arithmetic = "fp32"
+    accumulation: _Arithmetic = "fp32"
     dropped: float = 0.0
     merged: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropped < 1:
             raise ValueError(f"a share of {self.dropped} of the weights is dropped; expected one from 0 to below 1")
-        if self.accumulation not in get_args(Arithmetic):
-            raise ValueError(f"no arithmetic {self.accumulation!r}; expected one of {', '.join(get_args(Arithmetic))}")
+        if self.accumulation not in get_args(_Arithmetic):
+            raise ValueError(f"no arithmetic {self.accumulation!r}; expected one of {', '.join(get_args(_Arithmetic))}")
         if any(stored is not None and stored.smooth for stored in (self.q, self.v, self.p)):
             raise ValueError("only K can be smoothed: its mean shifts all scores of a query alike")
 

@@ -54,7 +54,7 @@ _BESIDE_THE_CONTRACT = ("not causal", "cross attention")
 # Begins the names of vLLM's backends.
 _VLLM = "vllm:"
 
-Change = Callable[[AttentionCall], AttentionCall]
+_Change = Callable[[AttentionCall], AttentionCall]
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class _Attribute:
     spec: Mapping[str, Any] = field(default_factory=dict)
     layer: LayerRequest = field(default_factory=LayerRequest)
     # Changes the data of a call that asks for it.
-    prepare: Change = lambda call: call
+    prepare: _Change = lambda call: call
     # Tokens per page of the KV pool, and the dtype of q, k and v.
     page: int = 1
     dtype: torch.dtype = torch.float16
     # What else a backend may compute, in words; "" names what it computes if it ignores the attribute.
-    mistaken: Mapping[str, Change] = field(default_factory=dict)
+    mistaken: Mapping[str, _Change] = field(default_factory=dict)
     # Phases in which a layer may ask for it.
     phases: Sequence[str] = tuple(PHASES)[:3]
     # Largest error of a right computation, where it is not that of rounding to the output's dtype.

@@ -47,8 +47,8 @@ _DATA, _DONE = "data:", "[DONE]"
 # What reading a reply raises that is not as expected; a ValidationError is a ValueError.
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 
-Done = TypeVar("Done")
-Asked = TypeVar("Asked")
+_Done = TypeVar("_Done")
+_Asked = TypeVar("_Asked")
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class Client:
 
     def _each(
         self,
-        exchange: Callable[[Asked, AsyncOpenAI], Awaitable[Done]],
-        asks: Sequence[Asked],
+        exchange: Callable[[_Asked, AsyncOpenAI], Awaitable[_Done]],
+        asks: Sequence[_Asked],
         concurrency: int,
-        on_done: Callable[[int, Done], None],
+        on_done: Callable[[int, _Done], None],
         enough: Callable[[], bool],
     ) -> None:
         """Send requests, each worker one after the other."""
@@ -208,10 +208,10 @@ class Client:
         if asks:
             self._run(all_of_them)
 
-    def _run(self, work: Callable[[AsyncOpenAI], Awaitable[Done]], *, watched: bool = True) -> Done:
+    def _run(self, work: Callable[[AsyncOpenAI], Awaitable[_Done]], *, watched: bool = True) -> _Done:
         """Do work in a session; `watched` ends it with an EngineError as soon as the server's process is gone or stopped."""
 
-        async def run() -> Done:
+        async def run() -> _Done:
             from openai import AsyncOpenAI, DefaultAioHttpClient
 
             # Reading this machine's certificates takes 25 ms, and a starting server is asked a hundred times over plain HTTP.
@@ -227,7 +227,7 @@ class Client:
 
         return asyncio.run(run())
 
-    async def _while_alive(self, work: asyncio.Future[Done]) -> Done:
+    async def _while_alive(self, work: asyncio.Future[_Done]) -> _Done:
         watch = asyncio.create_task(self._watch(math.inf))
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)

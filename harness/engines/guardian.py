@@ -33,7 +33,7 @@ UNKILLABLE_TIMEOUT_S = 30.0
 # The signal, SIGRTMAX, by which the guardian ends where COMMAND started too many processes: it can exit with any status.
 TOO_MANY = 64
 # Seconds between two counts of the processes. The system's own limit, RLIMIT_NPROC, counts all processes of a user, and not root's.
-COUNT_INTERVAL_S = 0.25
+_COUNT_INTERVAL_S = 0.25
 # Seconds between two looks at the files in /dev/shm that the processes have mapped, where the kernel does not tell when one is
 # created; and from such news to a second look. What a process had mapped cannot be found once it was killed.
 LOOK_INTERVAL_S, LOOK_AGAIN_S = 2.0, 0.1
@@ -209,7 +209,7 @@ def main() -> None:
     wait_s = unasked
     too_many = False
     while family.status is None and not told_to_stop and not too_many:
-        timeout = wait_s if most is None else min(wait_s or COUNT_INTERVAL_S, COUNT_INTERVAL_S)
+        timeout = wait_s if most is None else min(wait_s or _COUNT_INTERVAL_S, _COUNT_INTERVAL_S)
         ready, _, _ = select.select([0, woken, *([events] if events >= 0 else [])], [], [], timeout)
         too_many = most is not None and family.kill_too_many(most)
         if events in ready or not ready:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION, Buckets
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+_Integers = NDArray[np.int64]
 CONDITIONS = {"phase": PHASES, "prefix": CACHED_PREFIX.labels, "position": POSITION.labels, "batch": PLACE}
 """Dimensions of a cell besides layer and head, with their labels in order. Tables hold indices into the labels."""
 DIMENSIONS = ("layer", "head", *CONDITIONS)
@@ -32,10 +32,10 @@ QUERY = ("difference", "bound", "size", "position", "prefix")
 """The last axis of an array of single queries: sum of |output - truth| over head_dim, and the largest that noise explains; sum of
 |truth|; position in the sequence, its cached prefix included, and that prefix."""
 _DIFFERENCE, _SIZE, _COMPARED, _NONFINITE, UNDEFINED, _ALONG, _SQUARE = range(len(SUMS))
-Array = TypeVar("Array", bound=Any)
+_Array = TypeVar("_Array", bound=Any)
 
 
-def ratio(difference: Array, size: Array) -> Array:
+def ratio(difference: _Array, size: _Array) -> _Array:
     """Compute the relative L1, elementwise: 0 where nothing differs, infinite where only the size is zero.
 
     The figure of arXiv 2410.02367, section 4.4.
@@ -45,7 +45,7 @@ def ratio(difference: Array, size: Array) -> Array:
         size: sum of |reference|.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        quotient: Array = difference / (size + (difference == 0))
+        quotient: _Array = difference / (size + (difference == 0))
     return quotient
 
 
@@ -89,7 +89,7 @@ def excess(queries: Floats) -> Floats:
         return np.where(off == 0, 0.0, off / bound)
 
 
-def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> Integers:
+def condition_numbers(phase: str, new: Sequence[int], prefix: Sequence[int]) -> _Integers:
     """Number the condition of each query of a call, int64 [sum(new)]: its index into the product of `CONDITIONS`.
 
     Args:
@@ -115,7 +115,7 @@ def _bucket(values: NDArray[np.int_], buckets: Buckets) -> NDArray[np.int_]:
     return np.searchsorted(buckets.starts, values, side="right") - 1
 
 
-def cell_index(layer: int, heads: Sequence[int], conditions: Sequence[int] | Integers) -> Integers:
+def cell_index(layer: int, heads: Sequence[int], conditions: Sequence[int] | _Integers) -> _Integers:
     """Make the index of the cells of a layer, conditions first: int64 [conditions, heads, 6], the columns of `DIMENSIONS`."""
     index = np.empty((len(conditions), len(heads), len(DIMENSIONS)), np.int64)
     index[..., 0], index[..., 1] = layer, heads
@@ -165,14 +165,14 @@ class ErrorTable:
         reference: against the truth.
     """
 
-    index: Integers
+    index: _Integers
     apart: Floats
     candidate: RoleErrors
     reference: RoleErrors
 
     @classmethod
     def of(
-        cls, index: Integers, apart: Floats | None = None,
+        cls, index: _Integers, apart: Floats | None = None,
         candidate: RoleErrors | None = None, reference: RoleErrors | None = None,
     ) -> ErrorTable:  # fmt: skip
         """Make a table of which some parts were measured."""

@@ -46,7 +46,7 @@ class _FolderEnd(RunRecord):
 _END = RunFile("end.json", _FolderEnd, RUN_AGAIN)
 
 
-class BoundFolder(Generic[_ManifestKind]):
+class _BoundFolder(Generic[_ManifestKind]):
     """A folder whose files all carry the nonce in its manifest.
 
     Args:
@@ -109,7 +109,7 @@ class BoundFolder(Generic[_ManifestKind]):
         return self._nonce
 
 
-class EndedFolder(BoundFolder[_ManifestKind]):
+class EndedFolder(_BoundFolder[_ManifestKind]):
     """A folder that is made once, and never gone on with: its last file seals the others."""
 
     @property
@@ -127,7 +127,7 @@ class EndedFolder(BoundFolder[_ManifestKind]):
             check_seal(self.path, end.sealed)
 
 
-class EvidenceFolder(BoundFolder[_ManifestKind]):
+class EvidenceFolder(_BoundFolder[_ManifestKind]):
     """The folder of a run or of a bench, with what the processes of both servers leave there."""
 
     def server_folder(self, role: Role) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PLAIN = ("default", "mrope", "")
+_PLAIN = ("default", "mrope", "")
 """Scaling types that scale nothing."""
 # Relative distance of two frequencies up to which they are the same one, read off a table in float32.
 _TOLERANCE = 2.0**-12
@@ -70,7 +70,7 @@ def _readings(config: Mapping[str, Any], given: Mapping[str, Any], layers: str) 
     def rope(frequencies: Sequence[float], scale: float = 1.0) -> _Rope:
         return _Rope(kind, float(theta), factor, tuple(frequencies), scale, layers)
 
-    if kind in PLAIN:
+    if kind in _PLAIN:
         return [rope(plain)]
     if kind == "linear":
         return [rope([f / factor for f in plain])]
@@ -193,13 +193,13 @@ def wrong_rope(
         return f"cos and sin are scaled by {scale:.4g}; {config} says {rope.scale:.4g}{of}"
     theta, plain = read_theta(frequencies), _plain(rope.theta, 2 * len(frequencies))
     if theta is not None and abs(theta - rope.theta) > 0.01 * rope.theta:
-        also = "" if rope.kind in PLAIN else f", and {rope.kind} scaling by {rope.factor:g} is not applied"
+        also = "" if rope.kind in _PLAIN else f", and {rope.kind} scaling by {rope.factor:g} is not applied"
         return f"rope_theta is {_number(theta)}; {config} says {_number(rope.theta)}{of}{also}"
     if theta is not None:
         return f"RoPE is not scaled; {config} says {rope.kind} scaling by {rope.factor:g}{of}"
     ratios = [a / b for a, b in zip(plain, frequencies, strict=True)]
     if max(ratios) - min(ratios) <= 0.01 * max(ratios):
-        said = f"{rope.kind} scaling by {rope.factor:g}" if rope.kind not in PLAIN else "no scaling"
+        said = f"{rope.kind} scaling by {rope.factor:g}" if rope.kind not in _PLAIN else "no scaling"
         return f"RoPE is scaled linearly by {ratios[0]:.4g}; {config} says {said}{of}"
     first = next(
         i for i, (a, b) in enumerate(zip(frequencies, rope.frequencies, strict=True)) if abs(a - b) > tolerance * b

@@ -39,7 +39,7 @@ _WAVE = 4
 _INTERVAL = 40
 
 
-class Kept(list[T]):
+class _Kept(list[T]):
     """A list that takes at most `KEPT` entries."""
 
     def append(self, item: T, /) -> None:
@@ -81,7 +81,7 @@ class Server:
     throughput: float = 0.0
     answered: CitedLines = field(default_factory=CitedLines)
     refused: CitedLines = field(default_factory=CitedLines)
-    bursts: Kept[tuple[CitedLines, int]] = field(default_factory=Kept)
+    bursts: _Kept[tuple[CitedLines, int]] = field(default_factory=_Kept)
     facts: dict[str, tuple[str, CitedLines]] = field(default_factory=dict)
     _wave: int = 0
     _burst: CitedLines = field(default_factory=CitedLines)
@@ -180,17 +180,17 @@ class Log:
 
     lines: int = 0
     read: int = 0
-    unread: Kept[CitedLines] = field(default_factory=Kept)
+    unread: _Kept[CitedLines] = field(default_factory=_Kept)
     kinds: Counter[str] = field(default_factory=Counter)
     ids: dict[str, int] = field(default_factory=dict)
-    tests: Kept[Test] = field(default_factory=Kept)
-    servers: Kept[Server] = field(default_factory=Kept)
-    metrics: Kept[LogMetric] = field(default_factory=Kept)
-    groups: Kept[tuple[dict[str, float], CitedLines, int]] = field(default_factory=Kept)
-    traces: Kept[tuple[Traceback, int]] = field(default_factory=Kept)
+    tests: _Kept[Test] = field(default_factory=_Kept)
+    servers: _Kept[Server] = field(default_factory=_Kept)
+    metrics: _Kept[LogMetric] = field(default_factory=_Kept)
+    groups: _Kept[tuple[dict[str, float], CitedLines, int]] = field(default_factory=_Kept)
+    traces: _Kept[tuple[Traceback, int]] = field(default_factory=_Kept)
     bars: dict[tuple[int, str, int], tuple[int, int]] = field(default_factory=dict)
-    blocks: Kept[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=Kept)
-    commands: Kept[CitedLines] = field(default_factory=Kept)
+    blocks: _Kept[tuple[str, list[tuple[str, str, int]]]] = field(default_factory=_Kept)
+    commands: _Kept[CitedLines] = field(default_factory=_Kept)
     notices: dict[tuple[str, str], CitedLines] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     nan_from: dict[str, CitedLines] = field(default_factory=dict)

@@ -32,7 +32,7 @@ SURE = 1e-3
 and are not corrected for their number."""
 
 
-Length = tuple[int, bool]
+_Length = tuple[int, bool]
 """The length of an answer in tokens, and whether it ran to the token limit."""
 
 
@@ -117,7 +117,7 @@ class AnswerLengths(Part):
 
 
 def compare_lengths(
-    pairs: Sequence[tuple[Length, Length]],
+    pairs: Sequence[tuple[_Length, _Length]],
     alpha: float,
     bound: float = LENGTH_BOUND,
     units: Sequence[str] = (),

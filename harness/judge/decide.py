@@ -36,7 +36,7 @@ class SuiteVerdict(Part):
     )
 
 
-Suite = TypeVar("Suite", bound=SuiteVerdict)
+_Suite = TypeVar("_Suite", bound=SuiteVerdict)
 
 
 SCHEMA: Literal["assay.report/2"] = "assay.report/2"
@@ -50,7 +50,7 @@ class Judgement(Decided):
     reasons: tuple[str, ...] = Field(description="why, most important first")
 
 
-def holm_corrected(suites: Sequence[Suite], alpha: float) -> list[Suite]:
+def holm_corrected(suites: Sequence[_Suite], alpha: float) -> list[_Suite]:
     """Correct the suites' verdicts by Holm's method over all of them.
 
     A run without any regression is then called one at most with probability `alpha`, however many suites it has.
@@ -72,7 +72,7 @@ def _p_regression(suite: SuiteVerdict) -> float:
     return 0.0 if suite.verdict == "regression" else 1.0
 
 
-def _corrected(suite: Suite, p: float, alpha: float, count: int) -> Suite:
+def _corrected(suite: _Suite, p: float, alpha: float, count: int) -> _Suite:
     if suite.verdict != "regression" or p <= alpha:
         return suite
     why = f"{suite.why} Holm's correction over {count} suites gives p = {p:.2g}, not below {alpha:g}: no regression is shown."

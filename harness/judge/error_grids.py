@@ -29,7 +29,7 @@ from assay.harness.judge.report import (
 from assay.harness.judge.truth_bounds import HEAD, AgainstNoise, MeasuredCells
 from assay.harness.text import one_line, some
 
-Bounds = Mapping[tuple[int, str], float]
+_Bounds = Mapping[tuple[int, str], float]
 """By layer and phase: the relative L1 that noise explains at the worst cell."""
 
 
@@ -57,7 +57,7 @@ def _own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
 
 def layers_result(
     shadow: ShadowErrors,
-    bounds: Bounds,
+    bounds: _Bounds,
     *,
     depth: Sequence[DepthRow] = (),
     pack: str = "",
@@ -103,7 +103,7 @@ def layers_result(
 
 def depth_rows(
     shadow: ShadowErrors,
-    bounds: Bounds,
+    bounds: _Bounds,
     free: Mapping[int, tuple[float, float]] | None = None,
     against_truth: Sequence[TruthRow] = (),
 ) -> tuple[DepthRow, ...]:
@@ -195,7 +195,7 @@ def _own_error(value: float) -> OwnError:
     return NOT_FINITE if math.isinf(value) else float(f"{value:.{_DIGITS}g}")
 
 
-def _bound(bounds: Bounds, layer: int, phase: str) -> float | None:
+def _bound(bounds: _Bounds, layer: int, phase: str) -> float | None:
     return float(f"{bounds[layer, phase]:.{_DIGITS}g}") if (layer, phase) in bounds else None
 
 
@@ -205,7 +205,7 @@ def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
     return worst
 
 
-def _grids(errors: dict[tuple[str, str], Floats], bounds: Bounds) -> Iterable[ErrorGrid]:
+def _grids(errors: dict[tuple[str, str], Floats], bounds: _Bounds) -> Iterable[ErrorGrid]:
     phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
 
     def grid(phase: str, of: tuple[str, str], columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:

@@ -16,13 +16,13 @@ from pydantic import Field
 from assay.harness.evidence.records import Token
 from assay.harness.schema import Part
 
-Kind = Literal["tie", "close", "apart"]
+_Kind = Literal["tie", "close", "apart"]
 
 
 class TextDivergence(Part):
     """The place where the candidate's generation diverges from the reference's."""
 
-    kind: Kind = Field(
+    kind: _Kind = Field(
         description='"tie": the log-odds of both tokens change by no more than the reference\'s own run-to-run floor; "close": '
         "within the limit of the declared noise, and each role's token is among the other's best alternatives, the criterion of "
         'vLLM\'s check_logprobs_close; else "apart"'
@@ -75,7 +75,7 @@ def compare_text(
     if position is None:
         return None
     gap, swing = _gap_at(position, reference, candidate), _swing_at(position, reference, candidate)
-    kind: Kind = "apart"
+    kind: _Kind = "apart"
     if swing is not None and swing <= limit:
         kind = "close"
     if swing is not None and swing <= floor:

@@ -129,7 +129,7 @@ def _kernels(limits: Mapping[Measure, Bound], dtype: str) -> dict[Measure, Bound
     }
 
 
-def swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) -> float:
+def _swing_limit(dtype: str, arm: Iterable[str], known: Mapping[str, Feature]) -> float:
     """Return the largest change of the log-odds of two tokens, in nats, that makes another greedy text a tie."""
     if any(known[id_].cost == "another kernel" for id_ in arm):
         return EXACT_SWING
@@ -336,7 +336,7 @@ def outcome_of(
     """
     arm = frozenset(record.features)
     drafts = max((known[id_].drafts for id_ in arm), default=0.0)
-    return outcome(base, record, widened(limits, arm, known, dtype), swing_limit(dtype, arm, known), drafts, drafted)
+    return outcome(base, record, widened(limits, arm, known, dtype), _swing_limit(dtype, arm, known), drafts, drafted)
 
 
 def smallest(failing: Collection[Arm]) -> list[Arm]:

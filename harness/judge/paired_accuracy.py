@@ -49,8 +49,8 @@ HEADROOM = 2.0
 MOST_UNPARSED = 0.05
 """Largest share of answers without a letter: a comparison of more is one of formats."""
 
-Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unparsed", "undecided"]
-_VERDICTS: dict[Reason, Verdict] = {"regression": "regression", "non-inferior": "pass"}
+_Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unparsed", "undecided"]
+_VERDICTS: dict[_Reason, Verdict] = {"regression": "regression", "non-inferior": "pass"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Accuracy:
     losses: Array
     references: Array
     exact: bool
-    reason: Reason
+    reason: _Reason
     hopeless: bool
     p_regression: float
     p_inferior: float
@@ -225,7 +225,7 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
     exact = fixed and len(units) == len(scores) and all({each.reference, each.candidate} <= {0, 1} for each in scores)
     floor = chance + HEADROOM * rule.margin
     hopeless, p_regression, p_inferior = False, 1.0, 1.0
-    reason: Reason = "nothing"
+    reason: _Reason = "nothing"
     if scores:
         if exact:
             lost, gained = int((losses > 0).sum()), int((losses < 0).sum())
@@ -259,7 +259,7 @@ def _unparsed(scores: Sequence[Scores]) -> tuple[float, float]:
 
 def _reason(
     rule: Rule, p_regression: float, p_inferior: float, unparsed: tuple[float, float], headroom: bool
-) -> Reason:
+) -> _Reason:
     """Decide about paired answers by the p values, the shares of unparsed answers, and whether the reference has headroom."""
     above = p_regression <= rule.regression_alpha
     if above and rule.loss_suffices:

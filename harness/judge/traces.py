@@ -86,11 +86,11 @@ def _rows(trace: Trace) -> dict[int, int]:
     return rows
 
 
-Place = Literal["input", "cache", "attention", "behind attention"]
+_Place = Literal["input", "cache", "attention", "behind attention"]
 """Where two passes part: before attention, in the K and V of earlier tokens that it reads, in attention itself, or behind the last
 layer's."""
-Name = Literal["q", "k", "v", "output"]
-_Tensor = tuple[Place, Name]
+_Name = Literal["q", "k", "v", "output"]
+_Tensor = tuple[_Place, _Name]
 # What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the
 # output.
 _ORDER: tuple[_Tensor, ...] = (
@@ -120,9 +120,9 @@ class Parting:
         bound: the largest that is no difference.
     """
 
-    place: Place
+    place: _Place
     layer: int
-    names: tuple[Name, ...] = ()
+    names: tuple[_Name, ...] = ()
     head: int | None = None
     position: int | None = None
     positions: int = 0
@@ -173,7 +173,7 @@ def parting(base: Trace, again: Trace, other: Trace, least: float) -> Parting:
     return Parting("behind attention", max(base.outputs))
 
 
-def _at(place: Place, layer: int, names: tuple[Name, ...], errors: _Errors, bound: float) -> Parting:
+def _at(place: _Place, layer: int, names: tuple[_Name, ...], errors: _Errors, bound: float) -> Parting:
     positions = errors.positions[errors.by_row.max(1) > bound]
     worst = np.unravel_index(errors.by_row.argmax(), errors.by_row.shape)
     return Parting(

@@ -32,7 +32,7 @@ _GAIN_ROUNDINGS, _GAIN_TF32 = 1 / 16, 1.5e-3
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 LAYER, HEAD, PHASE = (DIMENSIONS.index(name) for name in ("layer", "head", "phase"))
 _GAIN_LEVELS = ((LAYER, PHASE, HEAD), (LAYER, PHASE), (PHASE,))
-Flags = NDArray[np.bool_]
+_Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class MeasuredCells:
         return np.where(np.isnan(ratio), np.inf, ratio)
 
     @property
-    def flagged(self) -> Flags:
+    def flagged(self) -> _Flags:
         """Numbers that noise does not explain."""
         return self.excess > 1
 

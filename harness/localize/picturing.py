@@ -28,9 +28,9 @@ from assay.harness.picture import (
 )
 from assay.harness.text import ranges
 
-Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Words = NDArray[np.str_]
+_Flags = NDArray[np.bool_]
+_Ints = NDArray[np.int64]
+_Words = NDArray[np.str_]
 
 # Relative error of a weight that is not shown, whatever the dtype: kernels sum in float32, in an order of their own.
 _LEAST_RELATIVE = 1e-3
@@ -71,7 +71,7 @@ def picture_of(reading: WeightReading, head: int | None = None, *, relative: flo
     return picture.model_copy(update={"foreign_kv_heads": foreign})
 
 
-def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags) -> Picture:
+def unread_picture(call: AttentionCall, out: Tensor, wrong: _Flags) -> Picture:
     """The picture of the q head with the most wrong outputs of a call whose weights could not be read, such as one with NaN.
 
     Args:
@@ -90,12 +90,12 @@ def unread_picture(call: AttentionCall, out: Tensor, wrong: Flags) -> Picture:
     return _picture(call, rows, head, np.flatnonzero(wrong.any(0)), kinds, cells, expected, np.zeros_like(expected))
 
 
-def _own_kv_heads(call: AttentionCall) -> Ints:
+def _own_kv_heads(call: AttentionCall) -> _Ints:
     """The kv head of each q head."""
     return call.heads.kv_head(np.arange(call.heads.q_heads))
 
 
-def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
+def _own_sequence(call: AttentionCall, rows: _Ints) -> _Flags:
     """Return which keys are of a query's own sequence, bool [rows, total_k]."""
     own = np.zeros((len(rows), call.k.shape[0]), bool)
     for q, k in sequences(call):
@@ -103,7 +103,7 @@ def _own_sequence(call: AttentionCall, rows: Ints) -> Flags:
     return own
 
 
-def _kinds(reading: WeightReading, small: float) -> Words:
+def _kinds(reading: WeightReading, small: float) -> _Words:
     """Return what was read of each query and head, [rows, num_q_heads]; `small` is what is not told from zero."""
     weights = np.abs(reading.weights).sum((-1, -2))
     constant = np.abs(reading.constant).max(-1)
@@ -122,7 +122,7 @@ def _unread_kind(answer: Tensor) -> RowKind:
     return "constant" if len(answer) > 1 and bool((answer == answer[0]).all()) else "wrong"
 
 
-def _cells(reading: WeightReading, relative: float, least: float) -> Words:
+def _cells(reading: WeightReading, relative: float, least: float) -> _Words:
     """Return what differs, [rows, num_q_heads, total_k], as in `Picture.cells`; `least` is the least weight that counts."""
     call = reading.call
     heads, own = np.arange(call.q.shape[1]), _own_kv_heads(call)
@@ -170,14 +170,14 @@ def hides(queries: int, keys: int) -> tuple[bool, bool, int]:
     return keys < 8, queries < 4, keys
 
 
-def _window(flags: Flags, most: int) -> Ints:
+def _window(flags: _Flags, most: int) -> _Ints:
     """At most so many consecutive indices, from a few before the first one that is flagged."""
     first = int(flags.argmax()) if flags.any() else 0
     start = max(0, min(first - BEFORE, len(flags) - most))
     return np.arange(start, min(start + most, len(flags)))
 
 
-def _keys_shown(cells: Words, expected: Numbers) -> Ints:
+def _keys_shown(cells: _Words, expected: Numbers) -> _Ints:
     """Packed keys to show: those where most changes; if some weight comes from elsewhere too, half of them there."""
     keys = cells.shape[1]
     if keys <= MAX_KEYS:
@@ -196,7 +196,7 @@ def _keys_shown(cells: Words, expected: Numbers) -> Ints:
     return _where_most_changes(np.isin(cells, WRONG), cells, MAX_KEYS)
 
 
-def _where_most_changes(flags: Flags, cells: Words, count: int) -> Ints:
+def _where_most_changes(flags: _Flags, cells: _Words, count: int) -> _Ints:
     """So many consecutive keys, with most borders between keys that are flagged and keys that are not; else the first flagged."""
     # A border with a key that has its weight counts twice: it says more than one with a key that nothing is expected of.
     border = flags[:, 1:] != flags[:, :-1]
@@ -211,7 +211,7 @@ def _where_most_changes(flags: Flags, cells: Words, count: int) -> Ints:
 
 
 def _picture(
-    call: AttentionCall, rows: Ints, head: int, wrong_heads: Ints, kinds: Words, cells: Words, expected: Numbers, read: Numbers
+    call: AttentionCall, rows: _Ints, head: int, wrong_heads: _Ints, kinds: _Words, cells: _Words, expected: Numbers, read: Numbers
 ) -> Picture:  # fmt: skip
     """The picture of some queries of a head: packed rows of q [rows], and arrays [rows] and [rows, total_k] of them."""
     with_weights = np.isin(kinds, WITH_WEIGHTS)
@@ -246,7 +246,7 @@ def _words(call: AttentionCall) -> str:
     return f"layer {call.layer} {call.phase}, new+prefix {' '.join(lens[:_SEQUENCES])}{more}"
 
 
-def _shown(call: AttentionCall, rows: Ints, keys: Ints) -> str:
+def _shown(call: AttentionCall, rows: _Ints, keys: _Ints) -> str:
     total_q, total_k = call.q.shape[0], call.k.shape[0]
     if (len(rows), len(keys)) == (total_q, total_k):
         return ""

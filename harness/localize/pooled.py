@@ -32,7 +32,7 @@ _LEAST_SHARE = 0.5
 # half of `least_error`, so without the quantisation the error is at most a quarter of its noise.
 _CLEAR = 2.0
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 Group = tuple[tuple[str, str], ...]
 
 
@@ -76,7 +76,7 @@ def scaled(results: Sequence[CallResult]) -> _Pooled | None:
     return _Pooled(tuple(test[0] for test in beyond), 1 + factor, limit, _union(test[3] for test in beyond))
 
 
-def _deviations(result: CallResult) -> tuple[Floats, float]:
+def _deviations(result: CallResult) -> tuple[_Floats, float]:
     """Compute how far slopes are from what they should be, [num_q_heads], and how far they may be for any number of calls."""
     expected = torch.ones_like(result.slopes)
     if result.limits.family.quantises:
@@ -94,7 +94,7 @@ def _dropped(result: CallResult) -> float:
     return float((along / right.square().sum((0, 2))).nan_to_num(posinf=0.0).max())
 
 
-def _slope(results: Sequence[tuple[CallResult, Floats, float]], heads: slice, rate: float) -> tuple[float, float]:
+def _slope(results: Sequence[tuple[CallResult, _Floats, float]], heads: slice, rate: float) -> tuple[float, float]:
     """Compute the mean deviation of slopes over calls, and its limit; infinite for too few calls."""
     values, weights, tolerances = [], [], []
     for result, slopes, tolerance in results:

@@ -19,7 +19,7 @@ from assay.harness.attention.oracle import oracle, sequences
 
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Asked = Callable[[AttentionCall], "Tensor | None"]
+_Asked = Callable[[AttentionCall], "Tensor | None"]
 """A kernel that is asked: the output, float64 [total_q, num_q_heads, head_dim_v] on the CPU, or None where there is none."""
 # Least size of an output that an error is relative to: far below what float32 leaves of one, but not zero.
 _SMALLEST = 1e-12
@@ -98,7 +98,7 @@ def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers)
     return weights
 
 
-def read(ask: Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> WeightReading | None:
+def read(ask: _Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> WeightReading | None:
     """Read the weights of some queries of a call, with ceil(total_k / (head_dim_v // num_kv_heads)) + 2 calls.
 
     Args:

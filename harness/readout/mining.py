@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Table = Mapping[str, NDArray[np.int64]]
 """Feature -> its value for each example, int64 [examples]."""
-Flags = NDArray[np.bool_]
+_Flags = NDArray[np.bool_]
 Rounding = Choice["", "up", "down", "mod", "gap"]
 # Most literals of a condition: longer ones fit by chance.
 _MAX_LITERALS = 3
@@ -105,7 +105,7 @@ class Literal:
     op: Choice["==", "!=", ">=", "<"]
     value: int
 
-    def holds(self, table: Table) -> Flags:
+    def holds(self, table: Table) -> _Flags:
         """For which examples it holds, bool [examples]."""
         return np.asarray(_COMPARISONS[self.op](self.term.of(table), self.value))
 
@@ -122,7 +122,7 @@ class Condition:
     literals: tuple[Literal, ...] = ()
     negated: bool = False
 
-    def holds(self, table: Table) -> Flags:
+    def holds(self, table: Table) -> _Flags:
         """For which examples it holds, bool [examples]."""
         flags = np.ones(_size(table), bool)
         for literal in self.literals:
@@ -138,7 +138,7 @@ class Condition:
 ALWAYS = Condition()
 
 
-def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6) -> list[Condition]:
+def mine(table: Table, positive: _Flags, terms: Sequence[Term], most: int = 6) -> list[Condition]:
     """The cheapest conditions that hold for all positive examples, of which there is one, and for no negative one, cheapest first.
 
     Where no conjunction of at most `_MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several
@@ -153,7 +153,7 @@ def mine(table: Table, positive: Flags, terms: Sequence[Term], most: int = 6) ->
     return sorted(conditions, key=lambda condition: condition.cost)[:most]
 
 
-def _conjunctions(table: Table, positive: Flags, terms: Sequence[Term], most: int) -> list[Condition]:
+def _conjunctions(table: Table, positive: _Flags, terms: Sequence[Term], most: int) -> list[Condition]:
     """Conjunctions that are exact on all examples, sought among some of them and tried on all."""
     draw = np.random.default_rng(0)
     inside, outside = (draw.permutation(np.flatnonzero(which))[:_MAX_EXAMPLES] for which in (positive, ~positive))
@@ -249,7 +249,7 @@ def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Cond
     return sorted(islice(_spelled(triples, members), most * 3), key=lambda condition: condition.cost)[:most]
 
 
-def _pairs(patterns: Flags, costs: NDArray[np.float64]) -> list[tuple[int, ...]]:
+def _pairs(patterns: _Flags, costs: NDArray[np.float64]) -> list[tuple[int, ...]]:
     """Pairs of patterns that never hold together, cheapest first."""
     numbers = torch.from_numpy(patterns).float()  # PyTorch, since the caller sets its number of threads
     both = np.triu((numbers @ numbers.T == 0).numpy(), 1)

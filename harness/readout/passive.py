@@ -206,17 +206,17 @@ _MORE = 4
 _LEAST_NOISE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 # Error of a query from which on it is wrong, at least: as where a kernel is asked.
 _CLEARLY = {torch.float32: 3e-4, torch.float16: 6e-3, torch.bfloat16: 4.5e-2}
-Recorded = tuple[AttentionCall, Tensor, float]
+_Recorded = tuple[AttentionCall, Tensor, float]
 """A call, the output that was recorded, [total_q, num_q_heads, head_dim_v], and the relative error of a query, L1, from which on it
 is wrong."""
 
 
-def recorded(call: AttentionCall, out: Tensor, noise: float) -> Recorded:
+def recorded(call: AttentionCall, out: Tensor, noise: float) -> _Recorded:
     """A recorded call whose single queries are off by at most `noise`, relative L1, where they are right."""
     return call, out, max(noise, _CLEARLY.get(call.q.dtype, 0.0))
 
 
-def read_recorded(calls: Sequence[Recorded], seconds: float = 30.0) -> tuple[ReadOut, Picture | None]:
+def read_recorded(calls: Sequence[_Recorded], seconds: float = 30.0) -> tuple[ReadOut, Picture | None]:
     """Read an operator off recorded calls of one kernel, within some CPU time, and draw the picture of the smallest telling one.
 
     The calls are halved: rules are mined from one half, and tried on the other. Calls that contradict them are mined too. `calls`
@@ -244,7 +244,7 @@ def read_recorded(calls: Sequence[Recorded], seconds: float = 30.0) -> tuple[Rea
 class _Search:
     """The search for the operator of recorded calls."""
 
-    def __init__(self, calls: Sequence[Recorded], seconds: float) -> None:
+    def __init__(self, calls: Sequence[_Recorded], seconds: float) -> None:
         draw = np.random.default_rng(0)
         every = [_sample(call, draw) for call in _ordered(calls)]
         self._wrong = [sample for sample in every if sample.bad.any()][:_MOST_WRONG]
@@ -334,21 +334,21 @@ def _nobody(call: AttentionCall) -> Tensor:
     raise KernelRefused("only recorded calls are known")
 
 
-def _ordered(calls: Sequence[Recorded]) -> list[Recorded]:
+def _ordered(calls: Sequence[_Recorded]) -> list[_Recorded]:
     """Calls of each kind in turn; of a kind the smallest, the largest, the next to the smallest, and so on."""
-    kinds: dict[tuple[object, ...], list[Recorded]] = {}
+    kinds: dict[tuple[object, ...], list[_Recorded]] = {}
     for record in sorted(calls, key=lambda item: plan_of(item[0]).size):
         call = record[0]
         kinds.setdefault((call.layer, call.phase, any(call.prefixes), len(call.lens_q) > 1), []).append(record)
     return list(_in_turn([list(_in_turn([some, some[::-1]]))[: len(some)] for some in kinds.values()]))
 
 
-def _in_turn(lists: Iterable[Sequence[Recorded]]) -> Iterable[Recorded]:
+def _in_turn(lists: Iterable[Sequence[_Recorded]]) -> Iterable[_Recorded]:
     """The first of each list, then the second of each, and so on."""
     return (record for record in chain.from_iterable(zip_longest(*lists)) if record is not None)
 
 
-def _sample(record: Recorded, draw: np.random.Generator) -> Sample:
+def _sample(record: _Recorded, draw: np.random.Generator) -> Sample:
     call, recorded_out, error = record
     out = recorded_out.double().cpu()
     wrong = row_errors(call, out) > error

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
-def ddmin(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> list[Item]:
+def ddmin(items: Sequence[_Item], holds: Callable[[Sequence[_Item]], bool]) -> list[_Item]:
     """Reduce `items`, for which `holds` is true, to a part for which it is true, and false if any one of its items is removed.
 
     The property need not be monotone: one that holds for a part may fail for what contains it.

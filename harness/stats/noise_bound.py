@@ -23,7 +23,7 @@ FALSE_FLAGS = 1e-3
 """Largest share of comparisons (a matrix, a session of a shadow) of an honest kernel in which any cell may be flagged."""
 MODEL_FACTOR = 1.3
 """What implementations that the ensemble does not hold may add to its noise. Measured: `benchmarks/honest_kernels.py`."""
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 def cell_bounds(
@@ -33,7 +33,7 @@ def cell_bounds(
     alpha: float = FALSE_FLAGS,
     common: ArrayLike = 0.0,
     members: int | None = None,
-) -> Floats:
+) -> _Floats:
     """Compute the largest error that noise explains, by cell.
 
     Args:
@@ -63,7 +63,7 @@ def cell_bounds(
     return np.asarray(MODEL_FACTOR * np.sqrt(squares.mean(0) * tail))
 
 
-def freedom_of_spread(errors: ArrayLike) -> Floats:
+def freedom_of_spread(errors: ArrayLike) -> _Floats:
     """Estimate from below the independent roundings in each cell, from the spread of the members' errors, [...].
 
     The squares of one cell have the relative variance 2 / freedom. The variance of M values is known only to a factor; its upper
@@ -77,20 +77,20 @@ def freedom_of_spread(errors: ArrayLike) -> Floats:
     return np.asarray(np.maximum(1.0, 2.0 / np.maximum(upper, 1e-9)))
 
 
-def _squares(errors: ArrayLike) -> Floats:
+def _squares(errors: ArrayLike) -> _Floats:
     values = np.asarray(errors, dtype=float)
     if len(values) < 2:
         raise ValueError(f"{len(values)} members of an ensemble; expected at least two")
     return np.where(np.isfinite(values), values, 0.0) ** 2
 
 
-def chi2_quantile_below(rate: float, degrees: ArrayLike) -> Floats:
+def chi2_quantile_below(rate: float, degrees: ArrayLike) -> _Floats:
     """Compute the quantile of chi^2 / degrees below which it falls at a rate, as Wilson and Hilferty do (PNAS 17, 684, 1931)."""
     spread = 2 / (9 * np.asarray(degrees, dtype=float))
     return np.maximum(0.0, 1 - spread + NormalDist().inv_cdf(rate) * np.sqrt(spread)) ** 3
 
 
-def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> Floats:
+def f_quantile_above(rate: float, top: ArrayLike, bottom: ArrayLike) -> _Floats:
     """Compute the quantile of F(top, bottom) above which it lies at a rate.
 
     Paulson's approximation (Annals of Mathematical Statistics 13, 233, 1942), since scipy is no part of the base install: at rates

@@ -32,7 +32,7 @@ _GRID = 64
 # Exactness of the ends of an interval of the loss.
 _ENDS = 1e-4
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 @lru_cache(maxsize=4096)
@@ -86,7 +86,7 @@ def _end(rejected: Callable[[float], bool], inside: float) -> float:
     return high
 
 
-def _score(lost: Floats, gained: Floats, n: int, margin: float) -> Floats:
+def _score(lost: _Floats, gained: _Floats, n: int, margin: float) -> _Floats:
     """Compute Tango's score statistic of "the loss is `margin`": negative where the observed loss is below it."""
     b = -lost - gained + (2 * n - lost + gained) * margin
     c = -gained * margin * (1 - margin)

@@ -48,7 +48,7 @@ _EXACT_MAX_N = 50
 
 
 @dataclass(frozen=True)
-class Ratio:
+class _Ratio:
     """A ratio of times; above 1 is slower.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ratio:
     effective: float
 
 
-def ratio_of(logs: Sequence[float], alpha: float) -> Ratio:
+def ratio_of(logs: Sequence[float], alpha: float) -> _Ratio:
     """Compute the ratio and its interval of level ``1 - alpha``, from log ratios in the order of measurement.
 
     Without dependence it is the exact signed-rank interval, of this level or slightly more. Otherwise the variance of the statistic
@@ -75,7 +75,7 @@ def ratio_of(logs: Sequence[float], alpha: float) -> Ratio:
     """
     n = len(logs)
     if not n:
-        return Ratio(math.nan, Interval(0.0, math.inf, 1 - alpha), 0, 0.0)
+        return _Ratio(math.nan, Interval(0.0, math.inf, 1 - alpha), 0, 0.0)
     values = np.asarray(logs, dtype=float)
     means = _means(values)
     middle = float(np.median(means))
@@ -88,7 +88,7 @@ def ratio_of(logs: Sequence[float], alpha: float) -> Ratio:
         quantile = float(stdtrit(_freedom(n / factor), alpha / 2))
         beyond = min(beyond, max(0, math.floor(mean + quantile * spread * math.sqrt(factor) - 0.5)))
     low, high = (means[beyond], means[-1 - beyond]) if beyond >= 0 else (-math.inf, math.inf)
-    return Ratio(math.exp(middle), Interval(math.exp(low), math.exp(high), 1 - alpha), n, n / factor)
+    return _Ratio(math.exp(middle), Interval(math.exp(low), math.exp(high), 1 - alpha), n, n / factor)
 
 
 def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -194,8 +194,8 @@ class RatioDecision:
 
     verdict: Verdict
     why: str
-    ratio: Ratio
-    floor: Ratio
+    ratio: _Ratio
+    floor: _Ratio
     p: float
 
 
@@ -228,7 +228,7 @@ def decide_ratios(
     ]
 
 
-def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) -> RatioDecision:
+def _decide(ratio: _Ratio, floor: _Ratio, p: float, bound: float, alpha: float) -> RatioDecision:
     low, high = ratio.interval.low, ratio.interval.high
     text = f"{ratio.value:.3f} ({low:.3f} to {high:.3f} with {100 * ratio.interval.level:.0f} % confidence)"
     verdict: Verdict = "inconclusive"
@@ -251,7 +251,7 @@ def _decide(ratio: Ratio, floor: Ratio, p: float, bound: float, alpha: float) ->
     return RatioDecision(verdict, why, ratio, floor, p)
 
 
-def _extent(floor: Ratio) -> float:
+def _extent(floor: _Ratio) -> float:
     """Return how far from 1 a true ratio of 1 may be measured, by its interval, as a factor of at least 1.
 
     A busy machine slows one server's processes down for seconds at a time: its blocks agree with each other, and no interval shows

@@ -117,7 +117,7 @@ def _is_planned(function: Any) -> bool:
     return inspect.isclass(function) and callable(getattr(function, "plan", None)) and hasattr(function, "run")
 
 
-LayOut = Callable[[Any, Parameters, AttentionCall], Attend]
+_LayOut = Callable[[Any, Parameters, AttentionCall], Attend]
 """Takes the function, its parameters and a call; returns what calls the function."""
 
 
@@ -140,7 +140,7 @@ class Adapter:
     name: str
     passes: tuple[str, ...]
     asks: Mapping[str, tuple[str, ...]]
-    lay_out: LayOut
+    lay_out: _LayOut
     phases: tuple[str, ...] = PHASES
     also: tuple[str, ...] = ()
     in_fewer_bits: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from assay.harness.attention.adapters.vllm import UNIFIED_ATTENTION
 from assay.harness.attention.call import KernelRefused
 from assay.harness.text import did_you_mean
 
-ADAPTERS: tuple[Adapter, ...] = (
+_ADAPTERS: tuple[Adapter, ...] = (
     FLASH_ATTN, SDPA, UNIFIED_ATTENTION, EXTEND, DECODE, PAGED_PREFILL, RAGGED_PREFILL, PAGED_DECODE,
 )  # fmt: skip
 """All of them. The first whose parameters a function has is its own."""
@@ -29,12 +29,12 @@ def adapted(function: Any, name: str = "") -> Adapted:
     Raises:
         KernelRefused: no signature has this name, or the function has none of them.
     """
-    names = tuple(dict.fromkeys(adapter.name for adapter in ADAPTERS))
+    names = tuple(dict.fromkeys(adapter.name for adapter in _ADAPTERS))
     if name and name not in names:
         near = did_you_mean(name, names).rstrip("?")
         raise KernelRefused(f"no signature is named {name!r}{near and ', ' + near}; known are {', '.join(names)}")
     parameters = Parameters.of(function)
-    tried = [adapter for adapter in ADAPTERS if name in ("", adapter.name)]
+    tried = [adapter for adapter in _ADAPTERS if name in ("", adapter.name)]
     for adapter in tried:
         named = name and parameters.any_name
         if not adapter.unknown(parameters) and (named or not adapter.missing(parameters)):

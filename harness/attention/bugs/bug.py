@@ -18,12 +18,12 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import Request, attend, requests
 
-Severity = Literal["warning", "serious"]
+_Severity = Literal["warning", "serious"]
 Batch = list[Request]
 Change = Callable[[Request], "Request | Tensor | None"]
 """What a bug makes of a sequence: the request changed (attention is then computed as usual), or its output for the queries that are
 asked for; None where the bug cannot show."""
-BatchChange = Callable[[Batch, int], "Request | Tensor | None"]
+_BatchChange = Callable[[Batch, int], "Request | Tensor | None"]
 """The same of sequence b of a batch, where the others matter."""
 Form = Literal["sequence", "heads", "batch"]
 """What a function takes: "sequence", (q, k, v, scale); "heads", the same with fewer kv heads than q heads; "batch", (q, k, v,
@@ -83,7 +83,7 @@ class Bug:
     kind: str
     compute: Compute
     code: Code | None = None
-    severity: Severity = "serious"
+    severity: _Severity = "serious"
     reports: tuple[str, ...] = ()
     measured: str = ""
 
@@ -93,12 +93,12 @@ def changing(change: Change) -> Compute:
     return changing_in_batch(lambda batch, b: change(batch[b]))
 
 
-def changing_in_batch(change: BatchChange) -> Compute:
+def changing_in_batch(change: _BatchChange) -> Compute:
     """Compute the output of a bug that changes sequences one by one."""
     return partial(_changed_output, change)
 
 
-def _changed_output(change: BatchChange, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
+def _changed_output(change: _BatchChange, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
     """Compute the output of a call on which a bug shows; None where it shows in no sequence. See `Bug.compute`."""
     batch = requests(call, rows)
     changed = [change(batch, b) if r.len_q else None for b, r in enumerate(batch)]  # no query, no output to differ

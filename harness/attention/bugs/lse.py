@@ -12,16 +12,16 @@ from assay.harness.attention.bugs.bug import Bug, Compute
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import log_sum_exp
 
-Change = Callable[[AttentionCall], "Tensor | None"]
+_Change = Callable[[AttentionCall], "Tensor | None"]
 """A call -> the log-sum-exps of a kernel with the bug, float64 [total_q, num_q_heads]; None where it cannot show."""
 
 
-def _of_some(change: Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
+def _of_some(change: _Change, call: AttentionCall, rows: Tensor | None = None) -> Tensor | None:
     changed = change(call)
     return changed if changed is None or rows is None else changed[rows]
 
 
-def _computing(change: Change) -> Compute:
+def _computing(change: _Change) -> Compute:
     return partial(_of_some, change)
 
 
@@ -58,7 +58,7 @@ def _maximum_unscaled(call: AttentionCall) -> Tensor | None:
     return log_sum_exp(call) - top + top / call.scale
 
 
-def _bug(id: str, title: str, about: str, does: str, change: Change, *reports: str) -> Bug:
+def _bug(id: str, title: str, about: str, does: str, change: _Change, *reports: str) -> Bug:
     return Bug(id, title, about, does, "log-sum-exp", _computing(change), reports=reports)
 
 

@@ -16,7 +16,7 @@ from assay.harness.attention.call import AttentionCall
 
 Effect = Callable[[AttentionCall, Tensor], "Tensor | None"]
 """(call, right output) -> wrong output, in the shape of the right one; None where the bug cannot show. NaN in it is meant."""
-ANY = (0, None)
+_ANY = (0, None)
 """A range without limits."""
 
 
@@ -58,10 +58,10 @@ class Where:
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     phase: str = ""
-    new: tuple[int, int | None] = ANY
-    prefix: tuple[int, int | None] = ANY
-    length: tuple[int, int | None] = ANY
-    batch: tuple[int, int | None] = ANY
+    new: tuple[int, int | None] = _ANY
+    prefix: tuple[int, int | None] = _ANY
+    length: tuple[int, int | None] = _ANY
+    batch: tuple[int, int | None] = _ANY
     unaligned: int = 1
     from_call: int = 0
     share: float = 1.0
@@ -75,7 +75,7 @@ class Where:
     @property
     def chooses_sequences(self) -> bool:
         """True if it is restricted to some sequences or batches."""
-        return (self.new, self.prefix, self.length, self.batch) != (ANY,) * 4 or self.unaligned > 1
+        return (self.new, self.prefix, self.length, self.batch) != (_ANY,) * 4 or self.unaligned > 1
 
     @property
     def words(self) -> str:
@@ -89,7 +89,7 @@ class Where:
             for what, which in (("layer", self.layers), ("head", self.heads))
             if which
         ]
-        parts += [_range(what, limits) for what, limits in ranges if limits != ANY]
+        parts += [_range(what, limits) for what, limits in ranges if limits != _ANY]
         parts += [f"length % {self.unaligned} != 0"] * (self.unaligned > 1)
         parts += [f"from call {self.from_call + 1} on"] * (self.from_call > 0)
         parts += [f"{100 * self.share:g} % of the calls"] * (self.share < 1)

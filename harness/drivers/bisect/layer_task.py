@@ -21,9 +21,9 @@ from assay.harness.stats.share import mcnemar_of_loss, p_not_above
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding
 
-Criterion = Literal["answers", "text"]
+_Criterion = Literal["answers", "text"]
 """What must be right again: the answers to the questions, or the greedy texts (identical to the reference's own)."""
-Outcome = Literal["right", "wrong"]
+_Outcome = Literal["right", "wrong"]
 # The reference is better than guessing if the p value of "it guesses" is below this.
 _GUESSING_ALPHA = 0.01
 
@@ -36,7 +36,7 @@ class ProbeRecord(Record):
     lost: int = Field(description="prompts that are right with the reference alone only")
     gained: int = Field(description="prompts that are right with the set only")
     p: float = Field(description='exact one-sided McNemar p value of "no loss"')
-    outcome: Outcome = Field(description='"wrong" if p is below alpha')
+    outcome: _Outcome = Field(description='"wrong" if p is below alpha')
     with_prefix: int = Field(description="prompts of which at least 16 tokens were cached")
     seconds: float
 
@@ -59,7 +59,7 @@ class LayerSetup(Record):
 class Floors(Record):
     """The floors: what had to be right, and how repeatable the answers are."""
 
-    by: Criterion = Field(description="what had to be right")
+    by: _Criterion = Field(description="what had to be right")
     by_why: str = Field(description="the reason for that choice")
     reference_right: int = Field(description="prompts that were right with the reference alone")
     floor: int = Field(description="prompts whose text differed when the reference alone was asked twice")
@@ -91,7 +91,7 @@ def fewest_prompts(alpha: float) -> int:
     return math.floor(-math.log2(alpha)) + 1
 
 
-def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:
+def can_fail(by: _Criterion, right: int, prompts: int, alpha: float) -> bool:
     """Return True if a broken candidate would be noticed, given that the reference gets `right` of `prompts` right.
 
     The loss of all right prompts must be significant (McNemar's exact test). For answers, the reference must also be clearly better
@@ -101,7 +101,7 @@ def can_fail(by: Criterion, right: int, prompts: int, alpha: float) -> bool:
     return detectable and mcnemar_of_loss(right, 0) < alpha
 
 
-def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) -> tuple[Criterion, str]:
+def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) -> tuple[_Criterion, str]:
     """Choose, with the reason, answers if the reference knows enough of them to lose some; else text."""
     right = sum(right_prompts("answers", items, own, own))
     known = f"the reference is right on {right} of {len(items)} questions"
@@ -110,7 +110,7 @@ def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) ->
     return "text", f"{known}, too few to detect a loss of answers"
 
 
-def right_prompts(by: Criterion, items: Sequence[Item], own: Sequence[str], texts: Sequence[str]) -> list[bool]:
+def right_prompts(by: _Criterion, items: Sequence[Item], own: Sequence[str], texts: Sequence[str]) -> list[bool]:
     """Mark the texts that are right: those that give the expected letter, or those identical to the reference's own."""
     if by == "text":
         return [text == first for text, first in zip(texts, own, strict=True)]
@@ -169,7 +169,7 @@ def conclude(
     )
 
 
-def _finding(setup: LayerSetup, by: Criterion, search: SearchResult, probes: Sequence[ProbeRecord]) -> Finding:
+def _finding(setup: LayerSetup, by: _Criterion, search: SearchResult, probes: Sequence[ProbeRecord]) -> Finding:
     layers = [layer.layer for layer in search.restored]
     every = frozenset(setup.layers)
     where = f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(every)}"
@@ -199,7 +199,7 @@ def _finding(setup: LayerSetup, by: Criterion, search: SearchResult, probes: Seq
     )
 
 
-def _score(what: str, some: frozenset[int], search: SearchResult, probes: Sequence[ProbeRecord], by: Criterion) -> str:
+def _score(what: str, some: frozenset[int], search: SearchResult, probes: Sequence[ProbeRecord], by: _Criterion) -> str:
     times = next((right, wrong) for candidate, right, wrong in search.probed if candidate == some)
     outcome = "right" if times[0] > times[1] else "wrong"  # outvoted answers are no evidence
     probe = next(probe for probe in probes if frozenset(probe.candidate) == some and probe.outcome == outcome)

@@ -18,8 +18,8 @@ from assay.harness.text import did_you_mean
 from assay.harness.verdict import Decided, Verdict
 
 SCHEMA: Literal["assay.sweep/3"] = "assay.sweep/3"
-Command = Literal["check", "replay", "run", "bench"]
-COMMANDS: tuple[Command, ...] = get_args(Command)
+_Command = Literal["check", "replay", "run", "bench"]
+COMMANDS: tuple[_Command, ...] = get_args(_Command)
 Value = str | int | float | bool | tuple[str | int | float, ...]
 """The value of a flag: true or false for a switch, several for one that is repeated."""
 DEVICE_AXIS = "accelerator"
@@ -44,7 +44,7 @@ class Limits(Settings):
 class SweepSpec(Settings):
     """Everything that decides what a sweep does. Names of flags are spelled with ``_`` for ``-``."""
 
-    command: Command
+    command: _Command
     axes: dict[str, tuple[Value, ...]] = Field(min_length=1, description="values by name of a flag, or of accelerator")
     set: dict[str, Value] = Field({}, description="values of further flags, the same for every cell")
     exclude: tuple[dict[str, Value], ...] = Field(

@@ -8,7 +8,7 @@ from torch import Tensor
 from assay.harness.evidence.error_table import CONDITION_COUNT, DISTANCE, ErrorTable, cell_index
 from assay.harness.stats.error_sums import query_sums, relative_l1
 
-Worst = tuple[Tensor, Tensor]
+_Worst = tuple[Tensor, Tensor]
 """A number of the worst query and head of a call, float64 [] (float32 precision on a GPU), and its index into [rows, heads],
 int64 []."""
 
@@ -20,7 +20,7 @@ class LayerSums:
         self.heads = heads
         self._sums = torch.zeros(CONDITION_COUNT, heads, len(DISTANCE), dtype=torch.float64, device=device)
 
-    def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[Worst, Worst]:
+    def measure(self, out: Tensor, reference: Tensor, conditions: Tensor) -> tuple[_Worst, _Worst]:
         """Add the errors of a call: on a GPU with one kernel, elsewhere with `query_sums`.
 
         Args:

@@ -34,25 +34,25 @@ _RANK, _ALPHA = 8, 16
 # Standard deviation of what the other adapter's second matrix holds: enough to move every log-probability.
 _SPREAD = 0.1
 
-Config = Mapping[str, Any]
-Weights = dict[str, "Tensor"]
+_Config = Mapping[str, Any]
+_Weights = dict[str, "Tensor"]
 # Name and content of the configuration, and of the weights.
-MadeModel = tuple[str, Config, str, Weights]
+_MadeModel = tuple[str, _Config, str, _Weights]
 
 
-def like_llama(config: Config) -> str:
+def like_llama(config: _Config) -> str:
     """Say why no adapter and no draft can be made for a model of this configuration; empty if they can."""
     architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
     return "" if architecture in _FAMILIES else f"is made for {', '.join(_FAMILIES)}, not for {architecture}"
 
 
-def attends_by_request(config: Config) -> str:
+def attends_by_request(config: _Config) -> str:
     """Say why two GPUs cannot share the requests of a model's attention; empty if they can."""
     architecture = next(iter(config.get("architectures") or ()), "a model without an architecture")
     return "" if architecture in _BY_REQUEST else f"SGLang's {architecture} shares every layer among all GPUs"
 
 
-def has_experts(config: Config) -> str:
+def has_experts(config: _Config) -> str:
     """Say why the experts of a model cannot be shared by two GPUs; empty if they can."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     count = next((int(config[name]) for name in names if config.get(name)), 0)
@@ -63,12 +63,12 @@ def has_experts(config: Config) -> str:
     return "" if count % 2 == 0 else f"{count} experts cannot be shared by two"
 
 
-def adapter(config: Config, zeros: bool) -> MadeModel:
+def adapter(config: _Config, zeros: bool) -> _MadeModel:
     """Make a LoRA adapter in PEFT's format, for q and v of every layer, that adds zeros, or something to every token."""
     import torch
 
     generator, hidden = torch.Generator().manual_seed(0), int(config["hidden_size"])
-    weights: Weights = {}
+    weights: _Weights = {}
     for number in range(int(config["num_hidden_layers"])):
         for projection, rows in (("q", _rows(config)[0]), ("v", _rows(config)[1])):
             at = f"base_model.model.model.layers.{number}.self_attn.{projection}_proj"
@@ -82,7 +82,7 @@ def adapter(config: Config, zeros: bool) -> MadeModel:
     return "adapter_config.json", described, "adapter_model.safetensors", weights
 
 
-def draft(config: Config) -> MadeModel:
+def draft(config: _Config) -> _MadeModel:
     """Make a draft model for EAGLE: one layer behind a projection of the model's embedding and hidden states, with random weights.
 
     Embedding and head are the model's own, which SGLang gives to a draft. Names are those of ``models/llama_eagle.py``.
@@ -114,13 +114,13 @@ def draft(config: Config) -> MadeModel:
     return "config.json", described, "model.safetensors", weights
 
 
-def filled(flags: tuple[str, ...], model: Path, config: Config, folder: Path) -> tuple[str, ...]:
+def filled(flags: tuple[str, ...], model: Path, config: _Config, folder: Path) -> tuple[str, ...]:
     """Put folders into flags: that of the model, and those of what is made for it, which is written into the server's folder.
 
     Raises:
         EvidenceError: the folder cannot be written.
     """
-    makers: Mapping[str, Callable[[], Mapping[Path, MadeModel]]] = {
+    makers: Mapping[str, Callable[[], Mapping[Path, _MadeModel]]] = {
         ADAPTER: lambda: {
             folder / "adapter": adapter(config, zeros=True),
             folder / OTHER_ADAPTER: adapter(config, zeros=False),
@@ -143,7 +143,7 @@ def _with(flag: str, places: Mapping[str, Path]) -> str:
     return flag
 
 
-def _write(folder: Path, made: MadeModel) -> None:
+def _write(folder: Path, made: _MadeModel) -> None:
     import safetensors.torch
 
     config_file, config, weights_file, weights = made
@@ -152,7 +152,7 @@ def _write(folder: Path, made: MadeModel) -> None:
     write_whole(folder / weights_file, safetensors.torch.save(weights, {"format": "pt"}), durable=False)
 
 
-def _rows(config: Config) -> tuple[int, int]:
+def _rows(config: _Config) -> tuple[int, int]:
     """Return the outputs of the projections of q and of k or v."""
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
@@ -165,7 +165,7 @@ def _random(generator: Any, *shape: int, spread: float) -> Tensor:
     return spread * torch.randn(*shape, generator=generator)
 
 
-def _dtype(config: Config) -> Any:
+def _dtype(config: _Config) -> Any:
     """Return the dtype of a model's weights."""
     import torch
 

@@ -23,7 +23,7 @@ _GPU: tuple[Device, ...] = ("cuda",)
 _HOST_TOKENS = 16384
 # What a feature is declared to change: nothing beyond the order of sums; a kernel, whose rounding differs; or numbers altogether,
 # so that arms with it are compared among themselves.
-Cost = Literal["nothing", "another kernel", "a base of its own"]
+_Cost = Literal["nothing", "another kernel", "a base of its own"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Feature:
     resolved: Mapping[str, Any] = field(default_factory=dict)
     declares: tuple[str, ...] = ()
     seen: str = ""
-    cost: Cost = "nothing"
+    cost: _Cost = "nothing"
     requires: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ("cpu", "cuda")

@@ -34,10 +34,10 @@ RUNNERS = (
 _BREAKABLE = "BreakableCudaGraphBackend"
 
 # Takes a batch of requests and the tensors of a call, by name, without the rows of padding.
-Observe = Callable[[Any, Mapping[str, Tensor]], None]
+_Observe = Callable[[Any, Mapping[str, Tensor]], None]
 
 # Counts a pass that a graph served: its phase, "prefill" or "decode", and its requests.
-Count = Callable[[str, int], None]
+_Count = Callable[[str, int], None]
 
 
 class Replays:
@@ -49,7 +49,7 @@ class Replays:
 
     def __init__(self, arguments: Any) -> None:
         self._buffers: dict[int, dict[str, Tensor]] = {}
-        self._calls: dict[int, Observe] = {}
+        self._calls: dict[int, _Observe] = {}
         self._whole = not getattr(arguments, "enable_torch_compile", False)
 
     @property
@@ -70,7 +70,7 @@ class Replays:
                 buffers[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
             buffers[name][: len(tensor)].copy_(tensor)
 
-    def observed_by(self, layer: int, observe: Observe) -> None:
+    def observed_by(self, layer: int, observe: _Observe) -> None:
         """Have a function take the calls of a layer after each replay."""
         self._calls[layer] = observe
 
@@ -111,7 +111,7 @@ class GraphObserver:
 # The batches that graph runners serve now, the innermost last.
 _serving: list[Any] = []
 _observers: list[GraphObserver] = []
-_counts: list[Count] = []
+_counts: list[_Count] = []
 
 
 def served_batch(given: Any) -> Any:
@@ -119,7 +119,7 @@ def served_batch(given: Any) -> Any:
     return _serving[-1] if _serving else given
 
 
-def observe_graphs(observer: GraphObserver | None = None, count: Count | None = None) -> None:
+def observe_graphs(observer: GraphObserver | None = None, count: _Count | None = None) -> None:
     """Keep the batches that graphs serve, give an observer what it wants to see of them, and count those of no draft."""
     if count is not None and count not in _counts:
         _counts.append(count)

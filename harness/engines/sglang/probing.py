@@ -14,7 +14,7 @@ from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.evidence.invariance import ProbeReply, Scores
 
 # Most probable tokens that are returned at each position.
-TOP = 8
+_TOP = 8
 _PATH, _EXPECTED = "/generate", "every prompt scored, and every token of its answer"
 _Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
 
@@ -71,7 +71,7 @@ def ask_streamed(server: SGLangServer, requests: Sequence[ProbeRequest]) -> list
     def single(request: ProbeRequest) -> ProbeReply:
         body = _body([request], server.adapter)
         fields = {key: value[0] for key, value in body.items() if isinstance(value, list)}
-        events = server.stream(_PATH, {**fields, "return_logprob": True, "top_logprobs_num": TOP, "stream": True})
+        events = server.stream(_PATH, {**fields, "return_logprob": True, "top_logprobs_num": _TOP, "stream": True})
         with readable(server, _PATH, _EXPECTED):
             return _reply(request, events[-1], len(events))
 
@@ -90,7 +90,7 @@ def _body(requests: Sequence[ProbeRequest], adapter: str) -> dict[str, Any]:
         ],
         "logprob_start_len": [request.start for request in requests],
         "return_logprob": True,
-        "top_logprobs_num": TOP,
+        "top_logprobs_num": _TOP,
     }
 
 

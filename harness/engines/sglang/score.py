@@ -24,8 +24,8 @@ from assay.harness.errors import EngineError
 from assay.harness.evidence.records import Answer, Item, Token
 from assay.harness.sides import Role
 
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int32]
+_Floats = npt.NDArray[np.float32]
+_Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Score:
     """
 
     cached_tokens: int
-    token: Floats
-    top_ids: Ints
-    top: Floats
-    at: Floats
+    token: _Floats
+    top_ids: _Ints
+    top: _Floats
+    at: _Floats
 
 
 def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
@@ -189,7 +189,7 @@ def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequen
         )
 
 
-def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> Floats:
+def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> _Floats:
     """Convert to an array, NaN for null: SGLang's JSON has null for every number that is not finite."""
     numbers = [[number(entry[0]) for entry in row] for row in rows]
     return np.array(numbers, dtype=np.float32).reshape(len(rows), -1)

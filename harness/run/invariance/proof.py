@@ -70,17 +70,17 @@ def shown(feature: Feature, over: Pass) -> tuple[str, str]:
     return (", ".join(filter(None, [resolved, said])), "") if said else ("", why)
 
 
-Seen = tuple[str, str]
+_Seen = tuple[str, str]
 """What shows that a feature was on, and if nothing does, why not: one of the two is empty."""
 # Most tokens that SGLang computes again and does not read back from the host's memory: its ``load_back_threshold`` is 10.
 _LEFT_ON_HOST = 9
 
 
-def _seen(on: object, said: str, why: str) -> Seen:
+def _seen(on: object, said: str, why: str) -> _Seen:
     return (said, "") if on else ("", why)
 
 
-def _cached(over: Pass) -> Seen:
+def _cached(over: Pass) -> _Seen:
     wanted = {probe.id: probe.shared // over.page * over.page for probe in over.probes if probe.shared >= over.page}
     left = _LEFT_ON_HOST if over.arguments.get("enable_hierarchical_cache") else 0
     hits = [reply for reply in over.replies if 0 < wanted.get(reply.probe, 0) <= reply.cached_tokens + left]
@@ -95,30 +95,30 @@ def _cached(over: Pass) -> Seen:
     return _seen(len(hits) >= len(wanted), said, why)
 
 
-def _read_back(over: Pass) -> Seen:
+def _read_back(over: Pass) -> _Seen:
     # SGLang reports what it found there, even if that was too little to be read back, or too much for the pool.
     read = [reply.host_tokens for reply in over.replies if _LEFT_ON_HOST < reply.host_tokens <= reply.cached_tokens]
     said = f"{len(read)} prefixes were read back from the host's memory, up to {max(read, default=0):,} tokens"
     return _seen(read, said, "no prefix was read back from the host's memory")
 
 
-def _missed(over: Pass) -> Seen:
+def _missed(over: Pass) -> _Seen:
     hit = sum(bool(reply.cached_tokens) for reply in over.replies)
     why = f"{hit} prefixes came from the cache" if over.warm else "no prefix was left in the cache"
     return _seen(over.warm and not hit, "no token came from the cache", why)
 
 
-def _batched(over: Pass) -> Seen:
+def _batched(over: Pass) -> _Seen:
     most = max((len(admission.rids) for admission in over.admissions), default=0)
     return _seen(most > 1, f"up to {most} requests in a prefill batch", "no two requests were prefilled together")
 
 
-def _reordered(over: Pass) -> Seen:
+def _reordered(over: Pass) -> _Seen:
     other = list(over.sent) != [probe.id for probe in over.probes]
     return _seen(other, "the probes were sent in another order", "the order was the same")
 
 
-def _continued(over: Pass) -> Seen:
+def _continued(over: Pass) -> _Seen:
     pages = {probe.id: (probe.shared // over.page, over.turns.get(probe.id, 0) // over.page) for probe in over.probes}
     # Only a page that the shared prefix does not fill shows that the turn was found.
     wanted = {id_: turn * over.page for id_, (shared, turn) in pages.items() if turn > shared}
@@ -129,12 +129,12 @@ def _continued(over: Pass) -> Seen:
     return _seen(len(hits) == len(wanted), said, said)
 
 
-def _streamed(over: Pass) -> Seen:
+def _streamed(over: Pass) -> _Seen:
     most = max((reply.pieces for reply in over.replies), default=0)
     return _seen(most > 1, f"answers came in up to {most} pieces", "every answer came in one piece")
 
 
-def _chunked(over: Pass) -> Seen:
+def _chunked(over: Pass) -> _Seen:
     """Count chunks: batches that go on where the one before ended inside the prompt. A retracted request begins again elsewhere."""
     lengths = {probe.id: len(probe.ids) for probe in over.probes}
     running: dict[str, int] = {}
@@ -151,12 +151,12 @@ def _chunked(over: Pass) -> Seen:
     return _seen(split, said, "no prompt was split")
 
 
-def _said(feature: str, why: str) -> Callable[[Pass], Seen]:
+def _said(feature: str, why: str) -> Callable[[Pass], _Seen]:
     return lambda over: _seen(over.said.get(feature), over.said.get(feature, ""), why)
 
 
-def _graphs(phase: str) -> Callable[[Pass], Seen]:
-    def seen(over: Pass) -> Seen:
+def _graphs(phase: str) -> Callable[[Pass], _Seen]:
+    def seen(over: Pass) -> _Seen:
         config = over.arguments.get("cuda_graph_config") or {}
         backend = (config.get(phase) or {}).get("backend") or "disabled"
         if backend == "disabled":
@@ -173,14 +173,14 @@ def _replayed(over: Pass, phase: str, requests: int = 1 << 30) -> int:
     return sum(passes for (of, size), passes in over.replays.items() if of == phase and size <= requests)
 
 
-def _compiled(over: Pass) -> Seen:
+def _compiled(over: Pass) -> _Seen:
     most = int(over.arguments.get("torch_compile_max_bs") or 0)
     passes = _replayed(over, "decode", most)
     why = f"no pass of at most {most} requests, which is what is compiled, ran in a CUDA graph"
     return _seen(passes, f"{passes:,} passes of at most {most} requests ran in compiled code", why)
 
 
-def _mixed(over: Pass) -> Seen:
+def _mixed(over: Pass) -> _Seen:
     lengths = {reply.probe: reply.prompt_tokens for reply in over.replies}
     mixed = sum(
         any(new == 1 and prefix >= lengths.get(_probe_of(rid), 1 << 60) for rid, new, prefix in rows)
@@ -191,12 +191,12 @@ def _mixed(over: Pass) -> Seen:
     return _seen(mixed, f"{mixed} batches held both", "no batch held both")
 
 
-def _retracted(over: Pass) -> Seen:
+def _retracted(over: Pass) -> _Seen:
     times = sum(reply.retractions for reply in over.replies)
     return _seen(times, f"requests were retracted {times} times", "no request was retracted")
 
 
-def _speculated(over: Pass) -> Seen:
+def _speculated(over: Pass) -> _Seen:
     passes = sum(reply.verifications for reply in over.replies)
     written = sum(len(reply.decode.tokens) for reply in over.replies if reply.verifications)
     said = f"{passes} passes verified drafts, {written / max(passes, 1):.2f} tokens each"
@@ -208,7 +208,7 @@ def _probe_of(rid: str) -> str:
     return [*rid.split(":"), ""][1]
 
 
-_SEEN: Mapping[str, Callable[[Pass], Seen]] = {
+_SEEN: Mapping[str, Callable[[Pass], _Seen]] = {
     "cached": _cached,
     "missed": _missed,
     "batched": _batched,

@@ -12,14 +12,14 @@ from assay.harness.engines.sglang.features import Feature
 from assay.harness.judge.invariance_arms import BASE, Arm, closed, possible
 from assay.harness.stats.ddmin import ddmin
 
-Fails = Callable[[Arm], bool | None]
+_Fails = Callable[[Arm], bool | None]
 """Whether an arm fails; None where that cannot be said, since it cannot be switched on or was not shown to be on."""
 # Most sets that are tried before `ddmin` begins.
 _GUESSED = 4
 
 
 def reduce(
-    failing: Arm, fails: Fails, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]
+    failing: Arm, fails: _Fails, failed: Collection[Arm], passed: Collection[Arm], of: Callable[[Arm], Arm]
 ) -> Arm:
     """Return the smallest set of features, of those of a failing arm, that was seen to fail.
 

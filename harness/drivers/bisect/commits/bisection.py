@@ -38,7 +38,7 @@ from assay.harness.files import is_unused, lock_folder
 # Flags of ``assay bisect commits`` that are not named after their field of `BisectSpec`.
 _FLAGS = {"measure_with": "with", "run_args": "run-arg"}
 
-Measure = Callable[[str, int, bool], Measurement]
+_Measure = Callable[[str, int, bool], Measurement]
 """Measures a commit: its hash, the number of the probe, and whether to look for a hypothesis that fits."""
 
 
@@ -135,7 +135,7 @@ def _built_and_measured(
     return run_kernel(spec, tree, log, name_bug=name_bug, reproduce=command)
 
 
-def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: BisectFolder) -> Measure:
+def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: BisectFolder) -> _Measure:
     """Make the function that checks a commit out in a worktree, builds it unless it was the last one, and measures it."""
     built = ""
 
@@ -162,7 +162,7 @@ class Bisection:
         self,
         folder: BisectFolder,
         state: BisectState,
-        measure: Measure,
+        measure: _Measure,
         repository: Repository,
         say: Callable[[str], None],
     ) -> None:
