@@ -162,6 +162,12 @@ def _loaded_torch(file: Path) -> dict[str, Tensor]:
         why = str(error).split("\n")[0][:200]
         do = "save tensors in plain dicts and lists, or as safetensors; assay runs no code from a file"
         raise EvidenceError(f"{file} holds more than tensors in plain containers: {why}", "tensors only", do) from None
+    for name, tensor in held.items():
+        # A meta, sparse or expanded tensor stands for more numbers than the file holds.
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.nbytes > file.stat().st_size:
+            raise EvidenceError(
+                f"{name} in {file} is not a dense tensor.", "all of its numbers in the file", "save .contiguous()"
+            )
     return held
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import time
@@ -14,7 +13,6 @@ import torch
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import read_manifest
-from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.reading import reading, whole_file
 
@@ -76,7 +74,7 @@ def test_a_tensor_without_data_is_refused(tmp_path: Path) -> None:
         "repeated": torch.zeros(1).expand(1 << 40),
     }.items():
         torch.save({"x": tensor}, tmp_path / f"{name}.pt")
-        with pytest.raises(EvidenceError, match=r"not a dense tensor|repeats 4 bytes"):
+        with pytest.raises(EvidenceError, match="not a dense tensor"):
             open_dump(tmp_path / f"{name}.pt")
 
 
@@ -87,13 +85,3 @@ def test_an_empty_tensor_of_any_shape_is_compared_at_once(call: Callable[..., in
     began = time.process_time()
     assert call("compare", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")) == 3
     assert time.process_time() - began < 5
-
-
-def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.harness.ingest.source_file.LONGEST_LINE", 1 << 20)
-    long = tmp_path / "server.log"
-    buffer = io.BytesIO(b"Score: 0.5\n" + b"a" * (3 << 20))
-    long.write_bytes(buffer.getvalue())
-    found = ingest([long]).documents[0].file
-    assert (found.format, found.unread) == ("unknown", 2)
-    assert "not recognised" in found.notes[0]
