@@ -146,7 +146,7 @@ def main() -> int:
     """Try, print a row for each, and count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     known = [*CATALOGUE, HONEST + "candidate", *(f"{HONEST}{name}" for name in FAMILIES)]
-    parser.add_argument("ids", nargs="*", choices=[*known, []], default=known, metavar="ID")
+    parser.add_argument("ids", nargs="*", choices=known, metavar="ID")
     parser.add_argument("--candidate", default=TORCH_SDPA, help="the kernel in whose output faults are seeded")
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--seed", type=int, default=0)
@@ -154,7 +154,7 @@ def main() -> int:
     given = parser.parse_args()
     outcomes, named = Counter[str](), Counter[bool]()
     print("| fault | outcome | named | findings | s |\n|---|---|---|---|---|")
-    for one in all_tried(given.ids, given.processes, given.candidate, given.device, given.seed):
+    for one in all_tried(given.ids or known, given.processes, given.candidate, given.device, given.seed):
         outcomes[one.outcome] += 1
         if one.named is not None:
             named[one.named] += 1

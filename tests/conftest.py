@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -281,6 +282,19 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return int(ended.value.code or 0)
 
     return run
+
+
+@pytest.fixture
+def left_processes() -> Callable[[], list[psutil.Process]]:
+    """A function that returns the processes below this one that the test has started, without those of a browser."""
+    before = psutil.Process().children(recursive=True)
+    browser = ("chromium", "chromedriver")  # of the same worker's other tests; it starts processes whenever it likes
+
+    def left() -> list[psutil.Process]:
+        now = psutil.Process().children(recursive=True)
+        return [one for one in now if one not in before and not one.name().startswith(browser)]
+
+    return left
 
 
 @pytest.fixture(scope="session")

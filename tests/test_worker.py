@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -136,11 +137,11 @@ def test_nothing_that_a_job_starts_outlives_it() -> None:
     assert not psutil.pid_exists(outcome.result)
 
 
-def test_a_job_that_starts_too_many_processes_is_ended_with_them() -> None:
+def test_a_job_that_starts_too_many_processes_is_ended_with_them(left_processes: Callable[[], list[psutil.Process]]) -> None:
     outcome = run(job("forks"))
     assert isinstance(outcome, Crashed)
     assert outcome.how == "was ended, since it had started more than 256 processes at a time,"
-    assert psutil.Process().children(recursive=True) == []
+    assert left_processes() == []
 
 
 @pytest.mark.parametrize("whom", [os.kill, os.killpg])

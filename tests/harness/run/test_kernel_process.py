@@ -136,7 +136,7 @@ def _elsewhere() -> Iterator[None]:
 
 
 def assert_nothing_left(folder: RunFolder) -> None:
-    assert {one for one in psutil.Process().children(recursive=True) if one.name() != "chromium"} <= ELSEWHERE
+    assert {one for one in psutil.Process().children(recursive=True) if not one.name().startswith("chrom")} <= ELSEWHERE
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
     assert {path.name for path in folder.path.iterdir()} <= {
         "manifest.json", "items.jsonl", "servers", ".lock", "cause.json", "matrix.json", LOG, "progress.json", "counters.json",
