@@ -146,12 +146,14 @@ def main() -> int:
     """Try, print a row for each, and count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     known = [*CATALOGUE, HONEST + "candidate", *(f"{HONEST}{name}" for name in FAMILIES)]
-    parser.add_argument("ids", nargs="*", choices=known, metavar="ID")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="faults, or honest-FAMILY; all by default")
     parser.add_argument("--candidate", default=TORCH_SDPA, help="the kernel in whose output faults are seeded")
     parser.add_argument("--device", default=default_device())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
+    if unknown := set(given.ids) - set(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; expected some of {', '.join(known)}")
     outcomes, named = Counter[str](), Counter[bool]()
     print("| fault | outcome | named | findings | s |\n|---|---|---|---|---|")
     for one in all_tried(given.ids or known, given.processes, given.candidate, given.device, given.seed):
