@@ -417,13 +417,12 @@ assert harness.OWNER == suites.OWNER == "foreign"
 """,
     "tests/test_forward.py": """
 import reports
-from assay.harness.attention.matrix import cases
 from harness.attention import forward
 
 
 def test_forward(assay):
     assert reports.OWNER == "foreign"
-    result = assay.check(forward, cases=cases(("extend",))[:3])
+    result = assay.check(forward, phases=["extend"], dtypes=["float32"], head_dims=[64])
     assert result.computed
 """,
 }
