@@ -95,7 +95,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_bug_under_one_condition_is_reported_with_it(
     holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel, kind: str
 ) -> None:
-    result = check(only_where(holds, wrong), cases=cases(("extend",))[:: 2 * SOME])
+    result = check(only_where(holds, wrong), cases=cases(("extend",))[::SOME])
     assert result.exit_code == ExitCode.REGRESSION
     assert where in result.where
     assert f"Fails exactly where: {result.where}" in message(result)
