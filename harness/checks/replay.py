@@ -136,8 +136,9 @@ def replay_recorded(
     why = not_run or "a backend of SGLang's runs only in a server"
     not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
     if kernel:
-        largest_first = sorted((result.call for result in run.results), key=lambda call: -call.k.shape[0])
-        smallest = {has_any_prefix(call.prefixes): call for call in largest_first}
+        smallest: dict[bool, AttentionCall] = {}
+        for call in sorted((result.call for result in run.results), key=lambda call: call.k.shape[0]):
+            smallest.setdefault(has_any_prefix(call.prefixes), call)  # of calls of one size, that of the first layer
         guard = Guard(kernel, kernels.declaration(kernel))
         here = run_guarded(guard, list(smallest.values()))
         if guard.breaches:
