@@ -70,6 +70,13 @@ def test_the_document_of_a_replay_says_its_verdict(tmp_path: Path, kernel: Kerne
     assert KernelResult.model_validate(document | {"verdict": "pass", "exit_code": 0}).verdict == verdict
 
 
+def test_what_is_wrong_in_the_server_alone_keeps_its_name(tmp_path: Path) -> None:
+    """The kernel is right here, on calls of the first layer, and its recorded outputs of another one are still named."""
+    right = "assay.harness.attention.sdpa:torch_sdpa"
+    result = replay_recorded(pack(tmp_path / "pack", KERNEL, lens_of=[[(3, 0)], [(4, 20)]]), Backend.parse(right), "again")
+    assert [finding.id for finding in result.findings if finding.severity == "serious"] == ["mask-top-left"]
+
+
 def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Path) -> None:
     result = replay_recorded(pack(tmp_path / "pack", KERNEL), Backend.parse("triton"), "again")
     (finding,) = [f for f in result.findings if f.severity == "serious"]
