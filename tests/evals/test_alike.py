@@ -44,6 +44,10 @@ def test_a_common_stem_with_other_options_is_no_template() -> None:
     assert alike([f"Which of the following statements is correct? {one}" for one in options]) == list(range(200))
 
 
+def test_short_texts_are_alike_to_none() -> None:
+    assert alike(["What is 2 + 3 then?", "What is 4 + 5 then?"]) == [0, 1]
+
+
 def rows(folder: Path, texts: list[str]) -> Path:
     path = folder / "mmlu.csv"
     with path.open("w", newline="") as file:
@@ -85,3 +89,13 @@ def test_what_all_prompts_of_a_task_share_makes_no_questions_alike(words: int, s
         for n, text in enumerate(independent(100, words))
     ]
     assert in_random_order(questions, 100, 0).units == 100
+
+
+def test_a_template_behind_examples_is_one_unit() -> None:
+    (given,) = independent(1, 200)
+    texts = [f"In the year {n} a merchant of the town sells {n} barrels for twice what he paid." for n in range(9)]
+    questions = [
+        Question(f"q-{n}", "task", "other", f"{given}\n\n{text}{EXACT_FOOTER}", "7", text, f"q-{n}")
+        for n, text in enumerate([*texts, *independent(20)])
+    ]
+    assert in_random_order(questions, 29, 0).units == 21

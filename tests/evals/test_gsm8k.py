@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -89,3 +90,38 @@ def test_a_number_is_the_last_one_after_the_last_answer(text: str, parsed: str |
 )
 def test_a_text_is_compared_without_case_and_punctuation(text: str, parsed: str | None) -> None:
     assert parse_answer(text, "paris") == parsed
+
+
+def test_a_letter_is_found_as_before() -> None:
+    assert parse_answer("Answer: b", "A") == parse_answer("Answer: b") == "B"
+    assert parse_answer("Answer: 7", "A") is None
+
+
+def test_a_question_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps({"question": ["How many?"], "answer": "Many.\n#### 7"}) + "\n")
+    with pytest.raises(UsageError, match="row 0: the question is no text"):
+        draw_gsm8k(str(path), 1, 0)
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gsm8k.jsonl").touch()
+    os.truncate(tmp_path / "gsm8k.jsonl", 1 << 36)  # it takes no room on the disk
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(UsageError, match="has 68,719,476,736 bytes"):
+        draw_gsm8k(str(tmp_path / "gsm8k.jsonl"), 4, 0)
+
+
+def test_the_name_of_a_damaged_file_does_not_reach_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "\x1b[2Jset.jsonl"
+    path.write_text('{"question": "cut off')
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        draw_gsm8k(str(path), 1, 0)
+    assert "\x1b" not in "".join(capfd.readouterr())
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_bytes(b'{"question": "a \x98 b", "answer": "#### 1"}\n')
+    with pytest.raises(UsageError, match=r"gsm8k\.jsonl is no text"):
+        draw_gsm8k(str(path), 1, 0)

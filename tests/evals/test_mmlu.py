@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.evals import synthetic
@@ -83,6 +83,11 @@ def test_the_built_in_questions_come_in_a_random_order_that_grows() -> None:
     assert everything[:7] == few.questions
     # In random order, the groups, which take turns in the set, are mixed.
     assert [q.group for q in everything[:40]] != list(GROUPS) * 10
+
+
+def test_more_built_in_questions_than_the_pool_can_be_asked() -> None:
+    drawn = draw_questions("builtin", synthetic.BUILTIN_POOL + 1)
+    assert len(set(drawn.questions)) == drawn.units == synthetic.BUILTIN_POOL + 1
 
 
 def test_a_csv_is_read_completely_if_all_questions_may_be_asked(tmp_path: Path) -> None:
@@ -166,6 +171,10 @@ def test_a_hub_row_that_is_not_a_question_is_named(
     assert re.search(says, failure(hub_folder([hub_row(0), hub_row(1), {**hub_row(2), **broken}])))
 
 
+def test_a_hub_folder_with_other_columns_is_refused(hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
+    assert "choices, answer missing" in failure(hub_folder([{"question": "?", "subject": "x", "label": 1}]))
+
+
 def test_a_folder_that_is_not_a_data_set_is_refused(tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
     assert "cannot be loaded" in failure(tmp_path)
     folder = hub_folder([hub_row(0)])
@@ -175,9 +184,26 @@ def test_a_folder_that_is_not_a_data_set_is_refused(tmp_path: Path, hub_folder: 
     assert "cannot be loaded" in failure(folder)
 
 
+def test_a_set_that_cannot_be_loaded_names_the_alternatives(hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
+    message = failure("nobody/no-such-set")
+    assert "'nobody/no-such-set' cannot be loaded" in message
+    assert "'builtin'" in message
+    assert ".csv" in message
+
+
 @pytest.mark.parametrize("name", ["absent.csv", "absent.parquet", "folder/absent", "deep/er/absent", "~/absent/x y"])
 def test_a_missing_file_is_named(name: str, tmp_path: Path, hub_folder: Callable[[list[dict[str, object]]], str]) -> None:
     assert "does not exist" in failure(tmp_path / name)
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_text("{}")
+    assert "has an unsupported file type" in failure(tmp_path / "set.jsonl")
+
+
+def test_a_damaged_parquet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "set.parquet").write_text("no")
+    assert "cannot be read as parquet" in failure(tmp_path / "set.parquet")
 
 
 HEADER = ",".join(FILE_COLUMNS)
@@ -202,6 +228,11 @@ def test_a_bad_line_of_a_csv_is_named_by_its_number(line: str, says: str, tmp_pa
     assert says in failure(tmp_path / "set.csv")
 
 
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set.csv").write_bytes(f"{HEADER}\n{GOOD}\nCaf".encode() + b"\xe9?,a,b,c,d,A,virology\n")
+    assert "line 4: byte 0xe9 is not UTF-8" in failure(tmp_path / "set.csv")
+
+
 @pytest.mark.parametrize(
     ("header", "missing"),
     [
@@ -219,6 +250,11 @@ def test_missing_columns_are_named(header: str, missing: str, tmp_path: Path) ->
 def test_a_set_without_questions_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "set.csv").write_text(content)
     assert "has no questions" in failure(tmp_path / "set.csv")
+
+
+def test_of_a_smaller_set_all_questions_are_drawn(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "set.csv", [row(i) for i in range(5)])
+    assert len(draw_questions(str(path), 6).questions) == 5
 
 
 @pytest.mark.parametrize("data", ["builtin", "set.csv"])
@@ -248,6 +284,12 @@ SPACES = st.text(alphabet=" \t", max_size=3)
 def test_an_answer_is_parsed(letter: str, word: str, before: str, after: str, form: str, lower: bool, reasoning: str) -> None:
     given_letter = form.format(letter.lower() if lower else letter)
     assert parse_answer(f"{reasoning}{word}{before}:{after}{given_letter}\nAnswer: D") == letter
+
+
+@settings(max_examples=10)
+@given(st.text().filter(lambda text: ":" not in text))
+def test_a_text_without_an_answer_is_unparsed(text: str) -> None:
+    assert parse_answer(text) is None
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from assay.harness.attention import kernels
+from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.honest import _WAYS, _Draw, _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
 from assay.harness.attention.kernels import Declaration
@@ -100,6 +101,20 @@ def test_a_cap_by_way_of_a_sigmoid_is_within_bounds_in_float32(lens: tuple[int, 
     assert_correct(_caps_by_sigmoid, call)
 
 
+@pytest.mark.parametrize("name", ["", "int8_qk", "fp8_pv"])
+def test_some_rows_have_the_noise_that_all_rows_have_there(name: str) -> None:
+    family, rows, right = FAMILIES[name], torch.arange(20, 40), oracle(CALL)[20:40]
+    few = (honest_outputs(CALL, family, rows) - right).abs().sum((1, 2, 3)).mean()
+    many = (honest_outputs(CALL, family)[:, 20:40] - right).abs().sum((1, 2, 3)).mean()
+    assert float(few) == pytest.approx(float(many), rel=0.1)
+
+
+def test_what_is_held_at_a_time_does_not_change_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = float(noise(CALL, FAMILIES["int8_qk"]).mean())
+    monkeypatch.setattr(oracle_module, "NUMBERS_AT_ONCE", 20_000)
+    assert float(noise(CALL, FAMILIES["int8_qk"]).mean()) == pytest.approx(many, rel=0.05)
+
+
 def test_noise_is_that_of_the_rounding_that_is_declared() -> None:
     exact, int8, e4m3, e5m2 = (float(noise(CALL, FAMILIES[name]).mean()) for name in ("", "int8_kv", "fp8_kv", "fp8_e5m2_kv"))
     assert exact < int8 / 10
@@ -127,6 +142,12 @@ def test_what_is_cast_to_the_dtype_of_k_and_v_is_cast_to_fewer_bits_beside_a_cac
     assert torch.equal(honest_outputs(CALL, beside), honest_outputs(CALL, exact))
     stored = _stored("e4m3", "tensor", CALL)
     assert float(noise(stored, beside).mean()) > 10 * float(noise(stored, exact).mean())
+
+
+def test_a_finer_scale_costs_less() -> None:
+    errors = [float(noise(CALL, NoiseFamily(k=Quantised("int8", per))).mean()) for per in ("tensor", "head", "block", "token")]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1.2 * errors[-1]
 
 
 def test_smoothing_removes_what_all_keys_share() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,17 @@ from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.kernel_runs import compute, run_once
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
+
+
+def test_published_kernels_can_be_loaded() -> None:
+    assert {"sage_attn", "sage_attn_as_shipped"} <= set(kernels.published())
+    assert kernels.declaration(kernels.load("sage_attn")).phases == ("extend",)
+
+
+def test_a_path_is_loaded_and_declares_every_phase() -> None:
+    found = kernels.load("assay.harness.attention.oracle:oracle")
+    assert found is oracle
+    assert kernels.declaration(found).phases == ("extend", "decode")
 
 
 @pytest.mark.parametrize(
@@ -43,10 +55,21 @@ def test_an_engine_and_a_colon_name_a_backend_of_the_engine(name: str, backend: 
     assert (native[1] if native else "") == backend
 
 
+def test_an_unknown_phase_cannot_be_declared() -> None:
+    with pytest.raises(ValueError, match="prefill"):
+        kernels.declares(phases=("prefill",))
+
+
 @pytest.mark.parametrize("pattern", ["", ".", ".*", "[a-z]", "_attend|", "aten|:"])
 def test_a_pattern_that_any_name_matches_proves_nothing(pattern: str) -> None:
     with pytest.raises(ValueError, match="which any kernel's name matches"):
         kernels.declares(kernels=(pattern,))
+
+
+def test_a_path_is_not_a_url() -> None:
+    assert kernels.is_path("mine.attn:forward")
+    assert not kernels.is_path("http://127.0.0.1:30000")
+    assert not kernels.is_path("triton")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +127,6 @@ def test_a_missing_package_is_neither_a_breach_nor_a_regression() -> None:
     runs: list[Callable[[], object]] = [
         lambda: check(lazy, phases=["decode"], dtypes=["float32"]),
         lambda: assert_correct(lazy, CALL),
-        lambda: run_once(lazy, [CALL]),
     ]
     for run in runs:
         with pytest.raises(UsageError, match="No module named 'a_package_of_its_own'") as error:
@@ -129,6 +151,14 @@ def test_a_module_that_ends_the_process_is_no_kernel(leave: str, tmp_path: Path,
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(KernelRefused, match="its module ends the process with status 0"):
         kernels.load(f"{module}:kernel")
+
+
+def test_a_module_may_fork_a_process_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forking = "import os\n\npid = os.fork()\nif pid == 0:\n    os._exit(7)\nstatus = os.waitpid(pid, 0)[1]\n"
+    (tmp_path / "forking.py").write_text(f"{forking}\n\ndef kernel(call):\n    return os.waitstatus_to_exitcode(status)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel: Any = kernels.load("forking:kernel")
+    assert kernel(None) == 7
 
 
 def test_a_kernel_may_return_its_log_sum_exp_too() -> None:

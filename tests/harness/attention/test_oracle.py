@@ -128,3 +128,13 @@ def test_a_call_asks_for_nothing_that_has_no_meaning() -> None:
     for mask in ({"window": -1}, {"window": 4, "causal": False}):
         with pytest.raises(ValueError, match="expected a number of keys, 0 for all of them"):
             Mask(**mask)  # type: ignore[arg-type]
+
+
+def test_right_aligned_mask_lets_the_last_query_see_everything() -> None:
+    mask = Mask().visible(torch.arange(2, device=torch.device("cpu")), 2, 5)
+    assert mask.tolist() == [[True, True, True, True, False], [True] * 5]
+
+
+def test_lens_and_prefixes() -> None:
+    call = call_of([(5, 3), (1, 9)], (2, 1), 8, torch.float32, "cpu")
+    assert (call.lens_q, call.lens_k, call.prefixes) == ([5, 1], [8, 10], [3, 9])

@@ -47,6 +47,14 @@ def test_sage_attn_is_correct_up_to_int8_noise(lens: list[tuple[int, int]], head
 
 
 @pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_dtypes_and_head_dims(dtype: torch.dtype, head_dim: int) -> None:
+    call = call_of([(20, 30)], (2, 1), head_dim, dtype, "cpu")
+    assert relative_l1(sage_attn(call), oracle(call)) < INT8_NOISE
+
+
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lens", NO_PREFIX)
 def test_as_shipped_is_correct_without_a_prefix(lens: list[tuple[int, int]]) -> None:
     call = call_of(lens, (4, 2), 64, torch.float16, "cpu")
@@ -59,6 +67,15 @@ def test_as_shipped_is_top_left_with_a_prefix(lens: list[tuple[int, int]]) -> No
     out = sage_attn_as_shipped(call)
     assert relative_l1(out, oracle(call)) > 0.2
     assert relative_l1(out, top_left(call)) < INT8_NOISE
+
+
+@pytest.mark.parametrize("kernel", [sage_attn, sage_attn_as_shipped])
+def test_inputs_are_not_modified(kernel: Kernel) -> None:
+    call = call_of([(20, 30), (9, 0)], (4, 2), 64, torch.float16, "cpu")
+    before = [t.clone() for t in (call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k)]
+    kernel(call)
+    after = (call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k)
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 def test_an_answer_does_not_depend_on_the_batch_beyond_noise() -> None:

@@ -50,6 +50,11 @@ def test_drawn_from_a_finite_set_the_error_rate_holds_at_every_look(population: 
             assert np.mean([wealth.max() >= level for wealth in final]) <= 1 / level
 
 
+def test_the_bets_below_mirror_those_above() -> None:
+    values = [1, 0, -1, 0, 1, 1]
+    assert log_wealth_below(values, 0.1, -1, 1, 20) == pytest.approx(log_wealth([-v for v in values], -0.1, -1, 1, 20))
+
+
 @given(LOSSES, NULLS)
 def test_more_evidence_against_a_smaller_mean(values: list[float], null: float) -> None:
     assert p_value(log_wealth(values, null, -1, 1)) <= p_value(log_wealth(values, null + 0.1, -1, 1)) + 1e-12

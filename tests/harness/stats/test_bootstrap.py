@@ -22,6 +22,19 @@ def test_of_normal_values_it_is_students_interval() -> None:
     assert mean.p_not_above(limit) == pytest.approx(stats.t.sf(1.5, 199), abs=0.015)
 
 
+def test_it_does_not_depend_on_scale_or_place() -> None:
+    values = np.random.default_rng(1).lognormal(0, 1, 64)
+    one, other = bootstrap_t(values, 0.05), bootstrap_t(1e-6 * values + 7, 0.05)
+    assert ((other.low - 7) * 1e6, (other.high - 7) * 1e6) == (
+        pytest.approx(one.low, rel=1e-5), pytest.approx(one.high, rel=1e-5)
+    )  # fmt: skip
+
+
+def test_of_skewed_values_the_upper_part_is_longer() -> None:
+    mean = bootstrap_t(np.random.default_rng(2).lognormal(0, 1, 64), 0.05)
+    assert mean.high - mean.value > 1.3 * (mean.value - mean.low)
+
+
 def test_p_agrees_with_the_bound() -> None:
     mean = bootstrap_t(np.random.default_rng(3).lognormal(0, 1, 40), 0.05)
     assert mean.p_not_above(mean.low * 0.999) < 0.05 < mean.p_not_above(mean.low * 1.001)

@@ -37,6 +37,13 @@ def test_an_honest_error_is_flagged_at_most_as_often_as_stated(freedom: int, kno
         assert flagged > 0.3 * alpha
 
 
+def test_more_cells_and_less_freedom_widen_the_bound() -> None:
+    errors = np.full((16, 2), 0.01)
+    few, many = (cell_bounds(errors, np.array([1.0, 1000.0]), cells) for cells in (10, 10_000))
+    assert bool((few < many).all())
+    assert few[0] > 3 * few[1] > 3 * 0.01
+
+
 def test_a_member_that_is_not_finite_excuses_nothing() -> None:
     errors = np.array([[0.01, np.nan], [0.01, np.inf], [0.01, np.nan]])
     assert cell_bounds(errors, np.array([100.0, 100.0]))[1] == 0
@@ -49,3 +56,8 @@ def test_freedom_is_estimated_from_below() -> None:
     assert float((found > 30).mean()) < 0.02
     assert float(np.median(found)) > 5
     assert freedom_of_spread(np.zeros((4, 1)))[0] == 1
+
+
+def test_one_member_is_no_ensemble() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        cell_bounds(np.ones((1, 3)))

@@ -32,6 +32,17 @@ def test_without_a_flip_the_p_value_is_that_of_seeing_none() -> None:
     assert p_not_below(0, 0, 148, 0.02) > 0.05 > p_not_below(0, 0, 150, 0.02)
 
 
+def test_more_losses_prove_less_and_more_questions_more() -> None:
+    values = [p_not_below(lost, 5, 400, 0.03) for lost in range(0, 40, 4)]
+    assert values == sorted(values)
+    assert p_not_below(5, 5, 1600, 0.03) < p_not_below(5, 5, 400, 0.03)
+
+
+def test_a_regression_is_the_mirror_image_of_a_pass() -> None:
+    assert p_not_above(60, 20, 500, 0.02) == p_not_below(20, 60, 500, -0.02)
+    assert p_not_above(60, 20, 500, 0.02) < 0.01 < p_not_above(30, 20, 500, 0.02)
+
+
 def test_the_interval_holds_the_losses_that_no_test_rejects() -> None:
     interval = loss_interval(30, 12, 300, 0.05)
     assert interval.low < 18 / 300 < interval.high

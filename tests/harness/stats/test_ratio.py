@@ -64,6 +64,12 @@ def test_dependence_is_the_autocorrelation_time(rng: np.random.Generator) -> Non
     assert dependence(np.array([0.1])) == 1.0
 
 
+def test_the_interval_is_no_wider_than_the_ratios() -> None:
+    trend = [0.01 * i for i in range(12)]
+    interval = ratio_of(trend, 0.05).interval
+    assert (math.log(interval.low), math.log(interval.high)) == pytest.approx((0.0, 0.11))
+
+
 @pytest.mark.parametrize("n", [6, 9, 20, 50, 80])
 def test_the_interval_is_what_the_signed_rank_test_does_not_reject(rng: np.random.Generator, n: int) -> None:
     logs = [float(x) for x in independent(rng, n)]
@@ -81,6 +87,15 @@ def independent(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         logs = rng.normal(0.1, 0.05, n)
         if ratio_of(list(logs), 0.05).effective == n:
             return logs
+
+
+def test_scale_and_direction() -> None:
+    ratio = ratio_of([math.log(2.0)] * 8, 0.05)
+    assert (ratio.value, ratio.interval.low, ratio.interval.high) == pytest.approx((2.0, 2.0, 2.0))
+    turned = ratio_of([-x for x in (0.1, 0.3, 0.2, 0.15, 0.25, 0.05, 0.12)], 0.05)
+    straight = ratio_of([0.1, 0.3, 0.2, 0.15, 0.25, 0.05, 0.12], 0.05)
+    assert turned.value * straight.value == pytest.approx(1.0)
+    assert turned.interval.low * straight.interval.high == pytest.approx(1.0)
 
 
 def test_too_few_ratios_bound_nothing() -> None:
@@ -151,12 +166,22 @@ def test_holms_correction_is_that_of_statsmodels() -> None:
     assert holm([]) == []
 
 
+def test_a_bound_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.9"):
+        decide_ratios([], 0.9, 0.05)
+
+
 def test_autocorrelated_ratios_prove_less() -> None:
     """The same values are far less likely to be chance in random order than one after the other."""
     rising = sorted(logs_of(1.12, n=24, spread=0.1))
     assert _p_at_most(rising, 1.1) > 2 * _p_at_most(logs_of(1.12, n=24, spread=0.1), 1.1)
     # Far beyond the bound no dependence explains it: by Student's t, even for as few as they are worth.
     assert _p_at_most(rising, 0.5) < 0.001
+
+
+def test_equal_servers_of_which_one_is_slow_for_a_while_are_seldom_called_unequal(rng: np.random.Generator) -> None:
+    alarms = [decide_ratios([(lasting(rng, 65, 10), logs_of(1.0))], 1.0, 0.05)[0].verdict for _ in range(200)]
+    assert alarms.count("regression") / 200 <= 0.05  # 0.18 as if independent
 
 
 def test_the_first_round_is_warm_up_and_so_are_slow_ones_after_it() -> None:

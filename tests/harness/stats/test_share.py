@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import fisher_exact
 
-from assay.harness.stats.share import clopper_pearson, fisher_exact_greater, mcnemar, mcnemar_of_loss
+from assay.harness.stats.share import clopper_pearson, fisher_exact_greater, mcnemar, mcnemar_of_loss, p_not_above
 
 COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -20,10 +20,26 @@ def test_clopper_pearson_of_known_cases() -> None:
 @given(COUNTS, st.sampled_from([0.01, 0.05, 0.2]))
 def test_the_interval_holds_the_share_and_mirrors(counts: tuple[int, int], alpha: float) -> None:
     count, n = counts
-    interval, mirrored = clopper_pearson(count, n, alpha), clopper_pearson(n - count, n, alpha)
-    assert count / n in interval
-    assert 0 <= interval.low < interval.high <= 1
-    assert (mirrored.low, mirrored.high) == pytest.approx((1 - interval.high, 1 - interval.low))
+    for make in (clopper_pearson,):
+        interval, mirrored = make(count, n, alpha), make(n - count, n, alpha)
+        assert count / n in interval
+        assert 0 <= interval.low < interval.high <= 1
+        assert (mirrored.low, mirrored.high) == pytest.approx((1 - interval.high, 1 - interval.low))
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_asked_says_nothing() -> None:
+    for make in (clopper_pearson,):
+        interval = make(0, 0, 0.05)
+        assert (interval.low, interval.high, interval.level) == (0.0, 1.0, 0.95)
+    assert p_not_above(0, 0, 0.25) == 1.0
+
+
+def test_better_than_guessing_is_distinguished_from_guessing() -> None:
+    # The seed's threshold is 39 of 64; 8 of 64 was its result.
+    assert p_not_above(39, 64, 0.25) < 1e-8
+    assert p_not_above(8, 64, 0.25) > 0.99
+    assert p_not_above(4, 4, 0.25) == pytest.approx(0.25**4)
 
 
 @pytest.mark.parametrize("counts", [(5, 4), (-1, 4)])

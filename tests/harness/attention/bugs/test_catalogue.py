@@ -49,6 +49,12 @@ def test_hypotheses_exist() -> None:
     assert all(fault.hypothesis in BY_ID for fault in CATALOGUE.values() if fault.hypothesis)
 
 
+def test_every_restriction_is_in_use() -> None:
+    for restriction in ("layers", "heads", "phase", "new", "prefix", "length", "batch", "from_call", "share"):
+        default = getattr(Where(), restriction)
+        assert any(getattr(fault.where, restriction) != default for fault in FAULTS), restriction
+
+
 def test_a_fault_does_not_write_to_the_right_output() -> None:
     one = call([(70, 64), (20, 0)])
     out = rounded_oracle(one)
@@ -82,6 +88,11 @@ def test_sequences_restrict(where: Where, second: bool) -> None:
     assert bool(rows[:4].any()) is not second
 
 
+def test_batches_restrict() -> None:
+    assert not changed(Where(batch=(2, None)), call([(4, 0)])).any()
+    assert changed(Where(batch=(2, None)), call([(4, 0), (4, 0)])).all()
+
+
 def test_calls_are_counted_by_layer_and_phase_until_a_restart() -> None:
     fault = seeded(Where(from_call=2))
     outs = [rounded_oracle(call([(3, 0)], layer)) for layer in (0, 1)]
@@ -92,6 +103,17 @@ def test_calls_are_counted_by_layer_and_phase_until_a_restart() -> None:
     assert [wrong(0), wrong(1), wrong(0), wrong(0), wrong(1)] == [False, False, False, True, False]
     fault.restart()
     assert [wrong(0) for _ in range(3)] == [False, False, True]
+
+
+def test_a_share_of_calls_is_drawn_by_its_seed() -> None:
+    def drawn(seed: int) -> list[bool]:
+        fault, one = seeded(Where(share=0.2, seed=seed)), call([(1, 2)])
+        out = rounded_oracle(one)
+        return [not torch.equal(fault.apply(one, out), out) for _ in range(500)]
+
+    once = drawn(1)
+    assert once == drawn(1) != drawn(2)
+    assert 60 < sum(once) < 140
 
 
 def test_a_restriction_is_stated_in_words() -> None:

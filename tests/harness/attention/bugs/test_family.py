@@ -34,6 +34,13 @@ def test_without_a_bug_the_core_is_the_oracle() -> None:
     torch.testing.assert_close(out, oracle(call))
 
 
+def test_a_shared_prefix_leaks_nothing() -> None:
+    call = call_of([(2, 3), (4, 3)], (2, 1), 8, torch.float64, "cpu")
+    k, v = call.k.clone(), call.v.clone()
+    k[5:8], v[5:8] = k[:3], v[:3]
+    assert BY_ID["leak-prefix-next"].compute(replace(call, k=k, v=v)) is None
+
+
 def test_int8_has_a_scale_for_each_block_and_head() -> None:
     x = torch.randn(2, 150, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, :64] *= 100
@@ -86,3 +93,10 @@ def test_a_sequence_without_a_query_shows_nothing_and_has_no_output() -> None:
         assert (found is None) == (expected is None), one.id
         if found is not None and expected is not None:
             torch.testing.assert_close(found, expected, equal_nan=True, msg=lambda text, one=one: f"{one.id}: {text}")
+
+
+def test_scores_may_be_scaled_by_zero() -> None:
+    call = call_of([(5, 30), (3, 40)], (4, 2), 8, torch.float32, "cpu").with_spec(scale=0.0)
+    for one in FAMILY:
+        found = one.compute(call)
+        assert found is None or found.shape == call.q.shape, one.id

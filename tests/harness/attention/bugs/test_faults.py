@@ -13,6 +13,7 @@ from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.features import BUGS
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import causes
 from assay.harness.localize.diagnose import diagnose
@@ -102,3 +103,16 @@ def test_a_fault_stays_where_it_was_put() -> None:
     assert [bool(wrong[rows].any()) for rows in (slice(0, 8), slice(8, 16), slice(16, 24))] == [True, False, True]
     elsewhere = call.with_spec(layer=0)
     assert torch.equal(kernel(elsewhere), rounded_oracle(elsewhere))
+
+
+def test_a_fault_sits_on_any_kernel() -> None:
+    call = call_of([(8, 4)], (2, 1), 8, torch.float32, "cpu")
+    kernel = fault("prefix-dropped", base_kernel=lambda call: torch.full_like(call.q, 7.0), heads=[1])
+    out = kernel(call)
+    assert bool((out[:, 0] == 7).all())
+    assert float((out[:, 1].double() - oracle(call)[:, 1]).abs().max()) > 0.1
+
+
+def test_an_unknown_bug_is_refused() -> None:
+    with pytest.raises(KeyError, match="mask-top-left"):
+        fault("gremlins")
