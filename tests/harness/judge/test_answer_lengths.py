@@ -23,6 +23,16 @@ def test_longer_answers_are_reported() -> None:
     assert (found.prompts, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
 
 
+def test_shorter_answers_and_those_that_a_limit_hides_are_not_shown_to_be_the_same() -> None:
+    shorter = lengths(list(range(20, 36)), [10] * 16)
+    assert (shorter.differ, shorter.beyond, shorter.same) == (True, True, False)
+    hidden = lengths([63] * 1000, [LIMIT] * 45 + [63] * 955)
+    assert (hidden.differ, hidden.same) == (False, False), "4.5 % ran to the limit, and none of the reference"
+    assert check_lengths(hidden).settles == "a higher token limit"
+    few = lengths([40] * 100, [440] * 2 + [40] * 98)
+    assert (few.differ, few.beyond, check_lengths(few).settles) == (False, False, "more questions")
+
+
 def test_equal_lengths_and_single_flips_are_not_reported() -> None:
     assert lengths([12] * 16, [12] * 16).same
     assert not lengths([12] * 16, [12] * 14 + [9, 60]).differ

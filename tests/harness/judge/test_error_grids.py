@@ -92,6 +92,7 @@ def test_every_picture_shows_the_same_worst(layer_diffs: ModuleType, found: dict
                 grids = [g for g in result.grids if g.columns == columns and g.id.startswith(f"{phase}-")]
                 values = [value for grid in grids if layer < len(grid.values) for value in grid.values[layer]]
                 assert max(values, key=lambda value: excess(value, None), default=None) == worst
+    assert not any(grid.columns == "position" and grid.id.startswith("decode") for grid in result.grids), "one position"
     for row in result.depth:
         assert row.own == _own_error(max(value for (layer, *_), value in found.items() if layer == row.layer))
 
