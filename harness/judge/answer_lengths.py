@@ -226,7 +226,7 @@ def check_ends(pairs: EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
         if ours or theirs:
             counts.append((mcnemar(ours - both, theirs - both), reason, ours, theirs))
     # Bonferroni's correction for the number of reasons. Those that differ come first, then the most frequent.
-    corrected = [(min(1.0, len(counts) * p), *count) for p, *count in counts]
+    corrected = [(min(1.0, len(counts) * p), reason, ours, theirs) for p, reason, ours, theirs in counts]
     corrected.sort(key=lambda count: (count[0] >= SURE, -(count[2] + count[3])))
     text = "; ".join(
         f"{reason}: {ours:,} against {theirs:,}{f' (p = {p:.1g})' if p < SURE else ''}"

@@ -117,8 +117,9 @@ def _check_kernels_executed(
     server: ServerManifest | None, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool = False
 ) -> list[Check]:
     """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not."""
-    claimed = server.claimed_phases if server is not None else ()
-    return [_check_traces(phase, server, traces, stored) for phase in claimed]
+    if server is None:
+        return []
+    return [_check_traces(phase, server, traces, stored) for phase in server.claimed_phases]
 
 
 def _kernel_patterns(traces: Sequence[KernelTrace]) -> tuple[str, ...]:

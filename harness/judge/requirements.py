@@ -23,7 +23,7 @@ _ALL = (
         missing="decode did not run compiled, as --enable-torch-compile asks",
     ),
     Requirement(
-        "same-servers", "the servers differed in the treatment and in nothing else",
+        "same-servers", "the servers differed in the treatment alone",
         failed="the servers did not differ in the treatment alone",
     ),
     Requirement(
