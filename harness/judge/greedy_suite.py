@@ -40,7 +40,7 @@ def claim(run: RunEvidence) -> Judged:
         return Judged()
     pairs, envelope = _comparable(run.pairings["greedy"].pairs), run.over_envelope
     limit = _limit_of(_floors(pairs, run.answers), [name for name in run.noise if name])
-    differing = [(pair, found) for pair in pairs if (found := _divergence(pair, limit, run.urls))]
+    differing = [(pair, parted) for pair in pairs if (parted := _divergence(pair, limit, run.urls))]
     apart = sum(divergence.kind == "apart" for _, divergence in differing)
     alone, why = _verdict(apart, pairs, policy, run.urls)
     steady = len(limit.erratic) <= margin * len(limit.floors)
