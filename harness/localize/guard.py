@@ -166,9 +166,13 @@ class Guard:
         except KernelRefused as refusal:
             if (how := str(refusal)) not in self.breaches:
                 raise
-            found = how if (details := self.breaches[how]) else how.replace(":", "", 1)
-            do = "an output of the contract, or KernelRefused", "fix the kernel"
-            raise AssayError(f"The kernel {found}.", *do, details=details) from refusal.__cause__
+            details = self.breaches[how]
+            raise AssayError(
+                f"The kernel {how if details else how.replace(':', '', 1)}.",
+                "an output of the contract, or KernelRefused",
+                "fix the kernel",
+                details=details,
+            ) from refusal.__cause__
 
     def asked_freely(self, declared: Declaration | None = None) -> Kernel:
         """Return what has the kernel compute a call within guarded memory, and passes on whatever it raises or returns."""
