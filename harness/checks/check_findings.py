@@ -16,12 +16,12 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.localize import axes
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, diagnose
-from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.raised import RAISED
 from assay.harness.text import percent
-from assay.harness.verdict import UNEXPLAINED, Finding
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in its
 # declaration: there it is a statement, and not a matter of what happened to be refused.

@@ -20,14 +20,14 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import Declaration
 from assay.harness.localize.call_conditions import describe
-from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.picturing import BEFORE, hides, picture_of, unread_picture
 from assay.harness.localize.reading import WeightReading, read, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.picture import MAX_QUERIES, Picture
-from assay.harness.verdict import Finding, serious, with_evidence
+from assay.harness.verdict import CONTRACT_BROKEN, Finding, serious, with_evidence
 
 try:
     from assay.harness.readout.asking import Compared

@@ -34,8 +34,6 @@ from assay.harness.stats.error_sums import relative_l1
 from assay.harness.text import percent
 from assay.worker import UNREAD, Journal
 
-CONTRACT_BROKEN = "contract-broken"
-"""Id of the finding that a kernel broke its contract."""
 MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""

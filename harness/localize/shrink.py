@@ -19,10 +19,10 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
-from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.stats.error_sums import relative_l1
-from assay.harness.verdict import UNEXPLAINED, Finding, serious
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
 # Most runs of the kernel, and seconds, in which a call is shrunk; the smallest call found by then is shown.
 _MAX_RUNS, _SECONDS = 400, 10.0
