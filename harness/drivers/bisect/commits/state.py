@@ -82,7 +82,6 @@ class Measurement(Record):
     rows: tuple[CallErrors, ...] = Field((), description="own errors by call; an accuracy run has no rows")
     findings: tuple[Finding, ...] = Field((), description="the diagnosis, if one was requested")
     regression: bool | None = Field(None, description="verdict of an accuracy run")
-    seconds: float = 0.0
 
 
 class ProbeOutcome(Record):
