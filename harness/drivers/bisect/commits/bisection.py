@@ -6,6 +6,7 @@ wrong ``--good``, a broken environment and calls that do not show the error are 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shlex
 import tempfile
@@ -86,7 +87,8 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
         UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.
         AssayError: commits cannot be probed through no fault of their own. The bisection can be resumed later.
     """
-    folder, repository = BisectFolder(out or RUNS / f"bisect-{spec.digest}"), Repository(Path(spec.repo))
+    digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:10]
+    folder, repository = BisectFolder(out or RUNS / f"bisect-{digest}"), Repository(Path(spec.repo))
     history = repository.between(spec.good, spec.bad)
     lock = lock_folder(folder.path)
     state = folder.read()
@@ -128,7 +130,7 @@ def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: Bi
 
     def of(commit: str, number: int, name_bug: bool) -> Measurement:
         nonlocal built
-        log = folder.log(number).resolve()
+        log = (folder.path / "logs" / f"{number:04d}" / "log.txt").resolve()
         log.parent.mkdir(parents=True, exist_ok=True)
         if built != commit:
             repository.checkout(tree, commit)
@@ -157,36 +159,29 @@ class Bisection:
             UsageError: an end is not what the user stated, or cannot be probed.
             BrokenEnvironment: commits cannot be probed through no fault of their own. It can be resumed later.
         """
-        if self.state.result is None:
-            self._prove("good", self.state.spec.good)
-            self._prove("bad", self.state.spec.bad)
-            suspects = self._search()
-            ambiguous = BisectResult(outcome="ambiguous", suspects=suspects)
-            result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
-            if skipped := list(self._classes().values()).count("skip"):
-                notes = (*result.notes, f"{skipped} commits could not be classified")
-                result = result.model_copy(update={"notes": notes})
-            self._set(result=result)
+        if self.state.result is not None:
+            return self.state
+        self._prove("good", self.state.spec.good, "check --good, --build and --kernel")
+        hint = "check --bad, or choose calls that show the error more clearly, with --pack"
+        self._prove("bad", self.state.spec.bad, hint)
+        suspects = self._search()
+        ambiguous = BisectResult(outcome="ambiguous", suspects=suspects)
+        result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
+        if skipped := list(self._classes().values()).count("skip"):
+            notes = (*result.notes, f"{skipped} commits could not be classified")
+            result = result.model_copy(update={"notes": notes})
+        self._set(result=result)
         return self.state
 
-    def _prove(self, end: Literal["good", "bad"], commit: str) -> None:
-        """Make sure that an end is what the user stated.
-
-        Raises:
-            UsageError: it is not. The next bisection starts again: the cause may be fixed by then.
-        """
+    def _prove(self, end: Literal["good", "bad"], commit: str, hint: str) -> None:
+        """Make sure that an end is what the user stated; if it is not, the next bisection starts again."""
         if self._classify(commit, "good-end" if end == "good" else "bad-end") == end:
             return
         seen, last = self.state.outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
         self._set(probes=())
         counts = ", ".join(f"{seen.count(outcome)} {outcome}" for outcome in dict.fromkeys(seen))
-        raise UsageError(
-            f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}.",
-            f"a revision that builds, imports and comes out {end}",
-            "check --good, --build and --kernel"
-            if end == "good"
-            else "check --bad, or choose calls that show the error more clearly, with --pack",
-        )
+        found = f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}."
+        raise UsageError(found, f"a revision that builds, imports and comes out {end}", hint)
 
     def _search(self) -> tuple[str, ...]:
         """Halve the suspects until one is left, or those between them cannot be probed; return them, oldest first."""
