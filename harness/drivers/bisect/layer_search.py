@@ -110,11 +110,11 @@ def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> S
         if any(answers.right(kept | {layer}) for layer in restored):
             restored = ddmin(restored, lambda some: answers.right(frozenset(layers).difference(some)))
         # To probe each of many layers alone would double the probes.
-        singles = [frozenset({layer}) for layer in restored]
-        asked = [one for one in singles if len(restored) <= _MAX_EXPLAINED_LAYERS or one in answers.known]
+        alone = [frozenset({layer}) for layer in restored]
+        asked = [single for single in alone if len(restored) <= _MAX_EXPLAINED_LAYERS or single in answers.known]
         explained = tuple(
-            RestoredLayer(layer, not answers.right(one) if one in asked else None)
-            for layer, one in zip(restored, singles, strict=True)
+            RestoredLayer(layer, not answers.right(single) if single in asked else None)
+            for layer, single in zip(restored, alone, strict=True)
         )
     except _Undecided as undecided:
         return SearchResult(outcome="inconclusive", why=str(undecided), monotone=answers.monotone)
