@@ -187,7 +187,7 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
 
 def _floor(who: str, first: _AnswerSet, second: _AnswerSet, display: ProgressDisplay) -> int:
     """Count the texts that differ between two answers to the same prompts."""
-    differing = sum(one != other for one, other in zip(first.texts, second.texts, strict=True))
+    differing = sum(text != again for text, again in zip(first.texts, second.texts, strict=True))
     total = len(first.texts)
     display.say(f"{who} asked twice: {total - differing} of {total} texts identical.")
     return differing

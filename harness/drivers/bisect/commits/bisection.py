@@ -65,8 +65,8 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
     repository, kernel = Repository(repo), given.get("kernel", "")
     given |= {end: repository.resolve(given[end]) if ends else "" for end in ("good", "bad")}
     if not Backend.parse(kernel).path:
-        found = f"--kernel {kernel} is not of the form module:function."
-        raise UsageError(found, "a function of the repository", "name it as module:function")
+        problem = f"--kernel {kernel} is not of the form module:function."
+        raise UsageError(problem, "a function of the repository", "name it as module:function")
     if "pack" in given:
         given["pack"] = str(Path(given["pack"]).resolve())
     return BisectSpec(repo=str(repository.path), **given)
@@ -180,8 +180,10 @@ class Bisection:
         seen, last = self.state.outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
         self._set(probes=())
         counts = ", ".join(f"{seen.count(outcome)} {outcome}" for outcome in dict.fromkeys(seen))
-        found = f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}."
-        raise UsageError(found, f"a revision that builds, imports and comes out {end}", hint)
+        problem = (
+            f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}."
+        )
+        raise UsageError(problem, f"a revision that builds, imports and comes out {end}", hint)
 
     def _search(self) -> tuple[str, ...]:
         """Halve the suspects until one is left, or those between them cannot be probed; return them, oldest first."""

@@ -50,11 +50,13 @@ def changes(commit: Measurement, before: Measurement | None) -> tuple[Change, ..
     def listed(values: set[str]) -> tuple[str, ...]:
         return tuple(sorted(values, key=lambda value: (int(value), "") if value.isdigit() else (-1, value)))
 
-    found = []
+    listed_changes = []
     for axis, values in _values(commit, only_failing=False).items():
         wrong, known = failing.get(axis, set()), earlier.get(axis, set())
-        found.append(Change(axis=axis, failing=listed(wrong), values=listed(values), new=listed(wrong - known)))
-    return tuple(found)
+        listed_changes.append(
+            Change(axis=axis, failing=listed(wrong), values=listed(values), new=listed(wrong - known))
+        )
+    return tuple(listed_changes)
 
 
 def _values(measurement: Measurement, *, only_failing: bool) -> dict[str, set[str]]:
