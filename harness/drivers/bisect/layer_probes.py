@@ -155,7 +155,7 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
 
     if can_fail(by, sum(reference), len(items), alpha):
         waiting += [server.ask(frozenset(layers)) for _ in range(2)]  # the floor of the candidate, and its first probes
-        candidate_floor = _floor("The candidate in all layers", *waiting, display)
+        candidate_floor = _floor("The candidate in all layers", waiting[0], waiting[1], display)
         search = find_layers(layers, probe, steady=not floor and not candidate_floor)
     else:
         why = f"The reference alone gets {sum(reference)} of {len(items)} right by {by}: a broken candidate could not look worse."
