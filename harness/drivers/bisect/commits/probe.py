@@ -59,12 +59,8 @@ def _condition(call: AttentionCall) -> dict[str, str]:
 def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, reproduce: str) -> Measurement:
     """Measure the kernel of a worktree, as a job of `assay.worker`: errors of the kernel are results.
 
-    Args:
-        journal: gets the measurement before a wrong kernel is read, which may end the process.
-        tree: top of the worktree.
-        spec: the question, a `BisectSpec`; for accuracy runs, the kernel is imported and not called.
-        name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
-        reproduce: the command that findings cite.
+    The journal gets the measurement of a wrong kernel before it is read, which may end the process. For accuracy runs, the kernel
+    is imported and not called.
     """
     os.chdir(tree)
     asked, top = BisectSpec(**spec), Path(tree).resolve()
