@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from typing import Any
 
 import pytest
 
