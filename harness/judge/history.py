@@ -113,9 +113,11 @@ def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
     verdicts = Counter(each.verdict for each in sorted(earlier, key=lambda each: each.created))
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     last = Path(max(earlier, key=lambda each: each.created).folder).name
-    found = f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {last}"
+    observed = f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {last}"
     status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
-    return [REQUIRED["repeated"].check(status, found, "judge the treatment by all of its runs: assay runs lists them")]
+    return [
+        REQUIRED["repeated"].check(status, observed, "judge the treatment by all of its runs: assay runs lists them")
+    ]
 
 
 def _changed(folder: Path) -> float:
