@@ -27,6 +27,8 @@ WORST_FIRST: tuple[Verdict, ...] = ("regression", "error", "inconclusive", "pass
 
 UNEXPLAINED = "unexplained"
 """Id of the finding that an output is wrong in a way that no hypothesis explains."""
+CONTRACT_BROKEN = "contract-broken"
+"""Id of the finding that a kernel broke its contract."""
 OPERATOR = "operator"
 """Id of the finding that a kernel computes an operator that was read and has no name."""
 
