@@ -182,8 +182,8 @@ class _LogReader:
         if take := _TAKEN.get(kind):
             take(self, number, match)
         for name, pattern in _START_UP.get(kind, ()):
-            if found := re.search(pattern, text):
-                self._server.facts[name] = (found[1], CitedLines.of(number, text))
+            if stated := re.search(pattern, text):
+                self._server.facts[name] = (stated[1], CitedLines.of(number, text))
         return kind
 
     def _take_number(self, number: int, match: re.Match[str]) -> None:
