@@ -7,10 +7,10 @@
         case Done(result): ...
         case Crashed() | TimedOut(): outcome.how, outcome.during, outcome.events
 
-The function is called as ``function(journal, **arguments)`` by ``python -m assay.worker JOB``. Only importable names and JSON cross
-the border: JOB is a file with the function's name and its arguments, and the process appends events to a journal of JSON lines,
-which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may not
-return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
+The function is called as ``function(journal=..., **arguments)`` by ``python -m assay.worker JOB``. Only importable names and JSON
+cross the border: JOB is a file with the function's name and its arguments, and the process appends events to a journal of JSON
+lines, which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may
+not return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
 
 The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends. So does a
 command that `run_command` runs.
@@ -56,7 +56,8 @@ class Job:
     """What a process is to do.
 
     Attributes:
-        function: an importable function, as ``package.module:function``. It gets a `Journal`, and returns JSON or a pydantic model.
+        function: an importable function, as ``package.module:function``. It gets a `Journal` as ``journal``, and
+            returns JSON or a pydantic model.
         arguments: its arguments by name, as JSON.
     """
 
@@ -119,16 +120,11 @@ class Journal:
     """The events of a job, on the side of its process.
 
     Args:
-        append: gets each event; None where a function is called without a process, and nobody reads them.
+        append: gets each event; None if nobody reads them.
     """
 
     def __init__(self, append: Callable[[Event], object] | None = None) -> None:
         self._append = append
-
-    @property
-    def kept(self) -> bool:
-        """True if somebody reads the events."""
-        return self._append is not None
 
     def write(self, event: str, **facts: Any) -> None:
         """Append an event. Pydantic models among its facts are written as JSON."""
@@ -142,6 +138,10 @@ class Journal:
     def end(self) -> None:
         """Note that the step has returned, or raised."""
         self.write(_ENDS)
+
+
+UNREAD = Journal()
+"""A journal that nobody reads, as where a function is called without a process."""
 
 
 def run(
@@ -343,7 +343,7 @@ def main() -> None:
 
     try:
         module, _, name = job["function"].partition(":")
-        result = getattr(importlib.import_module(module), name)(Journal(append), **job["arguments"])
+        result = getattr(importlib.import_module(module), name)(**job["arguments"], journal=Journal(append))
         last = _line({"event": _DONE, "result": result})
     except BaseException as error:
         last = _line({"event": _RAISED, **_described(error)})

@@ -28,7 +28,7 @@ def layers_document(result: LayerBisection) -> Document:
     ]
     sets = len({probe.candidate for probe in result.probes})
     title = f"Layer bisection by {result.by}: {len(rows)} probes of {sets} sets over {len(result.layers)} layers"
-    repeats = "once" if result.steady else "until one outcome leads by two, at most five times"
+    repeats = "until one outcome leads by two, at most five times" if result.floor or result.candidate_floor else "once"
     twice = (
         f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}: "
         f"each set is probed {repeats}."

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from assay.evals.envelope_load import BATCH, BORDER, Load, LoadReach, Wave, envelope_load
+from assay.evals.envelope_load import BATCH, BORDER, Load, LoadReach, Wave, envelope_load, longest
 from assay.harness.evidence.envelope import gaps, ranges_of
 
 VOCABULARY = 1031
@@ -156,3 +156,7 @@ def test_no_two_requests_have_the_same_lengths(chunk: int | None) -> None:
     load = envelope_load(LoadReach(256, 2048, chunk), 9, 1031, "seed")
     titles = [one.title for wave in load.waves for one in wave]
     assert len(titles) == len(set(titles))
+
+
+def test_a_context_that_is_too_short_shortens_the_load() -> None:
+    assert [longest(2048, 4096, 1), longest(2048, 1024, 33), longest(512, 64, 1)] == [2048, 896, -64]

@@ -39,3 +39,8 @@ def test_a_shape_longer_than_the_context_is_wrong_use() -> None:
     check_fit([Shape("x", 90, 10)], 100)
     with pytest.raises(UsageError, match=r"91 \+ 10 tokens, and the model takes 100"):
         check_fit([Shape("x", 91, 10)], 100)
+
+
+def test_special_tokens_at_the_ends_of_the_vocabulary_are_not_drawn() -> None:
+    drawn = {token for tokens in prompts(Shape("x", 5000, 2), 2, VOCABULARY, "s") for token in tokens}
+    assert 103 <= min(drawn) <= max(drawn) < VOCABULARY - 103

@@ -92,3 +92,9 @@ def test_by_default_the_lengths_are_those_that_fit() -> None:
 def test_what_does_not_fit_is_refused(lengths: str, context: int, found: str) -> None:
     with pytest.raises(UsageError, match=found):
         of(lengths, fit=replace(WORDS, context=context))
+
+
+def test_no_prompt_of_a_haystack_is_longer_than_its_length() -> None:
+    fit = replace(WORDS, count=lambda text: len(text) // 4)  # names and options have other numbers of tokens
+    lengths = [fit.count(one.prompt) for seed in range(8) for one in of("600", most=16, seed=seed, fit=fit)]
+    assert 600 - 2 * OPTIONS_VARY <= min(lengths) <= max(lengths) <= 600

@@ -210,3 +210,15 @@ def test_loads_are_lists_in_a_file_and_comma_lists_on_the_command_line(tmp_path:
 )
 def test_lines_of_policy_that_pass_more_than_the_defaults_are_named(flags: dict[str, Any], weakened: tuple[str, ...]) -> None:
     assert make_spec(flags).weakened == weakened
+
+
+def test_an_empty_file_changes_nothing_and_a_byte_order_mark_is_read(work: Path) -> None:
+    assert from_toml("") == make_spec({}) == from_toml("[run]")
+    (work / "assay.toml").write_bytes('\ufeff[run]\nmodel = "modèle"'.encode())
+    assert make_spec({}).reference.model == "modèle"
+
+
+@pytest.mark.parametrize(("margin", "alpha"), [(0.001, 0.2), (0.1, 0.001)])
+def test_the_ranges_include_their_ends(margin: float, alpha: float) -> None:
+    spec = make_spec({"margin": margin, "alpha": alpha, "questions": 1, "greedy_prompts": 1, "concurrency": 1024})
+    assert (spec.policy.margin, spec.policy.alpha) == (margin, alpha)

@@ -13,11 +13,9 @@ from assay.evals.greedy import MAX_TOKENS
 from assay.harness.backend import Backend
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.config import BISECT_FLAGS, RunSpec
-from assay.harness.drivers.bisect.layer_search import find_layers
+from assay.harness.drivers.bisect.layer_search import SearchResult, find_layers
 from assay.harness.drivers.bisect.layer_task import (
-    Floors,
     LayerBisection,
-    LayerSetup,
     ProbeRecord,
     can_fail,
     choose_criterion,
@@ -37,8 +35,6 @@ from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import check_environment
 from assay.harness.run.servers import core_of, make_engine, running
 from assay.harness.text import ranges
-
-_RESULT = "bisect.json"
 
 
 class _AnswerSet(NamedTuple):
@@ -122,50 +118,8 @@ def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBi
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
         probed = _ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency)
         result = _search_layers(probed, spec, display)
-    write_whole(folder / _RESULT, result.model_dump_json(indent=2) + "\n")
+    write_whole(folder / "bisect.json", result.model_dump_json(indent=2) + "\n")
     return result
-
-
-class _Reference(NamedTuple):
-    """The reference alone, asked twice: its first answers, whether each is right, and floors without the candidate's."""
-
-    texts: tuple[str, ...]
-    right: list[bool]
-    floors: Floors
-
-
-class _Probe:
-    """The probe of `find_layers`: receives a set of layers, returns whether the task is right, and keeps every answer."""
-
-    def __init__(
-        self, server: _ProbeServer, setup: LayerSetup, reference: _Reference, display: ProgressDisplay
-    ) -> None:
-        self._server, self._setup, self._reference = server, setup, reference
-        self._layers, self._display = frozenset(setup.layers), display
-        self.records: list[ProbeRecord] = []
-        self._waiting: list[_AnswerSet] = []
-
-    def floors(self) -> Floors:
-        """Ask the candidate in all layers twice, and measure both floors. The answers serve as probes, too."""
-        self._waiting = [self._server.ask(self._layers) for _ in range(2)]
-        total = len(self._waiting[0].texts)
-        floor = _differing(*self._waiting)
-        self._display.say(f"The candidate in all layers asked twice: {total - floor} of {total} texts identical.")
-        return self._reference.floors.model_copy(update={"candidate_floor": floor})
-
-    def __call__(self, candidate: frozenset[int]) -> bool:
-        known = self._waiting if candidate == self._layers else []
-        answers = known.pop(0) if known else self._server.ask(candidate)
-        own, items, by = self._reference, self._server.items, self._reference.floors.by
-        right = right_prompts(by, items, own.texts, answers.texts)
-        alpha, cached = self._setup.alpha, answers.with_prefix
-        made = probe_record(candidate, own.right, right, alpha, cached, answers.seconds)
-        self.records.append(made)
-        self._display.say(
-            f"Probe {len(self.records)}: {self._setup.candidate} in {ranges(candidate)}: {made.outcome} "
-            f"({made.lost} lost, {made.gained} gained of {len(right)})."
-        )
-        return made.outcome == "right"
 
 
 def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay) -> LayerBisection:
@@ -174,49 +128,66 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
     The reference alone is asked twice, and so is the candidate in all layers. If both repeat their texts exactly, each set is
     probed once; otherwise until one outcome leads clearly.
     """
-    begun = time.monotonic()
-    reference = _ask_reference(server, spec.workload.token_limit, spec.policy.alpha, display)
-    setup = _setup(server, spec)
-    probe = _Probe(server, setup, reference, display)
-    floors, search = reference.floors, None
-    if can_fail(floors.by, floors.reference_right, setup.prompts, setup.alpha):
-        floors = probe.floors()
-        search = find_layers(setup.layers, probe, floors.steady)
-    return conclude(setup, floors, search, probe.records, time.monotonic() - begun)
-
-
-def _ask_reference(server: _ProbeServer, token_limit: int, alpha: float, display: ProgressDisplay) -> _Reference:
-    """Ask the reference alone twice, and choose what must be right. Texts are short, whatever the limit of an answer."""
+    begun, alpha, items = time.monotonic(), spec.policy.alpha, server.items
     own = server.ask(frozenset())
-    chosen, why = choose_criterion(server.items, own.texts, alpha)
-    if chosen == "text":
-        server.max_tokens = min(token_limit, MAX_TOKENS)
+    by, by_why = choose_criterion(items, own.texts, alpha)
+    if by == "text":
+        server.max_tokens = min(server.max_tokens, MAX_TOKENS)
         own = server.ask(frozenset())
     again = server.ask(frozenset())
-    once, twice = (right_prompts(chosen, server.items, own.texts, answers.texts) for answers in (own, again))
-    total, floor = len(server.items), _differing(own, again)
-    display.say(f"By {chosen}: {why}.")
-    display.say(f"The reference asked twice: {total - floor} of {total} texts identical.")
-    right = twice if chosen == "text" else once  # a text compared with itself proves nothing
-    floors = Floors(by=chosen, by_why=why, reference_right=sum(right), floor=floor)
-    return _Reference(own.texts, right, floors)
+    # A text compared with itself proves nothing.
+    reference = right_prompts(by, items, own.texts, (again if by == "text" else own).texts)
+    display.say(f"By {by}: {by_why}.")
+    layers, floor = layers_seen(server.evidence), _floor("The reference", own, again, display)
+    candidate_floor, waiting, records = 0, list[_AnswerSet](), list[ProbeRecord]()
 
+    def probe(candidate: frozenset[int]) -> bool:
+        every = candidate == frozenset(layers)
+        answers = waiting.pop(0) if every and waiting else server.ask(candidate)
+        right = right_prompts(by, items, own.texts, answers.texts)
+        made = probe_record(candidate, reference, right, alpha, answers.with_prefix, answers.seconds)
+        records.append(made)
+        display.say(
+            f"Probe {len(records)}: {spec.candidate.backend} in {ranges(candidate)}: {made.outcome} "
+            f"({made.lost} lost, {made.gained} gained of {len(right)})."
+        )
+        return made.outcome == "right"
 
-def _setup(server: _ProbeServer, spec: RunSpec) -> LayerSetup:
-    command = ["assay", "bisect", "layers", *spec.given_flags(BISECT_FLAGS), f"--questions={len(server.items)}"]
-    return LayerSetup(
-        reference=spec.reference.backend,
-        candidate=spec.candidate.backend,
-        model=spec.reference.model,
-        device=spec.device,
-        engine=server.engine.label,
-        phases=Backend.parse(spec.candidate.backend).phases,
-        layers=layers_seen(server.evidence),
-        prompts=len(server.items),
-        alpha=spec.policy.alpha,
-        reproduce=shlex.join(command),
+    if can_fail(by, sum(reference), len(items), alpha):
+        waiting += [server.ask(frozenset(layers)) for _ in range(2)]  # the floor of the candidate, and its first probes
+        candidate_floor = _floor("The candidate in all layers", waiting[0], waiting[1], display)
+        search = find_layers(layers, probe, steady=not floor and not candidate_floor)
+    else:
+        why = f"The reference alone gets {sum(reference)} of {len(items)} right by {by}: a broken candidate could not look worse."
+        search = SearchResult(outcome="inconclusive", why=why)
+    command = ["assay", "bisect", "layers", *spec.given_flags(BISECT_FLAGS), f"--questions={len(items)}"]
+    return conclude(
+        LayerBisection(
+            **search.model_dump(),
+            reference=spec.reference.backend,
+            candidate=spec.candidate.backend,
+            model=spec.reference.model,
+            device=spec.device,
+            engine=server.engine.label,
+            phases=Backend.parse(spec.candidate.backend).phases,
+            layers=layers,
+            prompts=len(items),
+            alpha=alpha,
+            reproduce=shlex.join(command),
+            by=by,
+            by_why=by_why,
+            reference_right=sum(reference),
+            floor=floor,
+            candidate_floor=candidate_floor,
+            probes=tuple(records),
+            seconds=time.monotonic() - begun,
+        )
     )
 
 
-def _differing(left: _AnswerSet, right: _AnswerSet) -> int:
-    return sum(first != second for first, second in zip(left.texts, right.texts, strict=True))
+def _floor(who: str, first: _AnswerSet, second: _AnswerSet, display: ProgressDisplay) -> int:
+    """Count the texts that differ between two answers to the same prompts."""
+    differing = sum(text != again for text, again in zip(first.texts, second.texts, strict=True))
+    total = len(first.texts)
+    display.say(f"{who} asked twice: {total - differing} of {total} texts identical.")
+    return differing

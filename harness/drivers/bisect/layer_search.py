@@ -25,11 +25,9 @@ from assay.harness.text import ranges
 
 # Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong.
 _ProbeFunction = Callable[[frozenset[int]], bool]
-_SearchOutcome = Literal["found", "nothing", "inconclusive"]
 
 # Where answers are not repeatable, one must lead by so many, of at most so many.
 _LEAD, _MOST_ANSWERS = 2, 5
-# If more layers must be restored, none is probed alone: that would double the probes.
 _MAX_EXPLAINED_LAYERS = 4
 
 
@@ -44,14 +42,11 @@ class RestoredLayer:
 class SearchResult(Record):
     """The result of a search: "nothing" if the task is right even with the candidate in all layers."""
 
-    outcome: _SearchOutcome
+    outcome: Literal["found", "nothing", "inconclusive"]
     why: str = Field(description="one sentence")
-    restored: tuple[RestoredLayer, ...] = Field(description="layers that must run the reference, in order")
-    monotone: bool = Field(description="whether all answers agree with: more layers of the candidate are never better")
-    probed: tuple[tuple[frozenset[int], int, int], ...] = Field(
-        (),
-        exclude=True,
-        description="each set of layers that ran the candidate, with how often the task was right, and wrong",
+    restored: tuple[RestoredLayer, ...] = Field((), description="layers that must run the reference, in order")
+    monotone: bool = Field(
+        True, description="whether all answers agree with: more layers of the candidate are never better"
     )
 
 
@@ -65,7 +60,6 @@ class _AnswerCache:
     def __init__(self, probe: _ProbeFunction, steady: bool) -> None:
         self._probe, self._steady = probe, steady
         self.known: dict[frozenset[int], bool] = {}
-        self._probed: list[tuple[frozenset[int], int, int]] = []
 
     def right(self, candidate: Collection[int]) -> bool:
         """Return True if the task is right with the candidate in these layers. Raises `_Undecided` if no answer leads."""
@@ -76,7 +70,6 @@ class _AnswerCache:
             while abs(right - wrong) < lead and right + wrong < most:
                 answer = self._probe(key)
                 right, wrong = right + answer, wrong + (not answer)
-            self._probed.append((key, right, wrong))
             if abs(right - wrong) < lead:
                 raise _Undecided(
                     f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: "
@@ -85,11 +78,11 @@ class _AnswerCache:
             self.known[key] = right > wrong
         return self.known[key]
 
-    def search(self, outcome: _SearchOutcome, why: str, restored: tuple[RestoredLayer, ...] = ()) -> SearchResult:
-        """Return the search that ends with these answers. They are monotone if no wrong set is a subset of a right one."""
+    @property
+    def monotone(self) -> bool:
+        """True if no set that is wrong is a subset of one that is right."""
         right = [key for key, answer in self.known.items() if answer]
-        monotone = not any(key < other for key, answer in self.known.items() if not answer for other in right)
-        return SearchResult(outcome=outcome, why=why, restored=restored, monotone=monotone, probed=tuple(self._probed))
+        return not any(key < other for key, answer in self.known.items() if not answer for other in right)
 
 
 def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> SearchResult:
@@ -107,27 +100,28 @@ def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> S
     try:
         if not answers.right(()):
             why = "The task fails even with no layer substituted, so these prompts are too noisy to decide anything."
-            return answers.search("inconclusive", why)
+            return SearchResult(outcome="inconclusive", why=why)
         if answers.right(layers):
             why = f"The task is right even with the candidate in all {len(layers)} layers."
-            return answers.search("nothing", why)
-        restored = _restore(layers, answers)
-        explained = _explain(restored, answers)
+            return SearchResult(outcome="nothing", why=why)
+        restored = _grow(layers, answers)
+        kept = frozenset(layers).difference(restored)
+        # Every wrong set so far contains a restored layer, so a restored layer that is not needed reveals non-monotone answers.
+        if any(answers.right(kept | {layer}) for layer in restored):
+            restored = ddmin(restored, lambda some: answers.right(frozenset(layers).difference(some)))
+        # To probe each of many layers alone would double the probes.
+        alone = [frozenset({layer}) for layer in restored]
+        asked = [single for single in alone if len(restored) <= _MAX_EXPLAINED_LAYERS or single in answers.known]
+        explained = tuple(
+            RestoredLayer(layer, not answers.right(single) if single in asked else None)
+            for layer, single in zip(restored, alone, strict=True)
+        )
     except _Undecided as undecided:
-        return answers.search("inconclusive", str(undecided))
+        return SearchResult(outcome="inconclusive", why=str(undecided), monotone=answers.monotone)
     count = f"layer {restored[0]}" if len(restored) == 1 else f"the {len(restored)} layers {ranges(restored)}"
     why = f"The task is right with the reference in {count} and the candidate in all others"
     why += f"; with the candidate in any one of {ranges(restored)} as well, it is wrong." if len(restored) > 1 else "."
-    return answers.search("found", why, explained)
-
-
-def _restore(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
-    restored = _grow(layers, answers)
-    kept = set(layers) - set(restored)
-    # Every wrong set so far contains a restored layer, so a restored layer that is not needed reveals non-monotone answers.
-    if any(answers.right(kept | {layer}) for layer in restored):
-        return ddmin(restored, lambda some: answers.right(set(layers) - set(some)))
-    return restored
+    return SearchResult(outcome="found", why=why, restored=explained, monotone=answers.monotone)
 
 
 def _grow(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
@@ -159,11 +153,3 @@ def _grow(layers: Sequence[int], answers: _AnswerCache) -> list[int]:
         restored += layers[low:high][:1]
         at, gap = high, low - at
     return restored
-
-
-def _explain(restored: Sequence[int], answers: _AnswerCache) -> tuple[RestoredLayer, ...]:
-    """Find which of the restored layers are wrong alone."""
-    few = len(restored) <= _MAX_EXPLAINED_LAYERS
-    asked = [few or frozenset({layer}) in answers.known for layer in restored]
-    alone = [not answers.right({layer}) if ask else None for layer, ask in zip(restored, asked, strict=True)]
-    return tuple(map(RestoredLayer, restored, alone))

@@ -41,9 +41,10 @@ class ProbeRecord(Record):
     seconds: float
 
 
-class LayerSetup(Record):
-    """The setup of a bisection by layers."""
+class LayerBisection(SearchResult):
+    """``bisect.json``: a layer bisection and its result. A file of another schema is not read: a bisection is repeated."""
 
+    schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
     reference: str
     candidate: str
     model: str
@@ -54,29 +55,13 @@ class LayerSetup(Record):
     prompts: int = Field(description="prompts in each probe")
     alpha: float = Field(description="level of the test")
     reproduce: str = Field(description="the command that repeats the bisection")
-
-
-class Floors(Record):
-    """The floors: what had to be right, and how repeatable the answers are."""
-
     by: _Criterion = Field(description="what had to be right")
     by_why: str = Field(description="the reason for that choice")
     reference_right: int = Field(description="prompts that were right with the reference alone")
     floor: int = Field(description="prompts whose text differed when the reference alone was asked twice")
-    candidate_floor: int = Field(0, description="the same for the candidate in all layers")
-
-    @property
-    def steady(self) -> bool:
-        """True if both repeated their texts exactly."""
-        return not self.floor and not self.candidate_floor
-
-
-class LayerBisection(LayerSetup, Floors, SearchResult):
-    """``bisect.json``: a layer bisection and its result. A file of another schema is not read: a bisection is repeated."""
-
-    schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
+    candidate_floor: int = Field(description="the same for the candidate in all layers")
     probes: tuple[ProbeRecord, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...] = ()
     seconds: float = Field(description="without the start of the server")
 
     @property
@@ -139,50 +124,36 @@ def probe_record(
     )  # fmt: skip
 
 
-def conclude(
-    setup: LayerSetup, floors: Floors, search: SearchResult | None, probes: Sequence[ProbeRecord], seconds: float
-) -> LayerBisection:
-    """Summarise a bisection in its result; there was no search if a broken candidate would not be noticed, see `can_fail`.
+def conclude(result: LayerBisection) -> LayerBisection:
+    """Complete a bisection by its finding.
 
     Finding nothing is inconclusive if too few prompts had a cached prefix: extend over a cached prefix was then not tested.
     """
-    if search is None:
+    cached = min((probe.with_prefix for probe in result.probes if probe.candidate == result.layers), default=0)
+    if result.outcome == "nothing" and cached < MIN_CACHED_SHARE * result.prompts:
         why = (
-            f"The reference alone gets {floors.reference_right} of {setup.prompts} right by {floors.by}: a broken candidate "
-            "could not look worse."
+            f"The task is right with the candidate in all {len(result.layers)} layers, but only {cached} of {result.prompts} "
+            f"prompts had a cached prefix of {CACHED_PREFIX_TOKENS} tokens or more: run with the prefix cache on."
         )
-        search = SearchResult(outcome="inconclusive", why=why, restored=(), monotone=True)
-    cached = min((probe.with_prefix for probe in probes if probe.candidate == setup.layers), default=0)
-    if search.outcome == "nothing" and cached < MIN_CACHED_SHARE * setup.prompts:
-        why = (
-            f"The task is right with the candidate in all {len(setup.layers)} layers, but only {cached} of {setup.prompts} prompts "
-            f"had a cached prefix of {CACHED_PREFIX_TOKENS} tokens or more: run with the prefix cache on."
-        )
-        search = search.model_copy(update={"outcome": "inconclusive", "why": why})
-    return LayerBisection(
-        **setup.model_dump(),
-        **floors.model_dump(),
-        **search.model_dump(),
-        probes=tuple(probes),
-        findings=(_finding(setup, floors.by, search, probes),) if search.restored else (),
-        seconds=seconds,
-    )
+        return result.model_copy(update={"outcome": "inconclusive", "why": why})
+    return result.model_copy(update={"findings": (_finding(result),)}) if result.restored else result
 
 
-def _finding(setup: LayerSetup, by: _Criterion, search: SearchResult, probes: Sequence[ProbeRecord]) -> Finding:
-    layers = [layer.layer for layer in search.restored]
-    every = frozenset(setup.layers)
-    where = f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(every)}"
-    evidence = [_score(f"{setup.candidate} in {name}", some, search, probes, by) for name, some in (
-        ("no layer", frozenset()), ("all layers", every), (f"all layers but {ranges(layers)}", every - set(layers)),
-    )]  # fmt: skip
+def _finding(result: LayerBisection) -> Finding:
+    layers = [layer.layer for layer in result.restored]
+    sets = {
+        "no layer": (),
+        "all layers": result.layers,
+        f"all layers but {ranges(layers)}": tuple(layer for layer in result.layers if layer not in layers),
+    }
+    evidence = [f"{result.candidate} in {name}: {_score(some, result)}" for name, some in sets.items()]
     told = {True: "wrong alone", False: "right alone, wrong only together with others"}
-    evidence += [f"layer {layer.layer}: {told[layer.alone]}" for layer in search.restored if layer.alone is not None]
+    evidence += [f"layer {layer.layer}: {told[layer.alone]}" for layer in result.restored if layer.alone is not None]
     if len(layers) > 1:
         evidence.append(
             "each of these layers is needed: with any one of them running the candidate, the task is wrong again"
         )
-    if not search.monotone:
+    if not result.monotone:
         evidence.append(
             "more layers of the candidate were better than fewer at least once, so errors cancel or there is noise: another "
             "choice of layers may also work"
@@ -191,19 +162,18 @@ def _finding(setup: LayerSetup, by: _Criterion, search: SearchResult, probes: Se
         id="layers-need-reference",
         title="layers that must run the reference",
         severity="serious",
-        where=where,
-        diagnosis=f"must run {setup.reference} for the {'answers' if by == 'answers' else 'texts'} to be right again; "
-        f"with {setup.candidate} in all other layers, these prompts show no loss.",
+        where=f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(result.layers)}",
+        diagnosis=f"must run {result.reference} for the {'answers' if result.by == 'answers' else 'texts'} to be right again; "
+        f"with {result.candidate} in all other layers, these prompts show no loss.",
         evidence=tuple(evidence),
-        reproduce=setup.reproduce,
+        reproduce=result.reproduce,
     )
 
 
-def _score(what: str, some: frozenset[int], search: SearchResult, probes: Sequence[ProbeRecord], by: _Criterion) -> str:
-    times = next((right, wrong) for candidate, right, wrong in search.probed if candidate == some)
-    outcome = "right" if times[0] > times[1] else "wrong"  # outvoted answers are no evidence
-    probe = next(probe for probe in probes if frozenset(probe.candidate) == some and probe.outcome == outcome)
-    total = probe.right + probe.lost - probe.gained
-    right = "answers right" if by == "answers" else "texts identical to the reference's"
+def _score(some: tuple[int, ...], result: LayerBisection) -> str:
+    probes = [probe for probe in result.probes if probe.candidate == some]
+    wrong = sum(probe.outcome == "wrong" for probe in probes) > len(probes) / 2
+    probe = next(probe for probe in probes if (probe.outcome == "wrong") == wrong)  # outvoted answers are no evidence
+    right = "answers right" if result.by == "answers" else "texts identical to the reference's"
     change = f"{probe.lost} lost, {probe.gained} gained, p = {probe.p:.2g}"
-    return f"{what}: {probe.right} {right}, the reference alone {total} ({change})"
+    return f"{probe.right} {right}, the reference alone {result.reference_right} ({change})"

@@ -130,3 +130,12 @@ def test_rounding_once_more_is_within_the_default_bound() -> None:
         a, b = exact.to(dtype), (exact * (1 + torch.finfo(dtype).eps)).to(dtype)
         assert _found(a, b, default_bound(dtype)).differing == 0
         assert _found(a, (exact * (1 + 80 * torch.finfo(dtype).eps)).to(dtype), default_bound(dtype)).differing > 0
+
+
+def test_double_precision_and_integers_are_compared_in_float64() -> None:
+    a, _ = _pair(torch.float64)
+    a = a + 1e-8 * torch.randn(a.shape, dtype=torch.float64)
+    assert _found(a, a.float(), 1e-9).differing == TOKENS * HEADS
+    assert _found(torch.tensor([7, 5]), torch.tensor([7, 6]), default_bound(torch.int64), "positions").differing == 1
+    strided = torch.arange(12).view(3, 4).t().contiguous().t()
+    assert _found(strided, strided.contiguous(), 0.0, "positions").differing == 0

@@ -236,3 +236,22 @@ def test_the_verdict_on_two_reports_is_that_of_the_new_run(examples: ModuleType,
     assert (result.verdict, result.exit_code) == ("regression", 1)
     assert compare(*paths[::-1]).verdict == "inconclusive", "reports have no answers"
     assert "name the folders of both runs" in next(one.settles for one in result.checks if one.id == "answers")
+
+
+def test_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> None:
+    a, b = (inspect_log(data, tmp_path / f"{ends}.json", ends=ends) for ends in ("stop", "abort"))
+    result = compare(a, b)
+    assert (result.verdict, status(result, "finish-reasons")) == ("inconclusive", "failed")
+
+
+def test_what_a_tool_does_not_record_is_not_checked(data: Path) -> None:
+    result = compare(data / "lm_eval_a", data / "lm_eval_b")
+    assert (status(result, "finish-reasons"), status(result, "answer-lengths")) == ("not checked", "not checked")
+
+
+def test_a_missing_task_forbids_a_pass(data: Path, tmp_path: Path) -> None:
+    a, b = (edited(data / "lm_eval_a", tmp_path / name, many) for name in "ab")
+    extra = next(a.rglob("samples_*"))
+    shutil.copy(extra, extra.with_name("samples_other_2026-01-01.jsonl"))
+    result = compare(a, b)
+    assert (result.verdict, status(result, "same-tasks")) == ("inconclusive", "missing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,29 @@ def test_line_ends_and_encodings_change_nothing(encoding: str, seed_log: Path, t
     found, expected = sglang_log.READER.read(source), sglang_log.READER.read(SourceFile.of(seed_log))
     assert (found.facts, found.tables, found.findings) == (expected.facts, expected.tables, expected.findings)
     assert found.file.unread == 0
+
+
+def test_bytes_that_do_not_belong_there_make_no_count_wrong(seed_log: Path, tmp_path: Path) -> None:
+    rows, draw = seed_log.read_bytes().split(b"\n"), random.Random(1)
+    hit = set(draw.sample(range(len(rows)), 60))
+    kept = [row.decode() for index, row in enumerate(rows) if index not in hit]
+    for index in hit:
+        at = draw.randint(0, len(rows[index]))
+        rows[index] = rows[index][:at] + draw.choice([b"\0", b"\xe9", b"\xff\xfe"]) + rows[index][at:]
+    source = copy(tmp_path, b"\n".join(rows))
+    log = read_log(source.lines())
+    bounds = zip(truth(kept), counted(log), truth(seed_log.read_text().split("\n")), strict=True)
+    assert all(low <= found <= high for low, found, high in bounds)
+    assert log.read < log.lines
+    assert "lines are not UTF-8" in " ".join(ingest([source.path]).documents[0].file.notes)
+
+
+@pytest.mark.parametrize("start", ["", "[2026-01-24 18:15:48] ", "[METRIC] a=1", "==== ", "FAILED ", "Prefill batch, #new-seq: 1"])
+@pytest.mark.parametrize("part", ["1%|", "a: ", "_ ", "= ", "9", "'a': 1, ", "#x: 1, ", "a.py::b ", "1 passed, ", "{[("])
+def test_a_long_line_takes_time_in_proportion_to_its_length(start: str, part: str) -> None:
+    """A quadratic expression takes a second for such a line, a linear one a millisecond."""
+    line = start + part * (30_000 // len(part)) + "!"
+    began = time.process_time()
+    log = read_log([(1, line), (2, f"  {line}")])
+    assert time.process_time() - began < 0.5
+    assert log.lines == 2

@@ -74,3 +74,16 @@ def test_scores_between_0_and_1_and_repeats_are_bet_on_once_for_each_document() 
     assert found.test == "betting"
     # 100 documents asked twice are not 200: they pass no margin that 100 do not.
     assert found.p_inferior == pytest.approx(decide_pairs(pairs(same=100), RULE, adaptive=True).p_inferior)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (pairs(same=250, gained=40), "pass"),
+        (pairs(same=50, lost=100, parsed=None), "regression"),  # answers without a letter hide no loss
+        ([], "inconclusive"),
+    ],
+    ids=["gain", "unparsed", "nothing"],
+)
+def test_gains_pass_and_losses_are_never_hidden(found: list[ItemPair], verdict: str) -> None:
+    assert decide_pairs(found, RULE).verdict == verdict

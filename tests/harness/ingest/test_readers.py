@@ -11,7 +11,8 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest import inspect_ai, lm_eval, simple_evals
-from assay.harness.ingest.recognise import readers
+from assay.harness.ingest.recognise import ingest, readers
+from assay.harness.ingest.result import UNKNOWN
 from assay.harness.ingest.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
 
@@ -178,3 +179,36 @@ def test_samples_without_a_score_are_no_part_of_the_mean_and_are_named(data: Pat
     document = inspect_ai.READER.read(SourceFile.of(tmp_path / "x.json"))
     assert document.tables[0].rows[0][2:4] == ("6", "1.0000")
     assert "between 0.7500 and 1.0000" in document.file.notes[0]
+
+
+def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -> None:
+    scores = {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.0}}
+    more = {"group_subtasks": {"mmlu": ["mmlu_law"]}, "n-samples": {"mmlu_law": {"effective": 99}}}
+    path = stated_alone(tmp_path / "results_x.json", scores, **more)
+    assert not lm_eval.READER.read(SourceFile.of(path)).findings
+
+
+def test_a_report_of_simple_evals_that_lost_a_part_or_its_score_says_so(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "simple_evals_a", tmp_path / "s")
+    scores, report = tmp_path / "s" / "gsm8k_tiny.json", tmp_path / "s" / "gsm8k_tiny.html"
+    scores.write_text(scores.read_text().replace('"score": 0.0', '"score": 0.5'))
+    assert "0.5" in simple_evals.READER.results(SourceFile.of(scores), "").notes[0]
+    whole = report.read_text()
+    report.write_text(whole[: whole.rindex("<h3>Results</h3>")])
+    reading = simple_evals.READER.results(SourceFile.of(report), "")
+    assert (reading.read, reading.unread) == (5, 1)
+
+
+@pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
+def test_a_file_that_was_cut_off_never_crashes(data: Path, tmp_path: Path, name: str, share: float) -> None:
+    whole, cut = (data / name).read_bytes(), tmp_path / name
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    document = ingest([cut]).documents[0]
+    assert document.file.format == UNKNOWN or document.file.unread or document.file.notes
+
+
+def test_the_prompt_of_a_log_does_not_hold_the_answer(data: Path) -> None:
+    a, b = (load(data / f"inspect_{side}.eval").sets[0].items for side in "ab")
+    assert {item.key: item.prompt_hash for item in a} == {item.key: item.prompt_hash for item in b}
+    assert [item.answer for item in a] != [item.answer for item in b]

@@ -73,3 +73,11 @@ def test_every_kind_of_file_finds_its_reader_and_no_other_takes_it(name: str, fo
     takers = [one.id for one in readers() if one.recognises(SourceFile.of(path))]
     assert len(takers) == 1
     assert format_.startswith(takers[0])
+
+
+def test_a_log_proves_no_pass_and_its_name_does_not_matter(tmp_path: Path, server_log: Path) -> None:
+    copy = tmp_path / "results.json"
+    copy.write_bytes(server_log.read_bytes())
+    result = ingest([copy])
+    assert (result.documents[0].file.format, result.verdict, result.exit_code) == ("sglang-log", "inconclusive", 3)
+    assert not result.next_steps

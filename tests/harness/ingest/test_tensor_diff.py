@@ -15,6 +15,7 @@ from torch import Tensor
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.comparison import ComparedTensors, Comparison
+from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.tensor_diff import TensorRule, diff_tensors
 from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
@@ -216,3 +217,45 @@ def test_two_tensors_with_other_names_are_compared_by_name(tmp_path: Path) -> No
     safetensors.torch.save_file({"y": torch.ones(3)}, tmp_path / "b.safetensors")
     found = diff_tensors(tmp_path / "a.safetensors", tmp_path / "b.safetensors", RULE)
     assert (found.verdict, tensors(found).pairs) == ("pass", 1)
+
+
+def saved(path: Path, values: Tensor) -> Path:
+    """A file of one tensor, in the format that its name ends in."""
+    {
+        ".npz": lambda: np.savez(path, values.numpy()),
+        ".npy": lambda: np.save(path, values.numpy()),
+        ".pt": lambda: torch.save(values, path),
+        ".safetensors": lambda: safetensors.torch.save_file({"x": values}, path),
+    }[path.suffix]()
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["npz", "npy", "pt", "safetensors"])
+def test_a_tensor_of_each_format_is_read_and_a_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = saved(tmp_path / f"a.{suffix}", torch.ones(100))
+    file = ingest([path]).documents[0].file
+    assert (file.format, file.unit, file.read, file.unread) == ("tensors", "tensor", 1, 0)
+    for cut in (4, 60, 400):
+        short = path.with_stem(f"first-{cut}")  # files stay open by their names
+        short.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(EvidenceError, match="not a whole tensor file"):
+            open_dump(short)
+
+
+def test_headers_that_lie_and_arrays_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    header = b'{"x": {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}}'
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    np.save(tmp_path / "pickle.npy", np.array([object()]))
+    np.save(tmp_path / "typeless.npy", np.zeros(4, "V2"))
+    for path in tmp_path.iterdir():
+        with pytest.raises(EvidenceError):
+            open_dump(path)
+
+
+def test_other_dtypes_are_compared_unless_every_bit_must_be_equal(tmp_path: Path) -> None:
+    def change(dump: dict[str, Tensor]) -> None:
+        dump["lm_head"] = dump["lm_head"].float() * (1 + 2**-8)  # within the bound of the coarser dtype
+
+    assert _compared(tmp_path, change).verdict == "pass"
+    result = _compared(tmp_path, change, TensorRule(tolerance=0))
+    assert (result.exit_code, "dtypes differ" in tensors(result).not_compared[0]) == (3, True)

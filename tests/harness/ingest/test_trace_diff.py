@@ -99,3 +99,15 @@ def test_sequences_that_are_too_long_to_align_are_compared_by_their_order(monkey
     result = edited(tmp_path, LINES[:30] + LINES[31:36] + LINES[37:])
     assert result.verdict == "regression"
     assert "differ too much to align" in " ".join(result.notes)
+
+
+def test_a_trace_that_is_named_twice_is_refused_and_the_spelling_of_marks_makes_no_difference(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="was named twice"):
+        diff_files(ENGINE, ENGINE)
+    assert edited(tmp_path, [line.replace("_SEGMENT", " SEGMENT") for line in LINES]).verdict == "pass"
+
+
+def test_a_segment_that_only_one_trace_has(tmp_path: Path) -> None:
+    result = edited(tmp_path, LINES[:40] + LINES[54:])
+    assert differences(result) == 1
+    assert "has one more segment, decode with 14 steps in the first trace (line " in result.headline

@@ -6,18 +6,20 @@ wrong ``--good``, a broken environment and calls that do not show the error are 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shlex
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.backend import Backend
 from assay.harness.config import RUNS
-from assay.harness.drivers.bisect.commits.measure import build, run_accuracy, run_kernel
+from assay.harness.drivers.bisect.commits.measure import measure
 from assay.harness.drivers.bisect.commits.outcome import changes, outcome_of, settled
 from assay.harness.drivers.bisect.commits.probe import chosen_calls
 from assay.harness.drivers.bisect.commits.repo import Repository
@@ -58,19 +60,13 @@ def bisection_spec(repo: Path, settings: Mapping[str, Any], *, ends: bool = True
         if name not in given:
             raise UsageError(f"--{name} is missing.", "--good, --bad and --kernel", "see assay bisect commits --help")
     if given.get("measure_with") == "accuracy" and any(given.get(name) for name in ("pack", "calls")):
-        raise UsageError(
-            "--with accuracy was given with --pack or --calls.",
-            "an accuracy run per commit, or a replay of calls",
-            "remove one of them",
-        )
+        expected = "an accuracy run per commit, or a replay of calls"
+        raise UsageError("--with accuracy was given with --pack or --calls.", expected, "remove one of them")
     repository, kernel = Repository(repo), given.get("kernel", "")
     given |= {end: repository.resolve(given[end]) if ends else "" for end in ("good", "bad")}
     if not Backend.parse(kernel).path:
-        raise UsageError(
-            f"--kernel {kernel} is not of the form module:function.",
-            "a function of the repository",
-            "name it as module:function",
-        )
+        problem = f"--kernel {kernel} is not of the form module:function."
+        raise UsageError(problem, "a function of the repository", "name it as module:function")
     if "pack" in given:
         given["pack"] = str(Path(given["pack"]).resolve())
     return BisectSpec(repo=str(repository.path), **given)
@@ -91,7 +87,8 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
         UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.
         AssayError: commits cannot be probed through no fault of their own. The bisection can be resumed later.
     """
-    folder, repository = BisectFolder(out or RUNS / f"bisect-{spec.digest}"), Repository(Path(spec.repo))
+    digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:10]
+    folder, repository = BisectFolder(out or RUNS / f"bisect-{digest}"), Repository(Path(spec.repo))
     history = repository.between(spec.good, spec.bad)
     lock = lock_folder(folder.path)
     state = folder.read()
@@ -123,51 +120,37 @@ def probe_checkout(spec: BisectSpec) -> tuple[ProbeOutcome, Measurement]:
     """
     interpret_without_gpu()
     with tempfile.TemporaryDirectory(prefix="assay-probe-") as made:
-        measured = _built_and_measured(spec, Path(spec.repo), Path(made) / "log")
+        measured = measure(spec, Path(spec.repo), Path(made) / "log")
     return outcome_of(measured, spec), measured
-
-
-def _built_and_measured(
-    spec: BisectSpec, tree: Path, log: Path, name_bug: bool = False, command: str = ""
-) -> Measurement:
-    if why := build(spec.build, tree, log):
-        return Measurement(status="build", reason=why)
-    return run_kernel(spec, tree, log, name_bug=name_bug, reproduce=command)
 
 
 def _measure_in(tree: Path, repository: Repository, spec: BisectSpec, folder: BisectFolder) -> _Measure:
     """Make the function that checks a commit out in a worktree, builds it unless it was the last one, and measures it."""
     built = ""
 
-    def measure(commit: str, number: int, name_bug: bool) -> Measurement:
+    def of(commit: str, number: int, name_bug: bool) -> Measurement:
         nonlocal built
-        begun, log = time.monotonic(), folder.log(number).resolve()
+        log = (folder.path / "logs" / f"{number:04d}" / "log.txt").resolve()
         log.parent.mkdir(parents=True, exist_ok=True)
         if built != commit:
             repository.checkout(tree, commit)
         once = spec if built != commit else spec.model_copy(update={"build": ""})
-        measured = _built_and_measured(once, tree, log, name_bug, reproduce(spec, commit))
+        measured = measure(once, tree, log, name_bug=name_bug, reproduce=reproduce(spec, commit))
         built = "" if measured.status == "build" else commit
-        if measured.status == "measured" and spec.measure_with == "accuracy":
-            measured = measured.model_copy(update=run_accuracy(spec, tree, log.parent / "run", log))
-        return measured.model_copy(update={"seconds": time.monotonic() - begun})
+        return measured
 
-    return measure
+    return of
 
 
+@dataclass
 class Bisection:
-    """One bisection."""
+    """One bisection: `say` receives a line for each probe."""
 
-    def __init__(
-        self,
-        folder: BisectFolder,
-        state: BisectState,
-        measure: _Measure,
-        repository: Repository,
-        say: Callable[[str], None],
-    ) -> None:
-        self._folder, self._measure, self._repository, self._say = folder, measure, repository, say
-        self.state = state
+    folder: BisectFolder
+    state: BisectState
+    measure: _Measure
+    repository: Repository
+    say: Callable[[str], None]
 
     def run(self) -> BisectState:
         """Bisect from the current state, and return the state with its result.
@@ -176,35 +159,31 @@ class Bisection:
             UsageError: an end is not what the user stated, or cannot be probed.
             BrokenEnvironment: commits cannot be probed through no fault of their own. It can be resumed later.
         """
-        if self.state.result is None:
-            self._prove("good", self.state.spec.good)
-            self._prove("bad", self.state.spec.bad)
-            suspects = self._search()
-            ambiguous = BisectResult(outcome="ambiguous", suspects=suspects)
-            result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
-            skipped = list(self._classes().values()).count("skip")
-            notes = (*result.notes, *([f"{skipped} commits could not be classified"] if skipped else []))
-            self._set(result=result.model_copy(update={"notes": notes}))
+        if self.state.result is not None:
+            return self.state
+        self._prove("good", self.state.spec.good, "check --good, --build and --kernel")
+        hint = "check --bad, or choose calls that show the error more clearly, with --pack"
+        self._prove("bad", self.state.spec.bad, hint)
+        suspects = self._search()
+        ambiguous = BisectResult(outcome="ambiguous", suspects=suspects)
+        result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
+        if skipped := list(self._classes().values()).count("skip"):
+            notes = (*result.notes, f"{skipped} commits could not be classified")
+            result = result.model_copy(update={"notes": notes})
+        self._set(result=result)
         return self.state
 
-    def _prove(self, end: Literal["good", "bad"], commit: str) -> None:
-        """Make sure that an end is what the user stated.
-
-        Raises:
-            UsageError: it is not. The next bisection starts again: the cause may be fixed by then.
-        """
+    def _prove(self, end: Literal["good", "bad"], commit: str, hint: str) -> None:
+        """Make sure that an end is what the user stated; if it is not, the next bisection starts again."""
         if self._classify(commit, "good-end" if end == "good" else "bad-end") == end:
             return
         seen, last = self.state.outcomes(commit), [probe for probe in self.state.probes if probe.commit == commit][-1]
         self._set(probes=())
         counts = ", ".join(f"{seen.count(outcome)} {outcome}" for outcome in dict.fromkeys(seen))
-        raise UsageError(
-            f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}.",
-            f"a revision that builds, imports and comes out {end}",
-            "check --good, --build and --kernel"
-            if end == "good"
-            else "check --bad, or choose calls that show the error more clearly, with --pack",
+        problem = (
+            f"the {end} revision {commit[:12]} is not {end}: {len(seen)} probes: {counts}; last: {_describe(last)}."
         )
+        raise UsageError(problem, f"a revision that builds, imports and comes out {end}", hint)
 
     def _search(self) -> tuple[str, ...]:
         """Halve the suspects until one is left, or those between them cannot be probed; return them, oldest first."""
@@ -216,13 +195,13 @@ class Bisection:
                 bad = commit if outcome == "bad" else bad
                 goods += [commit] if outcome == "good" else []
             # A good descendant of a bad commit: a regression that was fixed. What is searched is the older one.
-            goods = [good for good in goods if not self._repository.is_ancestor(bad, good)]
-            suspects = self._repository.halving(bad, goods)
+            goods = [good for good in goods if not self.repository.is_ancestor(bad, good)]
+            suspects = self.repository.halving(bad, goods)
             left = [commit for commit in suspects if commit not in classes]
             if left:  # step away from commits that do not build, twice as far for each
                 self._classify(left[min(2 ** (len(suspects) - 1 - len(left)) - 1, len(left) - 1)], "search")
                 continue
-            parents = self._repository.describe(bad).parents
+            parents = self.repository.describe(bad).parents
             inferred = [parent for parent in parents if parent in place and parent not in classes]
             if len(suspects) > 1 or not inferred:
                 return tuple(sorted(suspects, key=place.__getitem__))
@@ -242,26 +221,24 @@ class Bisection:
 
     def _probe(self, commit: str, purpose: Purpose) -> Measurement:
         """Probe a commit, and record what came out."""
-        number = len(self.state.probes) + 1
-        measured = self._measure(commit, number, purpose == "name")
-        outcome = outcome_of(measured, self.state.spec)
-        self._folder.write_measurement(number, measured)
-        probe = CommitProbe(
-            **outcome.model_dump(), number=number, commit=commit, purpose=purpose, seconds=measured.seconds
-        )
-        self._say(f"{number}: {purpose} {commit[:12]} {outcome.outcome}, {_describe(probe)}")
+        number, begun = len(self.state.probes) + 1, time.monotonic()
+        measured = self.measure(commit, number, purpose == "name")
+        outcome, seconds = outcome_of(measured, self.state.spec), time.monotonic() - begun
+        self.folder.write_measurement(number, measured)
+        probe = CommitProbe(**outcome.model_dump(), number=number, commit=commit, purpose=purpose, seconds=seconds)
+        self.say(f"{number}: {purpose} {commit[:12]} {outcome.outcome}, {_describe(probe)}")
         self._set(probes=(*self.state.probes, probe))
         return measured
 
     def _measured(self, commit: str) -> Measurement | None:
         """Return the first measurement of a commit, or None if it could not be measured."""
         numbers = (probe.number for probe in self.state.probes if probe.commit == commit)
-        measured = map(self._folder.measurement, numbers)
+        measured = map(self.folder.measurement, numbers)
         return next((each for each in measured if each.status == "measured"), None)
 
     def _named(self, commit: str) -> BisectResult:
         """Describe the culprit: git's view of it, what fails there and not before, and the bug."""
-        info = self._repository.describe(commit)
+        info = self.repository.describe(commit)
         before = next(filter(None, map(self._measured, info.parents)), None)
         measured = self._measured(commit) or Measurement(status="died")
         notes: list[str] = []
@@ -283,7 +260,7 @@ class Bisection:
 
     def _set(self, **changed: object) -> None:
         self.state = self.state.model_copy(update=changed)
-        self._folder.write(self.state)
+        self.folder.write(self.state)
 
 
 def _describe(probe: CommitProbe) -> str:

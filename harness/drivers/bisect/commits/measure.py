@@ -12,20 +12,37 @@ from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode,
 from assay.harness.judge.report import read_report
 from assay.worker import Done, Job, Limits, TimedOut, run, run_command
 
-_BUILD_S = 7200.0
-
 
 class BrokenEnvironment(AssayError):
     """The machine is at fault, not a commit. Exit code 3; 128 under ``git bisect run``."""
 
 
-def build(command: str, folder: Path, log: Path, timeout: float = _BUILD_S) -> str:
-    """Run a build command in a folder; return why it failed, or an empty string.
+def measure(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = False, reproduce: str = "") -> Measurement:
+    """Build the kernel of a worktree, and measure it in a fresh process or by an ``assay run``.
+
+    Args:
+        spec: the question, with its build command.
+        tree: top of the worktree.
+        log: gets what all processes print; an accuracy run is put next to it.
+        name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
+        reproduce: the command that findings cite.
 
     Raises:
-        BrokenEnvironment: the exit code was 128 or more, by git's convention a broken environment.
+        BrokenEnvironment: the build exited with 128 or more, by git's convention a broken environment, or the process that
+            measures raised what is not the kernel's.
+        UsageError: ``assay run`` rejected its arguments.
     """
-    code = run_command(["/bin/sh", "-c", command], folder, log=log, seconds=timeout) if command else 0
+    if spec.build and (why := _build(spec.build, tree, log)):
+        return Measurement(status="build", reason=why)
+    measured = _run_kernel(spec, tree, log, name_bug, reproduce)
+    if measured.status == "measured" and spec.measure_with == "accuracy":
+        return measured.model_copy(update=_run_accuracy(spec, tree, log.parent / "run", log))
+    return measured
+
+
+def _build(command: str, folder: Path, log: Path, timeout: float = 7200.0) -> str:
+    """Run a build command in a folder; return why it failed, or an empty string."""
+    code = run_command(["/bin/sh", "-c", command], folder, log=log, seconds=timeout)
     if code is None:
         return f"the build did not finish within {timeout:.0f} s"
     if code < 0 or code >= GIT_ABORT:
@@ -37,12 +54,7 @@ def build(command: str, folder: Path, log: Path, timeout: float = _BUILD_S) -> s
     return f"the build exited with {code}: {_tail(log)}" if code else ""
 
 
-def run_kernel(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = False, reproduce: str = "") -> Measurement:
-    """Measure the kernel of a worktree in a fresh process, see `assay.harness.drivers.bisect.commits.probe.measure`.
-
-    Raises:
-        BrokenEnvironment: the process raised what is not the kernel's.
-    """
+def _run_kernel(spec: BisectSpec, tree: Path, log: Path, name_bug: bool, reproduce: str) -> Measurement:
     given = {"tree": str(tree.resolve()), "spec": spec, "name_bug": name_bug, "reproduce": reproduce}
     try:
         with log.open("ab") as output:
@@ -65,15 +77,8 @@ def run_kernel(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool = Fals
     return Measurement(status="died", reason=f"the process {outcome.how}: {_tail(log)}")
 
 
-def run_accuracy(spec: BisectSpec, tree: Path, folder: Path, log: Path) -> dict[str, object]:
-    """Run ``assay run`` with a commit's kernel as the candidate.
-
-    Returns:
-        The fields that it changes in the commit's `Measurement`.
-
-    Raises:
-        UsageError: ``assay run`` rejected its arguments.
-    """
+def _run_accuracy(spec: BisectSpec, tree: Path, folder: Path, log: Path) -> dict[str, object]:
+    """Run ``assay run`` with a commit's kernel as the candidate; return the fields that it changes in its `Measurement`."""
     paths = [*map(str, spec.roots(tree)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "assay", "run", "--candidate", spec.kernel, "--out", str(folder.resolve())]

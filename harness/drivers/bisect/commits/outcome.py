@@ -45,21 +45,18 @@ def changes(commit: Measurement, before: Measurement | None) -> tuple[Change, ..
         commit: measurement of the commit.
         before: measurement of its parent; None if it was not measured.
     """
-    failing = _values(commit, only_failing=True)
-    earlier = _values(before, only_failing=True) if before else {}
+    failing, earlier = _values(commit, only_failing=True), _values(before, only_failing=True) if before else {}
 
     def listed(values: set[str]) -> tuple[str, ...]:
         return tuple(sorted(values, key=lambda value: (int(value), "") if value.isdigit() else (-1, value)))
 
-    return tuple(
-        Change(
-            axis=axis,
-            failing=listed(failing.get(axis, set())),
-            values=listed(values),
-            new=listed(failing.get(axis, set()) - earlier.get(axis, set())),
+    listed_changes = []
+    for axis, values in _values(commit, only_failing=False).items():
+        wrong, known = failing.get(axis, set()), earlier.get(axis, set())
+        listed_changes.append(
+            Change(axis=axis, failing=listed(wrong), values=listed(values), new=listed(wrong - known))
         )
-        for axis, values in _values(commit, only_failing=False).items()
-    )
+    return tuple(listed_changes)
 
 
 def _values(measurement: Measurement, *, only_failing: bool) -> dict[str, set[str]]:
@@ -67,6 +64,7 @@ def _values(measurement: Measurement, *, only_failing: bool) -> dict[str, set[st
     values: dict[str, set[str]] = {}
     for row in measurement.rows:
         heads = {str(head) for head, own in enumerate(row.own) if not only_failing or own > row.bound}
-        for axis, named in {**{axis: {value} for axis, value in row.condition.items()}, "head": heads}.items():
-            values.setdefault(axis, set()).update(named if heads else ())
+        for axis, value in row.condition.items():
+            values.setdefault(axis, set()).update({value} if heads else ())
+        values.setdefault("head", set()).update(heads)
     return values

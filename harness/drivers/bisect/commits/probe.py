@@ -23,8 +23,10 @@ from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.evidence.pack import read_pack
-from assay.harness.localize.diagnose import describe, diagnose
-from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
+from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.guard import Guard, run_and_repeat
+from assay.harness.localize.kernel_runs import KernelRun
 from assay.worker import Journal
 
 # Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice.
@@ -57,12 +59,8 @@ def _condition(call: AttentionCall) -> dict[str, str]:
 def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, reproduce: str) -> Measurement:
     """Measure the kernel of a worktree, as a job of `assay.worker`: errors of the kernel are results.
 
-    Args:
-        journal: gets the measurement before a wrong kernel is read, which may end the process.
-        tree: top of the worktree.
-        spec: the question, a `BisectSpec`; for accuracy runs, the kernel is imported and not called.
-        name_bug: look for a hypothesis that fits, and read the kernel; takes seconds.
-        reproduce: the command that findings cite.
+    The journal gets the measurement of a wrong kernel before it is read, which may end the process. For accuracy runs, the kernel
+    is imported and not called.
     """
     os.chdir(tree)
     asked, top = BisectSpec(**spec), Path(tree).resolve()
@@ -91,7 +89,7 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
     reader = Reader()
     if reader.wants(findings, run.results):
         journal.write("measured", measurement=measured)
-        seen = reader.observe(findings, kernel, kernels.declaration(kernel), run.results)
+        seen = reader.observe(findings, Guard(kernel), run.results)
         measured = measured.model_copy(update={"findings": seen.findings})
     return measured
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -56,11 +55,6 @@ class BisectSpec(Record):
         """Return the folders of a worktree that modules are imported from."""
         return [root for root in (tree, tree / "src") if root.is_dir()]
 
-    @property
-    def digest(self) -> str:
-        """Ten hex digits that identify this bisection."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:10]
-
 
 class CallErrors(Record):
     """Own errors of one call."""
@@ -82,7 +76,6 @@ class Measurement(Record):
     rows: tuple[CallErrors, ...] = Field((), description="own errors by call; an accuracy run has no rows")
     findings: tuple[Finding, ...] = Field((), description="the diagnosis, if one was requested")
     regression: bool | None = Field(None, description="verdict of an accuracy run")
-    seconds: float = 0.0
 
 
 class ProbeOutcome(Record):
@@ -173,15 +166,8 @@ class BisectFolder:
 
     def measurement(self, number: int) -> Measurement:
         """Read the measurement of a probe."""
-        return read_json(self._probe(number), Measurement, _DAMAGED)
+        return read_json(self.path / "probes" / f"{number:04d}.json", Measurement, _DAMAGED)
 
     def write_measurement(self, number: int, measurement: Measurement) -> None:
-        """Replace the measurement of a probe."""
-        write_whole(self._probe(number), measurement.model_dump_json(indent=1))
-
-    def log(self, number: int) -> Path:
-        """Return the log of a probe's build and kernel; with ``--with accuracy``, its run is beside it."""
-        return self.path / "logs" / f"{number:04d}" / "log.txt"
-
-    def _probe(self, number: int) -> Path:
-        return self.path / "probes" / f"{number:04d}.json"
+        """Write the measurement of a probe."""
+        write_whole(self.path / "probes" / f"{number:04d}.json", measurement.model_dump_json(indent=1))

@@ -118,9 +118,10 @@ def spec(**changes: object) -> RunSpec:
 
 
 def bisect(server: Server, **changes: object) -> LayerBisection:
-    probed = _ProbeServer(server, server.evidence, ITEMS, 32, 8)
+    question = spec(**{"max_tokens": 32, **changes})
+    probed = _ProbeServer(server, server.evidence, ITEMS, question.workload.token_limit, 8)
     with ProgressDisplay(Console(quiet=True)) as display:
-        return _search_layers(probed, spec(**changes), display)  # type: ignore[arg-type]
+        return _search_layers(probed, question, display)
 
 
 def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) ->
     assert (result.by, result.reference_right) == ("text", 16)
     assert "right on 0 of 16" in result.by_why
     assert [one.layer for one in result.restored] == [1]
-    assert server.tokens == {32, 48}, "texts are short, whatever the limit of an answer"
+    assert server.tokens == {2048, 48}, "texts are short, whatever the limit of an answer"
 
 
 def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:

@@ -20,21 +20,17 @@ def alone(guilty: frozenset[int]) -> Task:
     return lambda candidate: not candidate & guilty
 
 
-def asked_once(task: Task) -> Task:
-    """A task that must not be asked about the same set twice."""
-    seen = set()
+class Asked:
+    """A probe that keeps its answers; it must not be asked about the same set twice unless it may repeat."""
 
-    def probe(candidate: frozenset[int]) -> bool:
-        assert candidate not in seen
-        seen.add(candidate)
-        return task(candidate)
+    def __init__(self, task: Task, repeats: bool = False) -> None:
+        self.task, self.repeats = task, repeats
+        self.answers: list[tuple[frozenset[int], bool]] = []
 
-    return probe
-
-
-def probes(search: SearchResult) -> int:
-    """Number of probes, including repeats."""
-    return sum(right + wrong for _, right, wrong in search.probed)
+    def __call__(self, candidate: frozenset[int]) -> bool:
+        assert self.repeats or candidate not in dict(self.answers)
+        self.answers.append((candidate, self.task(candidate)))
+        return self.answers[-1][1]
 
 
 def found(search: SearchResult) -> frozenset[int]:
@@ -50,28 +46,28 @@ def check_needed(task: Task, restored: frozenset[int], layers: tuple[int, ...] =
 
 @given(guilty_sets)
 def test_guilty_layers_are_found_exactly(guilty: frozenset[int]) -> None:
-    search = find_layers(LAYERS, asked_once(alone(guilty)), steady=True)
+    search = find_layers(LAYERS, Asked(alone(guilty)), steady=True)
     assert found(search) == guilty
     assert search.monotone
     assert all(one.alone in (True, None if len(guilty) > 4 else True) for one in search.restored)
-    assert probes(search) == len(search.probed)
 
 
 @given(st.frozensets(st.sampled_from(LAYERS), min_size=2, max_size=2))
 def test_two_layers_that_fail_only_together(pair: frozenset[int]) -> None:
     task: Task = lambda candidate: not pair <= candidate  # noqa: E731
-    search = find_layers(LAYERS, asked_once(task), steady=True)
+    asked = Asked(task)
+    search = find_layers(LAYERS, asked, steady=True)
     (one,) = search.restored
     check_needed(task, found(search))
     assert not one.alone
     assert one.layer in pair
-    assert probes(search) <= 20
+    assert len(asked.answers) <= 20
 
 
 @given(st.lists(st.frozensets(st.sampled_from(LAYERS), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(groups: list[frozenset[int]]) -> None:
     task: Task = lambda candidate: not any(group <= candidate for group in groups)  # noqa: E731
-    search = find_layers(LAYERS, asked_once(task), steady=True)
+    search = find_layers(LAYERS, Asked(task), steady=True)
     check_needed(task, found(search))
     assert search.monotone
     assert all(one.alone in (None, frozenset({one.layer}) in groups) for one in search.restored)
@@ -79,7 +75,7 @@ def test_every_set_of_layers_that_fails_together_is_hit_by_what_is_restored(grou
 
 @pytest.mark.parametrize(("wrong_from", "restored"), [(10, 23), (31, 2)])
 def test_small_errors_that_add_up_are_not_blamed_on_a_few(wrong_from: int, restored: int) -> None:
-    search = find_layers(LAYERS, asked_once(lambda candidate: len(candidate) < wrong_from), steady=True)
+    search = find_layers(LAYERS, Asked(lambda candidate: len(candidate) < wrong_from), steady=True)
     assert len(search.restored) == restored
     assert not any(one.alone for one in search.restored)
 
@@ -89,7 +85,7 @@ def test_a_layer_whose_error_another_cancels_is_not_restored() -> None:
     def task(candidate: frozenset[int]) -> bool:
         return 7 not in candidate and (1 not in candidate or 5 in candidate)
 
-    search = find_layers(range(8), asked_once(task), steady=True)
+    search = find_layers(range(8), Asked(task), steady=True)
     assert found(search) == {7}
     assert not search.monotone
 
@@ -99,7 +95,7 @@ def test_errors_that_cancel_end_in_layers_that_are_all_needed(layers: list[int])
     def task(candidate: frozenset[int]) -> bool:
         return 7 not in candidate and len(candidate & {2, 5}) != 1
 
-    search = find_layers(layers, asked_once(task), steady=True)
+    search = find_layers(layers, Asked(task), steady=True)
     check_needed(task, found(search), tuple(layers))
     assert 7 in found(search)
 
@@ -109,11 +105,11 @@ def test_every_restored_layer_is_needed_for_any_answers(draw: random.Random) -> 
     layers = tuple(range(7))
     right = {frozenset(some): draw.random() < 0.5 for size in range(8) for some in combinations(layers, size)}
     right[frozenset()], right[frozenset(layers)] = True, False
-    search = find_layers(layers, asked_once(right.__getitem__), steady=True)
+    probe = Asked(right.__getitem__)
+    search = find_layers(layers, probe, steady=True)
     check_needed(right.__getitem__, found(search), layers)
-    if search.monotone:
-        asked = {candidate: bool(right) for candidate, right, _ in search.probed}
-        assert not any(asked[big] for small in asked if not asked[small] for big in asked if small < big)
+    asked = dict(probe.answers)
+    assert search.monotone != any(asked[big] for small in asked if not asked[small] for big in asked if small < big)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +128,9 @@ def test_every_restored_layer_is_needed_for_any_answers(draw: random.Random) -> 
     ],
 )
 def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
-    assert probes(find_layers(LAYERS, alone(frozenset(guilty)), steady=True)) <= most, name
+    asked = Asked(alone(frozenset(guilty)))
+    find_layers(LAYERS, asked, steady=True)
+    assert len(asked.answers) <= most, name
 
 
 @pytest.mark.parametrize(
@@ -142,8 +140,9 @@ def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
 def test_nothing_is_found_where_all_layers_are_right_or_the_reference_fails(
     right: bool, outcome: str, asked: int, why: str
 ) -> None:
-    search = find_layers(LAYERS, lambda candidate: right, steady=True)
-    assert (search.outcome, search.restored, probes(search)) == (outcome, (), asked)
+    probe = Asked(lambda candidate: right)
+    search = find_layers(LAYERS, probe, steady=True)
+    assert (search.outcome, search.restored, len(probe.answers)) == (outcome, (), asked)
     assert why in search.why
 
 

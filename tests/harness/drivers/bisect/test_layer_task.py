@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from assay.evals.questions import prompt_hash
-from assay.harness.drivers.bisect.layer_search import RestoredLayer, SearchResult
+from assay.harness.drivers.bisect.layer_search import RestoredLayer
 from assay.harness.drivers.bisect.layer_task import (
-    Floors,
-    LayerSetup,
+    LayerBisection,
     ProbeRecord,
     can_fail,
     choose_criterion,
@@ -58,13 +57,6 @@ def test_text_is_the_criterion_if_the_reference_only_guesses() -> None:
     assert not can_fail("text", 4, 16, 0.05)
 
 
-SETUP = LayerSetup(
-    reference="triton", candidate="mine", model="tiny", device="cpu", engine="SGLang", phases=("extend",),
-    layers=(0, 1, 2, 3), prompts=32, alpha=0.05, reproduce="assay bisect layers",
-)  # fmt: skip
-FLOORS = Floors(by="answers", by_why="requested", reference_right=32, floor=0)
-
-
 def record(candidate: set[int], lost: int) -> ProbeRecord:
     return ProbeRecord(
         candidate=tuple(sorted(candidate)), right=32 - lost, lost=lost, gained=0, p=mcnemar_of_loss(lost, 0),
@@ -75,13 +67,17 @@ def record(candidate: set[int], lost: int) -> ProbeRecord:
 def test_the_finding_states_layers_and_losses() -> None:
     kept = [record({0, 2}, 6), record({0, 2}, 1), record({0, 2}, 2), record({0, 2}, 0)]
     probes = [record(set(), 0), record({0, 1, 2, 3}, 27), *kept]
-    restored = (RestoredLayer(1, True), RestoredLayer(3, False))
-    asked = ((frozenset[int](), 1, 0), (frozenset(range(4)), 0, 1), (frozenset({0, 2}), 3, 1))
-    search = SearchResult(outcome="found", why="", restored=restored, monotone=False, probed=asked)
-    (made,) = conclude(SETUP, FLOORS, search, probes, 1.0).findings
+    (made,) = conclude(
+        LayerBisection(
+            reference="triton", candidate="mine", model="tiny", device="cpu", engine="SGLang", phases=("extend",),
+            layers=(0, 1, 2, 3), prompts=32, alpha=0.05, reproduce="assay bisect layers", by="answers", by_why="requested",
+            reference_right=32, floor=0, candidate_floor=0, outcome="found", why="", seconds=1.0,
+            restored=(RestoredLayer(1, True), RestoredLayer(3, False)), monotone=False, probes=tuple(probes),
+        )
+    ).findings  # fmt: skip
     assert made.where == "layers 1, 3 of 0-3"
     assert "must run triton" in made.diagnosis
-    assert made.reproduce == SETUP.reproduce
+    assert made.reproduce == "assay bisect layers"
     text = "\n".join(made.evidence)
     assert "mine in all layers: 5 answers right, the reference alone 32 (27 lost, 0 gained, p = 7.5e-09)" in text
     assert "mine in all layers but 1, 3: 31 answers right" in text

@@ -81,9 +81,9 @@ def test_an_accuracy_run_decides_by_its_exit_code(
     asked = (spec(measure_with="accuracy", run_args=("--questions=8",)), tmp_path, tmp_path / "logs" / "run", tmp_path / "log")
     if code == 2:
         with pytest.raises(UsageError, match="No such option"):
-            measure.run_accuracy(*asked)
+            measure._run_accuracy(*asked)
         return
-    found = measure.run_accuracy(*asked)
+    found = measure._run_accuracy(*asked)
     assert found.get("status") == status
     assert outcome_of(Measurement.model_validate({"status": "measured", **found}), spec()).outcome == outcome
     assert (words[0], words[-1]) == (str(tmp_path), "--questions=8"), "the worktree's modules, and the user's flags"

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment, build, run_kernel
+from assay.harness.drivers.bisect.commits.measure import BrokenEnvironment, _build, measure
 from assay.harness.drivers.bisect.commits.probe import chosen_calls
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 
@@ -28,7 +28,7 @@ def tree(tmp_path: Path, histories: ModuleType) -> Path:
 def run(tree: Path, kernel: str = "attn:forward", name_bug: bool = False) -> Measurement:
     settings = {"repo": "r", "good": "g", "bad": "b", "kernel": kernel, "calls": COUNT}
     spec = BisectSpec.model_validate(settings)
-    return run_kernel(spec, tree, tree.parent / "log", name_bug=name_bug, reproduce="again")
+    return measure(spec, tree, tree.parent / "log", name_bug=name_bug, reproduce="again")
 
 
 def test_a_kernel_is_measured_and_its_bug_named(tree: Path, histories: ModuleType) -> None:
@@ -143,19 +143,19 @@ def test_a_probe_that_fails_itself_blames_the_environment(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("", ""), ("echo built > made", ""), ("echo no tile; exit 3", "exited with 3: no tile"),
+        ("echo built > made", ""), ("echo no tile; exit 3", "exited with 3: no tile"),
         ("no-such-compiler --now", "exited with 127"), ("sleep 60", "did not finish within 0 s"),
     ],
 )  # fmt: skip
 def test_builds(tmp_path: Path, command: str, why: str) -> None:
-    said = build(command, tmp_path, tmp_path / "log", 0.4 if "sleep" in command else 60)
+    said = _build(command, tmp_path, tmp_path / "log", 0.4 if "sleep" in command else 60)
     assert (why in said) if why else not said
     assert (tmp_path / "made").exists() == ("made" in command)
 
 
 def test_a_build_that_exits_with_128_blames_the_environment(tmp_path: Path) -> None:
     with pytest.raises(BrokenEnvironment, match="128"):
-        build("exit 128", tmp_path, tmp_path / "log")
+        _build("exit 128", tmp_path, tmp_path / "log")
 
 
 def test_as_many_calls_are_chosen_as_were_asked_for() -> None:
