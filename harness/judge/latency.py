@@ -17,7 +17,6 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.answer_lengths import (
-    LIMIT,
     AnswerEnd,
     AnswerLengths,
     check_ends,
@@ -74,13 +73,8 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
     measured_answers = folder.lines(LENGTHS, Answer)
-    answers = _both_answered(measured_answers)
-    ran = [
-        ((a.completion_tokens, a.finish_reason == LIMIT), (b.completion_tokens, b.finish_reason == LIMIT))
-        for a, b in answers
-    ]
-    lengths = compare_lengths(ran, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
-    ends = [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
+    ends = _both_answered(measured_answers)
+    lengths = compare_lengths(ends, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     servers = {server.role: server for server in manifest.servers}
     same = check_same_servers(spec.sides, servers, argument_differences(servers, spec.treatment))
@@ -249,11 +243,12 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     return required.met(met, f"{reported} of the prompt tokens were cached", settles)
 
 
-def _both_answered(measured: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
-    """Pair the answers to the prompts that both answered."""
-    by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
-    both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]
-    return [(ours, theirs) for ours, theirs in both if theirs is not None]
+def _both_answered(measured: Sequence[Answer]) -> list[tuple[AnswerEnd, AnswerEnd]]:
+    """Pair the ends of the answers to the prompts that both answered."""
+    ours, theirs = (
+        {a.item: AnswerEnd(a.finish_reason, a.completion_tokens) for a in measured if a.role == role} for role in ROLES
+    )
+    return [(end, theirs[item]) for item, end in ours.items() if item in theirs]
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:

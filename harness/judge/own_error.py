@@ -17,7 +17,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
-from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
+from assay.harness.judge.error_grids import bounds_of, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.report import Metric, SuiteResult
@@ -58,8 +58,6 @@ def claim(run: RunEvidence) -> Judged:
     phases = _recorded_phases(errors.headers[0], Backend.parse(spec.candidate.backend))
     foreign = foreign_cause(replay, spec.candidate.backend, phases, pack) if replay else ""
     evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
-    rows = truth_rows(evidence.against)
-    bounds = bounds_of(evidence.against)
     not_traced: tuple[str, ...] = ()
     try:
         free = _free_running(folder, errors)
@@ -67,11 +65,11 @@ def claim(run: RunEvidence) -> Judged:
         free, not_traced = {}, (f"inherited error: {error.found}",)
     result = layers_result(
         errors,
-        bounds,
-        depth=depth_rows(errors, bounds, free, rows),
+        bounds_of(evidence.against),
+        free,
         pack=str(pack) if pack else "",
         not_observed=(*not_traced, *_untested(errors), *_known_differences(errors)),
-        against_truth=rows,
+        against_truth=truth_rows(evidence.against),
     )
     named = replay.findings if replay and not foreign else ()
     again = replay_command(pack, spec.candidate.backend) if pack else run.manifest.command

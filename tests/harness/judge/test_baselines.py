@@ -27,6 +27,7 @@ from assay.harness.judge.baselines import (
     Status,
     _differences,
     _find,
+    _key_of,
     _make,
     _own_errors_by_condition,
     accept,
@@ -170,6 +171,7 @@ def test_the_metric_that_decided_is_named(
     decision = None if lost is None else accuracy_of(paired(200 - lost, lost), RULE)
     compared = _compare_accepted(decision, {"a": 0.01}, {"a": own_error}, POLICY, synthetic=True)
     assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
+    assert own_error < 0.5 or compared.p_regression is None, "growth is certain, among however many suites"
 
 
 RunOf = Callable[..., RunFolder]
@@ -218,6 +220,12 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
         assert [server.role for server in second.progress().servers] == ["reference"]
     assert asked_roles(plan, second) == ("candidate",)
     assert status_of(second) == status
+
+
+def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    manifest = run_of(plan, tmp_path / "first").manifest()
+    other = manifest.model_copy(update={"model_hashes": dict.fromkeys(ROLES, "another")})
+    assert _key_of(manifest, "candidate") != _key_of(other, "candidate")
 
 
 def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.history import RunLine, check_repeated, line_of, list_runs, report_of, worst_own
-from assay.harness.judge.report import LayersResult, TruthRow
+from assay.harness.judge.report import NOT_FINITE, LayersResult, TruthRow
 from assay.reports.write import write_reports
 
 
@@ -27,11 +27,17 @@ def test_the_worst_own_error_is_the_one_farthest_beyond_its_bound(examples: Modu
     assert worst.bound is not None
     assert worst.multiple == pytest.approx(0.9 / worst.bound)
     assert worst_own(report.model_copy(update={"layers": None})) is None
+    broken = rows[0].model_copy(update={"own": NOT_FINITE})
+    worst = worst_own(report.model_copy(update={"layers": layers_of(*rows, broken)}))
+    assert worst is not None
+    assert (worst.error, worst.multiple) == (NOT_FINITE, None)
 
 
 def test_a_damaged_report_is_listed_with_its_problem(tmp_path: Path, examples: ModuleType) -> None:
     write_reports(examples.passing(), tmp_path / "good")
     write_reports(examples.passing(), tmp_path / "bad")
+    (tmp_path / "bisection").mkdir()
+    (tmp_path / "bisection" / "report.json").write_text('{"schema": "assay.bisection/1"}')
     path = tmp_path / "bad" / "report.json"
     path.write_text(path.read_text().replace('"verdict": "pass"', '"verdict": "perfect"'))
     listed = list_runs(tmp_path)
