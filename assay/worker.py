@@ -7,10 +7,10 @@
         case Done(result): ...
         case Crashed() | TimedOut(): outcome.how, outcome.during, outcome.events
 
-The function is called as ``function(journal, **arguments)`` by ``python -m assay.worker JOB``. Only importable names and JSON cross
-the border: JOB is a file with the function's name and its arguments, and the process appends events to a journal of JSON lines,
-which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may not
-return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
+The function is called as ``function(journal=..., **arguments)`` by ``python -m assay.worker JOB``. Only importable names and JSON
+cross the border: JOB is a file with the function's name and its arguments, and the process appends events to a journal of JSON
+lines, which its caller reads while they come. So whatever was written before the process ended stays known. Around a call that may
+not return, write `Journal.begin` and `Journal.end`: an outcome then says where the process ended, and `Limits.step_s` holds for it.
 
 The process runs under `assay.harness.engines.guardian`, which ends all that it started however it, or its caller, ends. So does a
 command that `run_command` runs.
@@ -22,7 +22,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -57,7 +56,8 @@ class Job:
     """What a process is to do.
 
     Attributes:
-        function: an importable function, as ``package.module:function``. It gets a `Journal`, and returns JSON or a pydantic model.
+        function: an importable function, as ``package.module:function``. It gets a `Journal` as ``journal``, and
+            returns JSON or a pydantic model.
         arguments: its arguments by name, as JSON.
     """
 
@@ -120,16 +120,11 @@ class Journal:
     """The events of a job, on the side of its process.
 
     Args:
-        append: gets each event; None where a function is called without a process, and nobody reads them.
+        append: gets each event; None if nobody reads them.
     """
 
     def __init__(self, append: Callable[[Event], object] | None = None) -> None:
         self._append = append
-
-    @property
-    def kept(self) -> bool:
-        """True if somebody reads the events."""
-        return self._append is not None
 
     def write(self, event: str, **facts: Any) -> None:
         """Append an event. Pydantic models among its facts are written as JSON."""
@@ -143,6 +138,10 @@ class Journal:
     def end(self) -> None:
         """Note that the step has returned, or raised."""
         self.write(_ENDS)
+
+
+UNREAD = Journal()
+"""A journal that nobody reads, as where a function is called without a process."""
 
 
 def run(
@@ -235,8 +234,9 @@ class _Process:
             given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
             (self._scratch / "job.json").write_bytes(_line(given))
             words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(self._scratch / "job.json")]
-            self._guardian = _guarded(
-                self._scratch, words, None, {**environment, "PYTHONPATH": os.pathsep.join(path)}, output, output, _PROCESSES
+            self._guardian = guardian.start(
+                words, self._scratch, _GRACE_S, folder=None, most=_PROCESSES, output=output, errors=output,
+                environment={**environment, "PYTHONPATH": os.pathsep.join(path)},
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -248,7 +248,7 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         """End the process and all that it has started."""
-        _end(self._guardian)
+        guardian.end(self._guardian, _GRACE_S)
         os.close(self._descriptor)
 
     @property
@@ -309,32 +309,15 @@ def run_command(
     scratch, until = Path(tempfile.mkdtemp(prefix="assay-")), time.monotonic() + seconds
     with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
         environment = {**(os.environ if environment is None else environment), "TMPDIR": str(scratch)}
-        process = _guarded(scratch, words, folder, environment, printed, logged)
+        process = guardian.start(
+            words, scratch, _GRACE_S, folder=folder, environment=environment, output=printed, errors=logged
+        )
     try:
         while (status := process.poll()) is None and time.monotonic() < until and not (stop and stop.is_set()):
             time.sleep(_POLL_S)
         return status
     finally:
-        _end(process)
-
-
-def _guarded(
-    scratch: Path, words: Sequence[str], folder: Path | None, environment: Mapping[str, str],
-    output: IO[bytes] | int, errors: IO[bytes] | int, most: int | None = None,
-) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start a command under a guardian, which removes `scratch` when the command has ended."""
-    return subprocess.Popen(
-        guardian.guarded(words, _GRACE_S, scratch, most),
-        stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
-        start_new_session=True,  # out of reach of the terminal's Ctrl-C
-    )  # fmt: skip
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a guarded command and all that it has started."""
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
+        guardian.end(process, _GRACE_S)
 
 
 def _line(facts: Mapping[str, Any]) -> bytes:
@@ -360,7 +343,7 @@ def main() -> None:
 
     try:
         module, _, name = job["function"].partition(":")
-        result = getattr(importlib.import_module(module), name)(Journal(append), **job["arguments"])
+        result = getattr(importlib.import_module(module), name)(**job["arguments"], journal=Journal(append))
         last = _line({"event": _DONE, "result": result})
     except BaseException as error:
         last = _line({"event": _RAISED, **_described(error)})

@@ -38,7 +38,8 @@ from assay.harness.attention.noise import family as family_of
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import CallResult, run_once
+from assay.harness.localize.guard import run_calls
+from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.text import one_line
 
 RATIOS_OF = 5
@@ -326,7 +327,7 @@ def outcome(job: Job) -> Outcome:
     some = [case for case in some if not excluded(noise, case.condition["data"])]
     if job.cases:
         some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
-    run = run_once(declared, [case.make() for case in some])
+    run = run_calls(declared, [case.make() for case in some], repeats=0)
     flagged = tuple(one.id for one in diagnose(run) if one.severity != "info")
     worst = max(float((one.own / one.bounds).max()) for one in run.results)
     query = max((one.queries[0].excess for one in run.results if one.queries), default=0.0)

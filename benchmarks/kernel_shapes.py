@@ -23,7 +23,8 @@ from triton.testing import do_bench
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.kernel_runs import compute, measure
+from assay.harness.localize.guard import compute
+from assay.harness.localize.kernel_runs import measure
 
 SHAPES = ((512, 0), (2048, 0), (8192, 0), (512, 1536), (512, 7680), (2048, 6144))
 HEADS, HEAD_DIM = (32, 8), 128

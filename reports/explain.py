@@ -13,10 +13,9 @@ from assay.harness.attention.bugs.family import BY_ID, FAMILY, KIND_TITLES
 from assay.harness.attention.bugs.lse import BUGS as LSE_BUGS
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, TITLES
-from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.lse import LSE_WRONG
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
-from assay.harness.verdict import OPERATOR, UNEXPLAINED
+from assay.harness.verdict import CONTRACT_BROKEN, OPERATOR, UNEXPLAINED
 
 _MARK = "  # <--"
 _FORM_WORDS: dict[Form, str] = {

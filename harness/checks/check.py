@@ -29,24 +29,23 @@ from assay.harness.checks.kernel_matrix import (
     matrix_of,
     named,
 )
-from assay.harness.checks.watcher import noting_runs, watched
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize import axes
+from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
-from assay.harness.localize.diagnose import describe, diagnose
-from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_guarded, runs_of
-from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, worst_of
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.shrink import smallest_call
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
-from assay.worker import Journal
+from assay.worker import UNREAD, Journal
 
 if TYPE_CHECKING:  # importing what reads a wrong kernel takes a third of a second, which a right one does not need
-    from assay.harness.checks.observed import Reader, ReadOut
+    from assay.harness.checks.observed import Reader
 
 CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 """How often a kernel runs in all: one may become wrong after many calls. What the matrix leaves of them takes at most
@@ -97,7 +96,7 @@ def check(
     repeats: int = MAX_REPEATED,
     calls: int | None = None,
     read_out: float | Reader | None = None,
-    journal: Journal | None = None,
+    journal: Journal = UNREAD,
     **options: Unpack[MatrixOptions],
 ) -> KernelResult:
     """Run a kernel on the op-level matrix in this process; see `assay.harness.checks.jobs.check`.
@@ -117,39 +116,58 @@ def check(
     """
     start = time.monotonic()
     task = _task(kernel, options, noise, case, cases, again, calls)
-    journal = journal or Journal()
-    if journal.kept:
-        task = replace(task, kernel=watched(task.kernel, journal))
+    guard = Guard(task.kernel, task.declared, journal)
     journal.write("asked", kernel=task.name, cases=len(task.made), again=task.again)
     with few_threads(task.calls):
-        examined = _examined(task, repeats, journal)
+        examined = _examined(task, guard, repeats, journal)
         findings = examined.findings()
-        runs = examined.guard.runs
-        if not serious(findings):
-            runs, late = _endured(task, examined, _ENDURANCE_S[options.get("size", "small")])
-            findings += late
-        result = _result(task, examined, findings, runs, options)
+        seconds = _ENDURANCE_S[options.get("size", "small")]
+        if not serious(findings) and (wrong := endure(guard, examined.run.results, task.runs, seconds)):
+            findings.append(not_endured(*wrong, task.again))
+        result = _result(task, examined, findings, options)
+    result = concluded(result, guard, examined.run, task.path, read_out, journal)
+    return result.model_copy(update={"seconds": time.monotonic() - start})
 
-    def stands(read: ReadOut | None = None, **changed: object) -> KernelResult:
-        known = {"where": ""} if read is not None and read.whole else {}
-        return result.model_copy(update={**changed, **known, "seconds": time.monotonic() - start})
 
-    journal.write("stands", result=stands(), reading=False)
-    with few_threads([call for _, call in examined.made]):
-        smallest = smallest_call(examined.guard, examined.run, findings, task.path)
-    findings = smallest.named_in(findings)
-    result = stands(findings=outside_first(findings), smallest=smallest.words, test=smallest.test(findings))
+def concluded(
+    result: KernelResult,
+    guard: Guard,
+    run: KernelRun,
+    path: str,
+    read_out: float | Reader | None,
+    journal: Journal,
+    recorded: bool = False,
+) -> KernelResult:
+    """Add to a result the smallest failing call, and what can be read off a wrong kernel.
+
+    Args:
+        result: the result without either.
+        guard: the kernel.
+        run: what it computed.
+        path: what a test imports it by; empty if nothing can.
+        read_out: as in `check`.
+        journal: gets the result as it stands before each, which a kernel may not survive.
+        recorded: whether the calls were recorded.
+    """
+    journal.write("stands", result=result, reading=False)
+    with few_threads([computed.call for computed in run.results]):
+        smallest = smallest_call(guard, run, result.findings, path)
+    findings = smallest.named_in(result.findings)
+    shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
+    result = result.model_copy(update=shown)
     if not serious(findings):
         return result
     from assay.harness.checks.observed import READ_OUT_S, Reader
 
     reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
-    wanted = reader.wants(findings, examined.run.results)
+    wanted = reader.wants(findings, run.results)
     journal.write("stands", result=result, reading=wanted)
     if not wanted:
         return result
-    observed = reader.observe(findings, task.kernel, task.declared, examined.run.results)
-    return stands(observed.read, findings=outside_first(observed.findings), test=smallest.test(observed.findings))
+    observed = reader.observe(findings, guard, run.results, recorded)
+    exact = {"where": ""} if observed.read is not None and observed.read.whole else {}
+    shown = {"findings": outside_first(observed.findings), "test": smallest.test(observed.findings), **exact}
+    return result.model_copy(update=shown)
 
 
 def _task(
@@ -199,10 +217,8 @@ def _task(
     return _Task(name, path, loaded, declared, asked, made, tuple(left), whole, runs, again)
 
 
-def _examined(task: _Task, repeats: int, journal: Journal) -> MatrixRun:
+def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> MatrixRun:
     """Run the kernel on the matrix, or on as much of it as shows that it is clearly wrong."""
-    within = GuardedKernel(task.kernel)
-    guard = Guard(within, task.declared, noting_runs(journal, runs_of(len(task.made), repeats)))
     case_of = {id(call): case for case, call in task.made}
     cases = [case for case, _ in task.made]
 
@@ -217,33 +233,23 @@ def _examined(task: _Task, repeats: int, journal: Journal) -> MatrixRun:
         return clearly_wrong([(case_of[id(result.call)], result) for result in results], guard.runs, cases)
 
     order = None if task.whole else in_order(task.made)
-    run = run_guarded(guard, task.calls, repeats, each, order, enough)
+    run = run_calls(guard, task.calls, repeats, each, order, enough)
     ran = {
         id(call) for call in (*(result.call for result in run.results), *run.delegated, *(c for c, _ in run.refused))
     }
     made = [(case, call) for case, call in task.made if id(call) in ran]
     left_out = tuple(case for case, call in task.made if id(call) not in ran)
-    return MatrixRun(run, guard, within, made, left_out, task.again)
+    return MatrixRun(run, guard, made, left_out, task.again)
 
 
-def _endured(task: _Task, examined: MatrixRun, seconds: float) -> tuple[int, list[Finding]]:
-    """Run a right kernel many times more. Returns how often it ran in all, and what is wrong then."""
-    plain = Guard(task.kernel, task.declared)  # without guards around each tensor, which take longer than a small call
-    runs, wrong = endure(plain, examined.run.results, examined.guard.runs, task.runs, seconds)
-    return runs, [] if wrong is None else [not_endured(*wrong, task.again)]
-
-
-def _result(
-    task: _Task, examined: MatrixRun, findings: Sequence[Finding], runs: int, options: MatrixOptions
-) -> KernelResult:
-    """Make the result of a kernel that ran on its calls, and was run so often in all."""
+def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:
+    """Make the result of a kernel that ran on its calls."""
     run, broken = examined.run, examined.broken
     refused = tuple(pair for pair in examined.refused if pair not in broken)
     worst = worst_of(run.results)
     own, bound = worst.worst_cell if worst else (None, None)
     wrong = [case for case, result in examined.results if result.fails]
     named_dtypes = options.get("dtypes") is not None or task.declared.dtypes is not None
-    tracebacks = examined.guard.tracebacks
     axes_, where = axes.located(
         conditions_of([*wrong, *(case for case, _ in broken)]),
         conditions_of([case for case, result in examined.results if not result.fails]),
@@ -268,13 +274,13 @@ def _result(
             task.excluded,
             declined(task.declared, options),
             examined.left_out,
-            runs,
+            examined.guard.runs,
             sum(result.lse is not None for result in run.results),
         ),
         missing=examined.missing(task.asked, len(task.excluded), not named_dtypes),
         findings=tuple(findings),
         again=task.again,
-        traceback=next((tracebacks[why] for _, why in broken if why in tracebacks), ""),
+        traceback=next(filter(None, (examined.guard.breaches[why] for _, why in broken)), ""),
     )
 
 
@@ -303,25 +309,23 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     __tracebackhide__ = True  # pytest shows the test and the kernel
     name, loaded = named(kernel)
     declared = declared_with(kernels.declaration(loaded), noise)
-    within = GuardedKernel(
-        watched(loaded, Journal())
-    )  # a copy of this process that it forks must not go on with the test
+    guard = Guard(loaded, declared)
     given, where = call.clone(), f"{name} on {describe(call)}"
     with exits_raised():
-        out = compute(within, given)
+        out = guard.strictly(given)
     result = measure(call, out, declared.noise)
     changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
     if changed:
         raise AssertionError(f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them")
-    if within.written:
-        raise AssertionError(f"{where}: the kernel {within.written[0][1]}")
+    if guard.written:
+        raise AssertionError(f"{where}: the kernel {guard.written[0][1]}")
     if result.lse_errors is not None and result.lse_errors.wrong:
         [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
         raise AssertionError(f"{where}: {wrong.diagnosis}")
     if result.fails:
         [bug, *_] = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell
-        observed = _asserted().sentence(loaded, declared, result)
+        observed = _asserted().sentence(guard, result)
         raise AssertionError(
             f"{where}: own error {percent(own)}; noise explains at most "
             f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"

@@ -14,13 +14,14 @@ from assay.harness.attention.matrix import Case
 from assay.harness.checks.coverage import DECLARABLE, advice_on, separating
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.localize import axes
-from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, describe, diagnose
-from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
-from assay.harness.localize.guarded_memory import GuardedKernel, over_reads
+from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, diagnose
+from assay.harness.localize.guard import Guard
+from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.raised import RAISED
 from assay.harness.text import percent
-from assay.harness.verdict import UNEXPLAINED, Finding
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in its
 # declaration: there it is a statement, and not a matter of what happened to be refused.
@@ -40,7 +41,6 @@ class MatrixRun:
     Attributes:
         run: what it computed and refused.
         guard: the kernel, with how it broke its contract.
-        within: the kernel, with what it wrote beside its tensors.
         made: the cases that were run, with their calls.
         left_out: cases that were not run, as the kernel was clearly wrong before.
         again: a command that repeats the check.
@@ -48,7 +48,6 @@ class MatrixRun:
 
     run: KernelRun
     guard: Guard
-    within: GuardedKernel
     made: Sequence[tuple[Case, AttentionCall]]
     left_out: tuple[Case, ...]
     again: str
@@ -93,18 +92,18 @@ class MatrixRun:
     def findings(self) -> list[Finding]:
         """List what is wrong: the bugs first, then how the kernel broke its contract."""
         again, findings = self.again, [*self._bugs(), *self._breaches()]
-        if self.guard.failed_repeats:
-            call, why = self.guard.failed_repeats[0]
-            where = f"{len(self.guard.failed_repeats)} calls, when repeated"
+        if failed := self.run.failed_repeats:
+            call, why = failed[0]
+            where = f"{len(failed)} calls, when repeated"
             findings.append(breach(why, where, (_example(call),), again))
         if shared := self.guard.shared:
             how = "returns the memory of an earlier output, which its caller may still hold"
             findings.append(breach(how, f"{len(shared)} calls", (_example(shared[0]),), again))
-        if written := self.within.written:
+        if written := self.guard.written:
             call, how = min(written, key=lambda pair: (pair[0].k.numel(), pair[0].q.numel()))
             number = len({id(call) for call, _ in written})
             findings.append(_outside(how, f"{number} calls", call, again))
-        if read := over_reads(self.within, self.run.results):
+        if read := over_reads(self.guard.ask, self.run.results):
             findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         return findings
 

@@ -12,6 +12,7 @@ computed before counts:
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import os
 import sys
@@ -67,9 +68,7 @@ def check(
     """
     __tracebackhide__ = True
     named = {"noise": noise, "case": case, "again": again, "calls": calls, "read_out": read_out}
-    given = {**named, "options": _as_json(options)}
-    outcome = _run("check_here", kernel, given, on_event)
-    return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
+    return _result(_run("check:check", kernel, {**named, **_as_json(options)}, on_event))
 
 
 def replay(
@@ -97,8 +96,7 @@ def replay(
         AssayError: the kernel ended its process before anything was known.
     """
     given = {"pack": str(pack), "reproduce": reproduce, "read_out": read_out}
-    outcome = _run("replay_here", candidate, given, on_event)
-    return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
+    return _result(_run("replay:replay", candidate, given, on_event))
 
 
 def check_each(
@@ -116,18 +114,22 @@ def check_each(
             if event["event"] == "case":
                 done.append((event["name"], KernelResult.model_validate(event["result"])))
 
-        outcome = _run("check_each_here", kernel, {"names": left, "options": _as_json(options)}, keep)
+        outcome = _run("jobs:check_each_here", kernel, {"names": left, **_as_json(options)}, keep)
         yield from done
         left = left[len(done) :]
         if left and isinstance(outcome, worker.Crashed):
             since = [event["event"] for event in outcome.events]
             start = len(since) - since[::-1].index("case") if "case" in since else 0
             own = type(outcome)(outcome.how, outcome.during, outcome.events[start:])
-            yield left.pop(0), interrupted(own)
+            yield left.pop(0), _result(own)
 
 
-def _run(function: str, kernel: str | Kernel, given: dict[str, Any], on_event: worker.OnEvent) -> worker.Outcome:
-    """Do a job with a kernel: in a process of its own if that can import it, else here."""
+def _result(outcome: worker.Outcome) -> KernelResult:
+    return KernelResult.model_validate(outcome.result) if isinstance(outcome, worker.Done) else interrupted(outcome)
+
+
+def _run(job: str, kernel: str | Kernel, given: dict[str, Any], on_event: worker.OnEvent) -> worker.Outcome:
+    """Do a job of this room with a kernel: in a process of its own if that can import it, else here."""
     __tracebackhide__ = True
     if not isinstance(kernel, str):
         from assay.harness.attention.kernels import exits_raised
@@ -136,13 +138,16 @@ def _run(function: str, kernel: str | Kernel, given: dict[str, Any], on_event: w
         name, _ = named(kernel)
         if not _importable(name):
             with exits_raised():  # with status 0, its exit would be a pass
-                done = globals()[function](worker.Journal(on_event), kernel, **given)
+                module, _, function = job.partition(":")
+                run = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+                done = run(kernel, **given, journal=worker.Journal(on_event))
             return worker.Done(done and done.model_dump())
         kernel = name
     # Threads of OpenMP that wait burn a CPU: on two busy cores, a right kernel took 19 s of CPU, and takes 3 s.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
-    job = worker.Job(f"{__name__}:{function}", {"kernel": kernel, **given})
-    return worker.run(job, on_event=on_event, environment=environment)
+    return worker.run(
+        worker.Job(f"{__package__}.{job}", {"kernel": kernel, **given}), on_event=on_event, environment=environment
+    )
 
 
 def _importable(name: str) -> bool:
@@ -158,38 +163,15 @@ def _as_json(options: MatrixOptions) -> dict[str, Any]:
     return {**options, "dtypes": None if dtypes is None else [str(dtype).removeprefix("torch.") for dtype in dtypes]}
 
 
-def check_here(journal: worker.Journal, kernel: str | Kernel, options: MatrixOptions, **given: Any) -> KernelResult:
-    """Check a kernel in this process: the job of `check`."""
-    from assay.harness.attention.interpreter import interpret_without_gpu
-    from assay.harness.checks.check import check as run
-
-    interpret_without_gpu()
-    return run(kernel, journal=journal, **given, **options)
-
-
-def replay_here(
-    journal: worker.Journal, kernel: str, pack: str, reproduce: str, read_out: float | None
-) -> KernelResult:
-    """Replay recorded calls in this process: the job of `replay`."""
-    from assay.harness.attention.interpreter import interpret_without_gpu
-    from assay.harness.checks.observed import READ_OUT_S
-    from assay.harness.checks.replay import replay as run
-
-    interpret_without_gpu()
-    return run(Path(pack), kernel, reproduce, READ_OUT_S if read_out is None else read_out, journal)
-
-
 def check_each_here(
-    journal: worker.Journal, kernel: str | Kernel, names: Sequence[str], options: MatrixOptions
+    kernel: str | Kernel, names: Sequence[str], journal: worker.Journal, **options: Unpack[MatrixOptions]
 ) -> None:
     """Check a kernel on each of these cases: the job of `check_each`."""
-    from assay.harness.attention.interpreter import interpret_without_gpu
     from assay.harness.attention.kernels import declaration
     from assay.harness.checks.check import check as run
     from assay.harness.checks.kernel_matrix import matrix_of, named
     from assay.harness.checks.observed import Reader
 
-    interpret_without_gpu()
     declared = declaration(named(kernel)[1])
     by_name = {case.name: case for case in matrix_of(declared, **options)}
     reader = Reader()

@@ -15,10 +15,10 @@ from assay.harness.backend import Backend
 from assay.harness.checks.check import check
 from assay.harness.checks.observed import Reader
 from assay.harness.checks.replay import replay_recorded
-from assay.harness.checks.watcher import watched
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.localize.diagnose import describe
+from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.raised import raised
 from assay.harness.localize.threads import few_threads
 from assay.worker import Journal
@@ -37,13 +37,13 @@ def try_first(journal: Journal, candidate: str, matrix: Mapping[str, Any]) -> st
         candidate: the kernel's name.
         matrix: the shape of the run's model; see `_cases`.
     """
-    kernel = _loaded(journal, candidate)
+    guard = Guard(_loaded(journal, candidate), journal=journal)
     with few_threads(()):
-        calls = [case.make() for case in _cases(kernel, **matrix)]
+        calls = [case.make() for case in _cases(guard.kernel, **matrix)]
     for phase in dict.fromkeys(call.phase for call in calls):
         smallest = sorted((call for call in calls if call.phase == phase), key=lambda call: call.k.shape[0])[:_TRIED]
         with few_threads(smallest):
-            said = [why for call in smallest if (why := _raised(kernel, call))]
+            said = [why for call in smallest if (why := _raised(guard, call))]
         if len(said) == len(smallest):
             return said[0]
     return ""
@@ -69,7 +69,6 @@ def examine(
             Backend.parse(candidate),
             cause["reproduce"],
             cause["served"],
-            kernel=kernel,
             reader=reader,
             journal=journal,
         )
@@ -87,7 +86,7 @@ def examine(
 
 
 def _loaded(journal: Journal, candidate: str) -> Kernel:
-    kernel = watched(Backend.parse(candidate).kernel(), journal)
+    kernel = Backend.parse(candidate).kernel()
     journal.write("loaded")
     return kernel
 
@@ -98,10 +97,10 @@ def _cases(kernel: Kernel, device: str, dtype: str, heads: Sequence[int], head_d
     return model_cases(declaration(kernel).phases, device, getattr(torch, dtype), (q_heads, kv_heads), head_dim, tokens)
 
 
-def _raised(kernel: Kernel, call: AttentionCall) -> str:
+def _raised(guard: Guard, call: AttentionCall) -> str:
     """Describe what a kernel raises on a call, with the call, in words that follow "the kernel"; empty if it answers or refuses."""
     try:
-        kernel(call)
+        guard.ask(call, memory=False)
     except KernelRefused:
         return ""
     except Exception as error:

@@ -12,6 +12,7 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused, default_device
+from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
@@ -57,6 +58,7 @@ def named(kernel: str | Kernel) -> tuple[str, Kernel]:
     """
     if isinstance(kernel, str):
         return kernel, kernels.find("", kernel)
+    interpret_without_gpu()
     module, name = getattr(kernel, "__module__", ""), getattr(kernel, "__qualname__", type(kernel).__name__)
     path = f"{module}:{name}"
     try:

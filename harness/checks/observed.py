@@ -17,19 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.kernels import Declaration
-from assay.harness.checks.watcher import unwatched
-from assay.harness.localize.diagnose import describe
-from assay.harness.localize.guard import CONTRACT_BROKEN
-from assay.harness.localize.guarded_memory import GuardedKernel
+from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.picturing import BEFORE, hides, picture_of, unread_picture
 from assay.harness.localize.reading import WeightReading, read, row_errors
 from assay.harness.localize.threads import few_threads
 from assay.harness.picture import MAX_QUERIES, Picture
-from assay.harness.verdict import Finding, serious, with_evidence
+from assay.harness.verdict import CONTRACT_BROKEN, Finding, serious, with_evidence
 
 try:
     from assay.harness.readout.asking import Compared
@@ -106,8 +104,7 @@ class Reader:
     def observe(
         self,
         findings: Sequence[Finding],
-        kernel: Kernel,
-        declared: Declaration,
+        guard: Guard,
         results: Sequence[CallResult],
         recorded: bool = False,
     ) -> _Observed:
@@ -115,8 +112,7 @@ class Reader:
 
         Args:
             findings: of a check, or on recorded calls.
-            kernel: the kernel, which may raise. One that ends its process or never returns does so here too.
-            declared: its declaration, with the noise that is allowed.
+            guard: the kernel, which may raise. One that ends its process or never returns does so here too.
             results: what it computed.
             recorded: whether these calls were recorded. Then the operator is said only if it gives their wrong outputs too, and
                 else the picture is of the smallest of them that fails.
@@ -129,7 +125,7 @@ class Reader:
         if not self.wants(findings, plain):
             return _Observed(tuple(findings))
         results = plain
-        reading = self._read(kernel, declared, results)
+        reading = self._read(guard, results)
         if isinstance(reading, str):
             named = with_evidence(findings, reading)
         elif not said(reading):
@@ -146,7 +142,7 @@ class Reader:
                 other = f"on other calls the kernel computes this, which gives {outputs}: {reading.sentence}"
                 named = with_evidence(findings, other)
         if serious(named)[0].picture is None:
-            named = _with_picture(named, kernel, declared, results)
+            named = _with_picture(named, guard, results)
         self.last = None if isinstance(reading, str) else replace(reading, samples=())
         return _Observed(tuple(named), self.last)
 
@@ -179,34 +175,30 @@ class Reader:
         shown = with_evidence(named, picture=picture or serious(named)[0].picture)
         return _Observed(tuple(shown), replace(read, samples=()))
 
-    def sentence(self, kernel: Kernel, declared: Declaration, result: CallResult) -> str:
+    def sentence(self, guard: Guard, result: CallResult) -> str:
         """Return what was read, if it gives the wrong outputs of a failing call; empty if not."""
-        reading = self._read(kernel, declared, [result]) if _READS and not result.call.features else ""
+        reading = self._read(guard, [result]) if _READS and not result.call.features else ""
         if isinstance(reading, str) or not said(reading):
             return ""
         return said(reading) if _held(reading, [result]).share >= _HELD_SHARE else ""
 
-    def _read(self, kernel: Kernel, declared: Declaration, results: Sequence[CallResult]) -> ReadOut | str:
+    def _read(self, guard: Guard, results: Sequence[CallResult]) -> ReadOut | str:
         """Read a kernel in a dtype in which it is wrong, on the device of its calls; or return why there is no read-out."""
         device = str(results[0].call.q.device)
         wrong = dict.fromkeys(str(result.call.q.dtype).removeprefix("torch.") for result in results if result.fails)
-        declared = replace(declared, dtypes=tuple(wrong) or declared.dtypes)
+        declared = replace(guard.assay, dtypes=tuple(wrong) or guard.assay.dtypes)
+        function = getattr(guard.kernel, "function", guard.kernel)  # a kernel may have been loaded twice
         for asked, its, on, reading in self._known:
-            if asked is _function(kernel) and (its, on) == (declared, device):
+            if asked is function and (its, on) == (declared, device):
                 return reading
         shapes = {(result.call.q.shape[2], result.call.v.shape[2]) for result in results}
-        made = _read_kernel(kernel, declared, device, self.seconds, shapes, _telling(results))
-        self._known = [*self._known[1 - _KEPT :], (_function(kernel), declared, device, made)]
+        made = _read_kernel(guard, declared, device, self.seconds, shapes, _telling(results))
+        self._known = [*self._known[1 - _KEPT :], (function, declared, device, made)]
         return made
 
 
-def _function(kernel: Kernel) -> object:
-    """Return the function that a kernel passes calls on to: it may have been loaded twice."""
-    return getattr(unwatched(kernel), "function", unwatched(kernel))
-
-
 def _read_kernel(
-    kernel: Kernel,
+    guard: Guard,
     declared: Declaration,
     device: str,
     seconds: float,
@@ -215,9 +207,8 @@ def _read_kernel(
 ) -> ReadOut | str:
     """Read a kernel, or return why there is no read-out. It is asked for these (head_dim, head_dim_v), and what it declares."""
     try:
-        within = GuardedKernel(kernel)  # what it writes beyond its tensors does no harm
-        within.assay = declared
-        return read_out(within, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared)
+        kernel = guard.asked_freely(declared)  # what it writes beyond its tensors does no harm
+        return read_out(kernel, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared)
     except Exception as error:  # a kernel's numbers can be anything; what was found without a read-out stands
         return f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
 
@@ -305,14 +296,14 @@ def _spread(wrong: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
     )
 
 
-def _picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Picture | str:
+def _picture_on(guard: Guard, result: CallResult) -> Picture | str:
     """Draw the picture of a failing call, read off the kernel now; or return why there is none."""
     call = result.call
-    ask = Prober(GuardedKernel(kernel), _PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
+    ask = Prober(guard.asked_freely(), _PICTURE_CALLS, time.monotonic() + _PICTURE_S, str(call.q.device))
     out = ask(call)
     if out is None:
         return f"asked again, the kernel does not answer {describe(call)}"
-    now = measure(call, out.to(call.q.device, call.q.dtype), declared.noise)
+    now = measure(call, out.to(call.q.device, call.q.dtype), guard.assay.noise)
     if not now.fails:
         return f"asked again, the kernel computes {describe(call)} within its bound"
     errors = row_errors(call, out)
@@ -328,12 +319,10 @@ def _picture_on(kernel: Kernel, declared: Declaration, result: CallResult) -> Pi
             reading = read(ask, call, rows)
     if reading is None:
         return unread_picture(call, out, np.asarray(wrong))
-    return picture_of(reading, relative=_NOISY_WEIGHT if declared.noise else None)
+    return picture_of(reading, relative=_NOISY_WEIGHT if guard.assay.noise else None)
 
 
-def _with_picture(
-    findings: Sequence[Finding], kernel: Kernel, declared: Declaration, results: Sequence[CallResult]
-) -> list[Finding]:
+def _with_picture(findings: Sequence[Finding], guard: Guard, results: Sequence[CallResult]) -> list[Finding]:
     """Add to the first serious finding the picture of the smallest failing call, or why there is none; return all findings."""
     failing = sorted((result for result in results if result.fails), key=_size)
     if not failing:
@@ -341,7 +330,7 @@ def _with_picture(
     smallest = min(failing, key=lambda result: hides(result.call.q.shape[0], result.call.k.shape[0]))
     try:
         with few_threads([smallest.call]):
-            picture = _picture_on(kernel, declared, smallest)
+            picture = _picture_on(guard, smallest)
     except Exception as error:  # as in `_read_kernel`
         picture = f"the call could not be read: {type(error).__name__}: {str(error)[:200]}"
     return with_evidence(findings, picture) if isinstance(picture, str) else with_evidence(findings, picture=picture)

@@ -4,94 +4,80 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.call import AttentionCall, Kernel, default_device
+from assay.harness.attention.call import AttentionCall, default_device
 from assay.harness.backend import Backend
+from assay.harness.checks.check import concluded
 from assay.harness.checks.check_findings import breach
-from assay.harness.checks.observed import READ_OUT_S, Reader
-from assay.harness.checks.watcher import noting_runs, watched
+from assay.harness.checks.observed import Reader
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
-from assay.harness.localize.diagnose import CALL_REFUSED, describe, diagnose
-from assay.harness.localize.guard import Guard, run_guarded, runs_of
-from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, require_results, worst_of
-from assay.harness.localize.shrink import smallest_call
+from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
+from assay.harness.localize.guard import Guard, run_calls
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
-from assay.worker import Journal
+from assay.worker import UNREAD, Journal
 
 # Recorded calls that a backend is read from, besides those that are examined.
 _MORE_CALLS = 64
 
 
 def replay(
-    pack: Path,
-    candidate: str,
+    pack: Path | str,
+    kernel: str,
     reproduce: str = "",
-    read_out: float = READ_OUT_S,
-    journal: Journal | None = None,
+    read_out: float | None = None,
+    journal: Journal = UNREAD,
 ) -> KernelResult:
     """Run a kernel on recorded calls in this process; see `assay.harness.checks.jobs.replay`.
 
     Args:
-        pack: as there, like `candidate`, `reproduce` and `read_out`.
+        pack: as there, like `reproduce` and `read_out`.
+        kernel: the candidate.
         journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
 
     Raises:
         UsageError: as there.
         AssayError: the kernel computed no call.
     """
-    reproduce = reproduce or replay_command(pack, candidate)
-    kernel, journal = kernels.find("", candidate), journal or Journal()
-    if journal.kept:
-        kernel = watched(kernel, journal)
-    phases = kernels.declaration(kernel).phases
+    pack, start = Path(pack), time.monotonic()
+    reproduce = reproduce or replay_command(pack, kernel)
+    guard = Guard(kernels.find("", kernel), journal=journal)
+    phases = guard.assay.phases
     recorded = [record for record in read_pack(pack) if record.call.phase in phases]
     if not recorded:
-        raise _nothing(pack, f"no {' or '.join(phases)} call", candidate)
+        raise _nothing(pack, f"no {' or '.join(phases)} call", kernel)
     chosen = choose(recorded)
     calls = [_on_device(record.call) for record in chosen]
-    within, declared = GuardedKernel(kernel), kernels.declaration(kernel)
-    guard = Guard(within, declared, noting_runs(journal, runs_of(len(calls), len(calls))))
-    examined, start = _Examined(pack, recorded, chosen), time.monotonic()
     with few_threads(calls):
-        run = run_guarded(guard, calls, repeats=len(calls))
+        run = run_calls(guard, calls, repeats=len(calls))
         if not guard.breaches:
-            require_results(run)
+            run.require_results()
         findings = [
             finding
             for finding in diagnose(run, reproduce)
             if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
         ]
-        broken = [call for call, why in (*run.refused, *guard.failed_repeats) if why in guard.breaches]
-        findings += [
-            breach(how, f"{len(broken)} recorded calls", _example(broken[0]), reproduce)
-            for how in sorted(guard.breaches)
-        ]
-        findings += [breach(how, "recorded calls", _example(call), reproduce) for call, how in within.written[:1]]
-        seconds = time.monotonic() - start
-        smallest = smallest_call(guard, run, findings, candidate)
-        findings = smallest.named_in(findings)
-        envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
-
-        def result_of(findings: Sequence[Finding]) -> KernelResult:
-            made = _result(candidate, run, examined, findings, seconds, reproduce, envelope)
-            return made.model_copy(update={"smallest": smallest.words, "test": smallest.test(findings)})
-
-        reader = Reader(read_out)
-        journal.write("stands", result=result_of(findings), reading=reader.wants(findings, run.results))
-        observed = reader.observe(findings, kernel, declared, run.results, recorded=True)
-    return result_of(observed.findings)
+    broken = [call for call, why in (*run.refused, *run.failed_repeats) if why in guard.breaches]
+    findings += [
+        breach(how, f"{len(broken)} recorded calls", _example(broken[0]), reproduce) for how in sorted(guard.breaches)
+    ]
+    findings += [breach(how, "recorded calls", _example(call), reproduce) for call, how in guard.written[:1]]
+    envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
+    seconds = time.monotonic() - start
+    result = _result(kernel, run, _Examined(pack, recorded, chosen), findings, seconds, reproduce, envelope)
+    return concluded(result, guard, run, kernel, read_out, journal, recorded=True)
 
 
 def _example(call: AttentionCall) -> tuple[str, ...]:
@@ -104,9 +90,8 @@ def replay_recorded(
     reproduce: str,
     served: bool = False,
     not_run: str = "",
-    kernel: Kernel | None = None,
     reader: Reader | None = None,
-    journal: Journal | None = None,
+    journal: Journal = UNREAD,
 ) -> KernelResult:
     """Compare the outputs of a candidate that a server recorded with the oracle, and name what is wrong with it.
 
@@ -120,9 +105,8 @@ def replay_recorded(
         reproduce: a command that reproduces the findings.
         served: whether the candidate served the pack's server itself, so that the pack holds its outputs as the reference's.
         not_run: why a kernel is not run here; empty to run it.
-        kernel: the kernel that is run here, where it was loaded before; None to load it.
         reader: reads a wrong kernel; None not to ask it.
-        journal: gets the result before a wrong kernel is read, which a kernel that hangs does not survive.
+        journal: gets each call, and the result before a wrong kernel is read, which a kernel that hangs does not survive.
 
     Raises:
         UsageError: `pack` is not a pack, or holds no output of the candidate.
@@ -130,35 +114,34 @@ def replay_recorded(
     """
     start = time.monotonic()
     examined, run = _recorded_run(pack, candidate, served)
-    runs_here = candidate.is_kernel and not not_run
-    kernel = (kernel or candidate.kernel()) if runs_here else None
+    kernel = candidate.kernel() if candidate.is_kernel and not not_run else None
+    guard = Guard(kernel, journal=journal, memory=False) if kernel else None
     findings = diagnose(run, reproduce)
     why = not_run or "a backend of SGLang's runs only in a server"
     not_tested = f"nondeterminism, state and overwritten inputs were not tested: {why}"
-    if kernel:
+    if guard:
         smallest: dict[bool, AttentionCall] = {}
         for call in sorted((result.call for result in run.results), key=lambda call: call.k.shape[0]):
             smallest.setdefault(has_any_prefix(call.prefixes), call)  # of calls of one size, that of the first layer
-        guard = Guard(kernel, kernels.declaration(kernel))
-        here = run_guarded(guard, list(smallest.values()))
+        here = run_calls(guard, list(smallest.values()))
         if guard.breaches:
             # What it needs may exist only in a server, such as a group of ranks. Its recorded outputs still count, but are no pass.
             not_run = f"outside a server, the kernel {min(guard.breaches)}"
             not_tested = f"nondeterminism, state and overwritten inputs were not tested: {not_run}"
         else:
-            run += here
+            run = replace(here, results=run.results + here.results)
             findings = diagnose(run, reproduce)
             not_tested = f"only {len(here.results)} calls were tested for nondeterminism, state and overwritten inputs"
     seconds = time.monotonic() - start
     left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
     said = (not_tested, left_out) if examined.left_out else (not_tested,)
     result = _result(candidate.name, run, examined, findings, seconds, reproduce, not_tested=said, not_run=not_run)
-    if kernel is None or not_run:
+    if guard is None or not_run:
         return _read_passively(result, reader or Reader(), examined, run, served)
     if reader is None or not reader.wants(findings, run.results):
         return result
-    (journal or Journal()).write("stands", result=result, reading=True)
-    observed = reader.observe(findings, kernel, kernels.declaration(kernel), run.results, recorded=True)
+    journal.write("stands", result=result, reading=True)
+    observed = reader.observe(findings, guard, run.results, recorded=True)
     result = result.model_copy(update={"findings": observed.findings})
     if observed.read is None or observed.read.all.wrong:
         return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import report_of
@@ -20,7 +20,6 @@ from assay.harness.ingest.result import FileRead, FormatReader
 from assay.harness.ingest.result_set import ReadResults, ResultSet
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.answer_lengths import (
-    LENGTH_BOUND,
     AnswerEnd,
     AnswerLengths,
     beyond_words,
@@ -149,9 +148,8 @@ def _compare_answers(left: Loaded, right: Loaded, margin: float) -> tuple[Compar
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
     known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
-    lengths = [((mine, a.cut), (theirs, b.cut)) for a, b, mine, theirs in known]
-    units = [a.key for a, *_ in known]
-    return compare_lengths(lengths, _ALPHA, LENGTH_BOUND, units) if lengths else None
+    ends = [(AnswerEnd(a.finish, mine), AnswerEnd(b.finish, theirs)) for a, b, mine, theirs in known]
+    return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known]) if ends else None
 
 
 def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
@@ -250,14 +248,8 @@ _COMPUTED = "the kernel under test computed the answers"
 _EXECUTION = Requirement("execution", _COMPUTED, unchecked=f"whether {_COMPUTED}").check(
     "not checked", "these files do not record which kernels ran", "assay run --reference … --candidate …"
 )
-_NO_LENGTHS = (
-    REQUIRED["answer-lengths"]
-    .between("A", "B")
-    .check(
-        "not checked",
-        "these files do not record the tokens of each answer",
-        "a tool that does: inspect_ai or assay run",
-    )
+_NO_LENGTHS = replace(REQUIRED["answer-lengths"], sides=("A", "B")).check(
+    "not checked", "these files do not record the tokens of each answer", "a tool that does: inspect_ai or assay run"
 )
 
 

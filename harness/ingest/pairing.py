@@ -11,8 +11,7 @@ import numpy as np
 
 from assay.harness.ingest.comparison import ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet
-from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy
-from assay.harness.judge.suite_decisions import accuracy_sentence
+from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, accuracy_sentence
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""

@@ -11,10 +11,9 @@ from assay.harness.judge.answers import pair
 from assay.harness.judge.baselines import Status, growth, own_errors_of, since_accepted
 from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.paired_accuracy import Accuracy, accuracy_of, beginning
+from assay.harness.judge.paired_accuracy import Accuracy, accuracy_of, accuracy_sentence, beginning
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.requirements import REQUIRED
-from assay.harness.judge.suite_decisions import accuracy_sentence
 from assay.harness.policy import Policy
 from assay.harness.sides import Role, Side
 from assay.harness.text import percent, two_digits

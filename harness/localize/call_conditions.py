@@ -1,4 +1,4 @@
-"""Conditions of sequences in a call, and those that separate failing from passing sequences."""
+"""A call in words, conditions of its sequences, and those that separate failing from passing sequences."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ class SequenceCondition:
     words: str
     holds: Callable[[SequenceShape], bool] = field(compare=False)
     otherwise: str = ""
+
+
+def describe(call: AttentionCall) -> str:
+    """Describe a call: "layer 2 extend, new+prefix 20+77 3+0, 4 q heads on 2 kv heads, head_dim 64, bfloat16"."""
+    counts = (("q head", call.q.shape[1]), ("kv head", call.k.shape[1]))
+    heads = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts]
+    lens = " ".join(f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
+    values = f", head_dim_v {call.v.shape[2]}" if call.v.shape[2] != call.q.shape[2] else ""
+    sliced, mode = call.spec.layout == "sliced", f", under {call.spec.grad_mode}" if call.spec.grad_mode else ""
+    return (
+        f"layer {call.layer} {call.phase}, new+prefix {lens}, {heads[0]} on {heads[1]}, "
+        f"head_dim {call.q.shape[2]}{values}, {str(call.q.dtype).removeprefix('torch.')}{', sliced inputs' * sliced}{mode}"
+    )
 
 
 def sequence_shapes(call: AttentionCall) -> list[SequenceShape]:

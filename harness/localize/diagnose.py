@@ -8,8 +8,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
-from assay.harness.attention.call import AttentionCall
 from assay.harness.conditions import POSITION
+from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_WRONG, named_bugs
@@ -304,16 +304,3 @@ def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Fi
 
 def _only_late(result: CallResult) -> bool:
     return result.repeat <= result.limits.largest_bound < result.late
-
-
-def describe(call: AttentionCall) -> str:
-    """Describe a call: "layer 2 extend, new+prefix 20+77 3+0, 4 q heads on 2 kv heads, head_dim 64, bfloat16"."""
-    counts = (("q head", call.q.shape[1]), ("kv head", call.k.shape[1]))
-    heads = [f"{count} {what}{'s' * (count != 1)}" for what, count in counts]
-    lens = " ".join(f"{new}+{prefix}" for new, prefix in zip(call.lens_q, call.prefixes, strict=True))
-    values = f", head_dim_v {call.v.shape[2]}" if call.v.shape[2] != call.q.shape[2] else ""
-    sliced, mode = call.spec.layout == "sliced", f", under {call.spec.grad_mode}" if call.spec.grad_mode else ""
-    return (
-        f"layer {call.layer} {call.phase}, new+prefix {lens}, {heads[0]} on {heads[1]}, "
-        f"head_dim {call.q.shape[2]}{values}, {str(call.q.dtype).removeprefix('torch.')}{', sliced inputs' * sliced}{mode}"
-    )

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, combinations, cycle
+from itertools import chain, combinations, cycle, islice
 
+import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, refusal_behind, tensor_of
-from assay.harness.attention.kernels import Declaration, lse_fault, output_fault
-from assay.harness.localize.cells import same_values
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, compute, measure, repeat, run_once
+from assay.harness.attention.kernels import (
+    Declaration,
+    declaration,
+    lse_fault,
+    missing_package,
+    output_fault,
+    refuse_features,
+)
+from assay.harness.errors import AssayError
+from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.cells import deviation, same_values
+from assay.harness.localize.guarded_memory import Flipped, within_guards
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, truth
 from assay.harness.localize.raised import raised, traceback_of
+from assay.harness.localize.threads import kernel_threads
+from assay.harness.stats.error_sums import relative_l1
 from assay.harness.text import percent
+from assay.worker import UNREAD, Journal
 
-CONTRACT_BROKEN = "contract-broken"
-"""Id of the finding that a kernel broke its contract."""
 MAX_REPEATED = 32
 """Calls that are repeated after all others: enough to expose a kernel that keeps state or is not deterministic, without tripling
 the time of an interpreted kernel."""
@@ -27,53 +42,77 @@ the time of an interpreted kernel."""
 _HELD = 16
 # Keys of a call from which on kernels work in several partitions, whose launches they may count.
 _SEVERAL = 256
+# Calls of which the oracle's output is computed before the kernel's.
+_AHEAD = 16
+
+
+class _CopiedError(Exception):
+    """A kernel forked its process, and a call returned in the copy too."""
 
 
 class Guard:
-    """A kernel that turns every breach of the contract into a refusal, and remembers it.
+    """A kernel as assay calls it: all that lies around one call to the user's function.
+
+    Called, it turns every breach of the contract into a refusal, and remembers it.
 
     Args:
         kernel: the kernel.
-        declared: its declaration.
-        on_run: receives after each run how many there were.
+        declared: its declaration; by default its own.
+        journal: gets each call as a step, as the kernel may end its process at any of them, and the number of runs.
+        memory: as the attribute.
 
     Attributes:
-        assay: the kernel's declaration.
-        breaches: how it broke the contract, in words.
-        tracebacks: of the exceptions among them, by breach.
-        failed_repeats: calls that it computed once and then failed to compute again, and why.
+        kernel: the kernel.
+        assay: its declaration.
+        breaches: how it broke the contract, in words, with the traceback; empty where nothing was raised.
+        written: calls in which it wrote outside of its tensors, and where, in words that follow "the kernel".
         shared: calls whose output lies in the memory of an earlier output.
+        memory: whether calls lie in guarded memory, which takes longer than a small call.
         runs: how many times the kernel ran.
+        expected: how many runs there are to be, for the journal.
     """
 
     def __init__(
-        self, kernel: Kernel, declared: Declaration, on_run: Callable[[int], None] = lambda runs: None
+        self,
+        kernel: Kernel,
+        declared: Declaration | None = None,
+        journal: Journal = UNREAD,
+        memory: bool = True,
     ) -> None:
-        self.assay = declared
-        self.breaches: set[str] = set()
-        self.tracebacks: dict[str, str] = {}
-        self.failed_repeats: list[tuple[AttentionCall, str]] = []
+        self.kernel, self.assay = kernel, declared or declaration(kernel)
+        self.breaches: dict[str, str] = {}
+        self.written: list[tuple[AttentionCall, str]] = []
         self.shared: list[AttentionCall] = []
-        self.runs = 0
-        self._kernel, self._on_run = kernel, on_run
+        self.runs = self.expected = 0
+        self._journal, self.memory = journal, memory
         self._held: deque[tuple[Tensor, int, int]] = deque(maxlen=_HELD)
+        self._process, self._copied = os.getpid(), mmap.mmap(-1, 1)  # copies of the process share this byte
 
     def __call__(self, call: AttentionCall) -> Outputs:
+        """Compute a call, with log-sum-exps if the kernel declares them. It may write to the call.
+
+        Raises:
+            KernelRefused: the kernel refuses the call, does not declare what it asks for, or breaks the contract.
+            UsageError: a package that the kernel imports is not installed.
+        """
+        __tracebackhide__ = True
+        refuse_features("the kernel", self, call)
         self.runs += 1
         try:
-            returned = self._kernel(call)
-        except (KernelRefused, ImportError, KeyboardInterrupt):
-            raise  # the contract allows a refusal, and a missing package is not a breach of it
+            returned = self.ask(call, memory=self.memory)
+        except ImportError as error:
+            raise missing_package(error) from error
+        except (KernelRefused, KeyboardInterrupt):
+            raise
         # A kernel may raise anything, and the other calls still have to run. Its sys.exit(0) must not become assay's own exit code,
         # nor its pytest.skip() the outcome of a test.
         except BaseException as error:
             if refusal := refusal_behind(error):
                 raise refusal from None
-            breach = self._breach(raised(error))
-            self.tracebacks.setdefault(str(breach), traceback_of(error))
-            raise breach from error
+            raise self._breach(raised(error), traceback_of(error)) from error
         finally:
-            self._on_run(self.runs)
+            if self.runs <= self.expected:
+                self._journal.write("runs", done=self.runs, total=self.expected)
         out = tensor_of(returned)
         lse = returned.lse if isinstance(returned, Outputs) and "lse" in self.assay.features else None
         fault = output_fault(call, out) or ("lse" in self.assay.features and lse_fault(call, lse))
@@ -88,8 +127,62 @@ class Guard:
         self._held.append((out, begin, end))
         return Outputs(out, lse)
 
-    def _breach(self, how: str) -> KernelRefused:
-        self.breaches.add(how)
+    def ask(self, call: AttentionCall, flipped: Flipped | None = None, memory: bool = True) -> Tensor | Outputs:
+        """Have the kernel compute a call, whatever it raises or returns; on a GPU, until it is computed.
+
+        A copy of the process that the kernel forks ends where its call returns: it would go on with the check, and fork again. Each
+        further call raises `_CopiedError` then, and the kernel does not get it.
+
+        Args:
+            call: the call.
+            flipped: side of an input whose numbers are negated.
+            memory: whether the call lies in guarded memory.
+        """
+        __tracebackhide__ = True
+        if self._copied[0]:
+            raise _CopiedError("it forked its process, and its call returned in the copy too")
+        self._journal.begin(describe(call))
+        try:
+            with kernel_threads(), call.grad_context():
+                out, written = within_guards(self.kernel, call, flipped) if memory else (self.kernel(call), "")
+            if call.q.is_cuda:
+                torch.cuda.synchronize()
+        finally:
+            if os.getpid() != self._process:
+                self._copied[0] = 1
+                os._exit(0)
+            self._journal.end()
+        if written:
+            self.written.append((call, written))
+        return out
+
+    def strictly(self, call: AttentionCall) -> Outputs:
+        """Compute a call as the guard does, but raise an AssayError at a breach, with the traceback among its details."""
+        __tracebackhide__ = True
+        try:
+            return self(call)
+        except KernelRefused as refusal:
+            if (how := str(refusal)) not in self.breaches:
+                raise
+            details = self.breaches[how]
+            raise AssayError(
+                f"The kernel {how if details else how.replace(':', '', 1)}.",
+                "an output of the contract, or KernelRefused",
+                "fix the kernel",
+                details=details,
+            ) from refusal.__cause__
+
+    def asked_freely(self, declared: Declaration | None = None) -> Kernel:
+        """Return what has the kernel compute a call within guarded memory, and passes on whatever it raises or returns."""
+
+        def ask(call: AttentionCall) -> Tensor | Outputs:
+            return self.ask(call)
+
+        vars(ask)["assay"] = declared or self.assay
+        return ask
+
+    def _breach(self, how: str, details: str = "") -> KernelRefused:
+        self.breaches.setdefault(how, details)
         return KernelRefused(how)
 
 
@@ -102,8 +195,20 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
+def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
+    """Compute a kernel's outputs on a call: with log-sum-exps if it declares them. The kernel may write to the call.
+
+    Raises:
+        AssayError: the kernel breaks the contract, unless it is a `Guard`.
+        UsageError: a package that the kernel imports is not installed.
+        KernelRefused: the kernel refuses the call, or does not declare a feature that it asks for.
+    """
+    __tracebackhide__ = True
+    return kernel(call) if isinstance(kernel, Guard) else Guard(kernel, memory=False).strictly(call)
+
+
 def runs_of(calls: int, repeats: int = MAX_REPEATED) -> int:
-    """Count how many times `run_guarded` runs a kernel that computes all of so many calls."""
+    """Count how many times `run_calls` runs a kernel that computes all of so many calls."""
     return calls + 2 * len(range(0, calls, _step(calls, repeats)))
 
 
@@ -111,47 +216,116 @@ def _step(results: int, repeats: int) -> int:
     return -(-results // repeats) or 1
 
 
-def run_guarded(
-    guard: Guard,
+def run_calls(
+    kernel: Kernel,
     calls: Sequence[AttentionCall],
     repeats: int = MAX_REPEATED,
-    each: Callable[[CallResult], None] | None = None,
+    each: Callable[[CallResult], None] = lambda result: None,
     order: Sequence[AttentionCall] | None = None,
-    enough: Callable[[Sequence[CallResult]], bool] | None = None,
+    enough: Callable[[Sequence[CallResult]], bool] = lambda results: False,
 ) -> KernelRun:
     """Run each call once, then repeat up to `repeats` of those that were computed, spread over all of them.
 
+    The kernel gets copies of the inputs: one that writes to them is found, and spoils nothing else.
+
     Args:
-        guard: the kernel.
+        kernel: the kernel; best as a `Guard`, which turns breaches of the contract into refusals.
         calls: the calls.
         repeats: most calls that are repeated.
         each: receives the result of each call, as soon as it is computed.
         order: the same calls in the order in which they are made. The results are in that of `calls`.
         enough: receives the results so far, and says whether the other calls are not needed.
+
+    Raises:
+        AssayError: an output of a kernel without a guard breaks the contract.
     """
-    run = run_once(guard, calls if order is None else order, each, enough)
-    place = {id(call): number for number, call in enumerate(calls)}
-    results = sorted(run.results, key=lambda result: place[id(result.call)])
-    step = _step(len(results), repeats)
-    return replace(
-        run,
-        results=tuple(_repeat(guard, o) if n % step == 0 else o for n, o in enumerate(results)),
-        refused=tuple(sorted(run.refused, key=lambda pair: place[id(pair[0])])),
+    declared, place = declaration(kernel), {id(call): number for number, call in enumerate(calls)}
+    if isinstance(kernel, Guard):
+        kernel.expected = runs_of(len(calls), repeats) if repeats else len(calls)
+    results: list[CallResult] = []
+    refused: list[tuple[AttentionCall, str]] = []
+    made = calls if order is None else order
+    for call, right in _with_truths([call for call in made if call.phase in declared.phases]):
+        given = call.clone()
+        try:
+            out = compute(kernel, given)
+        except KernelRefused as error:
+            refused.append((call, str(error)))
+            continue
+        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
+        # The output may be a view of an input, or of a buffer that the next call overwrites.
+        kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
+        results.append(replace(measure(call, kept, declared.noise, right()), mutated=mutated))
+        each(results[-1])
+        if enough(results):
+            break
+    results.sort(key=lambda result: place[id(result.call)])
+    failed: list[tuple[AttentionCall, str]] = []
+    for number in range(0, len(results), _step(len(results), repeats)) if repeats else ():
+        try:
+            results[number] = _repeated(kernel, results[number])
+        except KernelRefused as error:
+            failed.append((results[number].call, str(error)))
+    return KernelRun(
+        tuple(results),
+        delegated=tuple(call for call in made if call.phase not in declared.phases),
+        refused=tuple(sorted(refused, key=lambda pair: place[id(pair[0])])),
+        failed_repeats=tuple(failed),
     )
 
 
-def _repeat(guard: Guard, result: CallResult) -> CallResult:
-    try:
-        return repeat(guard, result)
-    except KernelRefused as error:
-        guard.failed_repeats.append((result.call, str(error)))
-        return result
+def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall, Callable[[], Tensor | None]]]:
+    """Yield the calls, and what returns the oracle's output on each, or None where `measure` has to compute it.
+
+    On a CPU a second thread computes the oracle's outputs while the kernel runs, some calls ahead.
+    """
+    if any(call.q.device.type != "cpu" for call in calls):
+        yield from ((call, lambda: None) for call in calls)
+        return
+    ahead: deque[Future[Tensor]] = deque()
+    waiting = iter(calls)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for call in calls:
+                ahead.extend([pool.submit(truth, later) for later in islice(waiting, _AHEAD - len(ahead))])
+                yield call, ahead.popleft().result
+        finally:  # also if the kernel is clearly wrong, or raised what ends the check
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def endure(
-    guard: Guard, results: Sequence[CallResult], before: int, runs: int, seconds: float
-) -> tuple[int, tuple[AttentionCall, str] | None]:
-    """Run the kernel until it has run this often in all.
+def _repeated(kernel: Kernel, result: CallResult) -> CallResult:
+    """Run a call twice more in a row, ideally after all other calls: does the output match the earlier one, and itself?"""
+    late, again = (compute(kernel, result.call.clone()).out.clone() for _ in range(2))
+    late_error, late_differs = _difference(result, result.out, late)
+    error, differs = _difference(result, late, again)
+    return result.updated(late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs)
+
+
+def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
+    """Compute the largest relative L1 between two outputs of a call, and True with it if any bit differs."""
+    if same_values(first[: result.call.rows], other[: result.call.rows]):
+        return 0.0, False
+    expected = torch.where(first.isfinite(), first.double(), float("inf"))
+    return float(relative_l1(deviation(other, expected, result.cells)).max()), True
+
+
+def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
+    """Run a kernel on each call once, and then on each call twice more in a row.
+
+    Raises:
+        AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
+            breaks the contract.
+        KernelRefused: it refuses a call that it computed before.
+    """
+    run = run_calls(kernel, calls, len(calls))
+    run.require_results()
+    for _, why in run.failed_repeats:
+        raise KernelRefused(why)
+    return run
+
+
+def endure(guard: Guard, results: Sequence[CallResult], runs: int, seconds: float) -> tuple[AttentionCall, str] | None:
+    """Run the kernel until it has run this often in all, without guards around its memory from now on.
 
     First on pairs of calls of the same shapes, one after the other in the same buffers, as an engine calls it that replays graphs;
     then in turn on two right calls of each phase and dtype: the cheapest, and the cheapest with more than `_SEVERAL` keys.
@@ -159,13 +333,11 @@ def endure(
     Args:
         guard: the kernel.
         results: what it computed before; those within their bounds are asked again.
-        before: how many times it ran before.
         runs: how many times it is to have run in all.
         seconds: most time that this takes.
 
     Returns:
-        How many times the kernel had run at the end, the runs before included; and the call on which it became wrong, and how, in
-        words that follow "the kernel": None if it did not.
+        The call on which it became wrong, and how, in words that follow "the kernel"; None if it did not.
     """
     right = sorted(
         (result for result in results if not result.fails),
@@ -174,21 +346,20 @@ def endure(
     cheapest: dict[tuple[object, ...], CallResult] = {}
     for result in right:
         cheapest.setdefault((result.call.phase, result.call.q.dtype, max(result.call.lens_k) > _SEVERAL), result)
-    until = time.monotonic() + seconds
+    until, guard.memory = time.monotonic() + seconds, False
     many = ((result, result.call.clone(), "") for result in cycle(cheapest.values()))
     for result, given, buffers in chain(_in_kept_buffers(right), many):
-        if before + guard.runs >= runs or time.monotonic() > until:
+        if guard.runs >= runs or time.monotonic() > until:
             break
-        number = before + guard.runs + 1
         try:
-            out = compute(guard, given).out
+            out = guard(given).out
         except KernelRefused as error:
-            return number, (result.call, f"{error}, in its run {number}{buffers}")
+            return result.call, f"{error}, in its run {guard.runs}{buffers}"
         if not same_values(out, result.out) and (now := measure(result.call, out.clone(), result.noise)).fails:
             own, bound = now.worst_cell
-            how = f"is wrong in its run {number}{buffers} on a call that it computed right before: own error {percent(own)}"
-            return number, (result.call, f"{how}; noise explains at most {percent(bound)}")
-    return before + guard.runs, None
+            how = f"is wrong in its run {guard.runs}{buffers} on a call that it computed right before"
+            return result.call, f"{how}: own error {percent(own)}; noise explains at most {percent(bound)}"
+    return None
 
 
 def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult, AttentionCall, str]]:

@@ -17,14 +17,15 @@ from torch.overrides import TorchFunctionMode
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, tensor_of
 from assay.harness.attention.interpreter_bounds import memory
-from assay.harness.attention.kernels import declaration
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.kernel_runs import CallResult
-from assay.harness.localize.threads import kernel_threads
 from assay.harness.text import listed
 
 _Side = Literal["before the start", "beyond the end"]
 _SIDES: tuple[_Side, ...] = ("before the start", "beyond the end")
+Flipped = tuple[str, _Side]
+"""An input by its name, and a side of it."""
+_Ask = Callable[[AttentionCall, Flipped | None], Tensor | Outputs]
 # Least rows, of all heads, before and behind an input: the largest tile in use.
 _ROWS = 128
 # Bytes: the alignment of PyTorch's allocations on a GPU.
@@ -85,52 +86,42 @@ def _numbers(count: int, dtype: torch.dtype, device: str) -> Tensor:
     return drawn.to(device, dtype)
 
 
-class GuardedKernel:
-    """A kernel whose inputs and allocations are guarded.
+def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) -> tuple[Tensor | Outputs, str]:
+    """Run a kernel with its inputs and allocations within guarded memory.
 
-    Attributes:
-        assay: the kernel's declaration.
-        written: calls in which it wrote outside of its tensors, and where, in words that follow "the kernel".
+    Args:
+        kernel: the kernel.
+        call: the call.
+        flipped: side of an input on which the numbers are negated.
+
+    Returns:
+        What it returned; and where it wrote outside of its tensors, in words that follow "the kernel", empty if it did not.
     """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.assay = declaration(kernel)
-        self.written: list[tuple[AttentionCall, str]] = []
-        self._kernel = kernel
-
-    def __call__(self, call: AttentionCall) -> Tensor | Outputs:
-        __tracebackhide__ = True
-        return self.among(call, None)
-
-    def among(self, call: AttentionCall, flipped: tuple[str, _Side] | None) -> Tensor | Outputs:
-        """Run the kernel, with the numbers on a side of an input (its name and the side) negated."""
-        __tracebackhide__ = True
-        inputs = _guards_of(call)
-        for guarded in inputs:
-            if flipped is not None and guarded.name == flipped[0]:
-                guarded.side(flipped[1]).neg_()
-        tensors = {guarded.name: guarded.tensor for guarded in inputs}
-        if call.spec.layout == "v in k":
-            tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
-        given = call.with_tensors(tensors)
-        made: list[_Guarded] = []
-        for guarded in inputs:
-            _bound(guarded)
-        try:
-            with memory.watching() as seen, _Allocations(made, call.q.device), kernel_threads():
-                out = self._kernel(given)
-        finally:
-            for guarded in (*inputs, *made):
-                memory.inside.pop(guarded.whole.untyped_storage().data_ptr(), None)
-        for guarded in inputs:  # a kernel that writes to its inputs is found by whoever gave them
-            original = getattr(call, guarded.name)
-            if not same_values(guarded.tensor, original):
-                original.copy_(guarded.tensor)
-        stores = [overrun.words for overrun in seen if overrun.does == "writes"]
-        stores += [f"writes {words}" for guarded in (*inputs, *made) if not flipped and (words := guarded.written())]
-        if stores:
-            self.written.append((call, stores[0]))
-        return out
+    __tracebackhide__ = True
+    inputs = _guards_of(call)
+    for guarded in inputs:
+        if flipped is not None and guarded.name == flipped[0]:
+            guarded.side(flipped[1]).neg_()
+    tensors = {guarded.name: guarded.tensor for guarded in inputs}
+    if call.spec.layout == "v in k":
+        tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
+    given = call.with_tensors(tensors)
+    made: list[_Guarded] = []
+    for guarded in inputs:
+        _bound(guarded)
+    try:
+        with memory.watching() as seen, _Allocations(made, call.q.device):
+            out = kernel(given)
+    finally:
+        for guarded in (*inputs, *made):
+            memory.inside.pop(guarded.whole.untyped_storage().data_ptr(), None)
+    for guarded in inputs:  # a kernel that writes to its inputs is found by whoever gave them
+        original = getattr(call, guarded.name)
+        if not same_values(guarded.tensor, original):
+            original.copy_(guarded.tensor)
+    stores = [overrun.words for overrun in seen if overrun.does == "writes"]
+    stores += [f"writes {words}" for guarded in (*inputs, *made) if not flipped and (words := guarded.written())]
+    return out, stores[0] if stores else ""
 
 
 def _guards_of(call: AttentionCall) -> list[_Guarded]:
@@ -177,11 +168,11 @@ class _Allocations(TorchFunctionMode):
         return kept.tensor
 
 
-def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[AttentionCall, str] | None:
+def over_reads(ask: _Ask, results: Sequence[CallResult]) -> tuple[AttentionCall, str] | None:
     """Find a call in which a kernel reads outside of its inputs, and describe what in words after "the kernel".
 
     Args:
-        kernel: the kernel.
+        ask: has the kernel compute a call within guards, with the numbers on a side of an input negated.
         results: calls that it computed; of those that fail, the smallest are tried.
 
     Returns:
@@ -190,7 +181,7 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
     failing = [result.call for result in results if result.fails]
     for call in sorted(failing, key=lambda call: (call.k.numel(), call.q.numel()))[:_MAX_CALLS]:
         try:
-            reads = _reads_outside(kernel, call)
+            reads = _reads_outside(ask, call)
         except KernelRefused:
             continue
         except KeyboardInterrupt:
@@ -203,15 +194,15 @@ def over_reads(kernel: GuardedKernel, results: Sequence[CallResult]) -> tuple[At
     return None
 
 
-def _reads_outside(kernel: GuardedKernel, call: AttentionCall) -> dict[tuple[str, _Side], list[str]]:
+def _reads_outside(ask: _Ask, call: AttentionCall) -> dict[tuple[str, _Side], list[str]]:
     """Map readers and sides to the inputs beside which they read; empty if the output varies anyway."""
-    usual = tensor_of(kernel(call.clone())).clone()
+    usual = tensor_of(ask(call.clone(), None)).clone()
     reads: dict[tuple[str, _Side], list[str]] = {}
-    if not same_values(usual[: call.rows], tensor_of(kernel(call.clone()))[: call.rows]):
+    if not same_values(usual[: call.rows], tensor_of(ask(call.clone(), None))[: call.rows]):
         return reads
     for guard in _guards_of(call):
         for side in _SIDES:
-            out = tensor_of(kernel.among(call.clone(), (guard.name, side)))
+            out = tensor_of(ask(call.clone(), (guard.name, side)))
             differs = ((out != usual) & ~(out.isnan() & usual.isnan()))[: call.rows]
             if heads := [str(head) for head in differs.any(-1).any(0).nonzero().ravel().tolist()]:
                 readers = f"q head{'s' * (len(heads) > 1)} {listed(heads)}"

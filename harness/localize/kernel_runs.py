@@ -1,21 +1,18 @@
-"""Running a kernel on calls: its own error by cell, whether it is deterministic, and whether it keeps to its contract."""
+"""The results of a kernel on calls: its own error by cell, and what noise explains of it."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, tensor_of
+from assay.harness.attention.call import AttentionCall, Outputs
 from assay.harness.attention.honest import sample_rows
-from assay.harness.attention.kernels import declaration, lse_fault, missing_package, output_fault, refuse_features
+from assay.harness.attention.kernels import output_fault
 from assay.harness.attention.oracle import oracle
 from assay.harness.errors import AssayError
 from assay.harness.evidence.error_table import SUMS, ratio
@@ -25,14 +22,10 @@ from assay.harness.localize.cells import (
     CallCells,
     all_finite,
     cells_of,
-    deviation,
     row_deviation,
-    same_values,
     size_of,
 )
 from assay.harness.localize.lse import LseErrors, lse_errors
-from assay.harness.localize.raised import raised, traceback_of
-from assay.harness.localize.threads import kernel_threads
 from assay.harness.stats.error_sums import distance, relative_l1, slope
 from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_heads
 
@@ -266,15 +259,23 @@ class KernelRun:
         results: one for each call that it computed.
         delegated: calls of phases that it does not declare; they were not run.
         refused: calls that it refused, with its reasons.
+        failed_repeats: calls that it computed once and then failed to compute again, and why.
     """
 
     results: tuple[CallResult, ...]
     delegated: tuple[AttentionCall, ...] = ()
     refused: tuple[tuple[AttentionCall, str], ...] = ()
+    failed_repeats: tuple[tuple[AttentionCall, str], ...] = ()
 
-    def __add__(self, other: KernelRun) -> KernelRun:
-        """Join both runs."""
-        return KernelRun(self.results + other.results, self.delegated + other.delegated, self.refused + other.refused)
+    def require_results(self) -> None:
+        """Raise an AssayError unless a call was computed: nothing computed is never a pass."""
+        if not self.results:
+            refused, delegated = len(self.refused), len(self.delegated)
+            raise AssayError(
+                f"The kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused).",
+                "at least one call of a phase that the kernel declares",
+                self.refused[0][1] if self.refused else "add calls of the phases that it declares",
+            )
 
 
 def worst_of(results: Sequence[CallResult]) -> CallResult | None:
@@ -299,7 +300,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
         call: the call.
         outputs: [total_q, num_q_heads, head_dim_v], alone or with the log-sum-exps of a kernel that declares them.
         noise: noise family that the kernel declares, as `Declaration.noise`.
-        right: the oracle's output where it is known, as `_truth` returns it.
+        right: the oracle's output where it is known, as `truth` returns it.
 
     Raises:
         AssayError: the output breaks the contract.
@@ -310,7 +311,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
     rows = _compared(call)
-    cells, right = cells_of(call, rows), _truth(call) if right is None else right
+    cells, right = cells_of(call, rows), truth(call) if right is None else right
     if not all_finite(right):
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
@@ -319,7 +320,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
     return CallResult(call, out, cells, cells.sums(by_row).cpu(), by_row, CallNoise(call, noise, cells), lse=lse)
 
 
-def _truth(call: AttentionCall) -> Tensor:
+def truth(call: AttentionCall) -> Tensor:
     """Compute the oracle's output of the queries that are compared, float64 [rows, num_q_heads, head_dim_v]."""
     return oracle(call, _compared(call))
 
@@ -338,130 +339,3 @@ def _require_contract(call: AttentionCall, out: object) -> None:
             "[total_q, num_q_heads, head_dim_v] in the dtype and on the device of q",
             "fix the kernel's output",
         )
-
-
-def compute(kernel: Kernel, call: AttentionCall) -> Outputs:
-    """Compute a kernel's outputs on a call: with log-sum-exps if it declares them. The kernel may write to the call.
-
-    Raises:
-        AssayError: the output breaks the contract, or the kernel raised something; its traceback is among the details.
-        UsageError: a package that the kernel imports is not installed.
-        KernelRefused: the kernel refuses the call, or does not declare a feature that it asks for.
-    """
-    __tracebackhide__ = True
-    try:
-        with kernel_threads(), call.grad_context():
-            refuse_features("the kernel", kernel, call)
-            returned = kernel(call)
-    except ImportError as error:
-        raise missing_package(error) from error
-    except (AssayError, KernelRefused, KeyboardInterrupt):
-        raise
-    except (
-        BaseException
-    ) as error:  # its sys.exit(0) must not become assay's exit code, nor its pytest.skip() a test's outcome
-        what = f"The kernel {raised(error)}."
-        raise AssayError(what, "an output, or KernelRefused", "fix the kernel", details=traceback_of(error)) from error
-    out = tensor_of(returned)
-    _require_contract(call, out)
-    if "lse" not in declaration(kernel).features:
-        return Outputs(out)
-    lse = returned.lse if isinstance(returned, Outputs) else None
-    if fault := lse_fault(call, lse):
-        raise AssayError(
-            f"The kernel returned {fault}.", "float32 [total_q, num_q_heads]", "fix them, or do not declare lse"
-        )
-    return Outputs(out, lse)
-
-
-def run_and_repeat(kernel: Kernel, calls: Sequence[AttentionCall]) -> KernelRun:
-    """Run a kernel on each call once, and then on each call twice more in a row.
-
-    Raises:
-        AssayError: no call was computed (none given, all delegated or refused), which is never a pass; or an output
-            breaks the contract.
-    """
-    run = run_once(kernel, calls)
-    require_results(run)
-    return replace(run, results=tuple(repeat(kernel, result) for result in run.results))
-
-
-def require_results(run: KernelRun) -> None:
-    """Raise an AssayError unless a call was computed: nothing computed is never a pass."""
-    if not run.results:
-        refused, delegated = len(run.refused), len(run.delegated)
-        raise AssayError(
-            f"The kernel computed none of {refused + delegated} calls ({delegated} delegated, {refused} refused).",
-            "at least one call of a phase that the kernel declares",
-            run.refused[0][1] if run.refused else "add calls of the phases that it declares",
-        )
-
-
-def run_once(
-    kernel: Kernel,
-    calls: Sequence[AttentionCall],
-    each: Callable[[CallResult], None] | None = None,
-    enough: Callable[[Sequence[CallResult]], bool] | None = None,
-) -> KernelRun:
-    """Run a kernel on each call once, on a copy of the inputs: a kernel that writes to them is found, and spoils nothing else.
-
-    `each` receives each result as soon as it is there. `enough` then receives all so far, and says whether no others are needed.
-
-    Raises:
-        AssayError: an output breaks the contract.
-    """
-    declared = declaration(kernel)
-    delegated = tuple(call for call in calls if call.phase not in declared.phases)
-    results: list[CallResult] = []
-    refused: list[tuple[AttentionCall, str]] = []
-    for call, right in _with_truths([call for call in calls if call.phase in declared.phases]):
-        given = call.clone()
-        try:
-            out = compute(kernel, given)
-        except KernelRefused as error:
-            refused.append((call, str(error)))
-            continue
-        mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
-        # The output may be a view of an input, or of a buffer that the next call overwrites.
-        kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
-        results.append(replace(measure(call, kept, declared.noise, right()), mutated=mutated))
-        if each is not None:
-            each(results[-1])
-        if enough is not None and enough(results):
-            break
-    return KernelRun(tuple(results), delegated, tuple(refused))
-
-
-def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall, Callable[[], Tensor | None]]]:
-    """Yield the calls, and what returns the oracle's output on each, or None where `measure` has to compute it.
-
-    On a CPU a second thread computes the oracle's outputs while the kernel runs, some calls ahead.
-    """
-    if any(call.q.device.type != "cpu" for call in calls):
-        yield from ((call, lambda: None) for call in calls)
-        return
-    ahead: deque[Future[Tensor]] = deque()
-    waiting = iter(calls)
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            for call in calls:
-                ahead.extend([pool.submit(_truth, later) for later in islice(waiting, _AHEAD - len(ahead))])
-                yield call, ahead.popleft().result
-        finally:  # also if the kernel is clearly wrong, or raised what ends the check
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def repeat(kernel: Kernel, result: CallResult) -> CallResult:
-    """Run a call twice more in a row, ideally after all other calls: does the output match the earlier one, and itself?"""
-    late, again = (compute(kernel, result.call.clone()).out.clone() for _ in range(2))
-    late_error, late_differs = _difference(result, result.out, late)
-    error, differs = _difference(result, late, again)
-    return result.updated(late=late_error, late_differs=late_differs, repeat=error, repeats_differ=differs)
-
-
-def _difference(result: CallResult, first: Tensor, other: Tensor) -> tuple[float, bool]:
-    """Compute the largest relative L1 between two outputs of a call, and True with it if any bit differs."""
-    if same_values(first[: result.call.rows], other[: result.call.rows]):
-        return 0.0, False
-    expected = torch.where(first.isfinite(), first.double(), float("inf"))
-    return float(relative_l1(deviation(other, expected, result.cells)).max()), True

@@ -12,19 +12,17 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
-from assay.harness.attention.call import STORED, AttentionCall, Kernel, KernelRefused, cumulative
-from assay.harness.attention.kernels import declaration, load
+from assay.harness.attention.call import STORED, AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.kernels import declaration
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.errors import AssayError
+from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.cells import deviation
-from assay.harness.localize.diagnose import describe
-from assay.harness.localize.guard import CONTRACT_BROKEN, Guard
-from assay.harness.localize.guarded_memory import GuardedKernel
-from assay.harness.localize.kernel_runs import KernelRun, compute, measure
+from assay.harness.localize.guard import Guard
+from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.stats.error_sums import relative_l1
-from assay.harness.verdict import UNEXPLAINED, Finding, serious
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
 # Most runs of the kernel, and seconds, in which a call is shrunk; the smallest call found by then is shown.
 _MAX_RUNS, _SECONDS = 400, 10.0
@@ -76,15 +74,10 @@ def smallest_call(guard: Guard, run: KernelRun, findings: Sequence[Finding], pat
         # With a head_dim that it was not written for, a kernel may write beyond its output, which ends the process.
         dims = {result.call.q.shape[2] for result in run.results} | set(guard.assay.head_dims or ())
         call = shrink(guard, call, dims, finding.id)
-    if not path:
-        return _Smallest(describe(call))
-    try:
-        return _Smallest(describe(call), _reproduction(call, path, guard.assay.noise))
-    except AssayError:  # it fails on its own data only, which is too large for a test
-        return _Smallest(describe(call))
+    return _Smallest(describe(call), _reproduction(call, guard, path) if path else None)
 
 
-def shrink(kernel: Kernel, call: AttentionCall, head_dims: Collection[int], bug: str = "") -> AttentionCall:
+def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: str = "") -> AttentionCall:
     """Find the smallest call that still fails: fewer sequences, heads and tokens, and a smaller head_dim.
 
     Deterministic and greedy: each step takes the first smaller call that fails, until none does or the runs are used up. A call
@@ -92,7 +85,7 @@ def shrink(kernel: Kernel, call: AttentionCall, head_dims: Collection[int], bug:
     are dropped first. A scale of head_dim ** -0.5 follows head_dim.
 
     Args:
-        kernel: the kernel.
+        guard: the kernel.
         call: a call on which it fails.
         head_dims: smaller head dims to try.
         bug: id of the hypothesis within whose bounds a failing output must be; empty for any.
@@ -100,7 +93,7 @@ def shrink(kernel: Kernel, call: AttentionCall, head_dims: Collection[int], bug:
     Raises:
         ValueError: the call itself does not fail.
     """
-    until, runs, noise = time.monotonic() + _SECONDS, 0, declaration(kernel).noise
+    until, runs = time.monotonic() + _SECONDS, 0
 
     def still_fails(smaller: AttentionCall) -> bool:
         nonlocal runs
@@ -108,10 +101,10 @@ def shrink(kernel: Kernel, call: AttentionCall, head_dims: Collection[int], bug:
             return False
         runs += 1
         try:
-            out = compute(kernel, smaller.clone()).out
+            out = guard(smaller.clone()).out
         except KernelRefused:
             return False
-        result = measure(smaller, out, noise)
+        result = measure(smaller, out, guard.assay.noise)
         if bug not in BY_ID or not result.fails:
             return result.fails
         expected = BY_ID[bug].compute(smaller)
@@ -195,24 +188,16 @@ def test_the_kernel_is_correct() -> None:
 '''
 
 
-def _reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable[[Finding], str]:
+def _reproduction(call: AttentionCall, guard: Guard, path: str) -> Callable[[Finding], str] | None:
     """Write a call as source: inputs from a seed, if the kernel fails on such data of the same shape, else its numbers.
 
-    The result writes a pytest file of it, in the words of a finding.
-
-    Args:
-        call: a failing call, best a shrunk one.
-        kernel_path: published name of the kernel or ``module:function``.
-        noise: quantisation whose noise is excused.
-
-    Raises:
-        AssayError: the kernel fails on the call's own data only, which is too large for a test.
-        KernelRefused: no such kernel.
+    The result writes a pytest file of it, in the words of a finding; None if the kernel fails on the call's own data only, which is
+    too large for a test.
     """
-    kernel = load(kernel_path)
-    excused = "" if noise == declaration(kernel).noise else f", noise={noise!r}"
+    noise = guard.assay.noise
+    excused = "" if noise == declaration(guard.kernel).noise else f", noise={noise!r}"
     own = f"spec={call.spec!r}"
-    if drawn := _drawn(call, kernel, noise):
+    if drawn := _drawn(call, guard):
         seed, (changed, _) = drawn
         lens, heads = list(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1])
         shape = f"{lens}, {heads}, {call.q.shape[2]}, {call.q.dtype}, {str(call.q.device)!r}"
@@ -223,14 +208,9 @@ def _reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable
             "from dataclasses import replace\n\nimport torch\n\nfrom assay import Mask, assert_correct\n"
             "from assay.harness.attention.call import CallSpec\nfrom assay.harness.attention.sample_calls import call_of"
         )
-        return partial(_test, kernel_path, imports, text, excused)
-    numbers = sum(t.numel() for t in (call.q, call.k, call.v))
-    if numbers > _MAX_LITERALS:
-        raise AssayError(
-            f"The kernel fails on this call's own data only, which is {numbers} numbers.",
-            f"at most {_MAX_LITERALS} numbers in a test",
-            "shrink the call first, or keep it in a replay pack",
-        )
+        return partial(_test, path, imports, text, excused)
+    if sum(tensor.numel() for tensor in (call.q, call.k, call.v)) > _MAX_LITERALS:
+        return None
     literals = {name: _literal(tensor) for name, tensor in call.tensors.items()}
     tensors = "".join(f"    {name}={literal},\n" for name, literal in literals.items() if name not in STORED)
     if call.stored is not None:
@@ -240,7 +220,7 @@ def _reproduction(call: AttentionCall, kernel_path: str, noise: str) -> Callable
         "import torch\n\nfrom assay import AttentionCall, Mask, assert_correct\n"
         "from assay.harness.attention.call import CallSpec"
     ) + ", StoredKV" * (call.stored is not None)
-    return partial(_test, kernel_path, imports, text, excused)
+    return partial(_test, path, imports, text, excused)
 
 
 _Change = tuple[str, Callable[[AttentionCall], AttentionCall]]
@@ -258,7 +238,7 @@ _CHANGES: tuple[_Change, ...] = (
 _SEEDS = 6
 
 
-def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Change] | None:
+def _drawn(call: AttentionCall, guard: Guard) -> tuple[int, _Change] | None:
     """Find the seed, and the change of its data, with which the kernel fails on a call of this shape; None if there is none."""
     carried = call.spec.padded_rows or any(call.tensors.keys() - {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
     if carried or call.v.shape[2] != call.q.shape[2] or call.spec.layout != "packed" or call.spec.grad_mode:
@@ -268,14 +248,14 @@ def _drawn(call: AttentionCall, kernel: Kernel, noise: str) -> tuple[int, _Chang
         for seed in range(_SEEDS):
             made = call_of(lens, heads, call.q.shape[2], call.q.dtype, str(call.q.device), seed)
             drawn = replace(made, spec=call.spec)
-            if _fails(kernel, change[1](drawn), noise):
+            if _fails(guard, change[1](drawn)):
                 return seed, change
     return None
 
 
-def _fails(kernel: Kernel, call: AttentionCall, noise: str) -> bool:
+def _fails(guard: Guard, call: AttentionCall) -> bool:
     try:
-        return measure(call, GuardedKernel(kernel)(call.clone()), noise).fails
+        return measure(call, guard(call.clone()).out, guard.assay.noise).fails
     except (KernelRefused, ValueError):  # the second: such data overflow the dtype
         return False
 

@@ -277,19 +277,19 @@ def _begin_scoring(asked: _Asking, engines: Sequence[Engine]) -> None:
     """Have the reference's scoring hand over to the candidate's, where both roles are open and have a server."""
     open_roles = [role for engine in engines for role in _unscored(asked, engine.role)]
     both = len(engines) == len(ROLES) and open_roles == [engine.role for engine in engines]
-    if both and all(engine.scorer for engine in engines):
+    if both and all(engine.scores for engine in engines):
         asked.handover = ScoringHandover(len(asked.plan.of("logits")))
 
 
 def _score(asked: _Asking, engine: Engine) -> None:
     """Score the reference's tokens. The candidate is asked about the reference's answers, which are complete by now."""
-    if engine.scorer is None:
+    if not engine.scores:
         return  # the logits are then not compared
     folder, items, told = asked.folder, asked.plan.of("logits"), asked.folder.answers()
     for role in _unscored(asked, engine.role):
         place = folder.server_folder(engine.role)
         with layer_diff.substituted_everywhere(place) if role != engine.role else nullcontext():
-            score_role(engine.scorer, items, told, folder.path, asked.display, role, folder.nonce, asked.handover)
+            score_role(engine, items, told, folder.path, asked.display, role, folder.nonce, asked.handover)
 
 
 def _sensitivity_open(asked: _Asking, role: Role) -> bool:

@@ -113,8 +113,8 @@ def _serve_fault(
             lost = losses({item.id: item for item in load.items}, load.reference, answers)
             if p_no_loss(lost, load.spec.policy.margin) <= load.spec.policy.alpha:
                 break
-        if load.logits is not None and engine.scorer is not None:
-            logits = score_again(engine.scorer, load.logits, nonce, display)
+        if load.logits is not None and engine.scores:
+            logits = score_again(engine, load.logits, nonce, display)
             write_logits(place / SENSITIVITY, logits)
             scored = len(logits.header.sequences)
         seeded = read_seeded_calls(place, token, nonce)

@@ -16,7 +16,7 @@ from assay.harness.attention.published import native_backend
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import assert_correct, check
 from assay.harness.errors import AssayError, UsageError
-from assay.harness.localize.kernel_runs import compute, run_once
+from assay.harness.localize.guard import compute, run_calls
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
@@ -92,7 +92,7 @@ def test_an_output_that_breaks_the_contract_is_refused_everywhere(returned: Call
     with pytest.raises(AssayError, match=says):
         assert_correct(breaks, CALL)
     with pytest.raises(AssayError, match=says):
-        run_once(breaks, [CALL])
+        run_calls(breaks, [CALL], repeats=0)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,8 @@ from assay.harness.checks.kernel_matrix import named
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.diagnose import STATE_KEPT
-from assay.harness.localize.guard import CONTRACT_BROKEN
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
-from assay.harness.verdict import UNEXPLAINED
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED
 from assay.reports.check import message
 
 ORACLE = "assay.harness.attention.bugs.faults:rounded_oracle"

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel
-from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
@@ -29,6 +28,7 @@ from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import Source
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import Picture
 from assay.harness.readout.readout import ReadOut, read_out
@@ -269,11 +269,11 @@ def test_an_operator_holds_only_on_calls_whose_outputs_it_gives() -> None:
 def test_a_call_that_is_too_large_to_be_read_is_shown_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     call = call_of([(9, 700)], (4, 2), 64, torch.float32, "cpu")
     result = measure(call, NO_MASK(call))
-    picture = _picture_on(NO_MASK, Declaration(), result)
+    picture = _picture_on(Guard(NO_MASK), result)
     assert isinstance(picture, Picture)
     assert "!" in "".join(picture.cells)
     monkeypatch.setattr(observed, "_PICTURE_CALLS", 10)
-    picture = _picture_on(NO_MASK, Declaration(), result)
+    picture = _picture_on(Guard(NO_MASK), result)
     assert isinstance(picture, Picture)
     assert set(picture.rows) == {"wrong", "right"}
     assert set(picture.cells) == {""}

@@ -117,7 +117,7 @@ def test_a_name_from_the_recorded_outputs_alone_runs_no_kernel(tmp_path: Path, m
         raise AssertionError("the kernel was run")
 
     exact = Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
-    monkeypatch.setattr(sys.modules["assay.harness.checks.replay"], "run_guarded", never)
+    monkeypatch.setattr(sys.modules["assay.harness.checks.replay"], "run_calls", never)
     (finding,) = diagnose_recorded(pack(tmp_path / "pack", KERNEL), exact, "again")
     assert (finding.id, finding.reproduce) == ("mask-top-left", "again")
     assert not diagnose_recorded(pack(tmp_path / "right", sdpa), exact, "again")

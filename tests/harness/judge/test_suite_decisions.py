@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.harness.judge.answers import Pair
-from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of
-from assay.harness.judge.suite_decisions import accuracy_sentence, decide_share
+from assay.harness.judge.greedy_suite import decide_share
+from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, accuracy_sentence
 
 MARGIN, ALPHA = 0.05, 0.05
 RULE = Rule(MARGIN, ALPHA, ALPHA / 5, None)
@@ -87,4 +87,4 @@ def test_every_verdict_is_what_its_numbers_say(both_right: int, lost: int, gaine
     ],
 )
 def test_a_share_is_decided_by_its_bounds(bad: int, n: int, verdict: str) -> None:
-    assert decide_share(bad, n, 0.1, ALPHA).verdict == verdict
+    assert decide_share(bad, n, 0.1, ALPHA) == verdict

@@ -20,7 +20,8 @@ from assay.harness.localize import bounds
 from assay.harness.localize.bounds import CallNoise
 from assay.harness.localize.cells import cells_of, deviation
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import CallResult, measure, run_and_repeat
+from assay.harness.localize.guard import run_and_repeat
+from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.harness.localize.lse import lse_errors
 from assay.harness.stats.error_sums import relative_l1
 

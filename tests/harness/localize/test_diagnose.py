@@ -17,7 +17,7 @@ from assay.harness.attention.sage import sage_attn_as_shipped
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, causes
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import run_and_repeat
+from assay.harness.localize.guard import run_and_repeat
 from assay.harness.verdict import UNEXPLAINED, Finding
 
 Lens = list[list[tuple[int, int]]]

@@ -10,23 +10,21 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import declaration
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.localize.guard import Guard, endure
-from assay.harness.localize.kernel_runs import run_once
+from assay.harness.localize.guard import Guard, endure, run_calls
 
 
 def endured(kernel: object, *lens: list[tuple[int, int]]) -> str:
     """How a kernel became wrong; empty if it did not."""
-    guard = Guard(kernel, declaration(kernel))  # type: ignore[arg-type]
+    guard = Guard(kernel)  # type: ignore[arg-type]
     calls = [call_of(one, (4, 2), 64, torch.float32, "cpu", seed) for seed, one in enumerate(lens)]
     return (endured_on(guard, calls) or (None, ""))[1]
 
 
 def endured_on(guard: Guard, calls: list[AttentionCall], runs: int = 10) -> tuple[AttentionCall, str] | None:
-    run = run_once(guard, calls)
+    run = run_calls(guard, calls, repeats=0)
     assert not any(one.fails for one in run.results)
-    return endure(guard, run.results, 0, guard.runs + runs, 60)[1]
+    return endure(guard, run.results, guard.runs + runs, 60)
 
 
 def plans_by_address(call: AttentionCall, plans: dict[object, list[int]]) -> Tensor:
@@ -65,7 +63,7 @@ def test_long_calls_of_each_dtype_run_many_times(dtype: torch.dtype) -> None:
     calls = [
         call_of([(1, cached)], (4, 2), 64, kind, "cpu", cached) for kind in (torch.float16, torch.bfloat16) for cached in (20, 300)
     ]
-    wrong = endured_on(Guard(kernel, declaration(kernel)), calls, 200)
+    wrong = endured_on(Guard(kernel), calls, 200)
     assert wrong is not None
     assert "on a call that it computed right before" in wrong[1]
     assert wrong[0].q.dtype == dtype

@@ -14,8 +14,7 @@ from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check
 from assay.harness.errors import AssayError
-from assay.harness.localize.guard import MAX_REPEATED, Guard, run_guarded, runs_of
-from assay.harness.localize.kernel_runs import compute
+from assay.harness.localize.guard import MAX_REPEATED, Guard, compute, run_calls, runs_of
 
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
@@ -55,8 +54,8 @@ def test_a_refusal_is_a_kernels_right() -> None:
         raise KernelRefused("no bfloat16")
 
     guard = Guard(refuses, Declaration())
-    seen = run_guarded(guard, [CALL])
-    assert guard.breaches == set()
+    seen = run_calls(guard, [CALL])
+    assert guard.breaches == {}
     assert [(call, why) for call, why in seen.refused] == [(CALL, "no bfloat16")]
     assert seen.results == ()
 
@@ -72,8 +71,9 @@ def test_a_kernel_that_fails_when_repeated_is_reported() -> None:
         return rounded_oracle(call)
 
     guard = Guard(tired, Declaration())
-    assert len(run_guarded(guard, [CALL]).results) == 1
-    [(failed, why)] = guard.failed_repeats
+    seen = run_calls(guard, [CALL])
+    assert len(seen.results) == 1
+    [(failed, why)] = seen.failed_repeats
     assert failed is CALL
     assert why.startswith("raised RuntimeError: out of memory (test_guard.py, line ")
 
@@ -87,7 +87,7 @@ def test_some_are_run_again_from_all_over(count: int) -> None:
         return rounded_oracle(call)
 
     guard = Guard(kernel, Declaration())
-    run_guarded(guard, [CALL.with_spec(layer=number) for number in range(count)])
+    run_calls(guard, [CALL.with_spec(layer=number) for number in range(count)])
     again = given[count::2]
     assert guard.runs == runs_of(count)
     assert again[0] == 0
@@ -101,7 +101,7 @@ def test_a_kernel_that_calls_exit_does_not_end_the_check() -> None:
         sys.exit(0)
 
     guard = Guard(leaves, Declaration())
-    assert not run_guarded(guard, [CALL]).results
+    assert not run_calls(guard, [CALL]).results
     [breach] = guard.breaches
     assert breach.startswith("raised SystemExit: 0")
     with pytest.raises(AssayError, match=r"raised SystemExit: 0 \(test_guard\.py, line \d+, in leaves\)"):

@@ -12,8 +12,8 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import matrix_of
-from assay.harness.localize.guarded_memory import GuardedKernel, _guards_of, over_reads
-from assay.harness.localize.kernel_runs import run_once
+from assay.harness.localize.guard import Guard, run_calls
+from assay.harness.localize.guarded_memory import _guards_of, over_reads
 
 CALL = call_of([(5, 3), (4, 20)], (4, 2), 64, torch.float16, "cpu", seed=3)
 
@@ -37,7 +37,7 @@ def test_the_inputs_are_what_they_were() -> None:
         seen.append(call)
         return rounded_oracle(call)
 
-    out = GuardedKernel(kernel)(CALL)
+    out = Guard(kernel)(CALL).out
     assert torch.equal(out, rounded_oracle(CALL))
     assert all(torch.equal(getattr(seen[0], name), getattr(CALL, name)) for name in ("q", "k", "v"))
     assert all(one.tensor.data_ptr() % 64 == 0 and bool(one.whole.isfinite().all()) for one in _guards_of(CALL))
@@ -49,7 +49,7 @@ def test_a_write_to_an_input_is_passed_on() -> None:
         return rounded_oracle(call)
 
     given = CALL.clone()
-    kernel_ = GuardedKernel(kernel)
+    kernel_ = Guard(kernel)
     kernel_(given)
     assert not given.v.any()
     assert kernel_.written == [], "it is found by whoever gave the input"
@@ -60,7 +60,7 @@ def test_a_write_behind_an_input_is_seen() -> None:
         beyond_the_end(call.k, 7).fill_(1.0)
         return rounded_oracle(call)
 
-    guarded = GuardedKernel(kernel)
+    guarded = Guard(kernel)
     guarded(CALL)
     assert guarded.written == [(CALL, "writes up to 7 elements beyond the end of k")]
 
@@ -81,15 +81,15 @@ def test_a_write_around_the_output_is_a_finding_with_its_call() -> None:
 
 
 def test_a_read_beyond_the_inputs_is_described() -> None:
-    kernel = GuardedKernel(heads_of_all_q)
-    run = run_once(kernel, [CALL])
+    kernel = Guard(heads_of_all_q)
+    run = run_calls(kernel, [CALL], repeats=0)
     (result,) = run.results
     assert result.nonfinite_share == 0.0, "the rows behind an input are finite numbers"
-    found = over_reads(kernel, run.results)
+    found = over_reads(kernel.ask, run.results)
     assert found is not None
     assert found[1] == "reads outside of its inputs: q heads 2 and 3 read beyond the end of K and V"
 
 
 def test_a_wrong_kernel_that_stays_within_its_inputs_reads_nothing_outside() -> None:
-    kernel = GuardedKernel(lambda call: oracle(call).to(call.q.dtype) * 2)
-    assert over_reads(kernel, run_once(kernel, [CALL]).results) is None
+    kernel = Guard(lambda call: oracle(call).to(call.q.dtype) * 2)
+    assert over_reads(kernel.ask, run_calls(kernel, [CALL], repeats=0).results) is None

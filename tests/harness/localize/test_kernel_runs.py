@@ -14,7 +14,8 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
 from assay.harness.localize.causes import explaining
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
-from assay.harness.localize.kernel_runs import KernelRun, measure, run_and_repeat, run_once
+from assay.harness.localize.guard import run_and_repeat, run_calls
+from assay.harness.localize.kernel_runs import KernelRun, measure
 from assay.harness.verdict import Finding
 
 CALLS = [call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])]
@@ -100,7 +101,7 @@ def test_each_output_is_compared_with_the_truth_of_its_own_call() -> None:
             raise KernelRefused("two cached tokens")
         return rounded_oracle(call)
 
-    run = run_once(kernel, calls, enough=lambda results: len(results) == 25)
+    run = run_calls(kernel, calls, enough=lambda results: len(results) == 25, repeats=0)
     kept = [call for call in calls if call.lens_k != [5]][:25]
     assert [id(result.call) for result in run.results] == [id(call) for call in kept]
     assert all(torch.equal(o.own, measure(o.call, rounded_oracle(o.call)).own) for o in run.results)

@@ -22,8 +22,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import assert_correct, check
 from assay.harness.errors import AssayError
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.guard import Guard, run_guarded
-from assay.harness.localize.kernel_runs import run_once
+from assay.harness.localize.guard import Guard, run_calls
 from assay.harness.localize.lse import LSE_WRONG, lse_errors
 
 LENS = [[(40, 30), (1, 9)], [(1, 200), (1, 3)], [(7, 0)]]
@@ -45,7 +44,7 @@ def returning(lse: Callable[[AttentionCall], Tensor | None], *features: str, noi
 
 
 def findings(kernel: Kernel, calls: list[AttentionCall] = CALLS) -> list[str]:
-    return [finding.id for finding in diagnose(run_once(kernel, calls))]
+    return [finding.id for finding in diagnose(run_calls(kernel, calls, repeats=0))]
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -73,7 +72,7 @@ def test_each_bug_is_named(bug: Bug) -> None:
         found = bug.compute(call)
         return right(call) if found is None else found.float()
 
-    [found] = diagnose(run_once(returning(wrong, "sinks"), calls))
+    [found] = diagnose(run_calls(returning(wrong, "sinks"), calls, repeats=0))
     assert (found.id, found.severity, found.equivalent) == (bug.id, "serious", ())
     assert found.where.endswith(f"of {len(calls)} calls")
 
@@ -86,7 +85,7 @@ def test_one_wrong_log_sum_exp_of_one_call_is_found_and_has_no_name(error: float
             lse[17, 2] += error
         return lse
 
-    [found] = diagnose(run_once(returning(one_off), CALLS))
+    [found] = diagnose(run_calls(returning(one_off), CALLS, repeats=0))
     assert (found.id, found.where) == (LSE_WRONG, "1 of 9 calls")
 
 
@@ -97,9 +96,9 @@ def test_a_kernel_that_declares_log_sum_exps_and_returns_none_fails() -> None:
         (lambda call: right(call).half(), "log-sum-exps torch.float16"),
     ):
         with pytest.raises(AssayError, match=words):
-            run_once(returning(lse), CALLS[:1])
+            run_calls(returning(lse), CALLS[:1], repeats=0)
         guard = Guard(returning(lse), returning(lse).assay)  # type: ignore[attr-defined]
-        assert len(run_guarded(guard, CALLS[:1]).refused) == 1
+        assert len(run_calls(guard, CALLS[:1]).refused) == 1
         assert len(guard.breaches) == 1
     silent = declares(features=())(lambda call: Outputs(rounded_oracle(call), right(call) + 1))
     assert findings(silent) == []

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.errors import AssayError
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import measure, run_and_repeat
+from assay.harness.localize.guard import Guard, run_and_repeat
+from assay.harness.localize.kernel_runs import measure
 from assay.harness.localize.shrink import _reproduction, shrink
 from assay.harness.verdict import Finding
 
@@ -28,7 +28,7 @@ TOP_LEFT = BY_ID["mask-top-left"].title
 
 def test_the_smallest_call_that_still_fails() -> None:
     kernel = fault("mask-top-left")
-    small = shrink(kernel, CALL, DIMS)
+    small = shrink(Guard(kernel), CALL, DIMS)
     assert (small.lens_q, small.prefixes) == ([1], [1])  # below that the bug cannot show
     assert (small.q.shape, small.k.shape) == ((1, 1, 8), (2, 1, 8))
     assert small.scale == 8**-0.5
@@ -37,7 +37,7 @@ def test_the_smallest_call_that_still_fails() -> None:
 
 def test_what_the_failure_needs_is_kept() -> None:
     kernel = fault("leak-values-previous", heads=[1], when=lambda new, prefix: new >= 7)
-    small = shrink(kernel, CALL.with_spec(phase="decode", layer=5), DIMS)
+    small = shrink(Guard(kernel), CALL.with_spec(phase="decode", layer=5), DIMS)
     assert len(small.lens_q) == 2
     assert small.lens_q[1] == 7
     assert small.q.shape[1] == 2  # the fault sits in head 1
@@ -52,14 +52,20 @@ def test_a_refusal_is_no_failure() -> None:
             raise KernelRefused("too small")
         return faulty(call)
 
-    small = shrink(picky, CALL, DIMS)
+    small = shrink(Guard(picky), CALL, DIMS)
     assert small.q.shape[2] == 32
     assert small.lens_q == [3]
 
 
 def test_a_call_that_does_not_fail_cannot_be_shrunk() -> None:
     with pytest.raises(ValueError, match="nothing to shrink"):
-        shrink(rounded_oracle, CALL, DIMS)
+        shrink(Guard(rounded_oracle), CALL, DIMS)
+
+
+def reproduction(call: AttentionCall, kernel: Kernel, path: str, finding: Finding) -> str:
+    written = _reproduction(call, Guard(kernel), path)
+    assert written is not None
+    return written(finding)
 
 
 def run_test(source: str) -> None:
@@ -88,9 +94,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_generated_test_fails_with_the_kernel_and_passes_with_the_oracle(module: str) -> None:
     kernel = fault("mask-top-left")
-    small = shrink(kernel, call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3), DIMS)
+    small = shrink(Guard(kernel), call_of([(20, 30), (9, 0)], (4, 2), 64, torch.bfloat16, "cpu", seed=3), DIMS)
     [finding] = diagnose(run_and_repeat(kernel, [small]))
-    source = _reproduction(small, f"{module}:top_left", "")(finding)
+    source = reproduction(small, kernel, f"{module}:top_left", finding)
     assert "call_of([(" in source
     assert "noise" not in source
     imported = {line for line in source.splitlines() if line.startswith(("import", "from"))}
@@ -112,9 +118,8 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
     kernel = fault("values-saturate-fp8-e4m3")
     loud = replace(CALL, v=(CALL.v * 500).bfloat16(), q=CALL.q.bfloat16(), k=CALL.k.bfloat16())
     [finding] = diagnose(run_and_repeat(kernel, [loud]))
-    with pytest.raises(AssayError, match="shrink the call first"):
-        _reproduction(loud, f"{module}:saturating", "")
-    source = _reproduction(shrink(kernel, loud, DIMS), f"{module}:saturating", "")(finding)
+    assert _reproduction(loud, Guard(kernel), "") is None, "these are too many numbers for a test"
+    source = reproduction(shrink(Guard(kernel), loud, DIMS), kernel, f"{module}:saturating", finding)
     assert "AttentionCall(" in source
     with pytest.raises(AssertionError, match=BY_ID["values-saturate-fp8-e4m3"].title):
         run_test(source)
@@ -122,10 +127,10 @@ def test_data_that_is_needed_is_written_into_the_test(module: str, monkeypatch: 
 
 
 def test_the_head_dim_stays_within_those_that_are_tried() -> None:
-    assert shrink(fault("prefix-dropped"), CALL, (32, 64)).q.shape[2] == 32
+    assert shrink(Guard(fault("prefix-dropped")), CALL, (32, 64)).q.shape[2] == 32
 
 
-def test_padded_rows_shrink_with_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_rows_shrink_with_their_call() -> None:
     call = replace(CALL.with_spec(padded_rows=20), q=torch.cat([CALL.q, CALL.q[:20]]))
 
     @declares(features=("padding",))
@@ -133,15 +138,14 @@ def test_padded_rows_shrink_with_their_call(monkeypatch: pytest.MonkeyPatch) -> 
         out = rounded_oracle(call)
         return out.roll(1, 0) if call.spec.padded_rows else out
 
-    small = shrink(ignores, call, DIMS)
+    small = shrink(Guard(ignores), call, DIMS)
     assert (len(small.lens_q), small.q.shape[2]) == (1, 8)
     assert small.rows == small.lens_q[0]
     assert len(small.q) == small.rows + small.spec.padded_rows
     assert measure(small, ignores(small.clone())).fails
     assert not measure(small, rounded_oracle(small)).fails
-    monkeypatch.setattr(shrink_module, "load", lambda name: ignores)
     finding = Finding(id="x", title="x", severity="serious", where="", diagnosis="", evidence=(), reproduce="")
-    source = _reproduction(small, "mine:ignores", "")(finding)
+    source = reproduction(small, ignores, "mine:ignores", finding)
     found: dict[str, Any] = {}
     exec(source.partition("def test_")[0], found)
     torch.testing.assert_close(rounded_oracle(found["CALL"]), rounded_oracle(small), equal_nan=True)

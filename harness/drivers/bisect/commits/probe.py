@@ -23,8 +23,10 @@ from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
 from assay.harness.errors import AssayError
 from assay.harness.evidence.pack import read_pack
-from assay.harness.localize.diagnose import describe, diagnose
-from assay.harness.localize.kernel_runs import KernelRun, run_and_repeat
+from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.guard import Guard, run_and_repeat
+from assay.harness.localize.kernel_runs import KernelRun
 from assay.worker import Journal
 
 # Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice.
@@ -87,7 +89,7 @@ def measure(journal: Journal, tree: str, spec: dict[str, Any], name_bug: bool, r
     reader = Reader()
     if reader.wants(findings, run.results):
         journal.write("measured", measurement=measured)
-        seen = reader.observe(findings, kernel, kernels.declaration(kernel), run.results)
+        seen = reader.observe(findings, Guard(kernel), run.results)
         measured = measured.model_copy(update={"findings": seen.findings})
     return measured
 

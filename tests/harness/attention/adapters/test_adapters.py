@@ -29,7 +29,8 @@ from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.pack import Source
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import measure, run_once
+from assay.harness.localize.guard import run_calls
+from assay.harness.localize.kernel_runs import measure
 
 SDPA = "torch.nn.functional:scaled_dot_product_attention"
 OF_FLASH_ATTN = ("window", "softcap", "lse", "padding", "not_causal")
@@ -272,7 +273,7 @@ def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs
     declared = kernels.declaration(kernel)
     assert ("stored_kv: e4m3 per tensor" in declared.features, declared.noise) == (True, "fp8_qp")
     some = calls(declared.phases[0], torch.float16)
-    run = run_once(kernel, [*some, *map(E4M3, some)])
+    run = run_calls(kernel, [*some, *map(E4M3, some)], repeats=0)
     assert diagnose(run) == [], "Q is cast beside FP8 alone, and not for new tokens"
     assert len(run.results) == 2 * len(some)
     for call in some:

@@ -17,7 +17,7 @@ from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.causes import causes
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import run_and_repeat
+from assay.harness.localize.guard import run_and_repeat
 
 pytestmark = pytest.mark.usefixtures("shared_hypotheses")
 

@@ -17,7 +17,7 @@ from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask, 
 from assay.harness.attention.kernels import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.kernel_runs import run_and_repeat
+from assay.harness.localize.guard import run_and_repeat
 
 LENS = [[(24, 0), (5, 70)], [(9, 64)], [(3, 20), (40, 0)], [(1, 90), (1, 30)]]
 HEADS = (4, 2)

@@ -478,19 +478,6 @@ def test_a_fault_is_switched_on_and_off_without_a_restart(plain: Any, attached: 
     assert (seeded.fault, seeded.calls, seeded.changed, seeded.refused) == ("mask-top-left", LAYERS, LAYERS, 0)
 
 
-def test_a_fault_is_seeded_only_in_the_phases_that_the_control_names(plain: Any, attached: Attached, tmp_path: Path) -> None:
-    server = attached()
-    steps = [("extend", [(5, 10)]), ("decode", [(1, 10)])]
-    for phase, lens in steps:
-        assert all(same(server.step(phase, lens), plain.step(phase, lens)))
-    token = set_control(tmp_path, Control(fault="mask-top-left", fault_phases=("extend",)))
-    changed = [not any(same(server.step(phase, lens), plain.step(phase, lens))) for phase, lens in steps]
-    assert changed == [True, False]
-    seeded = read_seeded_calls(tmp_path, token)
-    assert seeded is not None
-    assert (seeded.calls, seeded.changed) == (LAYERS, LAYERS)
-
-
 def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(attached: Attached, tmp_path: Path) -> None:
     family, lens = "int8_qk", [(5, 10)]
 
