@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
-from assay.harness.judge.history import RunLine, RunList, Worst
-from assay.harness.judge.report import NOT_FINITE
+from assay.harness.judge.history import RunLine, RunList
+from assay.harness.judge.report import NOT_FINITE, OwnError
 from assay.harness.sides import differing
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import WORST_FIRST
@@ -78,24 +77,19 @@ def _treatment(run: RunLine) -> str:
     return one_line(f"{run.candidate}{against}{settings}, {_where(run)}", 120)
 
 
-def _worst_text(worst: Worst | None) -> str:
+def _worst_text(worst: OwnError) -> str:
     """The worst own error as a multiple of its bound: "140x", "2.4 million x"; "not finite"; a dash where none was observed."""
-    if worst is None:
-        return NOTHING
-    if worst.error == NOT_FINITE:
-        return NOT_FINITE
-    if worst.multiple is None:
-        return NOTHING
-    digits = two_digits(worst.multiple)
+    if not isinstance(worst, float):
+        return worst or NOTHING
+    digits = two_digits(worst)
     return f"{digits} x" if digits[-1].isalpha() else f"{digits}x"
 
 
-def _level(worst: Worst | None) -> str:
+def _level(worst: OwnError) -> str:
     """Return how far an own error is from its bound, as a bar of eight heights; a dot where none was observed."""
     if worst is None:
         return _DOT
-    multiple = math.inf if worst.error == NOT_FINITE else worst.multiple
-    return _DOT if multiple is None else _LEVELS[sum(multiple >= least for least in _LEVEL_OF)]
+    return _LEVELS[sum(worst == NOT_FINITE or worst >= least for least in _LEVEL_OF)]
 
 
 def _suites(history: Sequence[RunLine]) -> list[str]:
@@ -118,7 +112,7 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
         for name, verdicts in strips:
             signs = [_DOT if verdict is None else Cell(SIGNS[verdict], verdict) for verdict in verdicts]
             lines.append(Line((f"  {name:<12} ", *signs)))
-        if any(run.worst for run in last):
+        if any(run.worst is not None for run in last):
             lines.append(Line(f"  {'own error':<12} {''.join(_level(run.worst) for run in last)}"))
         key = "oldest to newest; own error: ▁▂ within its bound, █ 100x or more"
         lines.append(Line(f"  {'':<12} {key}", "quiet"))

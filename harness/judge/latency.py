@@ -29,7 +29,6 @@ from assay.harness.judge.blocks import (
     Block,
     Load,
     SideBySide,
-    TimeMetric,
     blocks_of,
     first_warm,
     side_by_side,
@@ -45,7 +44,7 @@ from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
-from assay.harness.stats.ratio import RatioDecision, decide_ratios
+from assay.harness.stats.ratio import decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding
 
 
@@ -128,36 +127,32 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
         )
         for load, metric in keys
     ]
+    rows = []
     decisions = decide_ratios(logs, policy.latency_bound, policy.alpha)
-    return [
-        _row(load, metric, measured[load], decision, policy.latency_bound)
-        for (load, metric), decision in zip(keys, decisions, strict=True)
-    ]
-
-
-def _row(
-    load: Load, metric: TimeMetric, measured: Sequence[SideBySide], decision: RatioDecision, bound: float
-) -> LatencyRow:
-    ratio, floor = decision.ratio, decision.floor
-    return LatencyRow(
-        shape=load[0],
-        concurrency=load[1],
-        metric=metric,
-        title=METRICS[metric],
-        reference_s=_median([block.time(metric) for rounds in measured for block in rounds.reference]),
-        candidate_s=_median([block.time(metric) for rounds in measured for block in rounds.candidate]),
-        ratio=_finite(ratio.value),
-        low=_finite(ratio.interval.low),
-        high=_finite(ratio.interval.high),
-        floor=_finite(floor.value),
-        floor_low=_finite(floor.interval.low),
-        floor_high=_finite(floor.interval.high),
-        p=decision.p,
-        bound=bound,
-        verdict=decision.verdict,
-        why=decision.why,
-        ratios=ratio.n,
-    )
+    for ((shape, concurrency), metric), decision in zip(keys, decisions, strict=True):
+        blocks, ratio, floor = measured[shape, concurrency], decision.ratio, decision.floor
+        rows.append(
+            LatencyRow(
+                shape=shape,
+                concurrency=concurrency,
+                metric=metric,
+                title=METRICS[metric],
+                reference_s=_median([block.time(metric) for rounds in blocks for block in rounds.reference]),
+                candidate_s=_median([block.time(metric) for rounds in blocks for block in rounds.candidate]),
+                ratio=_finite(ratio.value),
+                low=_finite(ratio.interval.low),
+                high=_finite(ratio.interval.high),
+                floor=_finite(floor.value),
+                floor_low=_finite(floor.interval.low),
+                floor_high=_finite(floor.interval.high),
+                p=decision.p,
+                bound=policy.latency_bound,
+                verdict=decision.verdict,
+                why=decision.why,
+                ratios=ratio.n,
+            )
+        )
+    return rows
 
 
 def _finite(value: float) -> float | None:

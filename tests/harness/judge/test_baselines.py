@@ -24,8 +24,8 @@ from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.accepted import _check_baselines, _compare_accepted
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.baselines import (
+    Proposal,
     Status,
-    _differences,
     _find,
     _key_of,
     _make,
@@ -120,14 +120,14 @@ def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path:
 def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
     before = baseline(key(), 0.9, {"layer 0": 0.01, "layer 1": 0.02, "layer 2": 0.03})
     now = baseline(key(), 0.89, {"layer 0": 0.01001, "layer 1": 0.03, "layer 3": 0.5})
-    worse = {change.name for change in _differences(before, now) if change.worse}
+    worse = {change.name for change in Proposal("candidate", now, before).changes if change.worse}
     assert worse == {"accuracy", "layer 1", "layer 2"}
-    assert not any(change.worse for change in _differences(None, now))
+    assert not any(change.worse for change in Proposal("candidate", now, None).changes)
 
 
 def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
-    changes = _differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
-    assert {change.name for change in changes if change.worse} == {"l"}
+    proposal = Proposal("candidate", baseline(key(), own={"l": float("nan")}), baseline(key(), own={"l": 0.1}))
+    assert {change.name for change in proposal.changes if change.worse} == {"l"}
 
 
 POLICY = make_spec({"growth": 1.5}).policy
