@@ -18,7 +18,7 @@ from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
-from assay.harness.judge.noise_limits import change_limit, kl_limit
+from assay.harness.judge.noise_limits import change_limit, explained_by, kl_limit
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.requirements import REQUIRED
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
@@ -252,14 +252,10 @@ def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) ->
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
     if limit:
         return limit, f"the reference against itself: {measured}"
-    declared = [name for name in noise if name]
-    explained = kl_limit(declared)
+    explained, source = kl_limit(filter(None, noise)), f"{explained_by(noise)};"
     if floor is not None and FLOOR_FACTOR * floor > explained:
-        return min(
-            FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT
-        ), f"{FLOOR_FACTOR:g} times the floor, the reference against itself: {measured}"
-    source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
-    return explained, f"{source}; the reference against itself: {measured}"
+        explained, source = min(FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT), f"{FLOOR_FACTOR:g} times the floor,"
+    return explained, f"{source} the reference against itself: {measured}"
 
 
 def _not_finite(rows: Sequence[LogitsRow]) -> Metric:
