@@ -45,7 +45,6 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     logits_suite.claim,
     own_error.matrix_claim,
     invariance.claim,
-    accuracy_suite.accuracy_tested,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
 how the others came out."""
