@@ -144,7 +144,10 @@ def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Ver
     worst = max(tests, key=lambda test: test.reach)
     statement, limit = _found(worst, alpha, fewest), _limit(worst.metric)
     if worst.reach <= 1:
-        return "pass", f"{statement}, within {limit}. {_unseen(fewest, alpha)}", worst.metric.id, p
+        # The share of prompts that may be wrong though all those that were asked are right.
+        share = percent(clopper_pearson(0, fewest, 2 * alpha).high)
+        unseen = f"A bug in less than {share} of prompts may have met none of them."
+        return "pass", f"{statement}, within {limit}. {unseen}", worst.metric.id, p
     why = f"{statement}: neither shown to be within {limit} nor above it; more prompts (--logits-prompts) may resolve this."
     return "inconclusive", why, worst.metric.id, p
 
@@ -164,12 +167,6 @@ def _limit(metric: Metric) -> str:
     if metric.id.startswith(_FAR_PROMPTS):
         return f"the limit of {percent(_FAR_SHARE)}"
     return f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
-
-
-def _unseen(prompts: int, alpha: float) -> str:
-    """Describe what so many prompts cannot show: the share of prompts that may be wrong though all those asked are right."""
-    share = clopper_pearson(0, prompts, 2 * alpha).high
-    return f"A bug in less than {percent(share)} of prompts may have met none of them."
 
 
 def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -> Iterator[_Test]:
