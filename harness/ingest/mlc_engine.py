@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
-from assay.harness.ingest import mlc_trace
 from assay.harness.ingest.mlc_rules import DECODE, PREFILL, RULES
-from assay.harness.ingest.mlc_trace import Segment, StepTrace, Track, begins_trace, read_steps
+from assay.harness.ingest.mlc_trace import (
+    ACTIONS,
+    ADD,
+    FORK,
+    ID,
+    TITLE,
+    Segment,
+    SegmentKind,
+    StepTrace,
+    Track,
+    begins_trace,
+    read_steps,
+)
 from assay.harness.ingest.result import (
     MAX_COLUMNS,
     MAX_TRACKS,
@@ -29,14 +40,15 @@ from assay.harness.ingest.result import (
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import counted, one_line
 
-_ID, _TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
 # Most rows of a table, and most violations of one rule that become findings; the others are counted.
 _ROWS_SHOWN, _VIOLATIONS_SHOWN = 100, 5
-_KINDS: dict[str, Literal["extend", "decode"]] = {PREFILL: "extend", DECODE: "decode"}
+_LANES: dict[str, Literal["extend", "decode"]] = {PREFILL: "extend", DECODE: "decode"}
+# Kinds of segments, in the order of the columns.
+_KINDS: tuple[SegmentKind, ...] = ("setup", "extend", "mixed", "decode", "idle")
 # How a request got its sequence, in the table, in the timeline and in a fact.
 _FORKED = {
-    mlc_trace.ADD: ("added", "adds its sequence, ", "adds a sequence: its prefill runs without a cached prefix"),
-    mlc_trace.FORK: (
+    ADD: ("added", "adds its sequence, ", "adds a sequence: its prefill runs without a cached prefix"),
+    FORK: (
         "forked", "forks its sequence, ", "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix",
     ),
     "": ("not one", "", ""),
@@ -44,7 +56,7 @@ _FORKED = {
 
 
 def _read(source: SourceFile) -> FileDocument:
-    trace = _steps(source)
+    trace = read_steps(source)
     shown = trace.tracks[:_ROWS_SHOWN]
     wanted = {place for violation in trace.violations for place in violation.places}
     wanted |= {place for _, place in map(_sequence, shown) if place}
@@ -52,18 +64,16 @@ def _read(source: SourceFile) -> FileDocument:
     texts = {number: one_line(text) for number, text in source.lines() if number in wanted} if wanted else {}
     return FileDocument(
         file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_requests(trace), _calls(trace)),
-        findings=tuple(_findings(trace, texts)), timeline=trace.timeline,
+        findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
     )  # fmt: skip
 
 
-def _steps(source: SourceFile) -> StepTrace:
-    """Read a trace with its timeline: a column for each segment, or for several where there are many."""
-    trace = read_steps(source, _ID, _TITLE)
+def timeline(trace: StepTrace) -> Timeline:
+    """Draw the timeline of a trace: a column for each segment, or for several where there are many."""
     shown = trace.tracks[:MAX_TRACKS]
     longest = max((len(track.segments) for track in shown), default=0)
-    per = max(1, -(-longest // MAX_COLUMNS))
-    lanes = tuple(_lanes(track, per) for track in shown)
-    return replace(trace, timeline=Timeline(segments=longest, tracks=lanes, left_out=len(trace.tracks) - len(shown)))
+    lanes = tuple(_lanes(track, max(1, -(-longest // MAX_COLUMNS))) for track in shown)
+    return Timeline(segments=longest, tracks=lanes, left_out=len(trace.tracks) - len(shown))
 
 
 def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFinding]:
@@ -86,25 +96,18 @@ def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFindi
 
 def _sequence(track: Track) -> tuple[str, int]:
     """Return how a request got its sequence, and in which line; nothing if it got none or several."""
-    got = [
-        (step.name, place)
-        for segment in track.segments
-        for step, place in zip(segment.steps, segment.places, strict=True)
-        if step.name in (mlc_trace.ADD, mlc_trace.FORK)
-    ]
+    got = [(line.name, line.number) for segment in track.segments for line in segment.lines if line.letter == "A"]
     return got[0] if len(got) == 1 else ("", 0)
 
 
 def _marked(track: Track) -> list[Segment]:
     """List the segments that stand between marks: not the prefill before the first of them."""
-    return [segment for segment in track.segments if segment.steps[0].name == "segment begins"]
+    return [segment for segment in track.segments if segment.letters.startswith("[")]
 
 
 def _tokens(track: Track) -> tuple[int, int]:
     """Count the tokens that were sampled for a request: in prefills, and in everything else."""
-    sampled = [
-        (segment.kind, sum(step.name in mlc_trace.SAMPLE for step in segment.steps)) for segment in track.segments
-    ]
+    sampled = [(segment.kind, segment.letters.count("g")) for segment in track.segments]
     return sum(n for kind, n in sampled if kind == "extend"), sum(n for kind, n in sampled if kind != "extend")
 
 
@@ -153,14 +156,10 @@ def _left_out(total: int) -> str:
 
 
 def _calls(trace: StepTrace) -> FactTable:
-    segments = [
-        *([trace.setup] if trace.setup else []),
-        *(segment for track in trace.tracks for segment in track.segments),
-    ]
-    counts = Counter[tuple[str, str]](
-        (segment.kind, step.name) for segment in segments for step in segment.steps if step.kind != "mark"
-    )
-    kinds = [kind for kind in ("setup", "extend", "mixed", "decode", "idle") if any(key[0] == kind for key in counts)]
+    segments = [trace.setup] if trace.setup else []
+    segments += [segment for track in trace.tracks for segment in track.segments]
+    counts = Counter((segment.kind, line.name) for segment in segments for line in segment.lines if line.kind != "mark")
+    kinds = [kind for kind in _KINDS if any(key[0] == kind for key in counts)]
     totals = Counter[str]()
     for (_, name), count in counts.items():
         totals[name] += count
@@ -175,8 +174,8 @@ def _calls(trace: StepTrace) -> FactTable:
 def _lanes(track: Track, per: int) -> TimelineTrack:
     groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
     lanes = tuple(
-        Lane(name=name, kind=_KINDS.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
-        for name in mlc_trace.POLLING_ORDER
+        Lane(name=name, kind=_LANES.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
+        for name in ACTIONS
     )
     note = f"{_FORKED[_sequence(track)[0]][1]}{counted(sum(_tokens(track)), 'token')}"
     return TimelineTrack(name=track.name, note=note, lanes=lanes)
@@ -184,19 +183,12 @@ def _lanes(track: Track, per: int) -> TimelineTrack:
 
 def _cell(group: Sequence[Segment], action: str) -> str:
     """Return the cell of an action: in how many of some segments it computed something, or that it was polled."""
-    polled = computed = 0
-    for segment in group:
-        calls: set[str] | None = None
-        for kind, name in (*segment.steps, ("action", "")):  # the last one ends the action that is open
-            if kind == "action":
-                computed += bool(calls and calls & mlc_trace.MODEL_CALLS)
-                calls = set() if name == action else None
-                polled += name == action
-            elif calls is not None and kind == "call":
-                calls.add(name)
-    if not computed:
-        return POLLED if polled else NOTHING
-    return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
+    # An action computes something if the model is called before the next one is polled.
+    called = re.compile(rf"{ACTIONS[action]}[^pjdmcv]*[mcv]")
+    computed = sum(len(called.findall(segment.letters)) for segment in group)
+    if computed:
+        return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
+    return POLLED if any(ACTIONS[action] in segment.letters for segment in group) else NOTHING
 
 
-READER = FormatReader(_ID, _TITLE, begins_trace, _read, steps=_steps)
+READER = FormatReader(ID, TITLE, begins_trace, _read, steps=read_steps)
