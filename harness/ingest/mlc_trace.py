@@ -106,6 +106,18 @@ class Track:
     output: str | None = None
     output_at: tuple[int, int] = (0, 0)
 
+    @property
+    def sequence(self) -> tuple[str, int]:
+        """The call by which it got its sequence, and its line; nothing if it got none or several."""
+        got = [(line.name, line.number) for segment in self.segments for line in segment.lines if line.letter == "A"]
+        return got[0] if len(got) == 1 else ("", 0)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """The tokens that were sampled for it: in prefills, and in everything else."""
+        sampled = [(segment.kind, segment.letters.count("g")) for segment in self.segments]
+        return sum(n for kind, n in sampled if kind == "extend"), sum(n for kind, n in sampled if kind != "extend")
+
 
 @dataclass(frozen=True)
 class StepTrace:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import ComparedTraces, Comparison, TraceDifference
-from assay.harness.ingest.mlc_engine import timeline
+from assay.harness.ingest.mlc_timeline import timeline
 from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track
 from assay.harness.ingest.result import Excerpt
 from assay.harness.text import counted, one_line
