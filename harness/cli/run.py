@@ -59,7 +59,7 @@ def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) 
     """
     from assay.harness.run.plan import prepare
     from assay.harness.run.run import record_pack
-    from assay.reports.recorded_calls import pack_document
+    from assay.reports.check import pack_document
 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)
     with progress() as display:

@@ -158,14 +158,7 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
 def _served_envelope(
     limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]
 ) -> EnvelopeCounts | None:
-    """Count the passes of the candidate's own server by condition, as of one layer; None where no answer is compared.
-
-    The batches of decode are not known.
-
-    Args:
-        pairs: answers of both roles with the log-probabilities of their tokens.
-        admissions: the prefill batches of the candidate's server, in order.
-    """
+    """Count the passes of the candidate's own server by condition, as of one layer; the batches of decode are not known."""
     if not pairs:
         return None
     counting = EnvelopeCounting(limits)

@@ -243,17 +243,7 @@ def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
 def _compare_envelope(
     pairs: Sequence[Pair], floor: float, limit: float
 ) -> tuple[list[tuple[Pair, TextDivergence]], list[Pair]]:
-    """Compare the answers to the requests of the envelope, within the limits of greedy texts.
-
-    Args:
-        pairs: answers of both roles, with the log-probabilities of their tokens.
-        floor: the reference's own run-to-run floor, in nats.
-        limit: largest change of log-odds or of a log-probability, in nats, that noise explains.
-
-    Returns:
-        Pairs whose texts differ, and by how much; and those that differ by more than the limit: in their texts, or in the
-        log-probabilities of equal tokens.
-    """
+    """List the pairs whose texts part, and those that differ by more than the limit, also in log-probabilities of equal tokens."""
     compared = [(pair, compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)) for pair in pairs]
     divergences = [(pair, divergence) for pair, divergence in compared if divergence is not None]
     apart = {pair.item.id for pair, divergence in divergences if divergence.kind == "apart"}
@@ -269,12 +259,7 @@ def _compare_envelope(
 def _with_envelope(
     verdict: Verdict, why: str, pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool
 ) -> tuple[Verdict, str]:
-    """Combine the verdict on greedy texts with that on the envelope's, and return the sentence that explains it.
-
-    Args:
-        beyond: those that differ by more than noise.
-        trusted: whether the reference's own answers are steady and finite, so that a difference is the candidate's.
-    """
+    """Combine the verdict on texts with that on the envelope's; `trusted`: the reference's own answers are steady and finite."""
     if not beyond:
         return verdict, why
     named = few([pair.item.id for pair in beyond], _MOST_NAMED)

@@ -252,17 +252,6 @@ def test_a_set_without_questions_is_refused(content: str, tmp_path: Path) -> Non
     assert "has no questions" in failure(tmp_path / "set.csv")
 
 
-def test_of_a_smaller_set_all_questions_are_drawn(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "set.csv", [row(i) for i in range(5)])
-    assert len(draw_questions(str(path), 6).questions) == 5
-
-
-@pytest.mark.parametrize("data", ["builtin", "set.csv"])
-@pytest.mark.parametrize("count", [0, -1])
-def test_zero_questions_are_refused(data: str, count: int) -> None:
-    assert f"{count} questions were asked for" in failure(data, count)
-
-
 def test_every_mmlu_subject_has_its_group() -> None:
     assert len(SUBJECT_TO_GROUP) == 57
     counts = {group: list(SUBJECT_TO_GROUP.values()).count(group) for group in GROUPS}
