@@ -22,7 +22,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -235,8 +234,9 @@ class _Process:
             given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
             (self._scratch / "job.json").write_bytes(_line(given))
             words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(self._scratch / "job.json")]
-            self._guardian = _guarded(
-                self._scratch, words, None, {**environment, "PYTHONPATH": os.pathsep.join(path)}, output, output, _PROCESSES
+            self._guardian = guardian.start(
+                words, self._scratch, _GRACE_S, folder=None, most=_PROCESSES, output=output, errors=output,
+                environment={**environment, "PYTHONPATH": os.pathsep.join(path)},
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -248,7 +248,7 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         """End the process and all that it has started."""
-        _end(self._guardian)
+        guardian.end(self._guardian, _GRACE_S)
         os.close(self._descriptor)
 
     @property
@@ -309,32 +309,15 @@ def run_command(
     scratch, until = Path(tempfile.mkdtemp(prefix="assay-")), time.monotonic() + seconds
     with log.open("ab") as logged, output.open("wb") if output else nullcontext(logged) as printed:
         environment = {**(os.environ if environment is None else environment), "TMPDIR": str(scratch)}
-        process = _guarded(scratch, words, folder, environment, printed, logged)
+        process = guardian.start(
+            words, scratch, _GRACE_S, folder=folder, environment=environment, output=printed, errors=logged
+        )
     try:
         while (status := process.poll()) is None and time.monotonic() < until and not (stop and stop.is_set()):
             time.sleep(_POLL_S)
         return status
     finally:
-        _end(process)
-
-
-def _guarded(
-    scratch: Path, words: Sequence[str], folder: Path | None, environment: Mapping[str, str],
-    output: IO[bytes] | int, errors: IO[bytes] | int, most: int | None = None,
-) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start a command under a guardian, which removes `scratch` when the command has ended."""
-    return subprocess.Popen(
-        guardian.guarded(words, _GRACE_S, scratch, most),
-        stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
-        start_new_session=True,  # out of reach of the terminal's Ctrl-C
-    )  # fmt: skip
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a guarded command and all that it has started."""
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
+        guardian.end(process, _GRACE_S)
 
 
 def _line(facts: Mapping[str, Any]) -> bytes:

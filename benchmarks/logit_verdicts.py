@@ -24,10 +24,10 @@ from scipy.stats import binom
 from assay.harness.config import RunSpec
 from assay.harness.evidence.logit_files import CACHE_STATES
 from assay.harness.judge.greedy_suite import MIN_PROMPTS as GREEDY_PROMPTS
+from assay.harness.judge.greedy_suite import decide_share
 from assay.harness.judge.logits import LogitsComparison, LogitsRow, PromptMeans
 from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, judge_logits
 from assay.harness.judge.noise_limits import kl_limit
-from assay.harness.judge.suite_decisions import decide_share
 from assay.harness.stats.bootstrap import bootstrap_t
 
 Array = NDArray[np.float64]
@@ -72,7 +72,7 @@ def coverage(runs: int) -> Table:
 @cache
 def greedy_verdict(apart: int) -> str:
     """The verdict on so many texts apart."""
-    return decide_share(apart, GREEDY_PROMPTS, MARGIN, ALPHA).verdict
+    return decide_share(apart, GREEDY_PROMPTS, MARGIN, ALPHA)
 
 
 def greedy() -> Table:

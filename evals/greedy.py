@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from assay.evals.questions import Question
 from assay.evals.synthetic import BUILTIN_SEED, questions
@@ -28,17 +28,12 @@ def greedy_prompts(asked: Sequence[Question], count: int, synthetic: bool) -> li
     For the built-in set they are further synthetic questions that the accuracy suite does not ask. For any other set they are the
     plain prompts followed by those of the questions, so that both short prompts and a shared, cached header occur.
     """
-    known = [*_PLAIN, *(question.prompt for question in asked)]
-    prompts = (question.prompt for question in questions(BUILTIN_SEED + 1)) if synthetic else known
-    return [(f"greedy-{index:03d}", prompt) for index, prompt in enumerate(_distinct(prompts, count))]
-
-
-def _distinct(prompts: Iterable[str], count: int) -> Iterator[str]:
-    """Yield the first `count` prompts, each once: equal ones would count as several although they say the same."""
-    seen: set[str] = set()
+    prompts: Iterable[str] = (*_PLAIN, *(question.prompt for question in asked))
+    if synthetic:
+        prompts = (question.prompt for question in questions(BUILTIN_SEED + 1))
+    distinct: dict[str, None] = {}  # equal prompts would count as several although they say the same
     for prompt in prompts:
-        if len(seen) >= count:
-            return
-        if prompt not in seen:
-            seen.add(prompt)
-            yield prompt
+        if len(distinct) >= count:
+            break
+        distinct[prompt] = None
+    return [(f"greedy-{index:03d}", prompt) for index, prompt in enumerate(distinct)]

@@ -11,13 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from assay.evals.mmlu import Drawn, in_random_order
+from assay.evals.mmlu import Drawn, in_random_order, load_set
 from assay.evals.questions import Question, number_form
 from assay.harness.errors import UsageError
 from assay.harness.reading import LARGEST
 
 NAME = "gsm8k"
 _HUB_NAME = "openai/gsm8k"
+_COLUMNS = ("question", "answer")
 _PROMPT = (
     "Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in the "
     'format of "Answer:". Do not add anything other than the integer answer after "Answer:".\n\n{problem}'
@@ -43,42 +44,23 @@ def draw_gsm8k(source: str, most: int, seed: int) -> Drawn:
     Raises:
         UsageError: the set cannot be loaded, or a row of it is not a problem.
     """
-    if most < 1:
-        raise UsageError(f"{most} questions were asked for.", "1 or more", "give a larger --questions")
-    rows = _load(source or _HUB_NAME)
-    if missing := {"question", "answer"} - set(rows.column_names):
-        raise UsageError(
-            f"{source} has the columns {', '.join(rows.column_names)}: {', '.join(sorted(missing))} missing.",
-            "question and answer",
-            _WHAT_TO_GIVE,
-        )
+    source = source or _HUB_NAME
     try:
-        problems = [_question(source or _HUB_NAME, index, row) for index, row in enumerate(rows)]
+        problems = [_question(source, index, row) for index, row in enumerate(_load(source))]
     except UnicodeDecodeError as error:  # Arrow reads bytes as text without a look at them
-        raise UsageError(f"{source or _HUB_NAME} is no text: {error}.", "UTF-8", "convert it to UTF-8") from None
+        raise UsageError(f"{source} is no text: {error}.", "UTF-8", "convert it to UTF-8") from None
     return in_random_order(problems, most, seed)
 
 
 def _load(source: str) -> Any:
-    import datasets  # slow to import, and not needed for the other kinds of data
-
     path = Path(source).expanduser()
     if path.suffix == ".jsonl" and not path.is_file():
         raise UsageError(f"{source} does not exist.", "a file", _WHAT_TO_GIVE)
-    if path.is_file() and (size := path.stat().st_size) > LARGEST:
+    if not path.is_file():
+        return load_set(source, _COLUMNS, _WHAT_TO_GIVE, source, "main", split="test")
+    if (size := path.stat().st_size) > LARGEST:
         raise UsageError(f"{source} has {size:,} bytes.", f"at most {LARGEST:,}", "check that it is the right file")
-    said = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would write file names to the terminal as they are
-    try:
-        if path.is_file():
-            return datasets.load_dataset("json", data_files=str(path), split="train")
-        return datasets.load_dataset(source, "main", split="test")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(
-            f"GSM8K cannot be loaded from {source!r}: {error}.", "a file or a dataset", _WHAT_TO_GIVE
-        ) from None
-    finally:
-        datasets.logging.set_verbosity(said)
+    return load_set(source, _COLUMNS, _WHAT_TO_GIVE, "json", data_files=str(path), split="train")
 
 
 def _question(source: str, index: int, row: dict[str, Any]) -> Question:

@@ -35,8 +35,6 @@ def draw_task(name: str, most: int, seed: int) -> Drawn:
     Raises:
         UsageError: lm-eval is not installed, it has no such task, its data cannot be loaded, or it is of another kind.
     """
-    if most < 1:
-        raise UsageError(f"{most} questions were asked for.", "1 or more", "give a larger --questions")
     task = _task(name)
     kind = task.OUTPUT_TYPE
     if kind not in ("multiple_choice", "generate_until"):

@@ -80,18 +80,16 @@ def draw_questions(data: str, most: int, seed: int = 0) -> Drawn:
     Args:
         data: ``"builtin"``; a ``.csv`` or ``.parquet`` file with simple-evals' columns; or a Hugging Face dataset with the
             columns of ``cais/mmlu``, by hub name or as a local folder (configuration ``all``, split ``test``).
-        most: largest number of questions. The built-in set is endless; of a smaller dataset, all are drawn.
+        most: largest number of questions, 1 or more. The built-in set is endless; of a smaller dataset, all are drawn.
         seed: of the order.
 
     Returns:
         The questions. Ids of a dataset are ``mmlu-<index in the dataset>``, so they do not depend on the order.
 
     Raises:
-        UsageError: the file or dataset does not exist, a file cannot be read (with the line), a row is not a question (with its
-            line or row), or `most` is below 1.
+        UsageError: the file or dataset does not exist, a file cannot be read (with the line), or a row is not a question (with
+            its line or row).
     """
-    if most < 1:
-        raise UsageError(f"{most} questions were asked for.", "1 or more", "give a larger --questions")
     if data == BUILTIN_DATA:
         order = list(range(max(most, synthetic.BUILTIN_POOL)))
         random.Random(seed).shuffle(order)
@@ -176,38 +174,28 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
             "a CSV file in UTF-8",
             "convert the file",
         ) from None
-    header: list[str] | None = None
-    for line, cells in _csv_records(path, content):
-        if header is None:
-            header = [cell.strip() for cell in cells]
-            _require_columns(header, FILE_COLUMNS, path)
-            continue
-        if len(cells) != len(header):
-            raise UsageError(
-                f"{path}, line {line}: {len(cells)} fields.",
-                f"{len(header)}, as in the header",
-                "check the quotes and commas of that line",
-            )
-        yield _file_row(f"{path}, line {line}", dict(zip(header, cells, strict=True)))
-
-
-def _csv_records(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the non-blank records, each with the number of the line it starts on."""
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise UsageError(
-                f"{path}, line {line}: malformed CSV: {error}.",
-                "fields separated by commas; those with a comma, quote or line break in double quotes",
-                "check the quotes from that line on",
-            ) from None
-        if cells:
-            yield line, cells
+    header, line = list[str](), 1  # the line on which a record starts
+    try:
+        for cells in reader:
+            if cells and not header:
+                header = [cell.strip() for cell in cells]
+                require_columns(header, FILE_COLUMNS, path)
+            elif cells and len(cells) != len(header):
+                raise UsageError(
+                    f"{path}, line {line}: {len(cells)} fields.",
+                    f"{len(header)}, as in the header",
+                    "check the quotes and commas of that line",
+                )
+            elif cells:
+                yield _file_row(f"{path}, line {line}", dict(zip(header, cells, strict=True)))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UsageError(
+            f"{path}, line {line}: malformed CSV: {error}.",
+            "fields separated by commas; those with a comma, quote or line break in double quotes",
+            "check the quotes from that line on",
+        ) from None
 
 
 def _parquet_rows(path: Path) -> Iterator[_Row]:
@@ -218,25 +206,41 @@ def _parquet_rows(path: Path) -> Iterator[_Row]:
         frame = pd.read_parquet(io.BytesIO(raw))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as parquet: {error}.", "a parquet file", _WHAT_TO_GIVE) from None
-    _require_columns(list(frame.columns), FILE_COLUMNS, path)
+    require_columns(list(frame.columns), FILE_COLUMNS, path)
     frame = frame[list(FILE_COLUMNS)]
     frame = frame.astype(object).where(frame.notna(), "")
     for number, row in enumerate(frame.to_dict("records")):
         yield _file_row(f"{path}, row {number}", row)
 
 
-def _hub_rows(name: str) -> Iterator[_Row]:
+def load_set(source: str, columns: Sequence[str], do: str, *arguments: str, **options: str) -> Any:
+    """Load a set by ``datasets.load_dataset(*arguments, **options)``.
+
+    Args:
+        source: its name, for errors.
+        columns: those that it must have.
+        do: what to give instead.
+
+    Raises:
+        UsageError: it cannot be loaded, or has other columns.
+    """
     import datasets  # slow to import, and not needed for the other kinds of data
 
+    verbosity = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would write file names to the terminal as they are
     try:
-        loaded = datasets.load_dataset(name, "all", split="test")
+        loaded = datasets.load_dataset(*arguments, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(
-            f"The dataset {name!r} cannot be loaded: {error}.",
-            "a Hugging Face dataset laid out like cais/mmlu, with a configuration 'all' and a split 'test'",
-            _WHAT_TO_GIVE,
-        ) from None
-    _require_columns(loaded.column_names, _HUB_COLUMNS, name)
+        laid_out = f"a Hugging Face dataset with the columns {', '.join(columns)}"
+        raise UsageError(f"The dataset {source!r} cannot be loaded: {error}.", laid_out, do) from None
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+    require_columns(loaded.column_names, columns, source)
+    return loaded
+
+
+def _hub_rows(name: str) -> Iterator[_Row]:
+    loaded = load_set(name, _HUB_COLUMNS, _WHAT_TO_GIVE, name, "all", split="test")
     for number, row in enumerate(loaded.select_columns(list(_HUB_COLUMNS))):
         where = f"{name}, row {number}"
         answer, choices = row["answer"], row["choices"]
@@ -257,7 +261,8 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _require_columns(columns: Sequence[str], needed: Sequence[str], source: Path | str) -> None:
+def require_columns(columns: Sequence[str], needed: Sequence[str], source: Path | str) -> None:
+    """Raise UsageError unless each of the needed columns is there once."""
     missing = [name for name in needed if list(columns).count(name) != 1]
     if missing:
         raise UsageError(

@@ -7,8 +7,6 @@ verdict can name the line that decided it.
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
@@ -18,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.policy import FRACTIONS, POLICY, Policy
-from assay.harness.reading import whole_file
+from assay.harness.reading import read_toml
 from assay.harness.sides import ROLES, Device, Role, Settings, Side, hide_flags, profile_of, treatment, without_secrets
 from assay.harness.text import did_you_mean
 from assay.harness.workload import Workload
@@ -231,12 +229,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         raise UsageError(f"{file} does not exist.", "the path of an assay.toml", "check the path given with --config")
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", "the path of an assay.toml", "name the file in it with --config")
-    try:
-        document = tomllib.loads(whole_file(path).decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}.", "a TOML file", "correct it at the position named"
-        ) from None
+    document = read_toml(path)
     sections = {"run": set(FIELDS) - set(POLICY), "policy": set(POLICY)}
     _refuse_unknown(document, set(sections), f"{path}, section")
     merged: dict[str, Any] = {}
@@ -263,8 +256,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "remove it"
+            hint = did_you_mean(key, known) or "remove it"
             raise UsageError(f"{where} {key!r} is unknown.", f"one of {', '.join(sorted(known))}", hint)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from assay.harness.errors import AssayError, EvidenceError
+from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.text import one_line
 
 LARGEST = 1 << 29
@@ -78,3 +80,17 @@ def whole_file(path: Path, largest: int = LARGEST) -> bytes:
             "check that it is the right file",
         )
     return path.read_bytes()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of settings that a user wrote.
+
+    Raises:
+        UsageError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(whole_file(path).decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}.", "a TOML file", "correct it at the position named"
+        ) from None

@@ -6,7 +6,7 @@ An `id` is kebab-case and stable; a title is prose and may change, so nothing co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, model_validator
@@ -119,9 +119,11 @@ class Requirement:
     Attributes:
         id: of its check.
         ok: what is required.
-        failed: of a check that shows that it is not met; empty where no check can.
-        missing: of one that does not show that it is met; empty where every check does.
-        unchecked: of one that does not look; empty where every check does.
+        failed: of a check that shows that it is not met; by default as `missing`.
+        missing: of one that does not show that it is met; by default it says so.
+        unchecked: of one that does not look; by default it says so.
+        part: what it is required of, such as a phase; empty for a requirement without parts.
+        sides: names of the two sides, which clauses may use.
     """
 
     id: str
@@ -129,20 +131,12 @@ class Requirement:
     failed: str = ""
     missing: str = ""
     unchecked: str = ""
+    part: str = ""
+    sides: tuple[str, str] = ("the reference", "the candidate")
 
     def of(self, part: str, title: str = "") -> Requirement:
         """Return the same requirement of a part, such as a phase; the title names it by `title`, or by its id."""
-        named = [f"{words}: {title or part}" if words else "" for words in self._titles]
-        return Requirement(f"{self.id}-{part}", *named)
-
-    def between(self, reference: str, candidate: str) -> Requirement:
-        """Return the same requirement of two sides with these names."""
-        named = [words.format(reference=reference, candidate=candidate) for words in self._titles]
-        return Requirement(self.id, *named)
-
-    @property
-    def _titles(self) -> tuple[str, str, str, str]:
-        return self.ok, self.failed, self.missing, self.unchecked
+        return replace(self, id=f"{self.id}-{part}", part=title or part)
 
     def check(self, status: CheckStatus, found: str, settles: str = "") -> Check:
         """Make its check, whose title says how it came out.
@@ -151,13 +145,17 @@ class Requirement:
             status: whether it was met.
             found: what was found.
             settles: what would resolve it; left out where it is met.
-
-        Raises:
-            ValueError: it has no words for this outcome.
         """
-        title = dict(zip(("ok", "failed", "missing", "not checked"), self._titles, strict=True))[status]
-        if not title:
-            raise ValueError(f"the requirement {self.id} has no title for a check that is {status!r}")
+        missing = self.missing or f"it is not shown that {self.ok}"
+        clause = {
+            "ok": self.ok,
+            "failed": self.failed or missing,
+            "missing": missing,
+            "not checked": self.unchecked or f"it was not checked that {self.ok}",
+        }[status]
+        title = clause.format(reference=self.sides[0], candidate=self.sides[1]) + (
+            f": {self.part}" if self.part else ""
+        )
         return Check(id=self.id, title=title, status=status, found=found, settles="" if status == "ok" else settles)
 
     def met(self, met: bool, found: str, settles: str) -> Check:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
-from assay.harness.judge.history import RunLine, RunList, Worst
-from assay.harness.judge.report import NOT_FINITE
+from assay.harness.judge.history import RunLine, RunList
+from assay.harness.judge.report import NOT_FINITE, OwnError
 from assay.harness.sides import differing
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import WORST_FIRST
@@ -28,7 +27,6 @@ _DOT = "·"
 def runs_document(listed: RunList) -> Document:
     """List each treatment with its runs, newest first, and its history by suite, oldest first; then the runs without a report."""
     newest = next((run for run in listed.runs if run.verdict is not None), None)
-    unread = [run for run in listed.runs if run.verdict is None]
     against = f" against {one_line(newest.reference, 80)}" if newest and newest.reference else ""
     treated = f"{one_line(newest.candidate, 80)}{against}" if newest else ""
     body: list[Block] = [Line(f"No run in {listed.folder}.")] if not listed.runs else []
@@ -38,8 +36,10 @@ def runs_document(listed: RunList) -> Document:
         body.append(Section(_treatment(history[0]), _brief(history), f"treatment-{number}"))
     if (left := len(histories) - _MOST_TREATMENTS) > 0:
         body.append(Line(f"… and {counted(left, 'treatment')}: see --json"))
-    if unread:
-        body.append(Section("Without a report", [Items(_unread(unread), most=20)], "unread"))
+    if problems := [
+        f"{one_line(run.folder, 200)}: {one_line(run.problem, 300)}" for run in listed.runs if run.verdict is None
+    ]:
+        body.append(Section("Without a report", [Items(problems, most=20)], "unread"))
     counts = Counter(run.verdict for run in latest)
     now = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in WORST_FIRST if counts[verdict])
     return Document(
@@ -61,10 +61,6 @@ def runs_document(listed: RunList) -> Document:
     )
 
 
-def _unread(runs: Sequence[RunLine]) -> list[str]:
-    return [f"{one_line(run.folder, 200)}: {one_line(run.problem, 300)}" for run in runs]
-
-
 def _where(run: RunLine) -> str:
     """Return the model of a run and its device: "tiny on cpu"."""
     return one_line(f"{run.model or NOTHING} on {run.device}" if run.device else run.model or NOTHING, 120)
@@ -78,28 +74,19 @@ def _treatment(run: RunLine) -> str:
     return one_line(f"{run.candidate}{against}{settings}, {_where(run)}", 120)
 
 
-def _worst_text(worst: Worst | None) -> str:
+def _worst_text(worst: OwnError) -> str:
     """The worst own error as a multiple of its bound: "140x", "2.4 million x"; "not finite"; a dash where none was observed."""
-    if worst is None:
-        return NOTHING
-    if worst.error == NOT_FINITE:
-        return NOT_FINITE
-    if worst.multiple is None:
-        return NOTHING
-    digits = two_digits(worst.multiple)
+    if not isinstance(worst, float):
+        return worst or NOTHING
+    digits = two_digits(worst)
     return f"{digits} x" if digits[-1].isalpha() else f"{digits}x"
 
 
-def _level(worst: Worst | None) -> str:
+def _level(worst: OwnError) -> str:
     """Return how far an own error is from its bound, as a bar of eight heights; a dot where none was observed."""
     if worst is None:
         return _DOT
-    multiple = math.inf if worst.error == NOT_FINITE else worst.multiple
-    return _DOT if multiple is None else _LEVELS[sum(multiple >= least for least in _LEVEL_OF)]
-
-
-def _suites(history: Sequence[RunLine]) -> list[str]:
-    return list(dict.fromkeys(name for run in reversed(history) for name in run.suites))
+    return _LEVELS[sum(worst == NOT_FINITE or worst >= least for least in _LEVEL_OF)]
 
 
 def _brief(history: Sequence[RunLine]) -> list[Block]:
@@ -114,11 +101,12 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
     last = history[-_STRIP:]
     if len(history) > 1:
         strips = [("verdict", [run.verdict for run in last])]
-        strips += [(name, [run.suites.get(name) for run in last]) for name in _suites(last)]
+        names = dict.fromkeys(name for run in reversed(last) for name in run.suites)
+        strips += [(name, [run.suites.get(name) for run in last]) for name in names]
         for name, verdicts in strips:
             signs = [_DOT if verdict is None else Cell(SIGNS[verdict], verdict) for verdict in verdicts]
             lines.append(Line((f"  {name:<12} ", *signs)))
-        if any(run.worst for run in last):
+        if any(run.worst is not None for run in last):
             lines.append(Line(f"  {'own error':<12} {''.join(_level(run.worst) for run in last)}"))
         key = "oldest to newest; own error: ▁▂ within its bound, █ 100x or more"
         lines.append(Line(f"  {'':<12} {key}", "quiet"))

@@ -207,8 +207,8 @@ def latency_lines(latency: LatencyResult) -> list[str]:
     lines.append(f"Of {len(latency.rows)} ratios: {', '.join(counted)}.")
     if (lengths := latency.lengths) is not None:
         differ = "they differ" if lengths.differ else "no significant difference"
-        if not lengths.informative:
-            differ = f"{lengths.uninformative}, so they prove nothing"
+        if nothing := lengths.uninformative:
+            differ = f"{nothing}, so they prove nothing"
         lines.append(
             f"Answer lengths when not forced: candidate {lengths.candidate:.1f} tokens on average, reference "
             f"{lengths.reference:.1f}; {differ}."

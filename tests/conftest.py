@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError
@@ -431,7 +432,10 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairRun]:
     plan = prepare(make_spec({"device": "cpu", "candidate": candidate, **few}))
     folder = open_folder(plan, tmp_path_factory.mktemp("pair") / "run")
     reference, other = (make_run_engine(plan, folder, role) for role in ("reference", "candidate"))
-    with running([reference, other], "cpu"):
+    with ExitStack() as up:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent / "stand_ins" / "forked_processes"), prepend=os.pathsep)
+            up.enter_context(running([reference, other], "cpu"))
         yield PairRun(plan, folder, (reference, other))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -109,10 +109,8 @@ def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
         called = param.name if argument else long.removeprefix("--").replace("-", "_")
         if called in _OF_THE_SWEEP or getattr(param, "hidden", False):
             continue
-        kind: Literal["value", "switch", "repeated"]
-        kind = "switch" if getattr(param, "is_flag", False) else "repeated" if param.multiple else "value"
-        off = next(iter(getattr(param, "secondary_opts", ())), "")
-        options[_ALSO_CALLED.get((name, called), called)] = Option("" if argument else long, kind, off)
+        switch, off = getattr(param, "is_flag", False), next(iter(getattr(param, "secondary_opts", ())), "")
+        options[_ALSO_CALLED.get((name, called), called)] = Option("" if argument else long, switch, off)
     return options
 
 

@@ -79,7 +79,9 @@ class Engine(Protocol):
         startup_s: seconds from launch to ready; None if assay did not start it.
         launch_command: the command line, fit for a shell; empty if assay did not start it.
         evidence: folder to which the server's process writes ``counters/`` and ``admissions.jsonl``; None for a URL.
-        scorer: the same server, if it scores given tokens; None if it cannot, and its logits are then not compared.
+        who: what error messages call it, for example "the candidate server (sage_attn)".
+        scores: whether it computes the log-probabilities of given tokens (`assay.harness.engines.sglang.score`); if not, logits are
+            not compared.
     """
 
     role: Role
@@ -89,7 +91,8 @@ class Engine(Protocol):
     startup_s: float | None = None
     launch_command: str = ""
     evidence: Path | None = None
-    scorer: Scorer | None = None
+    who: str
+    scores: bool = False
 
     def start(self) -> None:
         """Return when the server is ready. Raises EngineError if it does not become ready."""
@@ -131,12 +134,9 @@ class Engine(Protocol):
         """Empty the prefix cache."""
 
     def ask(
-        self,
-        asks: Sequence[ChatRequest],
-        concurrency: int,
-        on_answer: Callable[[int, Answer], None],
+        self, asks: Sequence[ChatRequest], concurrency: int, on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Send all of ``asks``, unless ``enough`` says stop, and pass on each answer as it arrives.
 
         Args:
@@ -150,6 +150,10 @@ class Engine(Protocol):
         """
         self.client().ask(asks, concurrency, on_answer, enough)
 
+    def send(self, path: str, body: Mapping[str, Any]) -> Any:
+        """POST ``body`` as JSON and return the JSON response. Raises EngineError if there is none."""
+        return self.client().json("POST", path, body)
+
     def client(self) -> Client:
         """Return a client that talks to the running server."""
         raise NotImplementedError
@@ -162,19 +166,6 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-
-class Scorer(Engine, Protocol):
-    """An engine that computes the log-probabilities of given tokens (`assay.harness.engines.sglang.score`).
-
-    Attributes:
-        who: what error messages call it, for example "the candidate server (sage_attn)".
-    """
-
-    who: str
-
-    def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST a JSON body and return the JSON response. Raises EngineError if there is none."""
 
 
 def answers(engine: Engine, asks: Sequence[ChatRequest], concurrency: int) -> list[Answer]:

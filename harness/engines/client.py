@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the openai client takes a third of a second to import
 # Seconds that a server may take to describe itself.
 INFO_TIMEOUT_S = 60.0
 _CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _WATCH_INTERVAL_S = 0.25
 # A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
 # waits this long to be explained by it.
@@ -72,64 +74,53 @@ class Stream:
     cached_tokens: int | None
 
 
+@dataclass(frozen=True)
 class Client:
-    """Talks to one server.
+    """Talks to one server. The proxy settings of the environment do not apply to one on this machine.
 
-    Args:
+    Attributes:
         url: where the server listens, without ``/v1``.
         who: what error messages call the server, for example "the candidate server (sage_attn)".
         role: which side of the comparison it is.
         api_key: sent with each request.
         timeout_s: seconds that a request may take, retries included; of a stream, seconds without a token.
         model: the model that requests name.
-        proxies: whether the proxy settings of the environment apply; they should not for a server on this machine.
         check: raises EngineError if the server's process is gone, which explains any other failure; None if assay did not start it.
         log_tail: returns the last lines of the server's log, with which every error ends; empty if there is none.
         unreported_cache: what an answer without a count of cached tokens means; None for unknown.
     """
 
-    def __init__(
-        self,
-        url: str,
-        who: str,
-        role: Role,
-        api_key: str,
-        timeout_s: float,
-        model: str = "",
-        proxies: bool = False,
-        check: Callable[[], None] | None = None,
-        log_tail: Callable[[], str] = str,
-        unreported_cache: int | None = None,
-    ) -> None:
-        self.url, self.who, self.role, self.timeout_s, self.model = url, who, role, timeout_s, model
-        self._api_key, self._proxies, self._check, self._log_tail = api_key, proxies, check, log_tail
-        self._unreported_cache = unreported_cache
+    url: str
+    who: str
+    role: Role
+    api_key: str
+    timeout_s: float
+    model: str = ""
+    check: Callable[[], None] | None = None
+    log_tail: Callable[[], str] = str
+    unreported_cache: int | None = None
 
     def error(self, found: str, expected: str = "", do: str = "") -> EngineError:
         """Make an EngineError about this server, with the last lines of its log."""
         do = do or "find out why in the server's log, and repeat the command, which resumes"
-        return EngineError(f"{self.who} {found}", expected, do, details=self._log_tail())
+        return EngineError(f"{self.who} {found}", expected, do, details=self.log_tail())
 
-    def get(self, path: str, timeout_s: float) -> Any:
-        """Get the JSON document at ``path``. Raises EngineError if there is none."""
-        return self._document(path, self._run(partial(self._send, "GET", path, timeout_s)))
-
-    def post(self, path: str, timeout_s: float) -> None:
-        """POST to ``path``. Raises EngineError unless the status is a success."""
-        self._run(partial(self._send, "POST", path, timeout_s))
-
-    def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST ``body`` to ``path`` and return the JSON response, within the time-out of a request.
+    def text(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0) -> str:
+        """Return the body of a successful response, within `timeout_s` seconds, or those of any request.
 
         Raises:
-            EngineError: no JSON came back. If the server died, the error states that.
+            EngineError: there is none. If the server died, the error states that.
         """
-        return self._document(path, self._run(partial(self._send, "POST", path, self.timeout_s, body=body)))
+        return self._run(partial(self._send, method, path, body, timeout_s or self.timeout_s))
 
-    def post_events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
-        """POST ``body`` to ``path`` and return the JSON of each event of the response. Errors are those of `post_json`."""
-        text = self._run(partial(self._send, "POST", path, self.timeout_s, body=body))
-        data = [line.removeprefix(_DATA).strip() for line in text.splitlines() if line.startswith(_DATA)]
+    def json(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0) -> Any:
+        """Return the JSON document of a response. Raises EngineError as `text` does, and where it is not JSON."""
+        return self._document(path, self.text(method, path, body, timeout_s))
+
+    def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """POST `body`, and return the JSON of each event of the response. Errors are those of `json`."""
+        lines = self.text("POST", path, body).splitlines()
+        data = [line.removeprefix(_DATA).strip() for line in lines if line.startswith(_DATA)]
         return [self._document(path, each) for each in data if each != _DONE]
 
     def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:
@@ -153,7 +144,7 @@ class Client:
         Raises:
             EngineError: it lists none in OpenAI's format, or does not answer within `timeout_s` seconds.
         """
-        listed = self.get("/v1/models", timeout_s)
+        listed = self.json("GET", "/v1/models", timeout_s=timeout_s)
         try:
             return [str(model["id"]) for model in listed["data"]]
         except (TypeError, KeyError):
@@ -164,12 +155,9 @@ class Client:
             ) from None
 
     def ask(
-        self,
-        asks: Sequence[ChatRequest],
-        concurrency: int,
-        on_answer: Callable[[int, Answer], None],
+        self, asks: Sequence[ChatRequest], concurrency: int, on_answer: Callable[[int, Answer], None],
         enough: Callable[[], bool] = never,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Do what `Engine.ask` says."""
         self._each(self._answer, asks, concurrency, on_answer, enough)
 
@@ -182,17 +170,13 @@ class Client:
             EngineError: the server failed, or an answer has another length.
         """
         streams: dict[int, Stream] = {}
-        self._each(partial(self._stream, output), prompts, concurrency, streams.__setitem__, never)
+        self._each(partial(self._stream, output), prompts, concurrency, streams.__setitem__)
         return [streams[index] for index in range(len(prompts))]
 
     def _each(
-        self,
-        exchange: Callable[[_Asked, AsyncOpenAI], Awaitable[_Done]],
-        asks: Sequence[_Asked],
-        concurrency: int,
-        on_done: Callable[[int, _Done], None],
-        enough: Callable[[], bool],
-    ) -> None:
+        self, exchange: Callable[[_Asked, AsyncOpenAI], Awaitable[_Done]], asks: Sequence[_Asked], concurrency: int,
+        on_done: Callable[[int, _Done], None], enough: Callable[[], bool] = never,
+    ) -> None:  # fmt: skip
         """Send requests, each worker one after the other."""
         waiting = iter(enumerate(asks))
 
@@ -217,47 +201,39 @@ class Client:
             # Reading this machine's certificates takes 25 ms, and a starting server is asked a hundred times over plain HTTP.
             # A redirected POST would become a GET.
             connections = DefaultAioHttpClient(
-                verify=self.url.startswith("https:"), trust_env=self._proxies, follow_redirects=False, timeout=None
-            )
+                verify=self.url.startswith("https:"), trust_env=urlsplit(self.url).hostname not in _LOOPBACK,
+                follow_redirects=False, timeout=None,
+            )  # fmt: skip
             async with AsyncOpenAI(
-                api_key=self._api_key, base_url=self.url, timeout=None, max_retries=0, http_client=connections
+                api_key=self.api_key, base_url=self.url, timeout=None, max_retries=0, http_client=connections
             ) as api:
                 doing = asyncio.ensure_future(work(api))
-                return await (self._while_alive(doing) if watched else doing)
+                tasks: list[asyncio.Future[Any]] = [doing]
+                tasks += [asyncio.create_task(self._watch(math.inf))] if watched else []
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    if not doing.done():
+                        await tasks[-1]
+                    return await doing
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
 
         return asyncio.run(run())
-
-    async def _while_alive(self, work: asyncio.Future[_Done]) -> _Done:
-        watch = asyncio.create_task(self._watch(math.inf))
-        try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-            if watch.done() and not work.done():
-                await watch
-            return await work
-        finally:
-            watch.cancel()
-            work.cancel()
-            await asyncio.gather(watch, work, return_exceptions=True)
 
     async def _watch(self, seconds: float) -> None:
         """Raise EngineError if the server's process is seen to be gone within so many seconds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self._check is not None:
-                self._check()
+            if self.check is not None:
+                self.check()
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
     async def _exchange(
-        self,
-        method: str,
-        path: str,
-        api: AsyncOpenAI,
-        *,
-        body: Mapping[str, Any] | None = None,
-        retries: int = 0,
-        authorized: bool = True,
-        stream: bool = False,
-    ) -> httpx.Response:
+        self, method: str, path: str, api: AsyncOpenAI, body: Mapping[str, Any] | None = None, *,
+        retries: int = 0, authorized: bool = True, stream: bool = False,
+    ) -> httpx.Response:  # fmt: skip
         """Send one request and return its raw response; with `stream` its body is still to be read."""
         import httpx
         import openai
@@ -273,18 +249,11 @@ class Client:
         return response
 
     async def _send(
-        self,
-        method: str,
-        path: str,
-        timeout_s: float,
-        api: AsyncOpenAI,
-        *,
-        body: Mapping[str, Any] | None = None,
-        retries: int = 0,
-    ) -> str:
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, api: AsyncOpenAI, retries: int = 0
+    ) -> str:  # fmt: skip
         """Send one request and return the text of a success. Raises EngineError otherwise."""
         async with self._explained(path, timeout_s):
-            return (await self._exchange(method, path, api, body=body, retries=retries)).text
+            return (await self._exchange(method, path, api, body, retries=retries)).text
 
     @asynccontextmanager
     async def _explained(self, path: str, timeout_s: float) -> AsyncIterator[asyncio.Timeout]:
@@ -296,15 +265,14 @@ class Client:
             async with asyncio.timeout(timeout_s) as limit:
                 yield limit
         except openai.APIStatusError as error:
-            if (
-                error.status_code >= 500 and path != _TOKENIZE
-            ):  # SGLang refuses chats that a template does not take with 500
+            # SGLang refuses chats that a template does not take with 500.
+            if error.status_code >= 500 and path != _TOKENIZE:
                 await self._death()
-            said = _excerpt(error.response.text)
-            raise self.error(f"answered {path} with HTTP {error.status_code}: {said}.", "HTTP 200") from None
+            said = f"HTTP {error.status_code}: {_excerpt(error.response.text)}"
+            raise self.error(f"answered {path} with {said}.", "HTTP 200") from None
         except TimeoutError as error:
-            if self._check is not None:
-                self._check()
+            if self.check is not None:
+                self.check()
             raise self.error(
                 f"has not answered a request to {path} for {timeout_s:g} s.",
                 "an answer within the request time-out",
@@ -323,19 +291,19 @@ class Client:
 
     async def _death(self) -> None:
         """Raise EngineError if the server's process is gone, or will be in a moment."""
-        await self._watch(_DEATH_WAIT_S if self._check is not None else 0.0)
+        await self._watch(_DEATH_WAIT_S if self.check is not None else 0.0)
 
     def _document(self, path: str, text: str) -> Any:
         try:
             return json.loads(text)
-        except (ValueError, RecursionError):  # lists in lists in lists are JSON too
+        except MALFORMED:
             raise self.error(f"answered {path} with {_excerpt(text)}.", "JSON") from None
 
     async def _answer(self, ask: ChatRequest, api: AsyncOpenAI) -> Answer:
         started, body = time.monotonic(), {"model": self.model, **chat_body(ask)}
-        text = await self._send("POST", _CHAT, self.timeout_s, api, body=body, retries=_RETRIES)
+        text = await self._send("POST", _CHAT, body, self.timeout_s, api, _RETRIES)
         try:
-            return _read_answer(text, ask, self.role, time.monotonic() - started, self._unreported_cache)
+            return _read_answer(text, ask, self.role, time.monotonic() - started, self.unreported_cache)
         except MALFORMED as error:
             raise self.error(
                 f"sent something other than a chat completion: {problem(error)}. It sent: {_excerpt(text)}.",
@@ -344,10 +312,15 @@ class Client:
 
     async def _stream(self, output: int, prompt: tuple[int, ...], api: AsyncOpenAI) -> Stream:
         arrivals: list[tuple[float, bytes]] = []
-        body, sent_s = _completion_body(self.model, prompt, output), time.perf_counter()
+        sent_s = time.perf_counter()
+        body = {
+            "model": self.model, "prompt": list(prompt), "temperature": 0, "max_tokens": output, "ignore_eos": True,
+            "skip_special_tokens": False, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }  # fmt: skip
         clock = asyncio.get_running_loop().time
         async with self._explained(_COMPLETIONS, self.timeout_s) as silence:
-            response = await self._exchange("POST", _COMPLETIONS, api, body=body, stream=True)
+            response = await self._exchange("POST", _COMPLETIONS, api, body, stream=True)
             async for data in response.aiter_raw():
                 arrivals.append((time.perf_counter(), data))
                 if _DATA.encode() in data:  # comments keep a connection alive, and may come for ever
@@ -370,19 +343,6 @@ def chat_body(ask: ChatRequest) -> dict[str, Any]:
         "max_tokens": ask.max_tokens,
     }
     return {**body, "logprobs": True, "top_logprobs": ask.top_logprobs} if ask.top_logprobs else body
-
-
-def _completion_body(model: str, prompt: tuple[int, ...], output: int) -> dict[str, Any]:
-    return {
-        "model": model,
-        "prompt": list(prompt),
-        "temperature": 0,
-        "max_tokens": output,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
 
 
 def _read_answer(

@@ -22,8 +22,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+
+TYPE_CHECKING = False  # as in typing, whose import would take a third of the guardian's start
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from typing import IO
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # The helpers of a killed main process have this long to exit: Python's resource tracker uses it to remove shared memory that would
@@ -186,10 +191,38 @@ def _become(command: list[str]) -> None:
         os._exit(127)
 
 
-def guarded(command: Sequence[str], grace_s: float, scratch: Path, most: int | None = None) -> list[str]:
-    """Return the command line that runs a command under a guardian, as the module's docstring describes."""
+def start(
+    command: Sequence[str], scratch: Path, grace_s: float, *, folder: Path | None, environment: Mapping[str, str],
+    output: IO[bytes] | int, errors: IO[bytes] | int, most: int | None = None,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """Start a command under a guardian, which ends it and removes `scratch` as the module's docstring describes.
+
+    Raises:
+        OSError: `folder` is not there.
+    """
+    import subprocess  # takes longer than all that the guardian itself imports
+
     limit = [] if most is None else [f"--most={most}"]
-    return [sys.executable, "-I", "-S", __file__, str(grace_s), str(scratch), *limit, *command]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(grace_s), str(scratch), *limit, *command],
+        stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd=folder, env=environment,
+        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+    )  # fmt: skip
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a guarded command and all that it has started. Idempotent."""
+    import subprocess
+
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGCONT)  # a stopped guardian would not notice
+    try:
+        process.wait(grace_s + HELPER_GRACE_S + UNKILLABLE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # the parent-death signal then ends the command too
+        process.wait()
 
 
 def main() -> None:

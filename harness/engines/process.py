@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -99,15 +96,9 @@ class ServerProcess:
         self.scratch = Path(tempfile.mkdtemp(prefix="assay-"))
         try:
             with log.open("ab") as logged:
-                self.log_start = logged.tell()
-                self._guardian = subprocess.Popen(
-                    guardian.guarded(command, GRACE_S, self.scratch),
-                    stdin=subprocess.PIPE,
-                    stdout=logged,
-                    stderr=logged,
-                    cwd=folder,
-                    env={**environment, "TMPDIR": str(self.scratch)},
-                    start_new_session=True,  # out of reach of the terminal's Ctrl-C
+                self.log_start, private = logged.tell(), {**environment, "TMPDIR": str(self.scratch)}
+                self._guardian = guardian.start(
+                    command, self.scratch, GRACE_S, folder=folder, environment=private, output=logged, errors=logged
                 )
         except BaseException:
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -199,15 +190,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the server and everything it started; return when they have ended. Idempotent; may be called from any thread."""
-        assert self._guardian.stdin is not None
-        self._guardian.stdin.close()
-        with suppress(ProcessLookupError):
-            self._guardian.send_signal(signal.SIGCONT)  # a stopped guardian would not notice
-        try:
-            self._guardian.wait(GRACE_S + guardian.HELPER_GRACE_S + guardian.UNKILLABLE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._guardian.kill()  # the parent-death signal then ends the server too
-            self._guardian.wait()
+        guardian.end(self._guardian, GRACE_S)
         shutil.rmtree(self.scratch, ignore_errors=True)  # the guardian did it, unless it was killed
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import urlsplit
+from dataclasses import replace
 
 from assay.harness.engines.base import Engine
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.sides import Role
 
 _NAMED_MODELS = 8
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class RemoteServer(Engine):
@@ -27,16 +26,16 @@ class RemoteServer(Engine):
         self.role = role
         self.url = url.rstrip("/").removesuffix("/v1")
         self.backend = self.url
+        self.who = f"the {role} server ({self.url})"
         self.label = f"OpenAI-compatible server at {self.url}"
         self._named, self._flushes = model, True
         self._info_timeout_s = min(INFO_TIMEOUT_S, request_timeout)
         self._client = Client(
             self.url,
-            f"the {role} server ({self.url})",
+            self.who,
             role,
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
             timeout_s=request_timeout,
-            proxies=urlsplit(self.url).hostname not in _LOOPBACK,
         )
 
     def start(self) -> None:
@@ -49,7 +48,7 @@ class RemoteServer(Engine):
                 "one model",
                 "serve a single model under this URL, or name one with --model",
             )
-        self._client.model = self._named if self._named in names else names[0]
+        self._client = replace(self._client, model=self._named if self._named in names else names[0])
 
     def client(self) -> Client:
         if not self._client.model:

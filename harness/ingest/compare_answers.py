@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import report_of
@@ -12,15 +13,13 @@ from assay.harness.ingest.comparison import (
     ComparedAnswers,
     ComparedTask,
     Comparison,
-    Unpaired,
     requirement,
 )
-from assay.harness.ingest.pairing import ItemPair, ItemPairing, decide_pairs, loss, pair_items, refusals
+from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, ItemPairing, decide_pairs, loss, pair_tasks
 from assay.harness.ingest.result import FileRead, FormatReader
 from assay.harness.ingest.result_set import ReadResults, ResultSet
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.answer_lengths import (
-    LENGTH_BOUND,
     AnswerEnd,
     AnswerLengths,
     beyond_words,
@@ -47,8 +46,6 @@ _COVERS = {
 }
 # Level of each interval and test.
 _ALPHA = 0.05
-# Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest.
-_BEYOND = "beyond-stop"
 # Flips in a result, and characters that are kept of an answer.
 _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
@@ -62,6 +59,11 @@ class Loaded:
     reading: ReadResults
 
     @property
+    def tasks(self) -> dict[str, ResultSet]:
+        """Its tasks by name."""
+        return {result_set.task: result_set for result_set in self.reading.sets}
+
+    @property
     def file(self) -> FileRead:
         """Describe how much was read of it, titled by the tool and the model."""
         first = self.reading.sets[0] if self.reading.sets else None
@@ -73,18 +75,11 @@ def _result(
     left: Loaded, right: Loaded, verdict: Verdict, reasons: Sequence[str], checks: Sequence[Check],
     answers: ComparedAnswers | None = None,
 ) -> Comparison:  # fmt: skip
+    kind: Literal["runs", "answers"] = "runs" if left.reader.id == "assay-run" else "answers"
     return Comparison(
-        verdict=verdict,
-        created=timestamp(),
-        kind="runs" if left.reader.id == "assay-run" else "answers",
-        headline=_headline(verdict, reasons[:1]),
-        reasons=tuple(reasons),
-        covers=_COVERS["runs" if left.reader.id == "assay-run" else "answers"],
-        a=left.file,
-        b=right.file,
-        checks=tuple(checks),
-        answers=answers,
-    )
+        verdict=verdict, created=timestamp(), kind=kind, headline=_headline(verdict, reasons[:1]), reasons=tuple(reasons),
+        covers=_COVERS[kind], a=left.file, b=right.file, checks=tuple(checks), answers=answers,
+    )  # fmt: skip
 
 
 def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
@@ -94,90 +89,62 @@ def _headline(verdict: Verdict, reasons: Sequence[str]) -> str:
 
 
 def compare_answers(left: Loaded, right: Loaded, margin: float) -> Comparison:
-    """Compare two results of one tool. What is missing of the checks rules out a pass, and hides no regression.
+    """Compare two results of one tool: all tasks together, and each task.
 
-    The first reason is the one that decides: what is missing, where that rules out a pass.
+    What is missing of the checks rules out a pass, and hides no regression. The first reason is the one that decides: what is
+    missing, where that rules out a pass.
     """
-    answers, checks = _compare_answers(left, right, margin)
-    overall, lengths = answers.overall, answers.lengths
-    worse = [task for task in answers.tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
+    mine, theirs = left.tasks, right.tasks
+    pairings = {name: pair_tasks(mine[name], theirs[name]) for name in mine if name in theirs}
+    pairs = [pair for pairing in pairings.values() for pair in pairing.pairs]
+    rule = Rule(margin, _ALPHA, _ALPHA / (len(pairings) + 1) if len(pairings) > 1 else _ALPHA, loss_suffices=True)
+    adaptive = any(task.adaptive for task in (*mine.values(), *theirs.values()))
+    tasks = [_task(mine[name], pairing, rule, adaptive) for name, pairing in pairings.items()]
+    overall, lengths = tasks[0] if len(tasks) == 1 else decide_pairs(pairs, rule, adaptive), _lengths(pairs)
+    flips = [flip for name, pairing in pairings.items() for flip in _flips(name, pairing.pairs)]
+    answers = ComparedAnswers(
+        margin=margin,
+        alpha=_ALPHA,
+        overall=overall,
+        tasks=tuple(tasks),
+        flips=tuple(flips[:_FLIPS_SHOWN]),
+        lengths=lengths,
+    )
+    ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
+    checks = [
+        *_checks(left, right, tasks, list(pairings.values())),
+        check_lengths(lengths, ("A", "B")) if lengths else _NO_LENGTHS,
+        check_ends(ends, ("A", "B")),
+        _no_copy(left, right),
+    ]
+    worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
     why = [f"{task.task}: {task.why}" for task in worse] or [overall.why]
     if lengths and lengths.beyond:
         why = [*why, beyond_words(lengths, "B")] if decided == "regression" else [beyond_words(lengths, "B"), *why]
         decided = "regression"
-    checks.append(_no_copy(left, right))
     open_ = [check for check in checks if check.status in ("missing", "failed")]
-    verdict: Verdict = "inconclusive" if decided == "pass" and open_ else decided
     missing = [
         f"{check.title}: {check.found}" + (f" To resolve: {check.settles}." if check.settles else "") for check in open_
     ]
-    reasons = [*missing, *why] if verdict != decided else [*why, *missing]
-    return _result(left, right, verdict, reasons, checks, answers)
-
-
-def _compare_answers(left: Loaded, right: Loaded, margin: float) -> tuple[ComparedAnswers, list[Check]]:
-    """Compare all tasks together and each task; list the flips, and check what a pass needs."""
-    mine, theirs = ({result_set.task: result_set for result_set in side.reading.sets} for side in (left, right))
-    common = [name for name in mine if name in theirs]
-    regression_alpha = _ALPHA / (len(common) + 1) if len(common) > 1 else _ALPHA
-    levels = Rule(margin, _ALPHA, regression_alpha, loss_suffices=True)
-    adaptive = any(item.adaptive for item in (*mine.values(), *theirs.values()))
-    tasks: list[ComparedTask] = []
-    pairs: list[ItemPair] = []
-    flips: list[AnswerFlip] = []
-    pairings: list[ItemPairing] = []
-    for name in common:
-        refused = refusals(mine[name], theirs[name])
-        pairing = ItemPairing() if refused else _pairing(mine[name], theirs[name])
-        pairings.append(pairing)
-        tasks.append(_task(mine[name], pairing, levels, refused, adaptive))
-        pairs += pairing.pairs
-        flips += _flips(name, pairing.pairs)
-    overall = tasks[0] if len(tasks) == 1 else _task(None, ItemPairing(pairs), levels, (), adaptive)
-    checks, lengths = _checks(left, right, mine, theirs, tasks, pairings), _lengths(pairs)
-    checks.append(check_lengths(lengths, ("A", "B")) if lengths else _NO_LENGTHS)
-    ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
-    checks.append(check_ends(ends, ("A", "B")))
-    answers = ComparedAnswers(
-        margin=margin, alpha=_ALPHA, overall=overall, tasks=tuple(tasks), flips=tuple(flips[:_FLIPS_SHOWN]),
-        lengths=lengths,
-    )  # fmt: skip
-    return answers, checks
+    if decided == "pass" and open_:
+        return _result(left, right, "inconclusive", [*missing, *why], checks, answers)
+    return _result(left, right, decided, [*why, *missing], checks, answers)
 
 
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
     known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
-    lengths = [((mine, a.cut), (theirs, b.cut)) for a, b, mine, theirs in known]
-    units = [a.key for a, *_ in known]
-    return compare_lengths(lengths, _ALPHA, LENGTH_BOUND, units) if lengths else None
+    ends = [(AnswerEnd(a.finish, mine), AnswerEnd(b.finish, theirs)) for a, b, mine, theirs in known]
+    return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known]) if ends else None
 
 
-def _pairing(a: ResultSet, b: ResultSet) -> ItemPairing:
-    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
-    if not (a.adaptive and b.adaptive):
-        return pair_items(a.items, b.items)
-    shared = min(len(a.items), len(b.items))
-    pairing = pair_items(a.items[:shared], b.items[:shared])
-    if beyond := abs(len(a.items) - len(b.items)):
-        longer = max((a, b), key=lambda item: len(item.items)).items[shared:]
-        pairing.unpaired.append(
-            Unpaired(
-                id=_BEYOND, title="asked after the other run had stopped", count=beyond,
-                examples=tuple(pair.key for pair in longer[:3]),
-            )
-        )  # fmt: skip
-    return pairing
-
-
-def _task(
-    result_set: ResultSet | None, pairing: ItemPairing, rule: Rule, refused: Sequence[str], adaptive: bool
-) -> ComparedTask:
-    known = {"again": pairing.again, "refused": tuple(refused), "unpaired": tuple(pairing.unpaired)}
-    named = {name: getattr(result_set, name) for name in ("task", "metric", "shots")} if result_set else {}
-    why = {"why": f"It cannot be compared: {'; '.join(refused)}."} if refused else {}
-    return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **named, **why})
+def _task(result_set: ResultSet, pairing: ItemPairing, rule: Rule, adaptive: bool) -> ComparedTask:
+    known = {name: getattr(result_set, name) for name in ("task", "metric", "shots")} | {
+        "again": pairing.again, "refused": pairing.refused, "unpaired": tuple(pairing.unpaired),
+    }  # fmt: skip
+    why = {"why": f"It cannot be compared: {'; '.join(pairing.refused)}."} if pairing.refused else {}
+    return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **why})
 
 
 def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
@@ -190,39 +157,34 @@ def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
 
 
 def _checks(
-    left: Loaded,
-    right: Loaded,
-    mine: dict[str, ResultSet],
-    theirs: dict[str, ResultSet],
-    tasks: Sequence[ComparedTask],
-    pairings: Sequence[ItemPairing],
-) -> list[Check]:
+    left: Loaded, right: Loaded, tasks: Sequence[ComparedTask], pairings: Sequence[ItemPairing]
+) -> Iterator[Check]:
     refused = "; ".join(f"{task.task}: {'; '.join(task.refused)}" for task in tasks if task.refused)
-    only = [f"{name} is in {side} alone" for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
-            for name in these if name not in those]  # fmt: skip
+    sides = (("A", left.tasks, right.tasks), ("B", right.tasks, left.tasks))
+    only = [f"{name} is in {side} alone" for side, these, those in sides for name in these if name not in those]
     unread, same = left.reading.unread + right.reading.unread, "run the same tasks with the same settings on both"
     lost, paired = f"{unread:,} records were not" if unread else "", sum(len(pairing.pairs) for pairing in pairings)
-    stated = _other_scores(mine, theirs)
-    checks = [
-        requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same),
-        requirement("same-settings", "tasks, prompts and settings are the same", refused, "nothing differs", same),
-        requirement("scores-agree", "the stated scores are those of the documents", stated, "they are", same),
-        requirement("all-paired", "every document is in both", _gaps(tasks), f"{paired:,} pairs", "run both to the end"),
-        requirement("all-read", "every record was understood", lost, "every record", "see the lines that assay ingest quotes"),
-    ]  # fmt: skip
+    stated, quoted = _other_scores(left.tasks, right.tasks), "see the lines that assay ingest quotes"
+    yield requirement("same-tasks", "both have the same tasks", "; ".join(only), "the same tasks", same)
+    yield requirement("same-settings", "tasks, prompts and settings are the same", refused, "nothing differs", same)
+    yield requirement("scores-agree", "the stated scores are those of the documents", stated, "they are", same)
+    yield requirement(
+        "all-paired", "every document is in both", _gaps(tasks), f"{paired:,} pairs", "run both to the end"
+    )
+    yield requirement("all-read", "every record was understood", lost, "every record", quoted)
     if unverified := sum(pairing.unverified for pairing in pairings):
         unknown = (
             f"{unverified:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be"
         )
         title = "both were asked with the same prompts"
-        required = Requirement("same-prompts", title, unchecked=f"whether {title}")
-        checks.append(required.check("not checked", unknown))
-    return checks if left.reader.id == "assay-run" else [*checks, _EXECUTION]
+        yield Requirement("same-prompts", title, unchecked=f"whether {title}").check("not checked", unknown)
+    if left.reader.id != "assay-run":
+        yield _EXECUTION
 
 
 def _gaps(tasks: Sequence[ComparedTask]) -> str:
     """Describe the documents that were not paired; empty if all were."""
-    unpaired = [(item, task.task) for task in tasks for item in task.unpaired if item.id != _BEYOND]
+    unpaired = [(item, task.task) for task in tasks for item in task.unpaired if item.id != BEYOND_STOP]
     detail = "; ".join(
         f"{group.count:,} {group.title} ({task}: {', '.join(group.examples)})" for group, task in unpaired
     )
@@ -250,14 +212,8 @@ _COMPUTED = "the kernel under test computed the answers"
 _EXECUTION = Requirement("execution", _COMPUTED, unchecked=f"whether {_COMPUTED}").check(
     "not checked", "these files do not record which kernels ran", "assay run --reference … --candidate …"
 )
-_NO_LENGTHS = (
-    REQUIRED["answer-lengths"]
-    .between("A", "B")
-    .check(
-        "not checked",
-        "these files do not record the tokens of each answer",
-        "a tool that does: inspect_ai or assay run",
-    )
+_NO_LENGTHS = replace(REQUIRED["answer-lengths"], sides=("A", "B")).check(
+    "not checked", "these files do not record the tokens of each answer", "a tool that does: inspect_ai or assay run"
 )
 
 
@@ -271,27 +227,21 @@ def _no_copy(left: Loaded, right: Loaded) -> Check:
 
 
 def compare_runs(left: Loaded, right: Loaded, margin: float) -> Comparison:
-    """Compare two runs of assay, whose reports are made again from the evidence."""
-    return compare_two_runs(left, right, margin, report_of(left.source), report_of(right.source))
+    """Compare two runs of assay: by the answers to the questions that both asked, and by nothing else.
 
-
-def compare_two_runs(left: Loaded, right: Loaded, margin: float, a: Report, b: Report) -> Comparison:
-    """Compare two runs whose reports are at hand: by the answers to the questions that both asked, and by nothing else.
-
-    The verdict is no better than that of the new run itself: answers show nothing of layers, logits or kernels that did not run.
+    Their reports are made again from the evidence. The verdict is no better than that of the new run itself: answers show nothing
+    of layers, logits or kernels that did not run.
 
     Args:
         left: the accepted run.
         right: the new one.
         margin: largest loss that passes.
-        a: the report of `left`.
-        b: the report of `right`.
     """
+    a, b = report_of(left.source), report_of(right.source)
     if not (left.reading.sets and right.reading.sets):
         do = "name the folders of both runs"
         missing = requirement("answers", "the answers of both runs are there", "a report.json has none", "", do)
-        alone = _result(left, right, "inconclusive", [missing.found], [missing])
-        return _capped(alone, b)
+        return _capped(_result(left, right, "inconclusive", [missing.found], [missing]), b)
     of_answers = compare_answers(left, right, margin)
     cause = _new_cause(a, b) if of_answers.verdict == "regression" else []
     headline = _headline(of_answers.verdict, [*cause, *of_answers.reasons[:1]])

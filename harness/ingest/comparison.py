@@ -176,5 +176,4 @@ def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Ch
         right: what was found otherwise.
         settles: what to do about it.
     """
-    required = Requirement(id, title, missing=f"it is not shown that {title}")
-    return required.met(not wrong, f"{wrong}." if wrong else right, settles)
+    return Requirement(id, title).met(not wrong, f"{wrong}." if wrong else right, settles)

@@ -11,8 +11,7 @@ import numpy as np
 
 from assay.harness.ingest.comparison import ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet
-from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy
-from assay.harness.judge.suite_decisions import accuracy_sentence
+from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, accuracy_sentence
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
@@ -29,15 +28,20 @@ class ItemPairing:
         unpaired: the rest.
         again: documents that the set holds more than once, in both sides alike; each counts once.
         unverified: pairs of which a side does not record its prompt.
+        refused: why the task cannot be compared at all.
     """
 
     pairs: list[ItemPair] = field(default_factory=list)
     unpaired: list[Unpaired] = field(default_factory=list)
     again: int = 0
     unverified: int = 0
+    refused: tuple[str, ...] = ()
 
 
+BEYOND_STOP = "beyond-stop"
+"""Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
 _TITLES = {
+    BEYOND_STOP: "asked after the other run had stopped",
     "other-prompt": "asked with another prompt",
     "other-target": "with another expected answer",
     "only-in-a": "in A alone",
@@ -47,25 +51,37 @@ _TITLES = {
 }
 
 
+def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
+    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
+    if refused := refusals(a, b):
+        return ItemPairing(refused=tuple(refused))
+    if not (a.adaptive and b.adaptive):
+        return pair_items(a.items, b.items)
+    shared = min(len(a.items), len(b.items))
+    pairing = pair_items(a.items[:shared], b.items[:shared])
+    if beyond := (*a.items[shared:], *b.items[shared:]):
+        pairing.unpaired.append(_unpaired(BEYOND_STOP, [item.key for item in beyond]))
+    return pairing
+
+
 def refusals(a: ResultSet, b: ResultSet) -> list[str]:
     """Explain why two tasks cannot be compared at all; empty if they can. What a tool does not record refuses nothing."""
     compared = {
-        "the number of worked examples (n-shot)": (_text(a.shots), _text(b.shots)),
+        "the number of worked examples (n-shot)": (
+            "" if a.shots is None else a.shots,
+            "" if b.shots is None else b.shots,
+        ),
         "the tokenizer": (a.tokenizer, b.tokenizer),
         "the chat template or prompt template": (a.template, b.template),
         "the version of the task": (a.task_version, b.task_version),
         "the metric": (a.metric, b.metric),
     }
-    refused = [f"{what} is {x} in A and {y} in B" for what, (x, y) in compared.items() if x and y and x != y]
+    refused = [f"{what} is {x} in A and {y} in B" for what, (x, y) in compared.items() if "" not in (x, y) and x != y]
     for name in sorted({*a.sampling, *b.sampling}):
         x, y = a.sampling.get(name, "not set"), b.sampling.get(name, "not set")
         if a.sampling and b.sampling and x != y:
             refused.append(f"the setting {name} is {x} in A and {y} in B")
     return refused
-
-
-def _text(value: int | None) -> str:
-    return "" if value is None else str(value)
 
 
 def pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
@@ -90,12 +106,13 @@ def pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
             reasons.setdefault(reason, []).append(key[0] if not key[1] else f"{key[0]} (repeat {key[1]})")
         else:
             pairs.append((mine[0], theirs[0]))
-    unpaired = [
-        Unpaired(id=reason, title=_TITLES[reason], count=len(names), examples=tuple(names[:_EXAMPLES]))
-        for reason, names in reasons.items()
-    ]
+    unpaired = [_unpaired(reason, names) for reason, names in reasons.items()]
     unverified = sum(not (mine.prompt_hash and theirs.prompt_hash) for mine, theirs in pairs)
     return ItemPairing(pairs, unpaired, again, unverified)
+
+
+def _unpaired(reason: str, names: Sequence[str]) -> Unpaired:
+    return Unpaired(id=reason, title=_TITLES[reason], count=len(names), examples=tuple(names[:_EXAMPLES]))
 
 
 def _by_key(items: Sequence[ResultItem]) -> dict[tuple[str, int], list[ResultItem]]:
@@ -142,20 +159,11 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         scores.sort(key=lambda each: hashlib.sha256(each.unit.encode()).digest())
     result = accuracy(scores, rule, guessing(pairs), fixed=not adaptive)
     lost, gained = result.flips
+    means = [float(np.mean(side)) for side in zip(*((each.reference, each.candidate) for each in scores), strict=True)]
+    mean_a, mean_b = means or (0.0, 0.0)
     return ComparedTask(
-        task="",
-        verdict=result.verdict,
-        why=accuracy_sentence(result, ("A", "B")),
-        test="betting" if scores and not result.exact else "exact",
-        pairs=len(scores),
-        a=float(np.mean([each.reference for each in scores])) if scores else 0.0,
-        b=float(np.mean([each.candidate for each in scores])) if scores else 0.0,
-        lost=lost,
-        gained=gained,
-        loss=result.loss,
-        low=result.interval.low,
-        high=result.interval.high,
-        p_mcnemar=result.p_mcnemar,
-        p_inferior=result.p_inferior,
-        p_regression=result.p_regression,
-    )
+        task="", verdict=result.verdict, why=accuracy_sentence(result, ("A", "B")),
+        test="betting" if scores and not result.exact else "exact", pairs=len(scores), a=mean_a, b=mean_b, lost=lost, gained=gained,
+        loss=result.loss, low=result.interval.low, high=result.interval.high, p_mcnemar=result.p_mcnemar,
+        p_inferior=result.p_inferior, p_regression=result.p_regression,
+    )  # fmt: skip

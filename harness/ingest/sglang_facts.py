@@ -1,8 +1,4 @@
-"""The facts of a log, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded.
-
-A long log consists of three kinds of lines, which a server counts itself: prefill batches and decode batches, in the formats of
-SGLang's scheduler 0.4.6 to 0.5.23 ("Prefill batch." and "Prefill batch [12]" are older ones), and uvicorn's access log.
-"""
+"""The facts of a log, counted while it streams by. Only lists of what is rare grow with the log, and those are bounded."""
 
 from __future__ import annotations
 
@@ -19,20 +15,7 @@ from assay.harness.tracebacks import Traceback
 T = TypeVar("T")
 KEPT = 10_000
 """Entries that a list of facts keeps: a log of any length takes bounded memory."""
-_TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
-# Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 77, token usage: 0.00, #running-req: 0, #queue-req: 0,
-_PREFILL = re.compile(
-    rf"Prefill batch(?: \[\d+\])?[,.] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)(?=,){_TAIL}"
-)
-# Decode batch, #running-req: 18, #token: 3456, token usage: 0.03, cuda graph: True, gen throughput (token/s): 96.49,
-_DECODE = re.compile(rf"Decode batch(?: \[\d+\])?[,.] #running-req: (\d+)(?=,){_TAIL}")
 _THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
-# INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK
-# Group 1: a request for an answer.
-_REQUEST = re.compile(
-    r'INFO: +[\w.:-]+ - "(?:(POST /(?:v1/chat/completions|v1/completions|generate))|[A-Z]+ \S+?)(?:\?\S*)? HTTP/[\d.]+" (\d{3})'
-    r"(?: [A-Za-z -]+)?"
-)
 # Sequences in a batch, or answers with none between them, that make a wave.
 _WAVE = 4
 # SGLang's default of ``decode_log_interval``.
@@ -91,24 +74,8 @@ class Server:
         """Its attention backend; "?" if the log does not state it."""
         return self.arguments.get("attention_backend", "?").strip("'\"")
 
-    def count(self, number: int, text: str) -> str:
-        """Count a batch or a request. Returns the kind of the line; empty if it is neither."""
-        if match := _PREFILL.fullmatch(text):
-            self._prefill(number, text, *map(int, match.groups()))
-            return "prefill"
-        if match := _DECODE.fullmatch(text):
-            self._decode(number, text, int(match[1]))
-            return "decode"
-        if match := _REQUEST.fullmatch(text):
-            if match[1] and match[2] == "200":
-                self.answered.see(number, text)
-                self._burst.see(number, text)
-            elif match[1]:
-                self.refused.see(number, text)
-            return "request"
-        return ""
-
-    def _prefill(self, number: int, text: str, sequences: int, new: int, cached: int) -> None:
+    def prefill(self, number: int, text: str, sequences: int, new: int, cached: int) -> None:
+        """Count a prefill batch, and remember where a wave of requests began."""
         self.close()
         self.prefills.see(number, text)
         self.sequences += sequences
@@ -119,7 +86,8 @@ class Server:
         if sequences >= _WAVE:
             self._wave = self.decode_steps
 
-    def _decode(self, number: int, text: str, running: int) -> None:
+    def decode(self, number: int, text: str, running: int) -> None:
+        """Count the decode batches that one line stands for."""
         given = self.arguments.get("decode_log_interval", "")
         interval = int(given) if given.isdecimal() else _INTERVAL
         self.close()
@@ -129,6 +97,14 @@ class Server:
         self.decode_tokens += running * interval
         if rate := _THROUGHPUT.search(text):
             self.throughput = max(self.throughput, float(rate[1]))
+
+    def request(self, number: int, text: str, status: str) -> None:
+        """Count a request for an answer, by its HTTP status."""
+        if status == "200":
+            self.answered.see(number, text)
+            self._burst.see(number, text)
+        else:
+            self.refused.see(number, text)
 
     def close(self) -> None:
         """End a burst of answers: a batch followed it, or the log ends."""
@@ -210,6 +186,7 @@ class Log:
 
 
 _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]|[^'"()\[\]{},]+|['"]""")
+# attention_backend='triton'    or    'attention_backend': 'triton'
 _NAME = re.compile(r"""\s*(?:(\w+)=|'(\w+)':\s)""")
 PER_SERVER = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "mem_fraction_static", "host"})
 """Arguments that differ between any two servers: chosen at random, by the machine's free memory, or to be out of the way."""
@@ -225,30 +202,16 @@ def parse_arguments(text: str) -> tuple[dict[str, str], bool]:
         Values as they are written, by name, and whether the list ends. A value that is cut off is left out.
     """
     arguments: dict[str, str] = {}
-    start = 0
-    while (end := _end(text, start)) >= 0:
-        if named := _NAME.match(text[start:end]):
-            arguments[named[1] or named[2]] = text[start + named.end() : end].strip()
-        start = end + 1
-        if text[end] != ",":
+    start = depth = 0
+    for token in _TOKENS.finditer(text):
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        if depth < 0 or (token[0] == "," and not depth):
+            if named := _NAME.match(text[start : token.start()]):
+                arguments[named[1] or named[2]] = text[start + named.end() : token.start()].strip()
+            start = token.end()
+        if depth < 0:
             return arguments, not text[start:].strip()
     return arguments, False
-
-
-def _end(text: str, start: int) -> int:
-    """Find where an argument ends: at a comma, or at the bracket that closes the list; -1 if it is cut off."""
-    depth = 0
-    for match in _TOKENS.finditer(text, start):
-        token = match.group()
-        if token in "([{":
-            depth += 1
-        elif token == "," and not depth:
-            return match.start()
-        elif token in ")]}":
-            depth -= 1
-            if depth < 0:
-                return match.start()
-    return -1
 
 
 def differing_arguments(servers: list[dict[str, str]]) -> list[tuple[str, tuple[str, ...]]]:
@@ -256,78 +219,3 @@ def differing_arguments(servers: list[dict[str, str]]) -> list[tuple[str, tuple[
     names = dict.fromkeys(name for server in servers for name in server if name not in PER_SERVER)
     rows = [(name, tuple(server.get(name, "not stated") for server in servers)) for name in names]
     return [(name, values) for name, values in rows if any(a != b for a, b in pairwise(values))]
-
-
-_NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
-# [METRIC] mmlu_score=0.125 labels={"model": "meta-llama/Llama-3.1-8B-Instruct", "eval": "mmlu"}
-_METRIC = re.compile(rf"\[METRIC\] (?P<name>[\w./-]+)=(?P<value>{_NUMBER}|nan|inf)(?: labels=\{{.*\}})?")
-# output_throughput=97.5
-_PRINTED = re.compile(rf"(?P<name>[a-z]\w*)=(?P<value>{_NUMBER})")
-# Total latency: 64.467 s
-_LABELLED = re.compile(
-    r"(?P<name>Total latency|Score|Accuracy|Invalid|Latency|Output throughput|acc_length|speed): "
-    rf"(?P<value>{_NUMBER})(?: ?(?:s|token/s|%))?"
-)
-# {'other': np.float64(0.1875), 'other:std': np.float64(0.39), 'score': np.float64(0.125)}
-_SCORES = re.compile(rf"'(?P<name>[^']{{1,80}})': (?:np\.\w+\()?(?P<value>{_NUMBER}|nan)\)?(?:, |\}}$)")
-# AssertionError: np.float64(0.125) not greater than or equal to 0.6
-_ASSERTED = re.compile(
-    rf"(?<![\d.])(?P<value>(?:np\.\w+\()?{_NUMBER}\)?) not (?P<than>(?:greater|less) than(?: or equal to)?) (?P<bound>{_NUMBER})"
-)
-# AssertionError: assert 0.125 >= 0.6
-_COMPARED = re.compile(rf"assert (?P<value>(?:np\.\w+\()?{_NUMBER}\)?) (?P<than>>=?|<=?) (?P<bound>{_NUMBER})")
-_THAN = {">": "greater than", ">=": "greater than or equal to", "<": "less than", "<=": "less than or equal to"}
-# ChatCompletionSampler initialized with self.system_message=None self.temperature=0.0 self.max_tokens=2048 ...
-_LIMIT = re.compile(r"ChatCompletionSampler .*self\.max_tokens=(\d+)(?: |$)")
-_START_UP = {
-    "weights-end": (("model", r"type=(\w+)"), ("dtype", r"dtype=([\w.]+)"), ("weights", r"mem usage=([\d.]+ GB)")),
-    "kv-cache": (("KV tokens", r"#tokens: (\d+)"),),
-    "graph-sizes": (("graph batches", r"(\[.*\])"),),
-    "graph-end": (("graph seconds", r"elapsed[:=] ?([\d.]+) s"), ("graph memory", r"mem usage=([\d.]+ GB)")),
-    "sizes": (("free memory", r"available_\w+_mem=([\d.]+ GB)"),),
-}
-
-
-def asserted(exception: str) -> tuple[float, str, float] | None:
-    """Parse a failed comparison of unittest or pytest: the value, the comparison in unittest's words, and the bound."""
-    match = _ASSERTED.search(exception) or _COMPARED.search(exception)
-    if not match:
-        return None
-    value = float(re.sub(r"np\.\w+\(|\)", "", match["value"]))
-    return value, _THAN.get(match["than"], match["than"]), float(match["bound"])
-
-
-def read_number(log: Log, number: int, text: str, test: int) -> str:
-    """Add what a line without a time states to a log. Returns its kind; empty if it states no number."""
-    match = _METRIC.fullmatch(text) if text[:1] == "[" else None
-    kind = "metric"
-    if not match:
-        match, kind = _LABELLED.fullmatch(text) or _PRINTED.fullmatch(text), "number"
-    if match:
-        log.metrics.append(LogMetric(match["name"], float(match["value"]), number, text, test))
-        return kind
-    if text.startswith("{'"):
-        return _read_scores(log, number, text, test)
-    if limit := _LIMIT.match(text):
-        log.answer_limit = (int(limit[1]), CitedLines.of(number, text))
-    return ""
-
-
-def _read_scores(log: Log, number: int, text: str, test: int) -> str:
-    scores, at = {}, 1
-    for match in _SCORES.finditer(text, 1):
-        if match.start() != at:
-            return ""
-        scores[match["name"]] = float(match["value"])
-        at = match.end()
-    if at != len(text):
-        return ""
-    log.groups.append((scores, CitedLines.of(number, text), test))
-    return "scores"
-
-
-def read_start_up(kind: str, number: int, message: str, server: Server) -> None:
-    """Add what a server reports while it starts to its facts."""
-    for name, pattern in _START_UP.get(kind, ()):
-        if match := re.search(pattern, message):
-            server.facts[name] = (match[1], CitedLines.of(number, message))

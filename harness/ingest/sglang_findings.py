@@ -11,7 +11,8 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest import guessing
 from assay.harness.ingest.guessing import GUESSING, LEVEL, at_most
 from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
-from assay.harness.ingest.sglang_facts import Log, LogMetric, Server, asserted
+from assay.harness.ingest.sglang_facts import Log, LogMetric, Server
+from assay.harness.ingest.sglang_patterns import NUMBER
 from assay.harness.text import counted, listed, one_line, percent
 from assay.harness.tracebacks import HEADER, Traceback
 from assay.harness.verdict import Severity
@@ -39,6 +40,13 @@ _TITLES: dict[str, tuple[Severity, str]] = {
     "crash": ("warning", "A process crashed"),
     "retract": ("info", "Requests were retracted"),
 }
+_VALUE = rf"(?P<value>(?:np\.\w+\()?{NUMBER}\)?)"
+# AssertionError: np.float64(0.125) not greater than or equal to 0.6
+# AssertionError: assert 0.125 >= 0.6
+_ASSERTED = (
+    re.compile(rf"(?<![\d.]){_VALUE} not greater than(?: or equal to)? (?P<bound>{NUMBER})"),
+    re.compile(rf"assert {_VALUE} >=? (?P<bound>{NUMBER})"),
+)
 # What follows from lines that may matter by themselves, by their kind.
 _NOTICES = {
     "kernel-not-loaded": "Something was not loaded, so another implementation may have run.",
@@ -124,11 +132,8 @@ def _below_guessing(log: Log) -> Iterator[CitedFinding]:
     """Yield a score that is below what guessing gets, with its exact p-value. Without the number of questions nothing follows."""
     for name, metric in _scores(log):
         count, bar = _questions(log, metric)
-        groups = [
-            (scores, at)
-            for scores, at, test in log.groups
-            if (test, scores.get("score")) == (metric.test, metric.value)
-        ][:1]
+        same = (metric.test, metric.value)
+        groups = [(scores, at) for scores, at, test in log.groups if (test, scores.get("score")) == same][:1]
         evidence = [f"by group: {_by_group(scores)}" for scores, _ in groups]
         cites = cite((metric.line, metric.text), bar, *(at for _, at in groups))
         where = _test_name(log, metric.test)
@@ -145,12 +150,12 @@ def _by_group(scores: Mapping[str, float]) -> str:
 def _missed_bounds(log: Log) -> Iterator[tuple[Traceback, LogMetric, float]]:
     """Yield the assertions that failed because of a score that the log also states: where, the score, and the bound."""
     for trace, test in log.traces:
-        said = asserted(trace.exception)
+        said = next(filter(None, (pattern.search(trace.exception) for pattern in _ASSERTED)), None)
         # What is outside of all tests may have failed, and counts as failed.
-        if said is None or not (test < 0 or _failed(log, test)) or "greater" not in said[1] or not said[0] <= said[2]:
-            continue
-        scored = [metric for _, metric in _scores(log) if metric.value == said[0] and metric.test == test]
-        yield from ((trace, metric, said[2]) for metric in scored[:1])
+        if said and (test < 0 or _failed(log, test)):
+            value, bound = float(re.sub(r"np\.\w+\(|\)", "", said["value"])), float(said["bound"])
+            scored = [metric for _, metric in _scores(log) if metric.value == value <= bound and metric.test == test]
+            yield from ((trace, metric, bound) for metric in scored[:1])
 
 
 def _below_bound(log: Log) -> Iterator[CitedFinding]:
@@ -160,10 +165,8 @@ def _below_bound(log: Log) -> Iterator[CitedFinding]:
         evidence = [f"the assertion that failed: {one_line(trace.exception)}"]
         if count and 0 < bound < 1:
             right = round(metric.value * count)
-            p = at_most(right, count, bound)
-            evidence.append(
-                f"if the true score were {bound:g}, {right} or fewer of {count} would be right with p = {p:.2g}"
-            )
+            said = f"{right} or fewer of {count} would be right with p = {at_most(right, count, bound):.2g}"
+            evidence.append(f"if the true score were {bound:g}, {said}")
         cites = [(trace.exception_line, trace.exception), (metric.line, metric.text), *_outcome(log, metric.test)]
         says = f"{metric.name} is {metric.value:g}; the test asks for {bound:g}."
         yield _finding("score-below-bound", _test_name(log, metric.test), says, evidence, cites)
@@ -209,9 +212,8 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         bursts = _runaway(log, server)
         if not bursts:
             continue
-        latencies = [
-            metric for metric in log.metrics if metric.test == server.test and metric.name.endswith("_latency")
-        ][:1]
+        timed = (metric for metric in log.metrics if metric.test == server.test)
+        latencies = [metric for metric in timed if metric.name.endswith("_latency")][:1]
         together = f"answers end together, {{}} decode steps after they began, of at most {limit}"
         evidence = [
             *(f"{answers.count} {together.format(steps)}" for answers, steps in bursts),
@@ -220,11 +222,8 @@ def _runaways(log: Log) -> Iterator[CitedFinding]:
         ]
         took = f"; the evaluation took {latencies[0].value:.0f} s." if latencies else "."
         says = f"{sum(answers.count for answers, _ in bursts)} answers ran to the limit of {limit} tokens instead of ending{took}"
-        cites: list[_Cited] = [
-            said,
-            *(answers for answers, _ in bursts),
-            *((metric.line, metric.text) for metric in latencies),
-        ]
+        cites: list[_Cited] = [said, *(answers for answers, _ in bursts)]
+        cites += [(metric.line, metric.text) for metric in latencies]
         yield _finding("runaway-generations", _test_name(log, server.test), says, evidence, cites)
 
 
@@ -323,11 +322,8 @@ def _hidden_by_retry(log: Log) -> Iterator[CitedFinding]:
         if "retry" not in functions:
             continue
         passed = test >= 0 and log.tests[test].outcome == "passed"
-        hid = (
-            "The test passed, but only after it had failed"
-            if passed
-            else "The summary reports the retry, not what failed first"
-        )
+        hid = "The test passed, but only after it had failed"
+        hid = hid if passed else "The summary reports the retry, not what failed first"
         evidence = [f"the traceback goes through {', '.join(functions)}"]
         cites = [(trace.first, HEADER), (trace.exception_line, trace.exception), *_outcome(log, test)]
         says = f"{hid}: {one_line(trace.exception)}"

@@ -1,27 +1,76 @@
-"""Reads a log line by line: the kind of each piece of a line, and what it states."""
+"""Reads a log line by line: the kind of each piece of a line, and what it states.
+
+Most lines are known by their form alone (`assay.harness.ingest.sglang_patterns`). Some stand in a block: a traceback, a warning of
+Python, a section of pytest, a table of a benchmark, a call of a kernel. Where a line of a block has a form, too, the block survives
+lines of other writers in between.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from assay.harness.ingest.result import CitedLines
-from assay.harness.ingest.sglang_blocks import KernelCalls, LogBlocks
-from assay.harness.ingest.sglang_facts import KEPT, Log, Server, Test, parse_arguments, read_number, read_start_up
-from assay.harness.ingest.sglang_lines import BARE, RECORDS, plain, split
+from assay.harness.ingest.sglang_facts import KEPT, Log, LogMetric, Server, Test, parse_arguments
+from assay.harness.ingest.sglang_patterns import (
+    BARE,
+    COUNTED_AS,
+    HEADINGS,
+    NUMBER,
+    RECORDS,
+    SECTIONS,
+    STATED,
+    LineTable,
+    pieces,
+)
+from assay.harness.tracebacks import FRAME, HEADER, Frame, Traceback, Tracebacks
 
+# [2026-11-22 23:28:20 TP0] The server is fired up and ready to roll!
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?((?: [A-Z]+\d+)*)\](?: |$)")
+# server_args=ServerArgs(model_path='meta-llama/Llama-3.1-8B-Instruct', attention_backend='triton', ...
 _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
-_OUTCOME = re.compile(r"(PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|RERUN)(?: \(.*\))?(?: +\[ *\d+%\])?")
-_UNITTEST = re.compile(r"(?P<id>\w+ \([\w.]+\)) \.\.\. (?:(?P<outcome>ok|FAIL|ERROR|skipped .*|expected failure))?")
-_COMMAND = re.compile(r"(?:command=|\+ |\$ )(?P<text>\S.*)")
-# Characters of a line that rules are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long.
+_SCORE = re.compile(rf"'([^']{{1,80}})': (?:np\.\w+\()?({NUMBER}|nan)")
+# ChatCompletionSampler initialized with self.system_message=None self.temperature=0.0 self.max_tokens=2048 ...
+_LIMIT = re.compile(r"self\.max_tokens=(\d+)(?: |$)")
+# Facts of a server's start, by the kind of line that states them.
+_START_UP = {
+    "weights-end": (("model", r"type=(\w+)"), ("dtype", r"dtype=([\w.]+)"), ("weights", r"mem usage=([\d.]+ GB)")),
+    "kv-cache": (("KV tokens", r"#tokens: (\d+)"),),
+    "graph-sizes": (("graph batches", r"(\[.*\])"),),
+    "graph-end": (("graph seconds", r"elapsed[:=] ?([\d.]+) s"), ("graph memory", r"mem usage=([\d.]+ GB)")),
+    "sizes": (("free memory", r"available_\w+_mem=([\d.]+ GB)"),),
+}
+# Kinds of lines that may matter, and what they are noted as.
+_NOTED = {kind: kind for kind in ("kernel-not-loaded", "offline-retry", "crash", "retract", "fallback", "option-chosen")} | {
+    "levelled-record": "warning", "kernel-exception": "crash",
+}  # fmt: skip
+# Characters of a line that patterns are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long.
 _LONGEST = 1 << 15
 _LONGEST_LIST = 1 << 20
 # Writers that buffer put a line behind a later one by this much.
 _BACK_SECONDS = 2
-_WORDS = {"ok": "passed", "FAIL": "failed", "ERROR": "error", "XFAIL": "xfailed", "XPASS": "xpassed"}
+# Lines of other writers that a block survives.
+_PATIENCE = 200
+_WORDS = {"ok": "passed", "fail": "failed", "xfail": "xfailed", "xpass": "xpassed"}
+
+# /x/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated.
+_WARNING = re.compile(r"\S+\.py:\d+: \w{0,60}(?:Warning|Deprecation)\w{0,60}: .*")
+
+# The text of SGLANG_KERNEL_API_LOGLEVEL (1 names, 3 shapes, 5 statistics), read in SGLang 0.5.23, kernels/kernel_api_logging.py:
+#   [2026-11-22 23:28:20] SGLang Kernel API Call: norm.rmsnorm
+#   Positional input arguments:
+#     arg[0]=Tensor(
+#         shape=(2, 3, 4)
+_VALUES_OF = {"Positional input arguments:": "input", "Keyword input arguments:": "input", "Output:": "output"}
+_VALUE = re.compile(
+    r"  [\w\[\]]+=.*"
+    r"|    +(?:(?:shape|dtype|device|requires_grad|is_contiguous|min|max|mean|nan_count|inf_count|statistics|repr)=.*"
+    r"|[)\]}]|\[\d+\] .*|'\w+': .*|\.\.\. \(\d+ more items\))"
+)
+#         nan_count=24
+_NAN_COUNT = re.compile(r" +nan_count=0*[1-9]\d*")
+_DUMPED = re.compile(r"Dumped (?:in|out)puts to: .*|Tensor dump skipped: .*")
 
 
 def read_log(lines: Iterable[tuple[int, str]]) -> Log:
@@ -35,135 +84,140 @@ class _LogReader:
     def __init__(self) -> None:
         self.log = Log()
         self._server = Server(0, 0, {})
-        self._open: list[int] = []
         self._time = ""
-        self._blocks = LogBlocks(self.log, self._test)
-        self._kernels = KernelCalls(self.log)
+        # Indices of the tests that are running, and of the one whose failure pytest reports; -1 for none.
+        self._open: list[int] = []
+        self._failed = -1
+        self._section = ""
+        # The exception of that failure, from its line until the line that says where.
+        self._raised: tuple[int, str] | None = None
+        # Rows of the benchmark's table that is open.
+        self._rows: list[tuple[str, str, int]] | None = None
+        self._tracebacks = Tracebacks(lambda trace: self._keep(trace, self._traced), _PATIENCE)
+        self._traced = -1
+        self._warned = -_PATIENCE - 1
+        # The kernel whose call is logged, what of it follows, and whether its inputs are finite.
+        self._kernel, self._values, self._finite = "", "", True
 
+    @property
     def _test(self) -> int:
-        """Return the index of the test that is running, or whose output pytest shows again; -1 if none or several are."""
-        return self._open[0] if len(self._open) == 1 else self._blocks.failed
+        """Index of the test that is running, or whose output pytest shows again; -1 if none or several are."""
+        if len(self._open) == 1:
+            return self._open[0]
+        return self._failed if self._failing else -1
+
+    @property
+    def _failing(self) -> bool:
+        """True where pytest reports failures, with what each test had printed."""
+        return self._section in ("FAILURES", "ERRORS", "PASSES")
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Log:
         """Read all lines. The log is complete when this returns."""
-        log, count, read = self.log, 0, 0
+        log, unread = self.log, self.log.unread
         for number, text in lines:
-            count += 1
+            log.lines += 1
             if self._read(number, text):
-                read += 1
+                log.read += 1
+            elif unread and unread[-1].last == number - 1:
+                unread[-1].see(number, text)
             else:
-                self._unread(number, text)
-        log.lines, log.read = count, read
+                unread.append(CitedLines.of(number, text))
         self._adopt()
-        self._blocks.end()
+        self._tracebacks.end()
         return log
 
     def _read(self, number: int, text: str) -> bool:
         if len(text) > _LONGEST and ("server_args=" not in text[:200] or len(text) > _LONGEST_LIST):
             return False
-        if plain(text):
-            return self._text(number, text)
-        # A list: each piece counts, whatever the others are.
-        understood = [self._piece(number, *piece) for piece in split(text)]
+        understood = [self._piece(number, *piece) for piece in pieces(text)]  # each counts, whatever the others are
         return all(understood)
 
-    def _piece(self, number: int, kind: str, text: str, bar: tuple[str, str, str]) -> bool:
-        if kind == "progress":
-            self._bar(number, *bar)
+    def _piece(self, number: int, kind: str, text: str, bar: re.Match[str] | None) -> bool:
+        if bar and bar["done"].isdecimal() and bar["total"].isdecimal():
+            label = text.partition("(")[0].strip()
+            self.log.bars[self._test, label, int(bar["total"])] = (int(bar["done"]), number)
         elif kind == "test-start":
             self._start_test(number, text)
         elif kind == "text":
-            return self._text(number, text)
-        self.log.kinds[kind] += 1
-        return True
-
-    def _text(self, number: int, text: str) -> bool:
-        kind = self._record(number, text) if text[:1] == "[" and text[1:2].isdecimal() else self._bare(number, text)
+            stamped = text[:1] == "[" and text[1:2].isdecimal()
+            kind = self._record(number, text) if stamped else self._bare(number, text)
         if kind:
-            self.log.kinds[kind] += 1
+            self.log.kinds[COUNTED_AS.get(kind, kind)] += 1
         return bool(kind)
 
     def _record(self, number: int, text: str) -> str:
-        """Read a line that SGLang logged, with its time. Returns its kind; empty if there is no rule about it."""
+        """Read a line that SGLang logged, with its time. Returns its kind; "" if no pattern matches."""
         stamp = self._at(number, text)
         if not stamp:
             return ""
         message = text[stamp.end() :]
-        arguments = _ARGUMENTS.match(message)
-        if arguments:
+        if arguments := _ARGUMENTS.match(message):
             parsed, whole = parse_arguments(message[arguments.end() :])
-            self._start_server(parsed, number, whole)
+            self._adopt()
+            self._server = Server(len(self.log.servers) + 1, number, parsed, whole, self._test)
+            self.log.servers.append(self._server)
             return "arguments" if whole else ""
-        kind = self._server.count(number, message) or self._blocks.record(number, message)
-        if kind := kind or self._kernels.record(number, message):
-            return kind
-        kind, notice = RECORDS.of(message)
-        if message and not kind:
-            kind, notice = BARE.of(message)
-        self.log.note(notice, number, message)
-        read_start_up(kind, number, message, self._server)
-        return kind
+        if message.endswith(HEADER):
+            self._begin_traceback(number, message)
+            self.log.note("crash" if message != HEADER else "", number, message)
+            return "traceback"
+        return self._find(RECORDS, number, message) or (message and self._find(BARE, number, message))
 
     def _bare(self, number: int, text: str) -> str:
-        """Read a line without a time. Rules are tried only where a cheap look allows them: most lines are far from most rules."""
-        if kind := self._kernels.bare(number, text):
-            return kind
-        first = text[:1]
-        if first in "PFSEXR" or " ... " in text:
-            kind = self._outcome(number, text)
-        kind = kind or self._blocks.bare(number, text)
-        if not kind and first in "c+$":
-            kind = self._command(number, text)
-        if not kind and first != " ":
-            kind = read_number(self.log, number, text, self._test())
-        return kind or self._ruled(number, text) or self._blocks.inside(number, text)
+        """Read a line without a time."""
+        return (
+            (self._kernel and self._value(number, text))
+            or self._block(number, text)
+            or self._find(STATED, number, text)
+            or self._find(BARE, number, text)
+            or self._inside(number, text)
+        )
 
-    def _ruled(self, number: int, text: str) -> str:
-        kind, notice = BARE.of(text)
-        self.log.note(notice, number, text)
+    def _find(self, table: LineTable, number: int, text: str) -> str:
+        """Read a line that is known by its form: note it if it may matter, and take what it states."""
+        kind, match = table.find(text)
+        if match is None:
+            return ""
+        self.log.note(_NOTED.get(kind, ""), number, text)
+        if take := _TAKEN.get(kind):
+            take(self, number, match)
+        for name, pattern in _START_UP.get(kind, ()):
+            if stated := re.search(pattern, text):
+                self._server.facts[name] = (stated[1], CitedLines.of(number, text))
         return kind
 
-    def _command(self, number: int, text: str) -> str:
-        match = _COMMAND.fullmatch(text)
-        if not match:
-            return ""
-        self.log.commands.append(CitedLines.of(number, match["text"]))
-        return "command"
+    def _take_number(self, number: int, match: re.Match[str]) -> None:
+        self.log.metrics.append(LogMetric(match[1], float(match[2]), number, match[0], self._test))
 
-    def _outcome(self, number: int, text: str) -> str:
-        if match := _OUTCOME.fullmatch(text):
-            self._end_test(number, text, _WORDS.get(match[1], match[1].lower()))
-            return "outcome"
-        if match := _UNITTEST.fullmatch(text):
+    def _take_scores(self, number: int, match: re.Match[str]) -> None:
+        scores = {name: float(value) for name, value in _SCORE.findall(match[0])}
+        self.log.groups.append((scores, CitedLines.of(number, match[0]), self._test))
+
+    def _take_limit(self, number: int, match: re.Match[str]) -> None:
+        if limit := _LIMIT.search(match[0]):
+            self.log.answer_limit = (int(limit[1]), CitedLines.of(number, match[0]))
+
+    def _take_outcome(self, number: int, match: re.Match[str]) -> None:
+        """Take a printed outcome: of the test that is open, if there is just one."""
+        word = (match["outcome"] or "").partition(" ")[0].lower()
+        if match.groupdict().get("id"):
             self._start_test(number, match["id"])
-            if match["outcome"]:
-                word = match["outcome"].partition(" ")[0]
-                self._end_test(number, text, _WORDS.get(word, word))
-            return "outcome"
-        return ""
+        if not word:
+            return
+        self.log.outcomes[_WORDS.get(word, word)] += 1
+        if len(self._open) == 1:
+            test = self.log.tests[self._open[0]]
+            test.outcome, test.outcome_line, test.ended = _WORDS.get(word, word), number, self._time
+        else:
+            self.log.loose_outcomes.see(number, match[0])
+        if len(self._open) == 1 or self.log.loose_outcomes.count >= len(self._open):
+            self._open = []
 
     def _start_test(self, number: int, name: str) -> None:
         if len(self.log.tests) < KEPT:
             self.log.ids[name] = len(self.log.tests)
             self._open.append(len(self.log.tests))
             self.log.tests.append(Test(name, number, began=self._time))
-
-    def _end_test(self, number: int, text: str, outcome: str) -> None:
-        """Record a printed outcome: of the test that is open, if there is just one."""
-        self.log.outcomes[outcome] += 1
-        if len(self._open) == 1:
-            test = self.log.tests[self._open[0]]
-            test.outcome, test.outcome_line, test.ended = outcome, number, self._time
-        else:
-            self.log.loose_outcomes.see(number, text)
-        if len(self._open) == 1 or self.log.loose_outcomes.count >= len(self._open):
-            self._open = []
-
-    def _start_server(self, arguments: dict[str, str], number: int, whole: bool) -> None:
-        self._adopt()
-        server = Server(len(self.log.servers) + 1, number, arguments, whole, self._test())
-        self.log.servers.append(server)
-        self._server = server
 
     def _adopt(self) -> None:
         """End the figures of a server. One whose arguments the log does not have is a server if it computed anything."""
@@ -182,21 +236,121 @@ class _LogReader:
             self._time = match[1]
             self.log.began = min(self.log.began or match[1], match[1])
             self.log.ended = max(self.log.ended, match[1])
-            for index in self._open:
-                test = self.log.tests[index]
+            for test in (self.log.tests[index] for index in self._open):
                 test.began, test.ended = test.began or match[1], match[1]
         return match
 
-    def _bar(self, number: int, label: str, done: str, total: str) -> None:
-        if done.isdecimal() and total.isdecimal():
-            self.log.bars[self._test(), label.partition("(")[0].strip(), int(total)] = (int(done), number)
+    def _take_kernel(self, number: int, match: re.Match[str]) -> None:
+        self._kernel, self._values, self._finite = match[1], "", True
+        self.log.calls[self._kernel] += 1
 
-    def _unread(self, number: int, text: str) -> None:
-        unread = self.log.unread
-        if unread and unread[-1].last == number - 1:
-            unread[-1].see(number, text)
-        else:
-            unread.append(CitedLines.of(number, text))
+    def _value(self, number: int, text: str) -> str:
+        """Read a line of a call's arguments or of its result, and note NaN in a result of inputs that had none.
+
+        Inputs may be buffers that were never written to.
+        """
+        if text in _VALUES_OF:
+            self._values = _VALUES_OF[text]
+        elif self._values and _VALUE.fullmatch(text):
+            if _NAN_COUNT.fullmatch(text) and self._values == "input":
+                self._finite = False
+            elif _NAN_COUNT.fullmatch(text) and self._finite:
+                self.log.nan_from.setdefault(self._kernel, CitedLines()).see(number, text)
+        elif not _DUMPED.fullmatch(text):
+            return ""
+        return "kernel-call"
+
+    def _block(self, number: int, text: str) -> str:
+        """Read a line that begins a block, or has the form of a line of one."""
+        if text == HEADER:
+            self._begin_traceback(number, text)
+            return "traceback"
+        if text[:1] in " +|" and (self._tracebacks.form(number, text) or FRAME.fullmatch(text)):
+            return "traceback"
+        if not self._failing and ("Warning" in text or "Deprecat" in text) and _WARNING.fullmatch(text):
+            self._warned = number
+            return "python-warning"
+        lines = SECTIONS.get("table" if self._rows is not None else self._section)
+        return self._find(HEADINGS, number, text) or (self._find(lines, number, text) if lines else "")
+
+    def _inside(self, number: int, text: str) -> str:
+        """Read a line that is known only by the block that it is in."""
+        if self._tracebacks.inside(number, text):
+            return "traceback"
+        if number - self._warned <= _PATIENCE and text.startswith("  "):
+            return "python-warning"
+        return "pytest-detail" if self._failing and text.startswith("    ") else ""
+
+    def _take_section(self, number: int, match: re.Match[str]) -> None:
+        self._section = "slowest" if match[1].startswith("slowest ") else match[1]
+
+    def _take_counts(self, number: int, match: re.Match[str]) -> None:
+        self.log.summary, self._section = (match[1], number), ""
+
+    def _take_title(self, number: int, match: re.Match[str]) -> None:
+        self._rows = []
+        self.log.blocks.append((match[1].strip(), self._rows))
+
+    def _begin_traceback(self, number: int, text: str) -> None:
+        self._tracebacks.form(number, text)
+        self._traced = self._test
+
+    def _keep(self, trace: Traceback, test: int) -> None:
+        self.log.traces.append((trace, test))
+
+    def _take_row(self, number: int, match: re.Match[str]) -> None:
+        if self._rows is not None:
+            self._rows.append((match[1].strip(), match[2], number))
+
+    def _end_rows(self, number: int, match: re.Match[str]) -> None:
+        self._rows = None
+
+    def _take_failed(self, number: int, match: re.Match[str]) -> None:
+        """Find the test that a section of failures is about, by its id's end: ``TestClass.test_name[case]``."""
+        ends = [at for id, at in self.log.ids.items() if id.partition("::")[2].replace("::", ".") == match[1]]
+        self._failed, self._raised = ends[0] if len(ends) == 1 else -1, None
+
+    def _take_raised(self, number: int, match: re.Match[str]) -> None:
+        self._raised = self._raised or (number, match[1])
+
+    def _take_place(self, number: int, match: re.Match[str]) -> None:
+        if self._raised:
+            (line, what), kind = self._raised, match["kind"]
+            said = what if what.startswith(kind) else f"{kind}: {what}"
+            frames = [Frame(match["file"], int(match["line"]))]
+            self._keep(Traceback(line, number, "", frames, said, line), self._failed)
+            self._raised = None
+
+    def _take_summary(self, number: int, match: re.Match[str]) -> None:
+        index = self.log.ids.get(match["id"])
+        if index is None:
+            return
+        if match["why"] and all(test != index for _, test in self.log.traces):
+            self._keep(Traceback(number, number, "", [], match["why"], number), index)
+        test = self.log.tests[index]
+        if not test.outcome:
+            test.outcome, test.outcome_line = match["outcome"].lower(), number
+
+    def _take_duration(self, number: int, match: re.Match[str]) -> None:
+        index = self.log.ids.get(match["id"] or "")
+        if index is not None and match["phase"] == "call":
+            self.log.tests[index].seconds = float(match["seconds"])
+
+
+_Taker = Callable[[_LogReader, int, re.Match[str]], None]
+# What is done with a line, by its kind.
+_TAKEN: dict[str, _Taker] = {
+    "prefill": lambda log, number, match: log._server.prefill(number, match[0], *map(int, match.groups())),
+    "decode": lambda log, number, match: log._server.decode(number, match[0], int(match[1])),
+    "request": lambda log, number, match: log._server.request(number, match[0], match[2]) if match[1] else None,
+    "command": lambda log, number, match: log.log.commands.append(CitedLines.of(number, match[1])),
+    "metric": _LogReader._take_number, "number": _LogReader._take_number, "scores": _LogReader._take_scores,
+    "sampler": _LogReader._take_limit, "outcome": _LogReader._take_outcome, "unittest-outcome": _LogReader._take_outcome,
+    "kernel-begins": _LogReader._take_kernel, "pytest-section": _LogReader._take_section, "pytest-summary": _LogReader._take_counts,
+    "table-title": _LogReader._take_title, "table-row": _LogReader._take_row, "table-end": _LogReader._end_rows,
+    "failed-test": _LogReader._take_failed, "raised": _LogReader._take_raised, "raised-at": _LogReader._take_place,
+    "summary-line": _LogReader._take_summary, "duration": _LogReader._take_duration,
+}  # fmt: skip
 
 
 def seconds_between(earlier: str, later: str) -> float:

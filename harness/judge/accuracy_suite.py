@@ -10,20 +10,19 @@ from assay.harness.evidence.manifest import order_hash
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.answer_lengths import (
     LENGTH_RATIO,
+    AnswerEnd,
     AnswerLengths,
     beyond_words,
     check_ends,
     check_lengths,
-    end_of,
+    compare_lengths,
     lengths_finding,
-    lengths_of,
 )
 from assay.harness.judge.answers import Pair, by_condition, flips, most_telling, tally
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.paired_accuracy import Accuracy
+from assay.harness.judge.paired_accuracy import Accuracy, accuracy_sentence
 from assay.harness.judge.report import Flip, Metric, SuiteResult
 from assay.harness.judge.requirements import REQUIRED
-from assay.harness.judge.suite_decisions import accuracy_sentence, bounded_metric
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check, Finding
@@ -33,8 +32,11 @@ LOSS = "loss-of-accuracy"
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Judge the questions, and check that they were asked as planned and answered."""
+    """Judge the questions, and check that they were asked as planned and answered, or say that accuracy was not tested."""
     checks = []
+    if "accuracy" not in run.spec.workload.suites:  # own errors within bounds prove nothing about answers
+        settles = "assay run, or add accuracy to --suites"
+        checks.append(REQUIRED["accuracy-tested"].check("not checked", "the suite accuracy was not requested", settles))
     if "accuracy" in run.compared:
         checks.append(_check_question_plan(run))
     if run.compared:
@@ -44,25 +46,17 @@ def claim(run: RunEvidence) -> Judged:
         checks.append(_check_all_answered(len(asked), sum(key in answered for key in asked), mismatched))
     if not run.pairings["accuracy"].pairs:
         return Judged(checks=checks)
-    lengths = lengths_of(run.read, run.spec.policy)
+    policy = run.spec.policy
+    ends = [(AnswerEnd.of(pair.reference), AnswerEnd.of(pair.candidate)) for pair in run.read]
+    # Answers to questions about one passage are alike, so they count once.
+    lengths = compare_lengths(ends, policy.alpha, policy.length_bound, [pair.item.unit for pair in run.read])
     findings = []
     if lengths.beyond:
         findings.append(
             lengths_finding(lengths, run.manifest.command, "every answer costs as much more or less.", serious=True)
         )
     suite = _accuracy_suite(run, lengths)
-    ends = check_ends([(end_of(pair.reference), end_of(pair.candidate)) for pair in run.read])
-    return Judged(suite=suite, checks=[*checks, check_lengths(lengths), ends], findings=findings)
-
-
-def accuracy_tested(run: RunEvidence) -> Judged:
-    """Report that accuracy was not tested, where it was not: own errors within bounds prove nothing about answers."""
-    if "accuracy" in run.spec.workload.suites:
-        return Judged()
-    settles = "assay run, or add accuracy to --suites"
-    return Judged(
-        checks=[REQUIRED["accuracy-tested"].check("not checked", "the suite accuracy was not requested", settles)]
-    )
+    return Judged(suite=suite, checks=[*checks, check_lengths(lengths), check_ends(ends)], findings=findings)
 
 
 def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:
@@ -182,8 +176,17 @@ def _ratio_metric(lengths: AnswerLengths, policy: Policy) -> Metric:
 def loss_metric(policy: Policy, result: Accuracy, id_: str, title: str, difference: str) -> Metric:
     """Express a loss of accuracy; `difference` says what is subtracted from what, and starts a sentence."""
     level = f"{100 * result.interval.level:.0f} %"
-    explain = f"{difference}, with its {level} interval by betting, which holds at every look"
-    return bounded_metric(result.loss, result.interval, id_, title, "points", policy, "margin", explain)
+    return Metric(
+        id=id_,
+        title=title,
+        value=100 * result.loss,
+        text=f"{100 * result.loss:.1f} points",
+        low=100 * result.interval.low,
+        high=100 * result.interval.high,
+        bound=100 * policy.margin,
+        policy=policy.line("margin"),
+        explain=f"{difference}, with its {level} interval by betting, which holds at every look",
+    )
 
 
 def _flip(pair: Pair, direction: Literal["lost", "gained"]) -> Flip:

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from assay.harness.evidence.records import Answer
-from assay.harness.judge.answers import Pair
 from assay.harness.judge.requirements import REQUIRED
-from assay.harness.policy import Policy
 from assay.harness.schema import Part
 from assay.harness.stats.bootstrap import Floats, bootstrap_t
 from assay.harness.stats.share import mcnemar
@@ -32,8 +30,32 @@ SURE = 1e-3
 and are not corrected for their number."""
 
 
-_Length = tuple[int, bool]
-"""The length of an answer in tokens, and whether it ran to the token limit."""
+LIMIT = "length"
+"""The reason of an answer that ran to the token limit."""
+_STOP = "stop"
+
+
+class AnswerEnd(NamedTuple):
+    """Where and why an answer ended.
+
+    Attributes:
+        reason: "stop", "length", "abort", "content_filter", ...; empty where it is not known.
+        tokens: its length.
+        at: the token or the string at which it stopped; empty where the server does not tell.
+    """
+
+    reason: str
+    tokens: int = 0
+    at: str = ""
+
+    @classmethod
+    def of(cls, answer: Answer) -> AnswerEnd:
+        """Return the end of an answer of a run."""
+        return cls(answer.finish_reason, answer.completion_tokens, answer.stopped_at)
+
+
+EndPairs = Sequence[tuple[AnswerEnd, AnswerEnd]]
+"""The reference's and the candidate's end of the answer to each prompt."""
 
 
 # Error rate of the statement that lengths differ at all, or that answers of one role run to the limit more often.
@@ -56,11 +78,6 @@ class AnswerLengths(Part):
     p_beyond: float = Field(1.0, description='p value of "the ratio is within the bound", two-sided')
     p_cut: float = Field(1.0, description='exact McNemar p value of "as many ran to the token limit"')
     bound: float = Field(LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
-
-    @property
-    def informative(self) -> bool:
-        """True if any pair of answers ended before the limit, in either role: where none did, every length is the limit."""
-        return not self.uninformative
 
     @property
     def uninformative(self) -> str:
@@ -117,10 +134,7 @@ class AnswerLengths(Part):
 
 
 def compare_lengths(
-    pairs: Sequence[tuple[_Length, _Length]],
-    alpha: float,
-    bound: float = LENGTH_BOUND,
-    units: Sequence[str] = (),
+    pairs: EndPairs, alpha: float, bound: float = LENGTH_BOUND, units: Sequence[str] = ()
 ) -> AnswerLengths:
     """Compare both roles' lengths, prompt by prompt.
 
@@ -128,19 +142,20 @@ def compare_lengths(
         bound: largest change of the ratio from 1 that passes.
         units: what each prompt was drawn with, empty for one drawn alone; prompts of one unit depend on each other, and count once.
     """
-    given = [units[n] or f"\0{n}" if units else f"\0{n}" for n in range(len(pairs))]
-    sums = dict.fromkeys(given, (0, 0))
-    for unit, ((left, _), (right, _)) in zip(given, pairs, strict=True):
-        sums[unit] = (sums[unit][0] + left, sums[unit][1] + right)
+    sums: dict[str | int, tuple[int, int]] = {}
+    for number, (ours, theirs) in enumerate(pairs):
+        unit = (units[number] if units else "") or number
+        left, right = sums.get(unit, (0, 0))
+        sums[unit] = left + ours.tokens, right + theirs.tokens
     reference, candidate = np.array([*sums.values()], np.float64).reshape(-1, 2).T
-    cuts = Counter((left, right) for (_, left), (_, right) in pairs)
+    cuts = Counter((ours.reason == LIMIT, theirs.reason == LIMIT) for ours, theirs in pairs)
     n = max(1, len(pairs))
     measured = AnswerLengths(
         prompts=len(pairs),
         reference=reference.sum() / n,
         candidate=candidate.sum() / n,
-        longer=sum(right > left for (left, _), (right, _) in pairs),
-        shorter=sum(right < left for (left, _), (right, _) in pairs),
+        longer=sum(theirs.tokens > ours.tokens for ours, theirs in pairs),
+        shorter=sum(theirs.tokens < ours.tokens for ours, theirs in pairs),
         reference_cut=cuts[True, True] + cuts[True, False],
         candidate_cut=cuts[True, True] + cuts[False, True],
         p_cut=mcnemar(cuts[True, False], cuts[False, True]),
@@ -167,106 +182,16 @@ def _ratio(reference: Floats, candidate: Floats, alpha: float, bound: float) -> 
     }
 
 
-LIMIT = "length"
-"""The reason of an answer that ran to the token limit, of which `assay.harness.judge.answer_lengths` decides."""
-_STOP = "stop"
-
-
-class AnswerEnd(NamedTuple):
-    """Why an answer ended.
-
-    Attributes:
-        reason: "stop", "length", "abort", "content_filter", ...; empty where it is not known.
-        at: the token or the string at which it stopped; empty where the server does not tell.
-    """
-
-    reason: str
-    at: str = ""
-
-
-@dataclass(frozen=True)
-class _ReasonCount:
-    """How many answers ended for a reason.
-
-    Attributes:
-        reason: in words, such as "stop at 2".
-        reference: answers.
-        candidate: answers.
-        p: exact McNemar p value of "as many ended so", times the number of reasons (Bonferroni).
-    """
-
-    reason: str
-    reference: int
-    candidate: int
-    p: float
-
-    @property
-    def differs(self) -> bool:
-        """True if one role's answers are shown to end so more often, at the level `SURE`."""
-        return self.p < SURE
-
-    @property
-    def text(self) -> str:
-        """The counts in words, the reference first: "abort: 0 against 45 (p = 6e-14)"."""
-        said = f" (p = {self.p:.1g})" if self.differs else ""
-        return f"{self.reason}: {self.reference:,} against {self.candidate:,}{said}"
-
-
-def _compare_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]]) -> list[_ReasonCount]:
-    """Count the answers that ended for each reason but the limit, most frequent first.
-
-    What an answer stopped at counts where both servers always tell. An answer that ran to the limit might have stopped in any way:
-    prompts with such an answer are left out where ways to stop are counted, and not where others are, as "abort".
-
-    Args:
-        pairs: reference's and candidate's end of the answer to each prompt; those with an unknown reason are left out.
-    """
-    known = [pair for pair in pairs if all(end.reason for end in pair)]
-    told = all(end.at for pair in known for end in pair if end.reason == _STOP)
-    named = [(_named(ours, told), _named(theirs, told)) for ours, theirs in known]
-    reasons = sorted({reason for pair in named for reason in pair} - {LIMIT})
-    counts = [
-        _count(reason, [pair for pair in named if not (reason.startswith(_STOP) and LIMIT in pair)])
-        for reason in reasons
-    ]
-    used = [count for count in counts if count.reference or count.candidate]
-    corrected = [_ReasonCount(c.reason, c.reference, c.candidate, min(1.0, len(used) * c.p)) for c in used]
-    return sorted(corrected, key=lambda count: -(count.reference + count.candidate))
-
-
-def _named(end: AnswerEnd, told: bool) -> str:
-    return f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason
-
-
-def _count(reason: str, pairs: Sequence[tuple[str, str]]) -> _ReasonCount:
-    lost = sum(ours == reason != theirs for ours, theirs in pairs)
-    gained = sum(theirs == reason != ours for ours, theirs in pairs)
-    both = sum(ours == theirs == reason for ours, theirs in pairs)
-    return _ReasonCount(reason, both + lost, both + gained, mcnemar(lost, gained))
-
-
 LENGTH_RATIO = "answer-length-ratio"
 """Id of the metric."""
 _SIDES = ("the reference", "the candidate")
 
 
-def lengths_of(pairs: Sequence[Pair], policy: Policy) -> AnswerLengths:
-    """Compare the lengths of answers to questions; those that share a passage count once."""
-    lengths = [
-        (
-            (pair.reference.completion_tokens, pair.reference.finish_reason == LIMIT),
-            (pair.candidate.completion_tokens, pair.candidate.finish_reason == LIMIT),
-        )
-        for pair in pairs
-    ]
-    return compare_lengths(lengths, policy.alpha, policy.length_bound, [pair.item.unit for pair in pairs])
-
-
 def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
-    requirement = REQUIRED["answer-lengths"].between(*sides)
-    if not lengths.informative:
-        observed = f"{lengths.uninformative}, so their lengths prove nothing"
+    requirement = replace(REQUIRED["answer-lengths"], sides=sides)
+    if nothing := lengths.uninformative:
+        observed = f"{nothing}, so their lengths prove nothing"
         return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
     if lengths.differ or lengths.beyond:
         return requirement.check("missing", lengths.text, "compare the answers themselves; see assay run")
@@ -279,21 +204,37 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
     return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
 
 
-def check_ends(pairs: Sequence[tuple[AnswerEnd, AnswerEnd]], sides: tuple[str, str] = _SIDES) -> Check:
-    """Check that no role's answers end more often for a reason, such as an abort or another stop token, but for the limit."""
-    requirement = REQUIRED["finish-reasons"].between(*sides)
-    counts = _compare_ends(pairs)
-    if not any(all(end.reason for end in pair) for pair in pairs):
+def check_ends(pairs: EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
+    """Check that no role's answers end more often for a reason, such as an abort or another stop token, but for the limit.
+
+    What an answer stopped at counts where both servers always tell. Prompts with an unknown reason are left out.
+    """
+    requirement = replace(REQUIRED["finish-reasons"], sides=sides)
+    known = [pair for pair in pairs if all(end.reason for end in pair)]
+    if not known:
         return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
-    text = "; ".join(count.text for count in [*(c for c in counts if c.differs), *(c for c in counts if not c.differs)])
-    if any(count.differs for count in counts):
+    told = all(end.at for pair in known for end in pair if end.reason == _STOP)
+    named = [
+        tuple(f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason for end in pair) for pair in known
+    ]
+    counts = []
+    for reason in sorted({reason for pair in named for reason in pair} - {LIMIT}):
+        # An answer that ran to the limit might have stopped in any way, but would not have been aborted.
+        compared = [pair for pair in named if not (reason.startswith(_STOP) and LIMIT in pair)]
+        ours, theirs = (sum(pair[side] == reason for pair in compared) for side in (0, 1))
+        both = compared.count((reason, reason))
+        if ours or theirs:
+            counts.append((mcnemar(ours - both, theirs - both), reason, ours, theirs))
+    # Bonferroni's correction for the number of reasons. Those that differ come first, then the most frequent.
+    corrected = [(min(1.0, len(counts) * p), reason, ours, theirs) for p, reason, ours, theirs in counts]
+    corrected.sort(key=lambda count: (count[0] >= SURE, -(count[2] + count[3])))
+    text = "; ".join(
+        f"{reason}: {ours:,} against {theirs:,}{f' (p = {p:.1g})' if p < SURE else ''}"
+        for p, reason, ours, theirs in corrected
+    )
+    if any(p < SURE for p, *_ in corrected):
         return requirement.check("failed", text, "see the answers that end so, and the server's log")
     return requirement.check("ok", text or "all ran to the limit")
-
-
-def end_of(answer: Answer) -> AnswerEnd:
-    """Return why an answer ended."""
-    return AnswerEnd(answer.finish_reason, answer.stopped_at)
 
 
 def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:
@@ -317,6 +258,5 @@ def lengths_finding(lengths: AnswerLengths, reproduce: str, consequence: str, *,
 
 def _other(lengths: AnswerLengths) -> str:
     """Return "longer" or "shorter"; of equal means, by the answers that ran to the limit."""
-    if lengths.candidate == lengths.reference:
-        return "longer" if lengths.candidate_cut > lengths.reference_cut else "shorter"
-    return "longer" if lengths.candidate > lengths.reference else "shorter"
+    theirs, ours = (lengths.candidate, lengths.candidate_cut), (lengths.reference, lengths.reference_cut)
+    return "longer" if theirs > ours else "shorter"

@@ -6,7 +6,9 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -150,57 +152,38 @@ def fingerprints_of(folder: RunFolder) -> dict[Role, Fingerprint]:
     return made | {role: fingerprint for role, fingerprint in accepted.items() if fingerprint is not None}
 
 
-def _own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
-    """Return the own error (relative L1) by id of layer and condition, over all heads; only what was observed."""
-    by = ("layer", "phase", "prefix")
-    layers, phases, prefixes = (errors.cells.labels(dimension) for dimension in by)
-    own = relative_l1(errors.cells.distance(by))
-    return {
-        f"layer-{layer}-{phase}-{condition_id(CACHED_PREFIX.id, prefix)}": float(own[i, j, k])
-        for i, layer in enumerate(layers)
-        for j, phase in enumerate(phases)
-        for k, prefix in enumerate(prefixes)
-        if not math.isnan(own[i, j, k])
-    }
-
-
 def own_errors_of(folder: RunFolder, role: Role) -> dict[str, float]:
-    """Return the own errors that a run measured: its candidate's, where there was a layer diff; none of its reference."""
+    """Return the own errors (relative L1) that a run measured of its candidate, over all heads, by id of layer and condition."""
     errors = shadow_errors_of(folder) if role == "candidate" else None
     return _own_errors_by_condition(errors) if errors else {}
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """A number of a baseline and of a run.
+def _own_errors_by_condition(errors: ShadowErrors) -> dict[str, float]:
+    by = ("layer", "phase", "prefix")
+    labels, own = [errors.cells.labels(dimension) for dimension in by], relative_l1(errors.cells.distance(by))
+    places = product(*map(enumerate, labels))
+    return {
+        f"layer-{layer}-{phase}-{condition_id(CACHED_PREFIX.id, prefix)}": float(own[i, j, k])
+        for (i, layer), (j, phase), (k, prefix) in places
+        if not math.isnan(own[i, j, k])
+    }
 
-    Attributes:
-        before: accepted; None where there was none.
-        now: of the run; None where it did not measure it.
-    """
+
+class Change(NamedTuple):
+    """A number of a baseline and of the run that would replace it; None where it was not measured."""
 
     name: str
     before: float | None
     now: float | None
-    worse: bool
 
-
-def _differences(before: Baseline | None, now: Baseline) -> list[_Difference]:
-    """Compare `now` with the baseline that it would replace. Worse means: less accurate, more own error, or no longer measured."""
-    changes = []
-    for numbers in ("numbers", "own_errors"):
-        old: dict[str, float] = getattr(before, numbers) if before else {}
-        new: dict[str, float] = getattr(now, numbers)
-        for name in {**old, **new}:
-            a, b = old.get(name), new.get(name)
-            changes.append(_Difference(name, a, b, a is not None and (b is None or _worse(name, a, b))))
-    return changes
-
-
-def _worse(name: str, before: float, now: float) -> bool:
-    if name == "accuracy":
-        return now < before
-    return not growth(before, now) <= _MIN_GROWTH
+    @property
+    def worse(self) -> bool:
+        """True if the run is less accurate, has more own error, or no longer measured it."""
+        if self.before is None or self.now is None:
+            return self.before is not None
+        if self.name == "accuracy":
+            return self.now < self.before
+        return not growth(self.before, self.now) <= _MIN_GROWTH
 
 
 def growth(before: float, now: float) -> float:
@@ -223,9 +206,10 @@ class Proposal:
     before: Baseline | None
 
     @property
-    def changes(self) -> list[_Difference]:
+    def changes(self) -> list[Change]:
         """The differences that accepting it would make."""
-        return _differences(self.before, self.now)
+        old, new = ({**each.numbers, **each.own_errors} if each else {} for each in (self.before, self.now))
+        return [Change(name, old.get(name), new.get(name)) for name in {**old, **new}]
 
 
 def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -> list[Proposal]:

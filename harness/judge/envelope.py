@@ -17,6 +17,7 @@ from assay.harness.text import counted, few, listed
 from assay.harness.verdict import Check
 
 _MOST_WORDS = 4
+_START = "let assay start the servers, without a URL"
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -96,36 +97,31 @@ def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, 
 
 def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase."""
-    counts = run.envelope
+    counts, required = run.envelope, REQUIRED["envelope-covered"]
     if "layers" not in run.spec.workload.suites:
-        return REQUIRED["envelope-covered"].check(
-            "not checked", f"the suite layers was not requested; {line}", "add layers to --suites"
-        )
+        return required.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
     if counts is None or not run.claimed:
-        settles = "let assay start the servers, without a URL"
-        return REQUIRED["envelope-covered"].check("missing", f"no compared call was counted; {line}", settles)
+        return required.check("missing", f"no compared call was counted; {line}", _START)
     if lacking := envelope.missing(counts, run.claimed):
         observed = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return REQUIRED["envelope-covered"].check("missing", observed, _settles(lacking, counts.limits))
+        return required.check("missing", observed, _settles(lacking, counts.limits))
     calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in run.claimed)
-    return REQUIRED["envelope-covered"].check("ok", f"{calls}; {line}")
+    return required.check("ok", f"{calls}; {line}")
 
 
 def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> Check:
     """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope."""
-    counts = run.envelope
-    if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
-        observed = (
-            f"without the suite {listed(lacking)} the candidate's server answers no requests of the envelope; {line}"
-        )
-        return REQUIRED["envelope-served"].check("not checked", observed, f"add {listed(lacking)} to --suites")
+    counts, required = run.envelope, REQUIRED["envelope-served"]
+    if lacking := listed([suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]):
+        observed = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
+        return required.check("not checked", observed, f"add {lacking} to --suites")
     if counts is None or counts.limits is None or served is None or not run.claimed:
         observed = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        return REQUIRED["envelope-served"].check("missing", observed, "let assay start the servers, without a URL")
+        return required.check("missing", observed, _START)
     if missing := envelope.gaps(served, run.claimed):
         observed = f"no answer was compared with {_some_words(missing)}; {line}"
-        return REQUIRED["envelope-served"].check("missing", observed, _settles(missing, counts.limits))
-    return REQUIRED["envelope-served"].check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
+        return required.check("missing", observed, _settles(missing, counts.limits))
+    return required.check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
 
 
 def _some_words(lacking: Sequence[Missing]) -> str:
@@ -159,19 +155,8 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
     return _served_envelope(run.envelope.limits, run.over_envelope, run.folder.admissions("candidate"))
 
 
-def _served_envelope(
-    limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]
-) -> EnvelopeCounts | None:
-    """Count the passes of the candidate's own server by condition, as of one layer; None where no answer is compared.
-
-    The batches of decode are not known.
-
-    Args:
-        pairs: answers of both roles with the log-probabilities of their tokens.
-        admissions: the prefill batches of the candidate's server, in order.
-    """
-    if not pairs:
-        return None
+def _served_envelope(limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]) -> EnvelopeCounts:
+    """Count the passes of the candidate's own server by condition, as of one layer; the batches of decode are not known."""
     counting = EnvelopeCounting(limits)
     _count_extend(counting, {both.candidate.request_id for both in pairs}, admissions)
     for both in pairs:

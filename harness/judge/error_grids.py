@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
+from typing import Literal
 
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_table import Floats, relative_l1
-from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors
+from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.report import (
     NOT_FINITE,
     DepthRow,
@@ -29,12 +30,13 @@ from assay.harness.judge.report import (
 from assay.harness.judge.truth_bounds import HEAD, AgainstNoise, MeasuredCells
 from assay.harness.text import one_line, some
 
+# By layer and phase: the relative L1 that noise explains at the worst cell.
 _Bounds = Mapping[tuple[int, str], float]
-"""By layer and phase: the relative L1 that noise explains at the worst cell."""
+_Columns = Literal["head", "prefix", "position", "batch"]
 
 
-# Only with a prefix can a mask be misaligned.
-# The conditions that heat maps by head or position are drawn for: id, title and cached prefixes.
+# The conditions that heat maps by head or position are drawn for: id, title and cached prefixes. Only with a prefix can a
+# mask be misaligned.
 _SLICES: tuple[tuple[str, str, Sequence[str]], ...] = (
     ("no-cached-prefix", "no cached prefix", CACHED_PREFIX.labels[:1]),
     ("cached-prefix", "cached prefix", CACHED_PREFIX.labels[1:]),
@@ -58,8 +60,8 @@ def _own_errors(shadow: ShadowErrors) -> dict[tuple[str, str], Floats]:
 def layers_result(
     shadow: ShadowErrors,
     bounds: _Bounds,
+    free: Mapping[int, tuple[float, float]] | None = None,
     *,
-    depth: Sequence[DepthRow] = (),
     pack: str = "",
     not_observed: Sequence[str] = (),
     against_truth: Sequence[TruthRow] = (),
@@ -68,13 +70,14 @@ def layers_result(
 
     Args:
         bounds: by layer and phase, the own error that noise explains; a layer that is missing has no bound.
-        depth: the profile along depth where the candidate also ran free; by default own errors alone, from `shadow`.
+        free: by layer, relative L1 of its output in a free-running candidate against the reference's, and the part of that which
+            comes from the layers before.
+        against_truth: own errors against the truth, which count in the profile along depth instead of those against the reference.
     """
-    errors = _own_errors(shadow)
-    header = shadow.headers[0]
+    errors, header = _own_errors(shadow), shadow.headers[0]
     layers = sorted({*map(int, shadow.cells.observed("layer"))})
-    profile = tuple(depth) or depth_rows(shadow, bounds)
-    sources = [row.layer for row in profile if row.out_of_bounds]
+    depth = tuple(_depth(shadow, errors, bounds, free or {}, against_truth))
+    sources = [row.layer for row in depth if row.out_of_bounds]
     return LayersResult(
         reference=header.reference,
         candidate=header.candidate,
@@ -85,7 +88,7 @@ def layers_result(
         passes=max(header.passes for header in shadow.headers),
         sources=some("layer", sources, layers) if sources else "",
         grids=tuple(_grids(errors, bounds)),
-        depth=profile,
+        depth=depth,
         worst=tuple(
             WorstCall(
                 **case.model_dump(exclude={"relative_l1"}),
@@ -96,29 +99,23 @@ def layers_result(
         ),
         not_observed=(*_not_observed(shadow, errors, layers), *not_observed),
         pack=pack,
-        candidate_errors=tuple(_failed(error) for error in shadow.failed_calls),
+        candidate_errors=tuple(
+            f"layer {failed.layer}, {failed.phase}, {failed.calls:,} calls: {one_line(failed.text)}"
+            for failed in shadow.failed_calls
+        ),
         against_truth=tuple(against_truth),
     )
 
 
-def depth_rows(
+def _depth(
     shadow: ShadowErrors,
+    errors: Mapping[tuple[str, str], Floats],
     bounds: _Bounds,
-    free: Mapping[int, tuple[float, float]] | None = None,
-    against_truth: Sequence[TruthRow] = (),
-) -> tuple[DepthRow, ...]:
-    """Return the error profile along depth.
-
-    Args:
-        shadow: what was observed; a layer's own error is its worst finest cell, in the phase that is most beyond its bound.
-        bounds: by layer and phase.
-        free: by layer, relative L1 of its output in a free-running candidate against the reference's, and the part of that which
-            comes from the layers before.
-        against_truth: own errors against the truth, which count instead of those against the reference where there are any.
-    """
-    errors = _own_errors(shadow)
+    free: Mapping[int, tuple[float, float]],
+    against_truth: Sequence[TruthRow],
+) -> Iterable[DepthRow]:
+    """Yield the error profile: a layer's own error is its worst finest cell, in the phase that is most beyond its bound."""
     whole = relative_l1(shadow.cells.distance(("layer",)))
-    rows = []
     for layer in map(int, shadow.cells.observed("layer")):
         own: list[tuple[OwnError, float | None]] = []
         for phase in shadow.cells.observed("phase"):
@@ -127,19 +124,16 @@ def depth_rows(
         here = [row for row in against_truth if row.layer == layer]
         own = [(row.own, row.bound) for row in here] or own
         error, bound = max(own, key=lambda pair: excess(*pair))
-        total, inherited = (free or {}).get(layer, (math.nan, math.nan))
-        rows.append(
-            DepthRow(
-                layer=layer,
-                own=error,
-                whole=_own_error(float(whole[layer])),
-                total=_own_error(total),
-                inherited=_own_error(inherited),
-                bound=bound,
-                out_of_bounds=any(row.out_of_bounds for row in here) if here else any(starmap(out_of_bounds, own)),
-            )
+        total, inherited = free.get(layer, (math.nan, math.nan))
+        yield DepthRow(
+            layer=layer,
+            own=error,
+            whole=_own_error(float(whole[layer])),
+            total=_own_error(total),
+            inherited=_own_error(inherited),
+            bound=bound,
+            out_of_bounds=any(row.out_of_bounds for row in here) if here else any(starmap(out_of_bounds, own)),
         )
-    return tuple(rows)
 
 
 def bounds_of(against: AgainstNoise) -> dict[tuple[int, str], float]:
@@ -208,19 +202,17 @@ def _worst(errors: Floats, axis: tuple[int, ...] | None = None) -> Floats:
 def _grids(errors: dict[tuple[str, str], Floats], bounds: _Bounds) -> Iterable[ErrorGrid]:
     phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
 
-    def grid(phase: str, of: tuple[str, str], columns: str, labels: Sequence[str], values: Floats) -> ErrorGrid:
+    def grid(phase: str, of: tuple[str, str], columns: _Columns, labels: Sequence[str], values: Floats) -> ErrorGrid:
         names = {"prefix": "cached prefix", "position": "position", "batch": "place in the batch"}
-        return ErrorGrid.model_validate(
-            {
-                "id": "-".join(filter(None, (phase, of[0], "by", columns))),
-                "title": f"layer × {names.get(columns, columns)}",
-                "where": ", ".join(filter(None, (phase, of[1]))),
-                "columns": columns,
-                "row_labels": [str(layer) for layer in range(len(values))],
-                "column_labels": labels,
-                "values": [[_own_error(value) for value in row] for row in values.tolist()],
-                "bounds": [_bound(bounds, layer, phase) for layer in range(len(values))],
-            }
+        return ErrorGrid(
+            id="-".join(filter(None, (phase, of[0], "by", columns))),
+            title=f"layer × {names.get(columns, columns)}",
+            where=", ".join(filter(None, (phase, of[1]))),
+            columns=columns,
+            row_labels=tuple(map(str, range(len(values)))),
+            column_labels=tuple(labels),
+            values=tuple(tuple(map(_own_error, row)) for row in values.tolist()),
+            bounds=tuple(_bound(bounds, layer, phase) for layer in range(len(values))),
         )
 
     everywhere = ("", "")
@@ -266,7 +258,3 @@ def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], l
     for header in shadow.headers:
         for layer, why in sorted(header.unrecorded.items()):
             yield f"replay pack, layer {layer}: its calls could not be recorded: {one_line(why)}"
-
-
-def _failed(error: FailedCalls) -> str:
-    return f"layer {error.layer}, {error.phase}, {error.calls:,} calls: {one_line(error.text)}"

@@ -117,7 +117,7 @@ def _check_kernels_executed(
     server: ServerManifest | None, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool = False
 ) -> list[Check]:
     """Check that the candidate's own kernels ran in the traced passes of each phase it claims, and the reference's did not."""
-    if server is None or not server.started:
+    if server is None:
         return []
     return [_check_traces(phase, server, traces, stored) for phase in server.claimed_phases]
 
@@ -174,11 +174,9 @@ def _check_traces(
 ) -> Check:
     executed, passes = REQUIRED["kernel-executed"].of(phase), passes_of(traces["candidate"], phase)
     own, theirs = _kernel_patterns(traces["candidate"]), _kernel_patterns(traces["reference"])
-    if not passes:
-        return executed.check("missing", f"no {phase} pass was traced", "run again, so that each server traces a pass")
-    if not stored and not passes_of(traces["reference"], phase):
-        observed = f"no {phase} pass of the reference was traced"
-        return executed.check("missing", observed, "run again, so that each server traces a pass")
+    if not passes or not (stored or passes_of(traces["reference"], phase)):
+        whose = f"{phase} pass of the reference" if passes else f"{phase} pass"
+        return executed.check("missing", f"no {whose} was traced", "run again, so that each server traces a pass")
     if not own:
         return _check_without_names(executed, traces["candidate"][0], passes)
     if fault := _foreign(passes, own, theirs, "the reference's kernels ran in the candidate's server"):
@@ -190,20 +188,15 @@ def _check_traces(
             f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
         )
         return executed.check("not checked", observed, "compare the names in the report with what SGLang launches")
+    find_out = "find out what the kernel computes instead, or declare what it launches"
     if without:
         in_pass = pass_title(without[0].phase, without[0].cached_prefix)
-        observed = f"none of {some_kernels(own)} ran in {in_pass}; {_what_ran(without)}"
-        return executed.check(
-            "failed", observed, "find out what the kernel computes instead, or declare what it launches"
-        )
+        return executed.check("failed", f"none of {some_kernels(own)} ran in {in_pass}; {_what_ran(without)}", find_out)
     if unseen := _never_ran(declared.kernels, server, traces["candidate"]):
         observed = f"declared, but did not run: {some_kernels(unseen)}; {_what_ran(passes)}"
-        return executed.check(
-            "failed", observed, "find out what the kernel computes instead, or declare what it launches"
-        )
-    if fault := _foreign(
-        passes_of(traces["reference"], phase), theirs, own, "the reference ran the candidate's kernels"
-    ):
+        return executed.check("failed", observed, find_out)
+    ours = passes_of(traces["reference"], phase)
+    if fault := _foreign(ours, theirs, own, "the reference ran the candidate's kernels"):
         return executed.check("failed", fault, "compare it with a reference that does not launch the same kernels")
     return executed.check("ok", _what_ran(passes, own))
 

@@ -10,12 +10,11 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
-from assay.harness.judge.noise_limits import MAX_SWING, swing_limit
+from assay.harness.judge.noise_limits import MAX_SWING, explained_by, swing_limit
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
-from assay.harness.judge.suite_decisions import Decision, bounded_metric, decide_share
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
-from assay.harness.stats.share import p_not_above
+from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import few
 from assay.harness.verdict import Finding, Verdict
 
@@ -41,23 +40,17 @@ def claim(run: RunEvidence) -> Judged:
         return Judged()
     pairs, envelope = _comparable(run.pairings["greedy"].pairs), run.over_envelope
     limit = _limit_of(_floors(pairs, run.answers), [name for name in run.noise if name])
-    compared = [(pair, _divergence(pair, limit, run.urls)) for pair in pairs]
-    differing = [(pair, divergence) for pair, divergence in compared if divergence]
+    differing = [(pair, parted) for pair in pairs if (parted := _divergence(pair, limit, run.urls))]
     apart = sum(divergence.kind == "apart" for _, divergence in differing)
-    decision = decide_share(
-        apart, len(pairs), margin, policy.alpha, items="greedy texts", bad_clause="differ by more than noise"
-    )
-    verdict, why = _verdict(decision, pairs, run.urls)
+    alone, why = _verdict(apart, pairs, policy, run.urls)
     steady = len(limit.erratic) <= margin * len(limit.floors)
     if limit.erratic:
         why = f"{_erratic_words(limit)} {why}"
-        verdict = "inconclusive" if verdict == "pass" or not steady else verdict
+        alone = "inconclusive" if alone == "pass" or not steady else alone
     over, beyond = _compare_envelope(envelope, limit.floor, limit.nats)
     trusted = steady and all(is_finite(pair.reference.tokens) for pair in pairs)
-    alone = verdict
-    verdict, why = _with_envelope(verdict, why, envelope, beyond, policy, trusted=trusted)
-    tests = [decision.p_regression] * bool(pairs)
-    tests += [p_not_above(len(beyond), len(envelope), margin)] * bool(envelope)
+    verdict, why = _with_envelope(alone, why, envelope, beyond, policy, trusted=trusted)
+    tests = [p_not_above(bad, len(of), margin) for bad, of in ((apart, pairs), (len(beyond), envelope)) if of]
     suite = SuiteResult(
         id="greedy",
         title="Greedy texts",
@@ -65,11 +58,20 @@ def claim(run: RunEvidence) -> Judged:
         verdict=verdict,
         why=f"{why} Policy: {policy.line('greedy_margin')}.",
         p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
-        metrics=tuple(_metrics(policy, decision, f"{apart} of {len(pairs)}", limit, len(beyond), len(envelope))),
+        metrics=tuple(_metrics(policy, apart, len(pairs), limit, len(beyond), len(envelope))),
         decided_by=_APART if verdict == alone else _OVER_ENVELOPE,
         divergences=tuple(_row(pair, divergence) for pair, divergence in (*differing, *over)),
     )
     return Judged(suite=suite, findings=_erratic_reference(limit, run.manifest.command))
+
+
+def decide_share(bad: int, n: int, limit: float, alpha: float) -> Verdict:
+    """Decide by the share of bad items, with one-sided Clopper-Pearson bounds of level ``1 - alpha``.
+
+    The lower one above the limit is a regression, the upper one within it a pass, anything else inconclusive.
+    """
+    share = clopper_pearson(bad, n, 2 * alpha)
+    return "pass" if share.high <= limit else "regression" if share.low > limit else "inconclusive"
 
 
 @dataclass(frozen=True)
@@ -98,22 +100,29 @@ def _limit_of(floors: Sequence[float], declared: Sequence[str]) -> _Limit:
     usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
     floor = max((each for each in floors if each <= most), default=0.0)
-    noise = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
     source = (
-        f"{_FLOOR_FACTOR:g} times the floor" if _FLOOR_FACTOR * floor > explained else f"What is explained by {noise}"
+        f"{_FLOOR_FACTOR:g} times the floor"
+        if _FLOOR_FACTOR * floor > explained
+        else f"What is explained by {explained_by(declared)}"
     )
     erratic = [each for each in floors if each > most]
     return _Limit(max(explained, _FLOOR_FACTOR * floor), source, floors, floor, erratic)
 
 
-def _metrics(
-    policy: Policy, decision: Decision, apart: str, limit: _Limit, beyond: int, envelope: int
-) -> Iterator[Metric]:
-    yield bounded_metric(
-        decision.value, decision.interval, _APART, "texts that differ by more than noise", "%", policy, "greedy_margin",
-        f"{apart} texts: at the first difference, log-odds change by more than the limit, a role's token is not among the "
-        "other's best five, or a log-probability is not finite",
-    )  # fmt: skip
+def _metrics(policy: Policy, apart: int, n: int, limit: _Limit, beyond: int, envelope: int) -> Iterator[Metric]:
+    share = clopper_pearson(apart, n, 2 * policy.alpha)
+    yield Metric(
+        id=_APART,
+        title="texts that differ by more than noise",
+        value=100 * apart / n if n else 0.0,
+        text=f"{100 * apart / n if n else 0.0:.1f} %",
+        low=100 * share.low,
+        high=100 * share.high,
+        bound=100 * policy.greedy_margin,
+        policy=policy.line("greedy_margin"),
+        explain=f"{apart} of {n} texts: at the first difference, log-odds change by more than the limit, a token is not among "
+        "the other's best five, or a log-probability is not finite",
+    )
     yield Metric(
         id="close-limit",
         title="limit of the log-odds' change",
@@ -193,21 +202,32 @@ def _divergence(pair: Pair, limit: _Limit, urls: Collection[Role]) -> TextDiverg
     return divergence
 
 
-def _verdict(decision: Decision, pairs: Sequence[Pair], urls: Collection[Role]) -> tuple[Verdict, str]:
+def _verdict(apart: int, pairs: Sequence[Pair], policy: Policy, urls: Collection[Role]) -> tuple[Verdict, str]:
     """Decide on the share of texts apart, unless the reference is broken or too few prompts were asked."""
-    broken = sum(not is_finite(p.reference.tokens) for p in pairs)
-    if broken:
-        why = f"The reference's own log-probabilities are not finite in {broken} of {len(pairs)} texts, so nothing can be compared."
+    n, margin = len(pairs), policy.greedy_margin
+    if not n:
+        return "inconclusive", "Nothing was compared: there are no greedy texts."
+    if broken := sum(not is_finite(pair.reference.tokens) for pair in pairs):
+        why = f"The reference's own log-probabilities are not finite in {broken} of {n} texts, so nothing can be compared."
         return "inconclusive", why
+    verdict, share = decide_share(apart, n, margin, policy.alpha), clopper_pearson(apart, n, 2 * policy.alpha)
     bare = sum(not _has_tokens(answer, urls) for pair in pairs for answer in (pair.reference, pair.candidate))
-    if decision.verdict == "pass" and bare:
-        lack = f"{bare} of {2 * len(pairs)} answers came without log-probabilities"
-        why = f"{lack}, or without finite ones; use a server that gives them."
+    if verdict == "pass" and bare:
+        lack = f"{bare} of {2 * n} answers came without log-probabilities"
+        return "inconclusive", f"{lack}, or without finite ones; use a server that gives them."
+    if verdict == "pass" and n < MIN_PROMPTS:
+        why = f"{n} distinct prompts were answered; at least {MIN_PROMPTS} are needed for a pass (--greedy-prompts)."
         return "inconclusive", why
-    if decision.verdict == "pass" and len(pairs) < MIN_PROMPTS:
-        why = f"{len(pairs)} distinct prompts were answered; at least {MIN_PROMPTS} are needed for a pass (--greedy-prompts)."
-        return "inconclusive", why
-    return decision.verdict, decision.why
+    bound = {
+        "pass": f", at most the limit of {margin:.1%}",
+        "regression": f", above the limit of {margin:.1%}",
+    }.get(
+        verdict, f": neither shown to be at most the limit of {margin:.1%} nor above it; to resolve: more greedy texts"
+    )
+    ends = f"{share.low:.1%} to {share.high:.1%} with {share.level:.0%} confidence"
+    return verdict, f"{apart} of {n} greedy texts differ by more than noise ({apart / n:.1%}; {ends}){bound}.".replace(
+        "%", " %"
+    )
 
 
 def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
@@ -224,17 +244,7 @@ def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
 def _compare_envelope(
     pairs: Sequence[Pair], floor: float, limit: float
 ) -> tuple[list[tuple[Pair, TextDivergence]], list[Pair]]:
-    """Compare the answers to the requests of the envelope, within the limits of greedy texts.
-
-    Args:
-        pairs: answers of both roles, with the log-probabilities of their tokens.
-        floor: the reference's own run-to-run floor, in nats.
-        limit: largest change of log-odds or of a log-probability, in nats, that noise explains.
-
-    Returns:
-        Pairs whose texts differ, and by how much; and those that differ by more than the limit: in their texts, or in the
-        log-probabilities of equal tokens.
-    """
+    """List the pairs whose texts part, and those that differ by more than the limit, also in log-probabilities of equal tokens."""
     compared = [(pair, compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)) for pair in pairs]
     divergences = [(pair, divergence) for pair, divergence in compared if divergence is not None]
     apart = {pair.item.id for pair, divergence in divergences if divergence.kind == "apart"}
@@ -250,18 +260,12 @@ def _compare_envelope(
 def _with_envelope(
     verdict: Verdict, why: str, pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool
 ) -> tuple[Verdict, str]:
-    """Combine the verdict on greedy texts with that on the envelope's, and return the sentence that explains it.
-
-    Args:
-        beyond: those that differ by more than noise.
-        trusted: whether the reference's own answers are steady and finite, so that a difference is the candidate's.
-    """
+    """Combine the verdict on texts with that on the envelope's; `trusted`: the reference's own answers are steady and finite."""
     if not beyond:
         return verdict, why
     named = few([pair.item.id for pair in beyond], _MOST_NAMED)
     said = f"{len(beyond)} of {len(pairs)} answers over the envelope differ by more than noise: {named}."
     share = decide_share(len(beyond), len(pairs), policy.greedy_margin, policy.alpha)
-    finite = all(is_finite(pair.reference.tokens) for pair in pairs)
-    if share.verdict == "regression" and trusted and finite:
+    if share == "regression" and trusted and all(is_finite(pair.reference.tokens) for pair in pairs):
         return "regression", f"{said} {why}"
     return ("regression", f"{why} {said}") if verdict == "regression" else ("inconclusive", f"{said} {why}")

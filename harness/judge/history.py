@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.judge.report import OwnError, Report, excess, read_report
+from assay.harness.judge.report import NOT_FINITE, OwnError, Report, excess, read_report
 from assay.harness.judge.requirements import REQUIRED
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
@@ -20,15 +20,8 @@ from assay.harness.verdict import Check, CheckStatus, Verdict, serious
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
 
-_Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
-
-
-class Worst(Part):
-    """The own error of a run that is nearest to its bound, or farthest beyond it."""
-
-    error: OwnError = Field(description="relative L1")
-    bound: float | None = Field(description="the own error that noise explains")
-    multiple: float | None = Field(description="error / bound; null where either is not known or not finite")
+Compared = tuple[str, str, str, tuple[tuple[str, tuple[str, str]], ...]]
+"""What a run compares: device, reference, model and treatment. Runs of the same have one history."""
 
 
 class RunLine(Part):
@@ -45,15 +38,18 @@ class RunLine(Part):
     model: str = ""
     device: str = ""
     suites: dict[str, Verdict] = Field({}, description="verdict by id of the suite")
-    worst: Worst | None = Field(None, description="null where no own error was observed")
+    worst: OwnError = Field(
+        None,
+        description="own error nearest to its bound or farthest beyond it, as a multiple of the bound; null: none observed",
+    )
     seconds: float = 0.0
     problem: str = Field("", description="why there is no verdict here; empty if there is one")
 
     treatment: dict[str, tuple[str, str]] = Field({}, description="as in the run's report")
 
     @property
-    def compared(self) -> _Compared:
-        """The comparison that it belongs to: runs of one treatment of one model on one device have one history."""
+    def compared(self) -> Compared:
+        """The comparison that it belongs to."""
         return self.device, self.reference, self.model, tuple(sorted(self.treatment.items()))
 
 
@@ -68,7 +64,7 @@ class RunList(Part):
     @property
     def histories(self) -> list[list[RunLine]]:
         """The runs with a verdict by treatment, each oldest first; the treatment that ran last comes first."""
-        histories: dict[_Compared, list[RunLine]] = {}
+        histories: dict[Compared, list[RunLine]] = {}
         for run in self.runs:
             if run.verdict is not None:
                 histories.setdefault(run.compared, []).insert(0, run)
@@ -97,29 +93,27 @@ def list_runs(folder: Path) -> RunList:
 _EARLIER_READ = 50
 
 
-def check_repeated(run: Path, line: RunLine) -> list[Check]:
+def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
     """Report that a treatment was run before, with what came out: a run repeated until it passes has had more than one chance.
 
     A candidate that loses as much as the margin passes one run in twenty, and one of five in 23 % of cases.
 
     Args:
         run: the run's folder; runs beside it are seen, of which the newest `_EARLIER_READ` are read.
-        line: what is known of the run: what it compares, and when it began; later ones do not count.
+        created: when it began; later ones do not count.
 
     Returns:
         One check, or none where no earlier run of the treatment is seen.
     """
     beside = sorted((path for path in run.resolve().parent.iterdir() if (path / REPORT).is_file()), key=_changed)
     read = [_line(path) for path in beside[-_EARLIER_READ:] if path.name != run.resolve().name]
-    same = (each for each in read if each.verdict and each.compared == line.compared)
-    earlier = sorted((each for each in same if each.created < line.created), key=lambda each: each.created)
+    earlier = [each for each in read if each.verdict and each.compared == compared and each.created < created]
     if not earlier:
         return []
-    verdicts = Counter(each.verdict for each in earlier)
+    verdicts = Counter(each.verdict for each in sorted(earlier, key=lambda each: each.created))
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-    observed = (
-        f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {Path(earlier[-1].folder).name}"
-    )
+    last = Path(max(earlier, key=lambda each: each.created).folder).name
+    observed = f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {last}"
     status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
     return [
         REQUIRED["repeated"].check(status, observed, "judge the treatment by all of its runs: assay runs lists them")
@@ -196,15 +190,12 @@ def check_run(run: Path) -> None:
         raise UsageError(f"{run} is not a run: {why}.", "the folder of a run", "assay runs lists them")
 
 
-def worst_own(report: Report) -> Worst | None:
-    """Return the own error against the truth that is nearest to its bound, or farthest beyond it."""
-    if report.layers is None:
-        return None
-    seen = [(row.own, row.bound) for row in report.layers.against_truth if row.own is not None]
-    if not seen:
-        return None
-    error, bound = max(seen, key=lambda pair: excess(*pair))
-    return Worst(error=error, bound=bound, multiple=error / bound if isinstance(error, float) and bound else None)
+def worst_own(report: Report) -> OwnError:
+    """Return the own error against the truth that is nearest to its bound, or farthest beyond it, as a multiple of the bound."""
+    rows = report.layers.against_truth if report.layers else ()
+    seen = [(row.own, row.bound) for row in rows if row.own is not None]
+    error, bound = max(seen, key=lambda pair: excess(*pair), default=(None, None))
+    return error / bound if isinstance(error, float) and bound else NOT_FINITE if error == NOT_FINITE else None
 
 
 def line_of(report: Report, folder: str) -> RunLine:

@@ -17,7 +17,6 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.evidence.records import Answer
 from assay.harness.judge.answer_lengths import (
-    LIMIT,
     AnswerEnd,
     AnswerLengths,
     check_ends,
@@ -30,7 +29,6 @@ from assay.harness.judge.blocks import (
     Block,
     Load,
     SideBySide,
-    TimeMetric,
     blocks_of,
     first_warm,
     side_by_side,
@@ -46,7 +44,7 @@ from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
-from assay.harness.stats.ratio import RatioDecision, decide_ratios
+from assay.harness.stats.ratio import decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding
 
 
@@ -74,20 +72,20 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
         _load_row(shapes[shape], concurrency, measured[shape, concurrency]) for shape, concurrency in loads
     )
     measured_answers = folder.lines(LENGTHS, Answer)
-    answers = _both_answered(measured_answers)
-    ran = [
-        ((a.completion_tokens, a.finish_reason == LIMIT), (b.completion_tokens, b.finish_reason == LIMIT))
-        for a, b in answers
-    ]
-    lengths = compare_lengths(ran, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
-    ends = [(AnswerEnd(ours.finish_reason), AnswerEnd(theirs.finish_reason)) for ours, theirs in answers]
+    ends = _both_answered(measured_answers)
+    lengths = compare_lengths(ends, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     servers = {server.role: server for server in manifest.servers}
     same = check_same_servers(spec.sides, servers, argument_differences(servers, spec.treatment))
     same = with_fingerprints(same, folder.fingerprints())
     checks = (
         *_server_checks(servers, calls, same),
-        *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
+        *(
+            _check_chunked(manifest, shapes[name])
+            for name in dict.fromkeys(name for name, _ in loads)
+            if shapes[name].chunked
+        ),
+        *(_check_shared_prefix(load) for load in load_rows if load.shared_tokens and load.rounds),
         *([check_lengths(lengths), check_ends(ends)] if lengths else []),
     )
     # The rows of a load follow one another.
@@ -134,36 +132,32 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
         )
         for load, metric in keys
     ]
+    rows = []
     decisions = decide_ratios(logs, policy.latency_bound, policy.alpha)
-    return [
-        _row(load, metric, measured[load], decision, policy.latency_bound)
-        for (load, metric), decision in zip(keys, decisions, strict=True)
-    ]
-
-
-def _row(
-    load: Load, metric: TimeMetric, measured: Sequence[SideBySide], decision: RatioDecision, bound: float
-) -> LatencyRow:
-    ratio, floor = decision.ratio, decision.floor
-    return LatencyRow(
-        shape=load[0],
-        concurrency=load[1],
-        metric=metric,
-        title=METRICS[metric],
-        reference_s=_median([block.time(metric) for rounds in measured for block in rounds.reference]),
-        candidate_s=_median([block.time(metric) for rounds in measured for block in rounds.candidate]),
-        ratio=_finite(ratio.value),
-        low=_finite(ratio.interval.low),
-        high=_finite(ratio.interval.high),
-        floor=_finite(floor.value),
-        floor_low=_finite(floor.interval.low),
-        floor_high=_finite(floor.interval.high),
-        p=decision.p,
-        bound=bound,
-        verdict=decision.verdict,
-        why=decision.why,
-        ratios=ratio.n,
-    )
+    for ((shape, concurrency), metric), decision in zip(keys, decisions, strict=True):
+        blocks, ratio, floor = measured[shape, concurrency], decision.ratio, decision.floor
+        rows.append(
+            LatencyRow(
+                shape=shape,
+                concurrency=concurrency,
+                metric=metric,
+                title=METRICS[metric],
+                reference_s=_median([block.time(metric) for rounds in blocks for block in rounds.reference]),
+                candidate_s=_median([block.time(metric) for rounds in blocks for block in rounds.candidate]),
+                ratio=_finite(ratio.value),
+                low=_finite(ratio.interval.low),
+                high=_finite(ratio.interval.high),
+                floor=_finite(floor.value),
+                floor_low=_finite(floor.interval.low),
+                floor_high=_finite(floor.interval.high),
+                p=decision.p,
+                bound=policy.latency_bound,
+                verdict=decision.verdict,
+                why=decision.why,
+                ratios=ratio.n,
+            )
+        )
+    return rows
 
 
 def _finite(value: float) -> float | None:
@@ -223,12 +217,6 @@ def _server_checks(
     return checks
 
 
-def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequence[LoadRow]) -> list[Check]:
-    """Check that chunked loads were prefilled in chunks, and that shared prefixes came from the cache."""
-    checks = [_check_chunked(manifest, shape) for shape in shapes if shape.chunked]
-    return checks + [_check_shared_prefix(load) for load in loads if load.shared_tokens and load.rounds]
-
-
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
@@ -249,11 +237,12 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     return required.met(met, f"{reported} of the prompt tokens were cached", settles)
 
 
-def _both_answered(measured: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
-    """Pair the answers to the prompts that both answered."""
-    by_role = {role: {length.item: length for length in measured if length.role == role} for role in ROLES}
-    both = [(length, by_role["candidate"].get(item)) for item, length in by_role["reference"].items()]
-    return [(ours, theirs) for ours, theirs in both if theirs is not None]
+def _both_answered(measured: Sequence[Answer]) -> list[tuple[AnswerEnd, AnswerEnd]]:
+    """Pair the ends of the answers to the prompts that both answered."""
+    ours, theirs = (
+        {a.item: AnswerEnd(a.finish_reason, a.completion_tokens) for a in measured if a.role == role} for role in ROLES
+    )
+    return [(end, theirs[item]) for item, end in ours.items() if item in theirs]
 
 
 def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: AnswerLengths | None) -> list[Finding]:

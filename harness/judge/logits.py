@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -141,22 +142,68 @@ def compare_roles(reference: Logits, candidate: Logits, again: Logits | None = N
         EvidenceError: the scorings are not of the same tokens.
     """
     _check_same(reference, candidate)
-    twice = _indices(reference, again) if again else []
+    first = reference.only(_indices(reference, again)) if again else reference
     if again:
-        _check_same(reference.only(twice), again)
+        _check_same(first, again)
     rows, prompts, missing = [], [], []
     for condition in CACHE_STATES:
-        held = [
-            i for i, _ in enumerate(reference.header.sequences) if _all_honour((reference, candidate), i, condition)
-        ]
+        held = _held(condition, reference, candidate)
         if len(held) < len(reference.header.sequences):
             missing.append(_not_honoured(condition, reference, candidate, held))
         if held:
-            floor = _floor(reference, again, condition, twice) if again else np.zeros(0)
-            rows.append(_row(condition, reference, candidate, held, float(floor.mean()) if len(floor) else None))
-            kl, change = _by_prompt(reference, candidate, condition, held)
-            prompts.append(PromptMeans(condition, kl, change, floor))
+            both = _Compared.of(condition, reference, candidate, held)
+            twice = _held(condition, first, again) if again else []
+            floor = _Compared.of(condition, first, again, twice).by_prompt(0) if again and twice else np.zeros(0)
+            rows.append(_row(condition, both, reference.header.top_k, float(floor.mean()) if len(floor) else None))
+            prompts.append(PromptMeans(condition, both.by_prompt(0), both.by_prompt(1), floor))
     return LogitsComparison(tuple(rows), tuple(prompts), tuple(missing))
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Two scorings of the same tokens under one condition.
+
+    Attributes:
+        sequences: the sequences.
+        p: of the reference, at the positions of all sequences.
+        q: of the other, likewise.
+        clusters: the index of each position's sequence, [n].
+        kl: KL_k, in nats; NaN where a log-probability is not finite, [n].
+    """
+
+    sequences: tuple[ScoredSequence, ...]
+    p: Positions
+    q: Positions
+    clusters: npt.NDArray[np.int64]
+    kl: Array
+
+    @classmethod
+    def of(cls, condition: CacheState, reference: Logits, other: Logits, indices: Sequence[int]) -> _Compared:
+        """Compare some sequences."""
+        sequences = tuple(reference.header.sequences[i] for i in indices)
+        rows = np.concatenate(
+            [np.arange(s.positions) + reference.rows_of(i).start for i, s in zip(indices, sequences, strict=True)]
+        )
+        p, q = (scoring.by_condition[condition].at(rows) for scoring in (reference, other))
+        clusters = np.repeat(np.arange(len(sequences)), [sequence.positions for sequence in sequences])
+        kl = merged_kl(p.logprobs, q.logprobs)
+        finite = np.isfinite(p.token) & np.isfinite(q.token) & np.isfinite(kl)
+        return cls(sequences, p, q, clusters, np.where(finite, kl, math.nan))
+
+    def by_prompt(self, of: Literal[0, 1]) -> Array:
+        """Compute the mean KL_k (0), or change of the log-likelihood (1), of each sequence that has a finite position."""
+        finite = np.isfinite(self.kl)
+        values = self.kl if of == 0 else self.q.token.astype(np.float64) - self.p.token
+        places = self.clusters[finite]
+        counts = np.bincount(places, minlength=len(self.sequences))
+        sums = np.bincount(places, values[finite], len(self.sequences))
+        return np.asarray(sums[counts > 0] / counts[counts > 0])
+
+
+def _held(condition: CacheState, reference: Logits, other: Logits) -> list[int]:
+    """List the sequences for which both servers cached what the condition requires."""
+    sequences = zip(reference.header.sequences, other.header.sequences, strict=True)
+    return [i for i, both in enumerate(sequences) if all(sequence.honoured(condition) for sequence in both)]
 
 
 def _indices(reference: Logits, again: Logits) -> list[int]:
@@ -169,26 +216,6 @@ def _indices(reference: Logits, again: Logits) -> list[int]:
             "remove the logits folder of the run and repeat the command",
         )
     return [places[sequence.item] for sequence in again.header.sequences]
-
-
-def _floor(reference: Logits, again: Logits, condition: CacheState, twice: Sequence[int]) -> Array:
-    """Return the mean KL_k of the reference against itself, by prompt that it was scored on twice, where both met the condition."""
-    first = reference.only(twice)
-    held = [i for i, _ in enumerate(twice) if _all_honour((first, again), i, condition)]
-    return _by_prompt(first, again, condition, held)[0]
-
-
-def _by_prompt(reference: Logits, other: Logits, condition: CacheState, indices: Sequence[int]) -> tuple[Array, Array]:
-    """Compute the mean KL_k and mean change of log-likelihood of each sequence over its finite positions; without one, left out."""
-    kls, changes = [], []
-    for index in indices:
-        kl = _kl(reference, other, condition, [index])
-        finite = np.isfinite(kl)
-        if finite.any():
-            own = [np.asarray(_rows(role, condition, [index]).token[finite], np.float64) for role in (reference, other)]
-            kls.append(float(kl[finite].mean()))
-            changes.append(float((own[1] - own[0]).mean()))
-    return np.array(kls), np.array(changes)
 
 
 def _check_same(reference: Logits, other: Logits) -> None:
@@ -206,10 +233,6 @@ def _check_same(reference: Logits, other: Logits) -> None:
         )
 
 
-def _all_honour(scorings: Sequence[Logits], index: int, condition: CacheState) -> bool:
-    return all(scoring.header.sequences[index].honoured(condition) for scoring in scorings)
-
-
 def _not_honoured(condition: CacheState, reference: Logits, candidate: Logits, held: Sequence[int]) -> str:
     everything = range(len(reference.header.sequences))
     out = [i for i in everything if i not in set(held)]
@@ -223,62 +246,32 @@ def _not_honoured(condition: CacheState, reference: Logits, candidate: Logits, h
     return f"{which}, {condition}: {wanted} cached tokens were required; {said}"
 
 
-def _rows(logits: Logits, condition: CacheState, indices: Sequence[int]) -> Positions:
-    rows = np.concatenate([np.arange(logits.header.sequences[i].positions) + logits.rows_of(i).start for i in indices])
-    return logits.by_condition[condition].at(rows)
-
-
-def _kl(reference: Logits, other: Logits, condition: CacheState, indices: Sequence[int]) -> Array:
-    """Compute KL_k at the positions of these sequences; not finite where a log-probability is not."""
-    p, q = _rows(reference, condition, indices), _rows(other, condition, indices)
-    return np.where(np.isfinite(p.token) & np.isfinite(q.token), merged_kl(p.logprobs, q.logprobs), math.nan)
-
-
-def _mean(kl: Array) -> float | None:
-    finite = kl[np.isfinite(kl)]
-    return float(finite.mean()) if len(finite) else None
-
-
-def _row(
-    condition: CacheState,
-    reference: Logits,
-    candidate: Logits,
-    indices: Sequence[int],
-    floor: float | None,
-) -> LogitsRow:
-    sequences = [reference.header.sequences[i] for i in indices]
-    clusters = np.repeat(np.arange(len(sequences)), [sequence.positions for sequence in sequences])
-    tokens = np.concatenate([np.arange(s.start + 1, s.length) for s in sequences])
-    kl = _kl(reference, candidate, condition, indices)
-    finite = np.isfinite(kl)
-    p, q = _rows(reference, condition, indices), _rows(candidate, condition, indices)
-    top_k, nonfinite = reference.header.top_k, int((~finite).sum())
-    blamed = int((~(np.isfinite(p.token) & np.isfinite(p.logprobs).all(axis=-1))).sum())
-    if not finite.any():
-        empty = dict.fromkeys(("mean_kl", "median", "p99", "p999", "max", "same_top", "mass"))
-        return LogitsRow(
-            condition=condition, positions=len(kl), sequences=len(sequences), max_at="", top_k=top_k, nonfinite=nonfinite,
-            reference_nonfinite=blamed, floor_mean_kl=floor, **empty,
-        )  # fmt: skip
-    at = int(np.nanargmax(np.where(finite, kl, math.nan)))
-    same = (p.best == q.best)[finite]
-    median, p99, p999 = (float(np.quantile(kl[finite], share)) for share in (0.5, 0.99, 0.999))
+def _row(condition: CacheState, both: _Compared, top_k: int, floor: float | None) -> LogitsRow:
+    finite, p = np.isfinite(both.kl), both.p
+    kl = both.kl[finite]
+    numbers: dict[str, float | None] = dict.fromkeys(("mean_kl", "median", "p99", "p999", "max", "same_top", "mass"))
+    max_at = ""
+    if len(kl):
+        at = int(np.nanargmax(both.kl))
+        numbers = {
+            name: float(np.quantile(kl, share)) for name, share in (("median", 0.5), ("p99", 0.99), ("p999", 0.999))
+        }
+        numbers |= {"mean_kl": float(kl.mean()), "max": float(kl.max())}
+        numbers["same_top"] = float((p.best == both.q.best)[finite].mean())
+        numbers["mass"] = float(np.exp(p.logprobs[finite], dtype=np.float64).sum(axis=-1).mean())
+        sequence = both.sequences[both.clusters[at]]
+        first = int(np.argmax(both.clusters == both.clusters[at]))
+        max_at = _place(sequence, sequence.start + 1 + at - first)
     return LogitsRow(
         condition=condition,
-        positions=len(kl),
-        sequences=len(sequences),
-        mean_kl=_mean(kl),
-        median=median,
-        p99=p99,
-        p999=p999,
-        max=float(kl[at]),
-        max_at=_place(sequences[clusters[at]], int(tokens[at])),
-        same_top=float(same.mean()),
+        positions=len(both.kl),
+        sequences=len(both.sequences),
+        max_at=max_at,
         top_k=top_k,
-        mass=float(np.exp(p.logprobs[finite], dtype=np.float64).sum(axis=-1).mean()),
-        nonfinite=nonfinite,
-        reference_nonfinite=blamed,
+        nonfinite=int((~finite).sum()),
+        reference_nonfinite=int((~(np.isfinite(p.token) & np.isfinite(p.logprobs).all(axis=-1))).sum()),
         floor_mean_kl=floor,
+        **numbers,
     )
 
 

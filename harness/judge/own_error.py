@@ -17,7 +17,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
-from assay.harness.judge.error_grids import bounds_of, depth_rows, layers_result, truth_rows
+from assay.harness.judge.error_grids import bounds_of, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
 from assay.harness.judge.report import Metric, SuiteResult
@@ -58,8 +58,6 @@ def claim(run: RunEvidence) -> Judged:
     phases = _recorded_phases(errors.headers[0], Backend.parse(spec.candidate.backend))
     foreign = foreign_cause(replay, spec.candidate.backend, phases, pack) if replay else ""
     evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
-    rows = truth_rows(evidence.against)
-    bounds = bounds_of(evidence.against)
     not_traced: tuple[str, ...] = ()
     try:
         free = _free_running(folder, errors)
@@ -67,11 +65,11 @@ def claim(run: RunEvidence) -> Judged:
         free, not_traced = {}, (f"inherited error: {error.found}",)
     result = layers_result(
         errors,
-        bounds,
-        depth=depth_rows(errors, bounds, free, rows),
+        bounds_of(evidence.against),
+        free,
         pack=str(pack) if pack else "",
         not_observed=(*not_traced, *_untested(errors), *_known_differences(errors)),
-        against_truth=rows,
+        against_truth=truth_rows(evidence.against),
     )
     named = replay.findings if replay and not foreign else ()
     again = replay_command(pack, spec.candidate.backend) if pack else run.manifest.command
@@ -126,26 +124,24 @@ def _check_layers(
     has_url: bool = False,
 ) -> Check:
     """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head."""
+    required = REQUIRED["layers-compared"]
     if "layers" not in suites:
-        return REQUIRED["layers-compared"].check(
-            "not checked", "the suite layers was not requested", "add layers to --suites"
-        )
+        return required.check("not checked", "the suite layers was not requested", "add layers to --suites")
     if errors is None and has_url:
-        settles = "let assay start the reference, without a URL"
-        return REQUIRED["layers-compared"].check("missing", "no server could be instrumented", settles)
+        return required.check(
+            "missing", "no server could be instrumented", "let assay start the reference, without a URL"
+        )
     if errors is None:
-        return REQUIRED["layers-compared"].check("missing", "no call was compared", RESUME)
+        return required.check("missing", "no call was compared", RESUME)
     if failed := errors.failed_calls:
         observed = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
-        return REQUIRED["layers-compared"].check("failed", observed, "fix the candidate so that it computes every call")
+        return required.check("failed", observed, "fix the candidate so that it computes every call")
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
         observed = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
-        return REQUIRED["layers-compared"].check(
-            "missing", observed, "run so that the kernel contract can express every call"
-        )
+        return required.check("missing", observed, "run so that the kernel contract can express every call")
     covered = [_coverage(errors, phase, expected) for phase in claimed]
-    return REQUIRED["layers-compared"].met(
+    return required.met(
         bool(covered) and all(met for _, met in covered),
         "; ".join(words for words, _ in covered) or "no phase is claimed",
         "run so that each of these is shadowed; the report lists why calls were not observed",
@@ -170,31 +166,27 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
 
 def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
     """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
-    settles = "keep the prefix cache on (without --disable-radix-cache)"
+    required, settles = REQUIRED["cached-prefix"], "keep the prefix cache on (without --disable-radix-cache)"
     if errors is not None:
         longest = CACHED_PREFIX.labels[-1]
         some = bool(elements(errors.cells.distance((), {"prefix": longest})) > 0)
-        return REQUIRED["cached-prefix"].met(
-            some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles
-        )
-    known = [answer for answer in answers if answer.cached_tokens is not None]
-    met = [answer for answer in known if (answer.cached_tokens or 0) >= CACHED_PREFIX_TOKENS]
-    observed = (
-        f"{len(met)} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens; "
-        f"{percent(MIN_CACHED_SHARE)} of them are needed"
-    )
+        return required.met(some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles)
     if not answers:
-        return REQUIRED["cached-prefix"].check("missing", "no question was answered", RESUME)
+        return required.check("missing", "no question was answered", RESUME)
+    known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     if not known:
         observed = "the server did not report how many tokens were cached"
-        return REQUIRED["cached-prefix"].check(
-            "missing", observed, "use a server that reports cached tokens (--enable-cache-report)"
-        )
-    settles += ", and questions that share a header"
-    return REQUIRED["cached-prefix"].met(len(met) >= MIN_CACHED_SHARE * len(answers), observed, settles)
+        return required.check("missing", observed, "use a server that reports cached tokens (--enable-cache-report)")
+    met = sum(tokens >= CACHED_PREFIX_TOKENS for tokens in known)
+    observed = (
+        f"{met} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens; "
+        f"{percent(MIN_CACHED_SHARE)} of them are needed"
+    )
+    return required.met(
+        met >= MIN_CACHED_SHARE * len(answers), observed, f"{settles}, and questions that share a header"
+    )
 
 
-_SUITE = "matrix"
 _WORST = "worst-of-matrix"
 
 
@@ -208,28 +200,27 @@ def matrix_claim(run: RunEvidence) -> Judged:
 def _suite(record: KernelResult) -> SuiteResult:
     """Judge the kernel by itself."""
     missing = (record.not_run,) if record.not_run else record.missing if record.computed else ("no call was computed",)
-    verdict = "regression" if _outside(record) else kernel_verdict(record.findings, missing)
-    metrics = []
-    if record.worst_own is not None:
-        metrics.append(
-            Metric(
-                id=_WORST,
-                title="worst own error, op-level calls",
-                value=record.worst,
-                text=f"{two_digits(record.worst)}x its bound",
-                bound=1.0,
-                explain=f"Relative L1 against fp64, over {record.computed} calls of {record.shapes}",
-            )
-        )
+    # The numbers count, also without a finding.
+    outside = bool(record.failing) or not record.worst <= 1
+    verdict = "regression" if outside else kernel_verdict(record.findings, missing)
+    worst = Metric(
+        id=_WORST,
+        title="worst own error, op-level calls",
+        value=record.worst,
+        text=f"{two_digits(record.worst)}x its bound",
+        bound=1.0,
+        explain=f"Relative L1 against fp64, over {record.computed} calls of {record.shapes}",
+    )
+    measured = record.worst_own is not None
     return SuiteResult(
-        id=_SUITE,
+        id="matrix",
         title="Op-level matrix",
         synthetic=True,
         verdict=verdict,
-        why=_why(record, missing),
+        why=_why(record, outside, missing),
         p_regression=FALSE_FLAGS if verdict == "regression" else None,
-        metrics=tuple(metrics),
-        decided_by=_WORST if metrics else "",
+        metrics=(worst,) if measured else (),
+        decided_by=_WORST if measured else "",
     )
 
 
@@ -248,22 +239,16 @@ def _check_ran(run: RunEvidence) -> list[Check]:
     return [REQUIRED["matrix-ran"].met(ran, observed, settles)]
 
 
-def _outside(record: KernelResult) -> bool:
-    """Return True if a call is out of bounds or broken: the numbers count, also without a finding."""
-    return bool(record.failing) or not record.worst <= 1
-
-
-def _why(record: KernelResult, missing: tuple[str, ...]) -> str:
+def _why(record: KernelResult, outside: bool, missing: Sequence[str]) -> str:
+    worst = f"{two_digits(record.worst)}x what noise explains"
     if wrong := serious(record.findings):
         named = one_line(f'"{wrong[0].title}"' if wrong[0].does else wrong[0].sentence, 300)
-        worst = f", at worst {two_digits(record.worst)}x what noise explains" if record.worst_own is not None else ""
-        return f"{len(record.failing)} of {record.computed} calls are out of bounds{worst}: {named.rstrip('.')}."
-    if _outside(record):
-        worst = two_digits(record.worst)
-        return f"{len(record.failing)} calls are out of bounds, at worst {worst}x what noise explains; no finding explains it."
+        at_worst = f", at worst {worst}" if record.worst_own is not None else ""
+        return f"{len(record.failing)} of {record.computed} calls are out of bounds{at_worst}: {named.rstrip('.')}."
+    if outside:
+        return f"{len(record.failing)} calls are out of bounds, at worst {worst}; no finding explains it."
     if missing:
         return f"Not tested: {'; '.join(one_line(requirement, 300) for requirement in missing)}."
     refused = len(record.refused) + len(record.excluded)
     more = f"; {refused} more were refused" if refused else ""
-    worst = two_digits(record.worst)
-    return f"The worst own error is {worst}x what noise explains, in {record.computed} calls of {record.shapes}{more}."
+    return f"The worst own error is {worst}, in {record.computed} calls of {record.shapes}{more}."

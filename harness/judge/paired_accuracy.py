@@ -275,6 +275,62 @@ def _reason(
     return "non-inferior" if p_inferior <= rule.alpha else "undecided"
 
 
+def accuracy_sentence(result: Accuracy, sides: tuple[str, str] = ("the reference", "the candidate")) -> str:
+    """Explain the decision about a loss of accuracy: the numbers, and the margin."""
+    n, rule, (lost, gained) = len(result.scores), result.rule, result.flips
+    reference, candidate = sides
+    if result.reason == "nothing":
+        return "Nothing was compared: no question was answered by both roles."
+    if result.reason == "unparsed":
+        shares = " and ".join(
+            f"{_percent(share)} of {side}'s" for side, share in zip(sides, result.unparsed, strict=True)
+        )
+        return (
+            f"{shares} answers to {n:,} questions are unparsed, where {_percent(MOST_UNPARSED, 0)} is the most that allows a "
+            "verdict. To resolve: raise the token limit, or use questions that the model answers in the required form."
+        )
+    if result.reason == "no headroom":
+        return (
+            f"{reference[0].upper()}{reference[1:]} scores {result.references.mean():.3f}, {_percent(result.least_reference)} or "
+            f"more: not shown to beat guessing ({_percent(result.chance, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} "
+            f"points, so a broken {candidate.removeprefix('the ')} could look no worse."
+        )
+    interval, loss = result.interval, result.loss
+    seen = f"{lost:,} lost and {gained:,} gained of {n:,} questions"
+    ends = f"{_points(interval.low)} to {_points(interval.high)}"
+    of = "" if loss > 0 else "loss of "
+    measured = f"{_change(loss)} ({of}{ends} points with {_percent(interval.level, 0)} confidence; {seen})"
+    bound, test = f"the margin of {_points(rule.margin)} points", "exact" if result.exact else "anytime-valid"
+    if result.reason == "regression":
+        return f"{measured}: above {bound} ({test} p = {result.p_regression:.2g})."
+    significant = loss > 0 and result.p_mcnemar < rule.alpha
+    if result.reason == "non-inferior":
+        but = f"; within it, the loss is significant (exact McNemar p = {result.p_mcnemar:.2g})" if significant else ""
+        return f"{measured}: non-inferior, below {bound} ({test} p = {result.p_inferior:.2g}){but}."
+    known = (
+        f" A loss is shown (exact McNemar p = {result.p_mcnemar:.2g}), but not how large it is." if significant else ""
+    )
+    return (
+        f"{measured}: shown neither to be below {bound} ({test} p = {result.p_inferior:.2g}) nor above it "
+        f"(p = {result.p_regression:.2g}). To resolve: more questions.{known}"
+    )
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _points(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:.1f}"  # adding 0 turns -0.0 into 0.0
+
+
+def _change(loss: float) -> str:
+    """Describe the loss in points."""
+    if _points(loss) == "0.0":
+        return "No loss" if loss <= 0 else f"A loss of {100 * loss:.2g} points"
+    return f"A loss of {_points(loss)} points" if loss > 0 else f"A gain of {_points(-loss)} points"
+
+
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:
     """Count the questions of the order that a pass needs at least: those it takes if all that is still open shows no difference.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.harness.judge.decide import WHOLE
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.history import RunLine, check_repeated
+from assay.harness.judge.history import check_repeated
 from assay.harness.judge.requirements import REQUIRED
 from assay.harness.text import listed
 from assay.harness.verdict import Check
@@ -21,18 +21,11 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
     require, line = spec.policy.require, spec.policy.line("require")
     if run.baselines is not None and "require" not in spec.policy.given_by:
         require, line = WHOLE, f"a gate requires {listed(WHOLE)} (default)"
-    line_of_run = RunLine(
-        folder=str(run.folder.path),
-        created=manifest.created,
-        reference=spec.reference.backend,
-        model=manifest.model,
-        device=spec.device,
-        treatment=spec.treatment,
-    )
+    compared = spec.device, spec.reference.backend, manifest.model, tuple(sorted(spec.treatment.items()))
     return Judged(
         checks=[
             *_check_required(require, ran, line),
-            *check_repeated(run.folder.path, line_of_run),
+            *check_repeated(run.folder.path, manifest.created, compared),
             _check_policy(run),
         ]
     )

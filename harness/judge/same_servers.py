@@ -27,9 +27,7 @@ def claim(run: RunEvidence) -> Judged:
     check = check_same_servers(run.spec.sides, run.servers, run.argument_differences, "reference" not in run.measured)
     check = with_fingerprints(check, run.fingerprints)
     same = _with_common_settings(check, run.folder.read(COMMON_SETTINGS))
-    return Judged(
-        checks=[same, _check_reconciled(_left(run), run.servers, run.spec.workload.concurrency), *_check_parsed(run)]
-    )
+    return Judged(checks=[same, _check_reconciled(run), *_check_parsed(run)])
 
 
 def check_same_servers(
@@ -45,30 +43,29 @@ def check_same_servers(
         servers: by role.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
+    required = REQUIRED["same-servers"]
     if len(servers) < 2:
-        return REQUIRED["same-servers"].check(
-            "missing", "not both servers started", "start both; see the servers' logs"
-        )
+        return required.check("missing", "not both servers started", "start both; see the servers' logs")
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
-        observed = "at least one server was not started by assay"
-        return REQUIRED["same-servers"].check("missing", observed, "let assay start both servers")
-    if other := _other_backends(sides, servers):
-        return REQUIRED["same-servers"].check("failed", "; ".join(other), RUN_AGAIN)
+        return required.check("missing", "at least one server was not started by assay", "let assay start both servers")
+    other = [
+        f"the {role} was to be {sides[role].backend}, and its server ran {server.backend}"
+        for role, server in servers.items()
+        if server.backend != sides[role].backend
+    ]
+    if other:
+        return required.check("failed", "; ".join(other), RUN_AGAIN)
     if not any(server.arguments for server in servers.values()):
-        return REQUIRED["same-servers"].check(
-            "missing", "neither server reported its arguments", "use an engine that reports them"
-        )
+        return required.check("missing", "neither server reported its arguments", "use an engine that reports them")
     asked = treatment(sides["reference"], sides["candidate"])
     if differences:
         observed = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
-        settles = f"run again so that only {listed(list(asked)) or 'nothing'} differs"
-        return REQUIRED["same-servers"].check("failed", observed, settles)
+        return required.check("failed", observed, f"run again so that only {listed(list(asked)) or 'nothing'} differs")
     if unseen := [name for name in asked if name.startswith("--") and _same_argument(name, servers)]:
         observed = f"both servers report the same {listed(unseen)}, which was asked to differ"
-        return REQUIRED["same-servers"].check("failed", observed, "see why the engine ignores the flag")
-    compared = len(servers["reference"].arguments)
+        return required.check("failed", observed, "see why the engine ignores the flag")
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
-    return REQUIRED["same-servers"].check("ok", f"{same}; {compared} server arguments agree")
+    return required.check("ok", f"{same}; {len(servers['reference'].arguments)} server arguments agree")
 
 
 def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
@@ -97,15 +94,6 @@ def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) ->
     )
 
 
-def _other_backends(sides: Mapping[Role, Side], servers: Mapping[Role, ServerManifest]) -> list[str]:
-    """List the servers that ran another backend than the run names, in words."""
-    return [
-        f"the {role} was to be {sides[role].backend}, and its server ran {server.backend}"
-        for role, server in servers.items()
-        if server.backend != sides[role].backend
-    ]
-
-
 def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
     """Return True if both servers report the argument of a flag, and the same value of it, which is not hidden."""
     name = flag.removeprefix("--").replace("-", "_")
@@ -126,38 +114,26 @@ def _with_common_settings(check: Check, common: CommonSettings | None) -> Check:
 _MOST_WORDS = 3
 
 
-# What a role's server left: its attention calls by process, the prefill batches that it admitted, in order, and its
-# answers.
-_Left = tuple[Mapping[int, Sequence[CallCount]], Sequence[Admission], Sequence[Answer]]
-
-
-def _left(run: RunEvidence) -> dict[Role, _Left]:
-    return {
-        role: (
-            run.folder.counters_by_process(role),
-            run.folder.admissions(role),
-            [answer for answer in run.answers if answer.role == role],
-        )
-        for role in run.measured
-    }
-
-
-def _check_reconciled(served: Mapping[Role, _Left], servers: Mapping[Role, ServerManifest], concurrency: int) -> Check:
+def _check_reconciled(run: RunEvidence) -> Check:
     """Check that the counted attention calls are those of the requests that were admitted and answered."""
-    absent = [role for role, (_, admissions, _) in served.items() if role not in servers or not admissions]
-    if absent or not served:
-        observed = f"no admitted request was noted in the server of the {' or the '.join(absent) or 'candidate'}"
-        return REQUIRED["calls-reconciled"].check("missing", observed, "let assay start both servers; see their logs")
-    wrong = [f"{role}: {words}" for role, left in served.items() for words in _disagreements(*left, concurrency)]
+    required = REQUIRED["calls-reconciled"]
+    admitted = {role: run.folder.admissions(role) for role in run.measured}
+    if absent := [role for role in run.measured if role not in run.servers or not admitted[role]]:
+        observed = f"no admitted request was noted in the server of the {' or the '.join(absent)}"
+        return required.check("missing", observed, "let assay start both servers; see their logs")
+    answered = {role: [answer for answer in run.answers if answer.role == role] for role in run.measured}
+    wrong = [
+        f"{role}: {words}"
+        for role in run.measured
+        for words in _disagreements(
+            run.folder.counters_by_process(role), admitted[role], answered[role], run.spec.workload.concurrency
+        )
+    ]
     if wrong:
         more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
-        observed = "; ".join(wrong[:_MOST_WORDS]) + more
-        return REQUIRED["calls-reconciled"].check("failed", observed, RUN_AGAIN)
-    passes = " and ".join(f"{len(admissions):,}" for _, admissions, _ in served.values())
-    requests = " and ".join(f"{len(answers):,}" for _, _, answers in served.values())
-    return REQUIRED["calls-reconciled"].check(
-        "ok", f"{passes} prefill passes in every layer, {requests} answered requests"
-    )
+        return required.check("failed", "; ".join(wrong[:_MOST_WORDS]) + more, RUN_AGAIN)
+    passes, requests = (" and ".join(f"{len(each):,}" for each in of.values()) for of in (admitted, answered))
+    return required.check("ok", f"{passes} prefill passes in every layer, {requests} answered requests")
 
 
 def _disagreements(
@@ -209,14 +185,13 @@ def _request_disagreements(answers: Sequence[Answer], admissions: Sequence[Admis
     unknown = [answer for answer in answers if answer.request_id not in prefix]
     if unknown:
         yield f"{len(unknown):,} of {len(answers):,} answered requests were not admitted, the first {unknown[0].item}"
-    reported = [answer for answer in answers if answer.request_id in prefix and answer.cached_tokens is not None]
-    other = [
-        answer
-        for answer in reported
-        if has_cached_prefix([answer.cached_tokens or 0]) != has_cached_prefix([prefix[answer.request_id]])
-    ]
+    other = sum(
+        has_cached_prefix([answer.cached_tokens]) != has_cached_prefix([prefix[answer.request_id]])
+        for answer in answers
+        if answer.request_id in prefix and answer.cached_tokens is not None
+    )
     if other:
-        yield f"{len(other):,} of {len(answers):,} answers report another cached prefix than their request had"
+        yield f"{other:,} of {len(answers):,} answers report another cached prefix than their request had"
 
 
 def _decode_disagreements(counts: Sequence[CallCount], answers: Sequence[Answer], concurrency: int) -> Iterator[str]:
@@ -238,13 +213,13 @@ def _check_parsed(run: RunEvidence) -> list[Check]:
     answers = [answer for answer in run.answers if answer.suite == "accuracy"]
     if not answers:
         return []
+    required, n = REQUIRED["answers-parsed"], f"{len(answers):,}"
     other = sum(answer.parsed != parse_answer(answer.text, expected.get(answer.item)) for answer in answers)
     if not other:
-        return [
-            REQUIRED["answers-parsed"].check(
-                "ok", f"{len(answers):,} of {len(answers):,} letters are those of the texts"
-            )
-        ]
-    observed = f"{other:,} of {len(answers):,} answers were recorded with another letter than their text gives"
-    settles = f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
-    return [REQUIRED["answers-parsed"].check("failed", observed, settles)]
+        return [required.check("ok", f"{n} of {n} letters are those of the texts")]
+    observed = f"{other:,} of {n} answers were recorded with another letter than their text gives"
+    return [
+        required.check(
+            "failed", observed, f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
+        )
+    ]

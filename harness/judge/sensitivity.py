@@ -69,12 +69,7 @@ def _result(run: RunEvidence) -> SensitivityResult | None:
 def _answers_see(
     policy: Policy, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]
 ) -> FaultSeen:
-    """Test if answers with a fault lose more than the margin against the reference's, at the policy's alpha.
-
-    Args:
-        answers: both roles' recorded answers; the reference's first ones count.
-        faulty: those with the fault, in the order in which they were asked.
-    """
+    """Test if answers with a fault, in the order in which they were asked, lose more than the margin against the reference's."""
     texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
     lost = losses({item.id: item for item in items if item.suite == "accuracy"}, texts, faulty)
     p = p_no_loss(lost, policy.margin)
@@ -83,11 +78,7 @@ def _answers_see(
 
 
 def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
-    """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix.
-
-    Raises:
-        EvidenceError: a file is damaged, or of another run.
-    """
+    """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix."""
     faulty = read_logits(logits_path(place, "candidate", 0), nonce)
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}
@@ -99,8 +90,9 @@ def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str],
         observed = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
         return FaultSeen(suite="logits", seen=lost > 0, numbers=observed)
     limit, _ = limit_of(cached, policy.logits_limit, noise)
-    p = _p_within(cached.kl.tolist(), limit)
+    # A divergence that is not a number counts as above, since the reference's was finite. An exact one-sided sign test.
     above = sum(not kl <= limit for kl in cached.kl.tolist())
+    p = p_not_above(above, len(cached.kl), 0.5)
     observed = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
     return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, numbers=observed)
 
@@ -120,29 +112,23 @@ def _check_sensitive(
     suites: Sequence[str], result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
     """Check that every suite of the run saw the fault."""
+    required = REQUIRED["workload-sensitive"]
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
         observed = "no suite that could see a fault was requested"
-        return REQUIRED["workload-sensitive"].check(
-            "not checked", observed, "add accuracy, logits or layers to --suites"
-        )
+        return required.check("not checked", observed, "add accuracy, logits or layers to --suites")
+    if (result is None or not result.parts) and url:
+        return required.check("missing", "a fault cannot be seeded in a server that assay did not start", _START_BOTH)
     if result is None or not result.parts:
-        if url:
-            observed = "a fault cannot be seeded in a server that assay did not start"
-            return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH)
-        return REQUIRED["workload-sensitive"].check(
-            "missing", "no fault was seeded", "repeat the command, which resumes"
-        )
+        return required.check("missing", "no fault was seeded", "repeat the command, which resumes")
     if (idle := next(_idle(records), None)) is not None:
         why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
-        return REQUIRED["workload-sensitive"].check(
-            "missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE
-        )
+        return required.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     if unmeasured := [suite for suite in wanted if suite not in seen]:
         observed = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return REQUIRED["workload-sensitive"].check("missing", observed, _START_BOTH if url else RUN_AGAIN)
-    return REQUIRED["workload-sensitive"].met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
+        return required.check("missing", observed, _START_BOTH if url else RUN_AGAIN)
+    return required.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
 
 
 def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
@@ -151,9 +137,6 @@ def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:
         for calls in (record.served, record.shadowed):
             if calls is not None and not 0 < calls.changed <= calls.calls:
                 yield calls
-
-
-_LOST, _GAINED = 1.0, -1.0
 
 
 def losses(items: Mapping[str, Item], reference: Mapping[str, str], faulty: Sequence[Answer]) -> list[float]:
@@ -180,19 +163,4 @@ def p_no_loss(lost: Sequence[float], margin: float) -> float:
     Args:
         margin: of the suite, as a share of 1.
     """
-    return p_value(log_wealth(lost, margin, _GAINED, _LOST)) if lost else 1.0
-
-
-def _p_within(divergences: Sequence[float], limit: float) -> float:
-    """Compute the exact one-sided sign test's p value of "half of the prompts or more have a mean KL within the limit".
-
-    1 without prompts.
-
-    A divergence that is not a number counts as above: the reference's was finite.
-
-    Args:
-        divergences: mean KL of each prompt, in nats.
-        limit: of the suite, in nats.
-    """
-    above = sum(not divergence <= limit for divergence in divergences)
-    return p_not_above(above, len(divergences), 0.5)
+    return p_value(log_wealth(lost, margin, -1, 1)) if lost else 1.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from assay.evals.envelope_load import BATCH, DEPTH, Load, LoadRequest, Wave, envelope_load, longest
 from assay.evals.questions import prompt_hash
-from assay.harness.engines.base import Engine, Scorer
+from assay.harness.engines.base import Engine
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.engines.sglang.score import generate_all
@@ -49,8 +49,8 @@ def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], 
     """
     counts, missing = None, _missing(plan, None)
     for number in range(_ROUNDS):
-        if engine.scorer is not None and (load := _load(engine, plan, str(number))) is not None:
-            send(engine, engine.scorer, _waves_for(load, missing if number else None), drop if number else keep)
+        if engine.scores and (load := _load(engine, plan, str(number))) is not None:
+            send(engine, _waves_for(load, missing if number else None), drop if number else keep)
         write()
         counts, before = read_envelope(place), missing
         missing = _missing(plan, counts)
@@ -60,8 +60,8 @@ def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], 
 
 def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     """Have a server without a shadow answer the requests of the envelope as it serves, with its own kernels and graphs."""
-    if engine.scorer is not None and (load := _load(engine, plan, "0")) is not None:
-        send(engine, engine.scorer, load.waves, keeper(folder, plan))
+    if engine.scores and (load := _load(engine, plan, "0")) is not None:
+        send(engine, load.waves, keeper(folder, plan))
 
 
 def keeper(folder: RunFolder, plan: Plan) -> Keep:
@@ -81,12 +81,12 @@ def drop(answer: Answer) -> None:
     """Keep no answer."""
 
 
-def send(engine: Engine, server: Scorer, waves: Sequence[Wave], keep: Keep) -> None:
+def send(engine: Engine, waves: Sequence[Wave], keep: Keep) -> None:
     """Send waves, one after the other, to a server with an empty cache."""
     engine.flush_cache()
     for wave in waves:
         outputs = [request.output for request in wave]
-        for answer in generate_all(server, list(map(_item, wave)), [r.ids for r in wave], outputs, TOP_LOGPROBS):
+        for answer in generate_all(engine, list(map(_item, wave)), [r.ids for r in wave], outputs, TOP_LOGPROBS):
             keep(answer)
 
 

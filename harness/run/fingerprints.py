@@ -210,7 +210,7 @@ def _told_arguments(client: Client) -> dict[str, str]:
     error: EngineError | None = None
     for path in ("/server_info", "/get_server_info"):
         try:
-            return arguments.flat(client.get(path, INFO_TIMEOUT_S))
+            return arguments.flat(client.json("GET", path, timeout_s=INFO_TIMEOUT_S))
         except EngineError as missing:
             error = missing
     assert error is not None
@@ -226,10 +226,10 @@ def _told_tokens(server: RemoteServer, client: Client) -> Tokens:
         for field, special in (("texts", True), ("bare", False)):
             body = {"model": client.model, "add_special_tokens": special}
             for name in names:
-                ids = client.post_json("/tokenize", {**body, "prompt": TEXTS[name]})["tokens"]
+                ids = client.json("POST", "/tokenize", {**body, "prompt": TEXTS[name]})["tokens"]
                 told[field][name] = tuple(int(id_) for id_ in ids)
         told["chats"], told["refused"] = chats_of(
-            lambda body: client.post_json("/tokenize", {"model": client.model, **body})
+            lambda body: client.json("POST", "/tokenize", {"model": client.model, **body})
         )
     firsts = {ids[:1] for name, ids in told["texts"].items() if ids[1:] == told["bare"].get(name)}
     if len(firsts) == 1 and len(told["texts"]) == len(names):  # what is added before every text

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
-from assay.harness.engines.base import Scorer
+from assay.harness.engines.base import Engine
 from assay.harness.engines.sglang.score import Generation, Score, generate, score
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import (
@@ -95,7 +95,7 @@ def _repeats(role: Role) -> tuple[int, ...]:
 
 
 def score_role(
-    server: Scorer,
+    server: Engine,
     items: Sequence[Item],
     answers: Sequence[Answer],
     folder: Path,
@@ -154,7 +154,7 @@ class _Scored:
 
 
 def _score_reference(
-    server: Scorer,
+    server: Engine,
     items: Sequence[Item],
     answers: Sequence[Answer],
     handover: ScoringHandover,
@@ -179,7 +179,7 @@ def _score_reference(
 
 
 def _score_all(
-    server: Scorer, handover: ScoringHandover, backwards: bool, display: ProgressDisplay, title: str
+    server: Engine, handover: ScoringHandover, backwards: bool, display: ProgressDisplay, title: str
 ) -> list[_Scored]:
     """Score the sequences of a reference, at its most probable tokens."""
     each = list(zip(handover.sequences.result(), handover.top_ids, strict=True))
@@ -192,7 +192,7 @@ def _score_all(
 
 
 def _score_one(
-    server: Scorer, sequence: ScoredSequence, ids: tuple[int, ...], top_ids: Mapping[CacheState, Ints]
+    server: Engine, sequence: ScoredSequence, ids: tuple[int, ...], top_ids: Mapping[CacheState, Ints]
 ) -> dict[CacheState, Score]:
     """Score a sequence with an empty cache, and then with its start cached."""
     server.flush_cache()
@@ -203,14 +203,14 @@ def _score_one(
     }
 
 
-def score_again(server: Scorer, reference: Logits, run: str, display: ProgressDisplay) -> Logits:
+def score_again(server: Engine, reference: Logits, run: str, display: ProgressDisplay) -> Logits:
     """Score the sequences of a reference on a server with a seeded fault, at its most probable tokens. Nothing is written."""
     title = f"{server.role}: logits with a seeded fault"
     scored = _score_all(server, ScoringHandover.of(reference), False, display, title)
     return _logits(server, scored, "candidate", 0, run)
 
 
-def _logits(server: Scorer, scored: Sequence[_Scored], role: Role, repeat: int, run: str) -> Logits:
+def _logits(server: Engine, scored: Sequence[_Scored], role: Role, repeat: int, run: str) -> Logits:
     header = LogitsHeader(
         run=run,
         role=role,
@@ -238,7 +238,7 @@ def _scored_reference(folder: Path, role: Role, run: str) -> Logits:
     return read_logits(path, run)
 
 
-def _generate_answers(server: Scorer, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
+def _generate_answers(server: Engine, items: Sequence[Item], answers: Sequence[Answer]) -> list[_Sequence]:
     """Generate the sequences: each prompt with the reference's greedy answer.
 
     A record has texts but no ids, so the answer is generated again, and cut where it differs from the recorded one.

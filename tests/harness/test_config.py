@@ -77,6 +77,12 @@ def test_a_named_file_is_read_and_must_exist(work: Path) -> None:
         make_spec({}, work / "absent.toml")
     with pytest.raises(UsageError, match="is a folder"):
         make_spec({}, work)
+    (work / "assay.toml").write_bytes(b'[run]\nmodel = "\xff"')
+    with pytest.raises(UsageError, match="cannot be read"):
+        make_spec({})
+
+
+MOVE = "move it there: [run] sets what is run, [policy] the bounds that apply"
 
 
 @pytest.mark.parametrize(
@@ -89,16 +95,8 @@ def test_a_named_file_is_read_and_must_exist(work: Path) -> None:
         ("questions = 3", "section 'questions' is unknown", "remove it"),
         ("run = 3", "run is 3", "put the keys under a line [run]"),
         ("[run", "cannot be read", "correct it at the position named"),
-        (
-            "[run]\nmargin = 0.1",
-            "the key 'margin' belongs to [policy]",
-            "move it there: [run] sets what is run, [policy] the bounds that apply",
-        ),
-        (
-            "[policy]\nquestions = 1",
-            "the key 'questions' belongs to [run]",
-            "move it there: [run] sets what is run, [policy] the bounds that apply",
-        ),
+        ("[run]\nmargin = 0.1", "the key 'margin' belongs to [policy]", MOVE),
+        ("[policy]\nquestions = 1", "the key 'questions' belongs to [run]", MOVE),
         ("[policy]\nmargn = 0.1", "key 'margn' is unknown", "did you mean 'margin'?"),
     ],
 )
@@ -109,54 +107,16 @@ def test_a_wrong_file_is_refused(text: str, found: str, do: str) -> None:
     assert error.do == do
 
 
-def test_a_file_that_is_not_utf8_is_refused(work: Path) -> None:
-    (work / "assay.toml").write_bytes(b'[run]\nmodel = "\xff"')
-    with pytest.raises(UsageError, match="cannot be read"):
-        make_spec({})
+OUT_OF_RANGE: dict[str, list[Any]] = {
+    "device": ["gpu", ["cpu"]], "reference": [""], "candidate": [""], "model": [""], "data": [""],
+    "questions": [0, -1, 1.5, "many", True], "margin": [0, 1, 5, -0.1, float("nan")], "alpha": [0, 0.21],
+    "greedy_prompts": [-1], "logits_prompts": [0], "logits_limit": [0.0, 0.26, 1e9], "greedy_margin": [1.0, 0.26],
+    "concurrency": [0, 1025], "max_tokens": [0], "engine_arg": ["--one-string", [1]], "servers": ["apart"], "budget_mb": [0],
+    "bounds": [{"int8_qk": 0.0}], "startup_timeout": [0, float("inf")], "request_timeout": [-1],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("device", "gpu"),
-        ("device", ["cpu"]),
-        ("reference", ""),
-        ("candidate", ""),
-        ("model", ""),
-        ("data", ""),
-        ("questions", 0),
-        ("questions", -1),
-        ("questions", 1.5),
-        ("questions", "many"),
-        ("questions", True),
-        ("margin", 0),
-        ("margin", 1),
-        ("margin", 5),
-        ("margin", -0.1),
-        ("margin", float("nan")),
-        ("alpha", 0),
-        ("alpha", 0.21),
-        ("greedy_prompts", -1),
-        ("logits_prompts", 0),
-        ("logits_limit", 0.0),
-        ("logits_limit", 0.26),
-        ("logits_limit", 1e9),
-        ("greedy_margin", 1.0),
-        ("greedy_margin", 0.99),
-        ("greedy_margin", 0.26),
-        ("concurrency", 0),
-        ("concurrency", 1025),
-        ("max_tokens", 0),
-        ("engine_arg", "--one-string"),
-        ("engine_arg", [1]),
-        ("servers", "apart"),
-        ("budget_mb", 0),
-        ("bounds", {"int8_qk": 0.0}),
-        ("startup_timeout", 0),
-        ("startup_timeout", float("inf")),
-        ("request_timeout", -1),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in OUT_OF_RANGE.items() for value in values])
 def test_a_value_out_of_range_names_its_flag_and_what_was_found(name: str, value: Any) -> None:
     error = failure(**{name: value})
     assert error.found.startswith(f"{flag(name)} is ")

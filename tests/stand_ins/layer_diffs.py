@@ -17,7 +17,7 @@ import numpy as np
 from assay.harness.conditions import CACHED_PREFIX, PHASES, PLACE, POSITION
 from assay.harness.evidence.error_table import DISTANCE, SUMS, ErrorTable, Floats, RoleErrors
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader, WorstCase
-from assay.harness.judge.error_grids import depth_rows, layers_result
+from assay.harness.judge.error_grids import layers_result
 from assay.harness.judge.logits import LogitsRow
 from assay.harness.judge.report import LayersResult
 
@@ -129,8 +129,7 @@ def seed_case() -> LayersResult:
     run = cells(4, 4, error, worst=worst)
     bounds = {(layer, "extend"): 0.0468 + 0.0013 * layer for layer in range(4)}
     free = {0: (1.21, math.nan), 1: (1.34, 0.61), 2: (1.29, 0.7), 3: (1.4, 0.85)}
-    depth = depth_rows(run, bounds, free)
-    return layers_result(run, bounds, depth=depth, pack="runs/20261120-121002/inside/server/pack")
+    return layers_result(run, bounds, free, pack="runs/20261120-121002/inside/server/pack")
 
 
 def sound() -> LayersResult:
@@ -177,8 +176,7 @@ def one_head(layers: int = 32, heads: int = 32, phases: tuple[str, ...] = PHASES
     }  # fmt: skip
     total = {layer: float(0.02 * (1 + layer) ** 0.5 + 0.5 * (layer >= faulty[0])) for layer in range(layers)}
     inherited = {layer: max(total[layer] - (0.6 if layer == faulty[0] else 0.0), 0.01) for layer in range(1, layers)}
-    depth = depth_rows(run, bounds, {layer: (own, inherited.get(layer, math.nan)) for layer, own in total.items()})
-    return layers_result(run, bounds, depth=depth)
+    return layers_result(run, bounds, {layer: (own, inherited.get(layer, math.nan)) for layer, own in total.items()})
 
 
 def logits_row(condition: str, kl: float, same: float) -> LogitsRow:

@@ -7,10 +7,9 @@ import itertools
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 from assay.harness.attention.source import source_hashes
 from assay.harness.backend import Backend
@@ -26,18 +25,11 @@ _FILES = ("model", "pack", "config", "data", "baselines")
 _SMALL = 1_000_000
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option or argument of a command, as an axis names it.
-
-    Attributes:
-        flag: as on a command line; empty for an argument.
-        kind: whether it takes a value, takes none, or may be repeated.
-        off: the flag that turns a switch off; empty if there is none.
-    """
+class Option(NamedTuple):
+    """An option of a command, or an argument, which has no flag; a switch takes no value, and some have a flag to turn them off."""
 
     flag: str
-    kind: Literal["value", "switch", "repeated"] = "value"
+    switch: bool = False
     off: str = ""
 
 
@@ -66,12 +58,9 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
             continue
         taken = {name: value for name in options if (value := {**spec.set, **axes}.get(name)) is not None}
         command = (spec.command, *_words(taken, options))
-        decided = [
-            command,
-            json.dumps(spec.runtime_env, sort_keys=True, default=str),
-            _text(axes.get(DEVICE_AXIS, device)),
-        ]
-        key = _hash(json.dumps([*decided, _identity(taken)], sort_keys=True))[:16]
+        environment_of_workers = json.dumps(spec.runtime_env, sort_keys=True, default=str)
+        decided = [command, environment_of_workers, _text(axes.get(DEVICE_AXIS, device)), _identity(taken)]
+        key = _hash(json.dumps(decided, sort_keys=True))[:16]
         cells.append(SweptCell(key=key, command=command, axes={name: _text(value) for name, value in axes.items()}))
     return cells
 
@@ -80,11 +69,11 @@ def _words(taken: Mapping[str, Value], options: Mapping[str, Option]) -> list[st
     """Return values as words of a command line: flags first, then arguments in their order."""
     flags: list[str] = []
     for name, value in taken.items():
-        option = options[name]
-        if option.flag and option.kind == "switch":
-            flags += [option.flag] if value is True else [option.off] if value is False and option.off else []
-        elif option.flag:
-            flags += [f"{option.flag}={part}" for part in map(_text, value if isinstance(value, tuple) else (value,))]
+        flag, switch, off = options[name]
+        if switch:
+            flags += [word for word in (flag if value is True else off if value is False else "",) if word]
+        elif flag:
+            flags += [f"{flag}={_text(part)}" for part in (value if isinstance(value, tuple) else (value,))]
     return [*flags, *(_text(value) for name, value in taken.items() if not options[name].flag)]
 
 

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -64,6 +65,9 @@ def run_sweep(
     """Run the cells that have not ended, or that ended in an error. An interruption is part of the result.
 
     Args:
+        spec: the sweep.
+        cells: those of `assay.harness.drivers.sweep.cells.cells_of`.
+        folder: the sweep's.
         command: what repeats it.
         jobs: most cells at a time on this machine; 0 for one, or one for each set of GPUs that a cell needs.
         ray: address of a cluster, "local" to start Ray here; empty for a pool of this machine.
@@ -73,10 +77,8 @@ def run_sweep(
         UsageError: the folder holds something else, another process sweeps there, or the cells need what is not here.
     """
     if not (folder / CELLS).exists() and not is_unused(folder):
-        raise UsageError(
-            f"{folder} exists and is not the folder of a sweep.", "a new folder, or that of a sweep",
-            "name another one with --out",
-        )  # fmt: skip
+        expected = "a new folder, or that of a sweep"
+        raise UsageError(f"{folder} exists and is not the folder of a sweep.", expected, "name another one with --out")
     begun, lock, interrupted = time.monotonic(), lock_folder(folder), False
     ended = {cell.key: done for cell in cells if (done := ended_in(folder, cell.key)) is not None}
     left = [cell for cell in cells if cell.key not in ended]
@@ -223,12 +225,8 @@ def run_cell(
     if stop.is_set():
         return cell
     verdict, text = _outcome(folder, status, minutes)
-    done = cell.model_copy(
-        update={
-            "verdict": verdict, ("problem" if verdict == "error" else "headline"): text, "environment": environment(),
-            "seconds": time.monotonic() - begun,
-        }
-    )  # fmt: skip
+    told = {"verdict": verdict, ("problem" if verdict == "error" else "headline"): text}
+    done = cell.model_copy(update={**told, "environment": environment(), "seconds": time.monotonic() - begun})
     write_whole(folder / CELL, done.model_dump_json(indent=1))
     return done
 
@@ -237,15 +235,13 @@ def _outcome(folder: Path, status: int | None, minutes: float) -> tuple[Verdict,
     """Return the verdict and the result in a sentence: a verdict counts if exit code and result agree."""
     if status is None:
         return "error", f"It was ended: it did not end within {minutes:g} min."
-    lines = (folder / LOG).read_text(errors="replace").split("\n")
-    last = one_line(next((line for line in reversed(lines) if line.strip()), ""), 400)
-    try:
+    lines = [line for line in (folder / LOG).read_text(errors="replace").split("\n") if line.strip()]
+    last = one_line(lines[-1] if lines else "", 400)
+    with suppress(OSError, ValueError, KeyError, TypeError):
         document = json.loads((folder / RESULT).read_bytes())
         verdict: Verdict = document["verdict"]
-    except (OSError, ValueError, KeyError, TypeError):
-        document, verdict = {}, "error"
-    if document and verdict in get_args(Verdict) and status == exit_code_of(verdict):
-        return verdict, one_line(str(document.get("headline") or last.partition("): ")[2] or last), 400)
+        if verdict in get_args(Verdict) and status == exit_code_of(verdict):
+            return verdict, one_line(str(document.get("headline") or last.partition("): ")[2] or last), 400)
     if status == ExitCode.PASS:
         return "error", f"It exited with 0, and its result does not say that it passed: {last}"
     how = f"Exit code {status}" if status in (*ExitCode,) else f"Its process {how_ended(status)}"

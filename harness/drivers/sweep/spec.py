@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -11,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from assay.harness.config import expectation
 from assay.harness.errors import UsageError
-from assay.harness.reading import whole_file
+from assay.harness.reading import read_toml
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Settings
 from assay.harness.text import did_you_mean
@@ -116,7 +115,11 @@ def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
     Raises:
         UsageError: the file cannot be read, or something in it is not as it should be.
     """
-    given: dict[str, Any] = {"command": source} if source in COMMANDS else _read(Path(source))
+    if source not in COMMANDS and not Path(source).is_file():
+        expected = f"a sweep.toml, or one of {', '.join(COMMANDS)} with --set"
+        near = did_you_mean(source, COMMANDS) or "check the path; docs/sweeps.md has an example"
+        raise UsageError(f"There is no file {source}.", expected, near)
+    given: dict[str, Any] = {"command": source} if source in COMMANDS else read_toml(Path(source))
     axes: dict[str, list[str]] = {}
     for word in sets:
         name, equals, values = word.partition("=")
@@ -131,26 +134,6 @@ def make_spec(source: str, sets: Sequence[str]) -> SweepSpec:
         raise _wrong(source, error) from None
     except (AttributeError, TypeError):
         raise UsageError(f"{source} is not a sweep.", "tables of TOML", "see docs/sweeps.md") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read the file of a sweep.
-
-    Raises:
-        UsageError: it is not there, or no TOML.
-    """
-    if not path.is_file():
-        raise UsageError(
-            f"There is no file {path}.",
-            f"a sweep.toml, or one of {', '.join(COMMANDS)} with --set",
-            did_you_mean(str(path), COMMANDS) or "check the path; docs/sweeps.md has an example",
-        )
-    try:
-        return tomllib.loads(whole_file(path).decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}.", "a TOML file", "correct it at the position named"
-        ) from None
 
 
 def _wrong(source: str, error: ValidationError) -> UsageError:

@@ -118,7 +118,7 @@ class Attachment:
         return self._faulty if self._setting.control.fault else self._right
 
     def _observed(self, made: EngineCall, out: Tensor, reference: str) -> Tensor:
-        control, number, phase = self._setting.control, made.layer, made.phase
+        control, number = self._setting.control, made.layer
         try:
             if self._pass is None:
                 self._pass = made.forward_pass(self._passes)
@@ -131,7 +131,7 @@ class Attachment:
                 self._shadow.observe(call, out)
             if number in control.substitute:
                 out = self._substitution.output(call, out, reference, self._setting)
-            if control.fault and not control.shadow and phase in control.fault_phases:
+            if control.fault and not control.shadow:
                 out = self._faults.seeded(call, out)
             if control.trace:
                 self._tracer.keep(control.trace, call, out, control.traced)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from assay.harness.conditions import PHASES
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.counters import read_counters
 from assay.harness.files import write_whole
@@ -72,7 +71,6 @@ class Control(Record):
         fault: id of a fault of `assay.harness.attention.bugs.catalogue.CATALOGUE` that outputs have; empty for none. With
             `shadow`, only those of the candidate in the shadow have it, in a session of its own; otherwise those that the model
             uses.
-        fault_phases: phases of the calls that the model uses and that have the fault; by default all.
         profile: label under which the kernels of one pass of each kind are listed; empty for none. Same characters. It needs no
             attached candidate.
         fingerprint: label under which each process writes the fingerprint of what it serves, once, after its next pass; empty for
@@ -84,7 +82,6 @@ class Control(Record):
     trace: str = ""
     traced: TracedRequest | None = None
     fault: str = ""
-    fault_phases: tuple[str, ...] = PHASES
     profile: str = ""
     fingerprint: str = ""
 

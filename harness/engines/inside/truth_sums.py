@@ -144,15 +144,18 @@ class TruthSums:
         """
         candidate, reference = outputs
         sampled = len(rows)
+        # `also` joins the rows that are compared one by one, but not `summed`, the places of the sampled ones among them: sums over
+        # rows that were chosen because they differ would be those of a worse kernel.
         rows = np.concatenate([rows, np.setdiff1d(np.asarray(also, dtype=np.int64), rows)])
         order = np.argsort(rows)
         rows, summed = rows[order], torch.from_numpy(np.flatnonzero(order < sampled)).to(call.q.device)
         at = torch.from_numpy(rows).to(call.q.device)
-        right = oracle(call, at)
+        right = oracle(call, at)  # [rows, heads, head_dim_v], as all of one output below
         defined = right.isfinite()
         right = torch.where(defined, right, 0.0)
         self.dtype = str(call.q.dtype).removeprefix("torch.")
         self.accumulation = here(self._families[0], call).accumulation
+        # One family if both roles declare the same, each [members, rows, heads, head_dim_v].
         honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
         self._members = [len(members) for members in honest]
         unstored = [with_given(call, *given)] if given is not None else []
@@ -162,7 +165,9 @@ class TruthSums:
         )
         self.known |= seen | of_candidate
         compared, truth = torch.stack([own, moved]), right.masked_fill(~defined, torch.nan)
-        by_row = torch.cat([query_sums(some, truth) for some in (compared, *honest)])  # [outputs, rows, heads, 7]
+        # [outputs, rows, heads, 7]: the candidate, the reference, then the members of each family.
+        by_row = torch.cat([query_sums(some, truth) for some in (compared, *honest)])
+        # What each role may lose by leaving out keys of tiny weight, as two outputs more, before the others.
         dropped = by_row[:2].clone()
         for role, at_family in enumerate((0, self._reference_family)):
             cost = dropping_cost(call, self._families[at_family], at, right)
@@ -170,6 +175,7 @@ class TruthSums:
             dropped[role, ..., _NONFINITE] = 0.0
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
         self._queries.add(call, compared, roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
+        # [2 + outputs, sampled rows, heads, 7] -> [2 + outputs, conditions, heads, 7]
         by_row, rows = torch.cat([dropped, by_row])[:, summed], rows[summed.cpu().numpy()]
         numbers, place = np.unique(conditions[rows], return_inverse=True)
         where = torch.from_numpy(place.ravel()).to(at.device)

@@ -124,13 +124,14 @@ def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages, repl
 
     def attached(phase: Phase, forward: Any) -> Any:
         def call(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            # Compiled: the compiler traces this once, and what is seen of calls here would not be in its code. Nothing is observed.
             if torch.compiler.is_compiling():
-                # Compiled code is captured in CUDA graphs without what is seen of calls here.
                 return forward(q, k, v, layer, forward_batch, *args, **kwargs)
             if q.dim() == 4:  # Gemma 3 gives [1, tokens, heads, head_dim]
                 used = call(q.flatten(0, 1).flatten(1), k, v, layer, forward_batch, *args, **kwargs)
                 return used.view(*q.shape[:-1], -1) if isinstance(used, Tensor) else used
             extra = {key: value for key, value in kwargs.items() if key != "save_kv_cache"}
+            # Captured: Python runs now and never again, so the graph itself has to keep the tensors of later replays.
             if capturing():
                 return captured(q, k, v, layer, forward_batch, extra, args, kwargs)
             batch, given = served_batch(forward_batch), (k, v)
@@ -138,9 +139,11 @@ def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages, repl
                 given = k.clone(), v.clone()  # a backend may divide them by their scales in place
             out = forward(q, k, v, layer, forward_batch, *args, **kwargs)
             k, v = given
+            # Plain: attention was given the batch of the requests, and every row is one of theirs.
             if batch is forward_batch or not isinstance(out, torch.Tensor):
                 return attachment.output(SGLangCall(phase, q, k, v, layer, batch, extra, pages), out, name)
-            rows = len(batch.input_ids)  # the others are a graph's padding
+            # Static batch: a graph that calls attention from Python gives it buffers of its own, whose other rows are padding.
+            rows = len(batch.input_ids)
             k, v = (x if x is None else x[:rows] for x in given)
             made = SGLangCall(phase, q[:rows], k, v, layer, batch, extra, pages, in_graph=True)
             used = attachment.output(made, out[:rows], name)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from assay.harness.engines.base import ChatRequest, Scorer
+from assay.harness.engines.base import ChatRequest, Engine
 from assay.harness.engines.client import MALFORMED, chat_body, number, problem
 from assay.harness.engines.sglang.catalog import MIN_SGLANG
 from assay.harness.errors import EngineError
@@ -62,7 +62,7 @@ class Score:
     at: _Floats
 
 
-def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
+def generate(server: Engine, prompt: str, max_tokens: int) -> Generation:
     """Generate one greedy answer with its exact token ids, as the server returns them (``return_token_ids``).
 
     Raises:
@@ -81,7 +81,7 @@ def generate(server: Scorer, prompt: str, max_tokens: int) -> Generation:
 
 
 def generate_all(
-    server: Scorer,
+    server: Engine,
     items: Sequence[Item],
     prompts: Sequence[Sequence[int]],
     tokens: Sequence[int],
@@ -134,7 +134,7 @@ def _answer(meta: Mapping[str, Any], item: Item, role: Role, seconds: float) -> 
     )
 
 
-def score(server: Scorer, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
+def score(server: Engine, ids: Sequence[int], start: int, top_k: int, at: Sequence[int] = ()) -> Score:
     """Score the tokens of a sequence after its first ``start + 1``.
 
     Args:
@@ -196,7 +196,7 @@ def _values(rows: Sequence[Sequence[Sequence[Any]]]) -> _Floats:
 
 
 @contextmanager
-def readable(server: Scorer, path: str, expected: str) -> Iterator[None]:
+def readable(server: Engine, path: str, expected: str) -> Iterator[None]:
     """Make an EngineError of what is raised while a reply is read that is not as expected."""
     try:
         yield

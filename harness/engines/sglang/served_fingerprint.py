@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.evals.probe_texts import CHATS, TEXTS
-from assay.harness.engines.base import ChatRequest, Engine, Scorer, answers
+from assay.harness.engines.base import ChatRequest, Engine, answers
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.errors import EngineError
 from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Tokens
@@ -21,7 +21,7 @@ from assay.harness.text import one_line
 _WAIT_S = 60.0
 
 
-def fingerprint_of(server: Scorer, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
+def fingerprint_of(server: Engine, folder: Path, model: Path, ranks: int) -> Fingerprint | None:
     """Take the fingerprint of a running server; one short request is asked on an empty cache, and the control is left off.
 
     Returns:
@@ -75,7 +75,7 @@ def _written(server: Engine, folder: Path, label: str, ranks: int) -> Sequence[F
         time.sleep(0.05)
 
 
-def _tokens(server: Scorer, model: Path, told: Fingerprint) -> Tokens:
+def _tokens(server: Engine, model: Path, told: Fingerprint) -> Tokens:
     """Have the server's own tokenizer make the ids of the corpus, and its own chat endpoint those of the chats.
 
     The rest, such as EOS and the class of the tokenizer, is what a process of the server told.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from assay.harness.engines.base import Engine, Scorer
+from assay.harness.engines.base import Engine
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import API_KEY
 from assay.harness.engines.process import ServerProcess, Trouble
@@ -49,7 +49,7 @@ class SGLangServer(Engine):
         self.adapter, self.url = "", ""
         self.launch = launch
         self.role, self.backend, self.evidence = launch.role, launch.backend, launch.evidence
-        self.scorer: Scorer | None = self
+        self.scores = True
         self.label = f"SGLang on {launch.device}"
         self.who = f"the {launch.role} server ({launch.backend})"
         self._name, self._key = "", ""
@@ -100,7 +100,7 @@ class SGLangServer(Engine):
         client = self._client()
         self._wait_until_ready(client, self._process, started)
         self.startup_s = time.monotonic() - started
-        info = client.get("/server_info", INFO_TIMEOUT_S)
+        info = client.json("GET", "/server_info", timeout_s=INFO_TIMEOUT_S)
         self._arguments = json.loads(json.dumps(info).replace(self._key, "***"))  # its command line has the key, too
         self.label = engine_label("sglang", self._arguments.get("version", ""), self.launch.device)
 
@@ -209,15 +209,8 @@ class SGLangServer(Engine):
 
     def flush_cache(self) -> None:
         """Empty the prefix cache, waiting up to `_FLUSH_TIMEOUT_S` seconds until the last requests have left the scheduler."""
-        self.client().post(f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", _FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S)
-
-    def send(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST ``body`` as JSON and return the server's answer: for SGLang's own interface, for example ``/generate``.
-
-        Raises:
-            EngineError: the server failed, or its answer is not JSON with HTTP 200.
-        """
-        return self.client().post_json(path, body)
+        path, limit = f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", _FLUSH_TIMEOUT_S + PROBE_TIMEOUT_S
+        self.client().text("POST", path, timeout_s=limit)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """POST ``body`` as JSON and return the events of the streamed answer, once it is complete.
@@ -225,7 +218,7 @@ class SGLangServer(Engine):
         Raises:
             EngineError: the server failed, or an event is not JSON.
         """
-        return self.client().post_events(path, body)
+        return self.client().events(path, body)
 
 
 def _plain(title: str) -> str:

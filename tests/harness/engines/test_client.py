@@ -346,7 +346,7 @@ def test_nothing_is_waited_for_where_nothing_can_die(mock: Mock, monkeypatch: py
     monkeypatch.setattr(client_module, "_TOKENIZE", CHAT)
     mock.behaviours = [body("no tools", 500)]
     with pytest.raises(EngineError, match="HTTP 500: 'no tools'"):
-        make_client(mock).post_json(CHAT, {})
+        make_client(mock).json("POST", CHAT, {})
     assert time.monotonic() - began < 10
 
 
@@ -365,15 +365,15 @@ def test_an_error_of_the_callback_is_raised_unchanged(mock: Mock) -> None:
 
 
 def test_json_is_posted_and_read(mock: Mock) -> None:
-    assert make_client(mock).post_json(CHAT, {"input_ids": [1, 2]}) == GOOD
+    assert make_client(mock).json("POST", CHAT, {"input_ids": [1, 2]}) == GOOD
     assert mock.bodies == [{"input_ids": [1, 2]}]
     mock.behaviours = [body("Oops")]
     with pytest.raises(EngineError, match=f"the mock server answered {CHAT} with 'Oops'"):
-        make_client(mock).post_json(CHAT, {})
+        make_client(mock).json("POST", CHAT, {})
     mock.behaviours = [events(['data: {"a": 1}', ": waiting", 'data: {"b": 2}', "data: [DONE]"])]
-    assert make_client(mock).post_events(CHAT, {}) == [{"a": 1}, {"b": 2}]
+    assert make_client(mock).events(CHAT, {}) == [{"a": 1}, {"b": 2}]
     with pytest.raises(EngineError, match="HTTP 404: 'not here'"):
-        make_client(mock).get("/server_info", 5.0)
+        make_client(mock).json("GET", "/server_info")
 
 
 def test_a_server_that_is_not_there(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,12 +381,10 @@ def test_a_server_that_is_not_there(mock: Mock, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("http_proxy", mock.url)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    around, through = (
-        Client("http://127.0.0.1:9", "nobody", "candidate", "EMPTY", 1.0, proxies=proxies) for proxies in (False, True)
-    )
+    around, through = (Client(f"http://{host}:9", "nobody", "candidate", "EMPTY", 1.0) for host in ("127.0.0.1", "nobody.invalid"))
     assert around.status("/health", 5.0) is None
     with pytest.raises(EngineError, match="nobody did not answer"):
-        around.get("/v1/models", 1.0)
+        around.json("GET", "/v1/models")
     assert through.status("/health", 5.0) == 404, "the answer of the proxy"
 
 

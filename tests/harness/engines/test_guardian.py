@@ -40,8 +40,10 @@ time.sleep(600)
 NAMES = ("main", "scheduler", "escaped")
 
 
-def launch(folder: Path, code: str) -> ServerProcess:
-    return ServerProcess([sys.executable, "-c", code], os.environ, folder, folder / "server.log")
+def launch(folder: Path, *words: str) -> ServerProcess:
+    """Launch a command, or code of Python."""
+    command = words if len(words) > 1 else [sys.executable, "-c", *words]
+    return ServerProcess(command, os.environ, folder, folder / "server.log")
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 15.0) -> bool:
@@ -51,6 +53,13 @@ def wait_for(what: Callable[[], bool], seconds: float = 15.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def trouble_of(process: ServerProcess, essential: str, seconds: float) -> Trouble | None:
+    """The first trouble within so many seconds."""
+    seen: list[Trouble] = []
+    wait_for(lambda: bool(seen.extend(filter(None, [process.trouble(essential)])) or seen), seconds)
+    return next(iter(seen), None)
 
 
 def pids(folder: Path) -> dict[str, int]:
@@ -133,13 +142,13 @@ def test_the_end_of_the_guardian_or_of_the_main_process_ends_all(tmp_path: Path,
     ],
 )
 def test_the_exit_of_the_command_is_passed_on(tmp_path: Path, script: str, ended: str) -> None:
-    process = ServerProcess(["/bin/sh", "-c", script], os.environ, tmp_path, tmp_path / "server.log")
+    process = launch(tmp_path, "/bin/sh", "-c", script)
     assert wait_for(lambda: process.exit_status is not None)
     assert process.how_it_ended == ended
 
 
 def test_a_command_that_cannot_be_run_is_reported(tmp_path: Path) -> None:
-    process = ServerProcess([str(tmp_path / "nothing")], os.environ, tmp_path, tmp_path / "server.log")
+    process = launch(tmp_path, str(tmp_path / "nothing"), "")
     assert wait_for(lambda: process.exit_status is not None)
     assert process.how_it_ended == "exited with status 127"
     assert "nothing cannot be run" in process.log_tail()
@@ -161,8 +170,7 @@ time.sleep(600)
 def test_shared_memory_that_the_server_leaves_is_removed(tmp_path: Path, ending: str) -> None:
     names = [f"{kind}assay-test-{os.getpid()}-{ending}" for kind in ("sem.mp-", "sglang_loads_", "psm_", "somebodys-")]
     files = [Path("/dev/shm") / name for name in names]
-    command = [sys.executable, "-c", SHARING, *map(str, files)]
-    process = ServerProcess(command, os.environ, tmp_path, tmp_path / "server.log")
+    process = launch(tmp_path, sys.executable, "-c", SHARING, *map(str, files))
     try:
         assert wait_for((tmp_path / "ready").exists)
         (server,) = psutil.Process(process.pid).children()
@@ -184,13 +192,11 @@ def test_a_process_that_was_stopped_is_named_and_can_be_ended(tmp_path: Path) ->
     process = launch(tmp_path, SERVER)
     family = pids(tmp_path)
     try:
-        assert not wait_for(lambda: process.trouble("-") is not None, 2.5), "running processes are well"
+        assert trouble_of(process, "-", 2.5) is None, "running processes are well"
         os.kill(family["scheduler"], signal.SIGSTOP)
-        said: list[Trouble | None] = []
-        assert wait_for(lambda: bool(said.append(process.trouble("-")) or said[-1]), 5)
-        assert str(said[-1]).endswith(f"(process {family['scheduler']}) is stopped, as by SIGSTOP")
+        assert str(trouble_of(process, "-", 5)).endswith(f"(process {family['scheduler']}) is stopped, as by SIGSTOP")
         os.kill(family["scheduler"], signal.SIGCONT)
-        assert not wait_for(lambda: process.trouble("-") is not None, 2.5), "it goes on"
+        assert trouble_of(process, "-", 2.5) is None, "it goes on"
         for pid in (family["scheduler"], process.pid):
             os.kill(pid, signal.SIGSTOP)
     finally:
@@ -209,11 +215,10 @@ def test_an_essential_process_that_ended_is_named_with_how_it_ended(tmp_path: Pa
     )
     process = launch(tmp_path, code)
     try:
-        said: list[Trouble | None] = []
-        assert wait_for(lambda: bool(said.append(process.trouble("sh -c sleep 2")) or said[-1]), 10)
-        assert re.fullmatch(rf"sh -c sleep 2; .* \(process \d+\) {what}", str(said[-1]))
-        assert said[-1] is not None
-        assert said[-1].ended
+        trouble = trouble_of(process, "sh -c sleep 2", 10)
+        assert trouble is not None
+        assert trouble.ended
+        assert re.fullmatch(rf"sh -c sleep 2; .* \(process \d+\) {what}", str(trouble))
     finally:
         process.stop()
 
@@ -233,12 +238,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(("status", "noticed"), [(7, True), (0, False)])
 def test_a_process_that_failed_before_it_had_a_name_is_noticed(tmp_path: Path, status: int, noticed: bool) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
-    command = [sys.executable, str(tmp_path / "spawns.py"), str(status)]
-    process = ServerProcess(command, os.environ, tmp_path, tmp_path / "server.log")
+    process = launch(tmp_path, sys.executable, str(tmp_path / "spawns.py"), str(status))
     try:
-        said: list[Trouble | None] = []
-        assert wait_for(lambda: bool(said.append(process.trouble("sglang::")) or said[-1]), 7) == noticed
-        assert not noticed or str(said[-1]).endswith("exited with status 7")
+        trouble = trouble_of(process, "sglang::", 7)
+        assert str(trouble).endswith("exited with status 7") if noticed else trouble is None
     finally:
         process.stop()
 
@@ -258,9 +261,8 @@ time.sleep(600)
 
 def test_a_command_that_a_process_runs_is_not_taken_for_one_that_ended(tmp_path: Path) -> None:
     (tmp_path / "forks.py").write_text(FORKS)
-    command = [sys.executable, str(tmp_path / "forks.py"), "server"]
-    process = ServerProcess(command, os.environ, tmp_path, tmp_path / "server.log")
+    process = launch(tmp_path, sys.executable, str(tmp_path / "forks.py"), "server")
     try:
-        assert not wait_for(lambda: process.trouble("sglang::") is not None, 7), "until it is lscpu, it has the scheduler's name"
+        assert trouble_of(process, "sglang::", 7) is None, "until it is lscpu, it has the scheduler's name"
     finally:
         process.stop()

@@ -49,48 +49,24 @@ def sealed(finished: RunFolder, tmp_path: Path, runs: ModuleType) -> RunFolder:
     return folder
 
 
-def lines(path: Path) -> list[str]:
-    return path.read_text().splitlines(keepends=True)
-
-
 def edit_json(path: Path, change: Callable[[Any], None]) -> None:
     made = json.loads(path.read_text())
     change(made)
     path.write_text(json.dumps(made))
 
 
-def spec(part: str, **changed: Any) -> Tamper:
-    return lambda folder: edit_json(folder.path / "manifest.json", lambda made: made["spec"][part].update(changed))
+def widen_the_margin(folder: RunFolder) -> None:
+    edit_json(folder.path / "manifest.json", lambda made: made["spec"]["policy"].update(margin=0.1))
 
 
-def counters(change: Callable[[np.ndarray], np.ndarray]) -> Tamper:
-    def tamper(folder: RunFolder) -> None:
-        (table,) = (folder.server_folder("candidate") / "counters").glob("*.i64")
-        change(np.fromfile(table, np.int64)).tofile(table)
-
-    return tamper
+def double_counters(folder: RunFolder) -> None:
+    (table,) = (folder.server_folder("candidate") / "counters").glob("*.i64")
+    (2 * np.fromfile(table, np.int64)).tofile(table)
 
 
-def records(change: Callable[[list[str]], list[str]]) -> Tamper:
-    def tamper(folder: RunFolder) -> None:
-        path = folder.path / "records.jsonl"
-        path.write_text("".join(change(lines(path))))
-
-    return tamper
-
-
-def swap_roles(made: list[str]) -> list[str]:
-    other = {"reference": "candidate", "candidate": "reference"}
-    swapped = [json.loads(line) for line in made]
-    return [json.dumps(one | {"role": other[one["role"]]}) + "\n" for one in swapped]
-
-
-def correct_an_answer(made: list[str]) -> list[str]:
-    return [line.replace('"finish_reason":"stop"', '"finish_reason":"length"', 1) for line in made]
-
-
-def not_a_number(made: list[str]) -> list[str]:
-    return [line.replace('"latency_s":0.1', '"latency_s":NaN') for line in made]
+def drop_a_record(folder: RunFolder) -> None:
+    path = folder.path / "records.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
 
 
 def swap_servers(folder: RunFolder) -> None:
@@ -133,28 +109,13 @@ def remove(name: str) -> Tamper:
 
 
 TAMPERED: dict[str, tuple[Tamper, str]] = {
-    "margin": (spec("policy", margin=0.1), "manifest.json was changed"),
-    "greedy-margin": (spec("policy", greedy_margin=0.5), "manifest.json was changed"),
-    "logits-limit": (spec("policy", logits_limit=1.0), "manifest.json was changed"),
-    "envelope": (spec("policy", envelope_tokens=128), "manifest.json was changed"),
-    "suites": (spec("workload", suites=["greedy"]), "manifest.json was changed"),
-    "noise": (
-        lambda folder: edit_json(folder.path / "manifest.json", lambda made: made["noise"].update(candidate="fp8_kv")),
-        "manifest.json was changed",
-    ),
-    "counters-doubled": (counters(lambda calls: 2 * calls), ".i64 was changed"),
-    "counters-negative": (counters(lambda calls: -calls), ".i64 was changed"),
-    "counters-huge": (counters(lambda calls: calls + 2**62), ".i64 was changed"),
+    "margin": (widen_the_margin, "manifest.json was changed"),
+    "counters-doubled": (double_counters, ".i64 was changed"),
     "counters-added": (add_counters, "were added"),
-    "record-removed": (records(lambda made: made[:-1]), "records.jsonl was changed"),
-    "record-twice": (records(lambda made: [*made, made[-1]]), "records.jsonl was changed"),
-    "roles-swapped": (records(swap_roles), "records.jsonl was changed"),
-    "answers-corrected": (records(correct_an_answer), "records.jsonl was changed"),
-    "not-a-number": (records(not_a_number), "records.jsonl was changed"),
+    "record-removed": (drop_a_record, "records.jsonl was changed"),
     "servers-swapped": (swap_servers, "were changed"),
     "server-elsewhere": (link_elsewhere, "were removed"),
     "server-removed": (remove("servers/reference"), "were removed"),
-    "matrix-removed": (remove("matrix.json"), "matrix.json was removed"),
     "baselines-removed": (remove("baseline"), "baseline/status.json was removed"),
     "fault-removed": (remove("servers/candidate/sensitivity"), "servers/candidate/sensitivity/record.json was removed"),
     "cause-added": (add_a_cause, "cause.json was added"),
@@ -174,7 +135,7 @@ def test_a_finished_run_that_was_changed_is_not_judged(sealed: RunFolder, case: 
 
 
 def test_a_run_that_was_changed_is_not_resumed(sealed: RunFolder, plan: Plan) -> None:
-    records(lambda made: made[:-1])(sealed)
+    drop_a_record(sealed)
     with pytest.raises(EvidenceError, match=r"records\.jsonl was changed"):
         open_folder(plan, sealed.path)
 
@@ -194,5 +155,5 @@ def test_reports_logs_and_notes_are_not_sealed(sealed: RunFolder) -> None:
 
 def test_a_run_that_goes_on_is_judged_as_it_is(plan: Plan, tmp_path: Path, runs: ModuleType) -> None:
     folder = runs.complete_run(plan, tmp_path / "run")
-    records(lambda made: made[:-1])(folder)
+    drop_a_record(folder)
     assert build(folder).verdict == "inconclusive"

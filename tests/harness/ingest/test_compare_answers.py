@@ -11,11 +11,9 @@ import pytest
 
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
-from assay.harness.ingest import assay_run
-from assay.harness.ingest.compare_answers import Loaded, compare_two_runs
+from assay.harness.ingest import compare_answers as module
 from assay.harness.ingest.comparison import ComparedAnswers, Comparison
 from assay.harness.ingest.recognise import compare as compare_files
-from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES
@@ -216,15 +214,17 @@ def test_a_loss_between_two_runs_is_a_regression(run: Callable[..., Path]) -> No
     assert answers(result).overall.lost == 60
 
 
-def test_the_headline_of_two_runs_carries_the_cause_that_is_new(run: Callable[..., Path], examples: ModuleType) -> None:
-    sources = [SourceFile.of(run("a", 300)), SourceFile.of(run("b", 300, wrong=60))]
-    runs = [Loaded(source, assay_run.READER, assay_run.READER.results(source, "")) for source in sources]
+def test_the_headline_of_two_runs_carries_the_cause_that_is_new(
+    run: Callable[..., Path], examples: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = run("a", 300), run("b", 300, wrong=60)
     good, bad = examples.passing(), examples.regression()
     wrong = bad.findings[0].model_copy(update={"severity": "serious", "does": "applies no causal mask"})
     bad = bad.model_copy(update={"findings": (wrong,)})
-    new = compare_two_runs(*runs, MARGIN, good, bad).headline
-    assert new.startswith(f"B is worse than A: {bad.candidate.backend} applies no causal mask. A loss of ")
-    assert compare_two_runs(*runs, MARGIN, bad, bad).headline.startswith("B is worse than A: A loss of ")
+    monkeypatch.setattr(module, "report_of", lambda source: good if source.path == a else bad)
+    assert compare(a, b).headline.startswith(f"B is worse than A: {bad.candidate.backend} applies no causal mask. A loss of ")
+    monkeypatch.setattr(module, "report_of", lambda source: bad)
+    assert compare(a, b).headline.startswith("B is worse than A: A loss of ")
 
 
 def test_the_verdict_on_two_reports_is_that_of_the_new_run(examples: ModuleType, tmp_path: Path) -> None:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from assay.harness.ingest.sglang_lines import split
+from assay.harness.ingest.sglang_patterns import pieces
+
+
+def split(text: str) -> list[tuple[str, str, str]]:
+    """The kind of each piece, its text, and how far a bar is."""
+    return [(kind, part, bar["done"] if bar else "") for kind, part, bar in pieces(text)]
 
 
 def kinds(text: str) -> list[str]:
-    return [kind for kind, _, _ in split(text)]
+    return [kind for kind, _, _ in pieces(text)]
 
 
 def test_a_plain_line_is_one_piece() -> None:
@@ -21,7 +26,7 @@ def test_bars_that_lost_their_carriage_returns_are_told_apart() -> None:
     )
     found = split(line)
     assert [kind for kind, _, _ in found] == ["progress", "progress", "text"]
-    assert found[1][2] == ("Capturing batches (bs=32 avail_mem=5.00 GB)", "0", "8")
+    assert found[1][1:] == ("Capturing batches (bs=32 avail_mem=5.00 GB)", "0")
     assert found[2][1] == "[2026-01-24 18:16:03] Failed to load JIT"
 
 
@@ -29,7 +34,7 @@ def test_bars_that_lost_their_carriage_returns_are_told_apart() -> None:
 def test_bars_cut_at_the_width_of_the_terminal(cut: str) -> None:
     bar = "Capturing batches (bs=16):  {}%|▍| {}/8 [00:01<00:02,  {}"
     line = bar.format(38, 3, cut) + bar.format(50, 4, "2.38it/")
-    assert [bar[1] for _, _, bar in split(line)] == ["3", "4"]
+    assert [done for _, _, done in split(line)] == ["3", "4"]
 
 
 def test_carriage_returns_and_percent_completed() -> None:

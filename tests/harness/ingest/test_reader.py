@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.ingest.sglang_facts import Log
+from assay.harness.ingest.sglang_facts import Log, differing_arguments, parse_arguments
 from assay.harness.ingest.sglang_reader import read_log
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.tracebacks import Frame
@@ -199,3 +199,30 @@ def test_a_failure_of_pytest_says_why() -> None:
     assert trace.exception == "AssertionError: assert 0.125 >= 0.6"
     assert trace.frames == [Frame("test_eval.py", 3)]
     assert log.tests[test].id == "test_eval.py::test_mmlu"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "whole"),
+    [
+        (
+            "a='x, y', b=[1, 2], c={}, d=None, e=-1.5, f=(1, 'z)'), g=\"it's\", h=<Kind.A: 0>, i='')",
+            {"a": "'x, y'", "b": "[1, 2]", "c": "{}", "d": "None", "e": "-1.5", "f": "(1, 'z)')", "g": '"it\'s"',
+             "h": "<Kind.A: 0>", "i": "''"},
+            True,
+        ),
+        ("'a': 'x', 'b': [1, 2]}", {"a": "'x'", "b": "[1, 2]"}, True),
+        ("a=1, b=[1, 2], c='abc", {"a": "1", "b": "[1, 2]"}, False),
+        ("a=1) and more", {"a": "1"}, False),
+        ("a=" + "[" * 10_000, {}, False),
+        ("", {}, False),
+    ],
+    ids=["written", "dict", "cut", "more", "deep", "empty"],
+)  # fmt: skip
+def test_arguments_stay_as_they_are_written(text: str, arguments: dict[str, str], whole: bool) -> None:
+    assert parse_arguments(text) == (arguments, whole)
+
+
+def test_differences_leave_out_what_differs_anyway() -> None:
+    servers = [{"a": "1", "port": "1"}, {"a": "2", "port": "2"}, {"a": "2", "port": "3", "b": "0"}]
+    assert differing_arguments(servers) == [("a", ("1", "2", "2")), ("b", ("not stated", "not stated", "0"))]
+    assert differing_arguments([]) == []

@@ -16,34 +16,10 @@ from assay.harness.ingest.result import UNKNOWN
 from assay.harness.ingest.result_set import ReadResults
 from assay.harness.ingest.source_file import SourceFile
 
-FILES = {
-    "lm_eval_a": "lm-eval",
-    "inspect_a.eval": "inspect-ai",
-    "inspect_a.json": "inspect-ai",
-    "simple_evals_a/gsm8k_tiny.html": "simple-evals",
-    "simple_evals_a/gsm8k_tiny.json": "simple-evals",
-}
-
 
 def load(path: Path) -> ReadResults:
     source = SourceFile.of(path)
     return next(one for one in readers() if one.recognises(source)).results(source, "")
-
-
-@pytest.mark.parametrize(("name", "format_"), FILES.items())
-def test_each_file_is_recognised_by_its_own_reader_alone(data: Path, name: str, format_: str) -> None:
-    assert [one.id for one in readers() if one.recognises(SourceFile.of(data / name))] == [format_]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_document_counts_every_unit(data: Path, name: str) -> None:
-    source = SourceFile.of(data / name)
-    reader = next(one for one in readers() if one.recognises(source))
-    document = reader.read(source)
-    assert document.file.format == FILES[name]
-    assert document.file.lines == document.file.read > 0
-    assert document.file.unread == 0
-    assert document.tables[0].rows
 
 
 def test_lm_eval_gives_the_documents_with_their_hashes_and_the_settings_of_the_run(data: Path) -> None:

@@ -59,6 +59,7 @@ def test_a_log_that_an_engine_printed_its_trace_into_is_a_log(tmp_path: Path, se
         ("traces/mlc_engine.txt", "mlc-llm-actions"),
         ("results/lm_eval_a", "lm-eval"),
         ("results/simple_evals_a/gsm8k_tiny.html", "simple-evals"),
+        ("results/simple_evals_a/gsm8k_tiny.json", "simple-evals"),
         ("results/inspect_a.eval", "inspect-ai"),
         ("results/inspect_a.json", "inspect-ai"),
     ],

@@ -94,6 +94,12 @@ def test_of_two_telling_splits_the_nearer_or_sharper_is_named(pairs: list[Pair])
     assert telling[1][0].by == "cached-prefix"
 
 
+def test_a_split_whose_other_buckets_are_wrong_or_unknown_names_no_condition() -> None:
+    some = [make_pair(n >= 12, cached=1) for n in range(40)]
+    assert most_telling(by_condition([*some, *[make_pair(False, cached=54)] * 40])) is None, "30 % lost elsewhere too"
+    assert most_telling(by_condition([*[make_pair(cached=1)] * 40, *[make_pair(False, cached=None)] * 40])) is None
+
+
 def test_a_subject_that_is_hard_for_both_roles_is_not_named() -> None:
     pairs = [make_pair(group="stem") for _ in range(40)]
     pairs += [make_pair(False, reference_right=False, group="humanities") for _ in range(39)]

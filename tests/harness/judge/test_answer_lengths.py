@@ -3,22 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assay.harness.judge.answer_lengths import (
-    SURE,
-    AnswerEnd,
-    AnswerLengths,
-    _compare_ends,
-    check_ends,
-    check_lengths,
-    compare_lengths,
-)
+from assay.harness.judge.answer_lengths import SURE, AnswerEnd, AnswerLengths, check_ends, check_lengths, compare_lengths
 
 LIMIT = 64
 
 
+def end(tokens: int) -> AnswerEnd:
+    return AnswerEnd("length" if tokens == LIMIT else "stop", tokens)
+
+
 def lengths(reference: list[int], candidate: list[int], units: tuple[str, ...] = ()) -> AnswerLengths:
-    pairs = [((ours, ours == LIMIT), (theirs, theirs == LIMIT)) for ours, theirs in zip(reference, candidate, strict=True)]
-    return compare_lengths(pairs, 0.05, units=units)
+    return compare_lengths([*zip(map(end, reference), map(end, candidate), strict=True)], 0.05, units=units)
 
 
 def test_longer_answers_are_reported() -> None:
@@ -26,6 +21,16 @@ def test_longer_answers_are_reported() -> None:
     assert found.differ
     assert found.beyond
     assert (found.prompts, found.longer, found.shorter, found.candidate_cut, found.reference_cut) == (16, 16, 0, 16, 0)
+
+
+def test_shorter_answers_and_those_that_a_limit_hides_are_not_shown_to_be_the_same() -> None:
+    shorter = lengths(list(range(20, 36)), [10] * 16)
+    assert (shorter.differ, shorter.beyond, shorter.same) == (True, True, False)
+    hidden = lengths([63] * 1000, [LIMIT] * 45 + [63] * 955)
+    assert (hidden.differ, hidden.same) == (False, False), "4.5 % ran to the limit, and none of the reference"
+    assert check_lengths(hidden).settles == "a higher token limit"
+    few = lengths([40] * 100, [440] * 2 + [40] * 98)
+    assert (few.differ, few.beyond, check_lengths(few).settles) == (False, False, "more questions")
 
 
 def test_equal_lengths_and_single_flips_are_not_reported() -> None:
@@ -41,7 +46,6 @@ def test_a_significant_but_tiny_difference_is_not_reported() -> None:
 def test_too_few_answers_show_neither() -> None:
     found = lengths([20, 30, 40, 50], [22, 29, 47, 49])
     assert (found.same, found.differ, found.beyond) == (False, False, False)
-    assert not lengths([], []).informative
     assert (lengths([], []).prompts, lengths([20], [30]).ratio, lengths([20], [30]).beyond) == (0, 1.5, False)
 
 
@@ -69,7 +73,7 @@ def test_simulated_lengths(true: float, called: bool) -> None:
     for _ in range(sets):
         reference = np.exp(rng.normal(4, 0.6, 200))
         candidate = true * reference * np.exp(rng.normal(-0.045, 0.3, 200))
-        pairs = [((round(a), False), (round(b), False)) for a, b in zip(reference, candidate, strict=True)]
+        pairs = [(AnswerEnd("stop", round(a)), AnswerEnd("stop", round(b))) for a, b in zip(reference, candidate, strict=True)]
         found = compare_lengths(pairs, 0.05)
         seen += found.beyond
         assert found.low is not None
@@ -90,13 +94,13 @@ def test_simulated_lengths(true: float, called: bool) -> None:
 )
 def test_why_lengths_prove_nothing(ours: list[int], theirs: list[int], words: str) -> None:
     found = lengths(ours, theirs)
-    assert (found.uninformative, found.informative) == (words, not words)
+    assert found.uninformative == words
     if words:
         assert check_lengths(found).found == f"{words}, so their lengths prove nothing"
 
 
 Pairs = list[tuple[AnswerEnd, AnswerEnd]]
-STOP, CUT, ABORT = AnswerEnd("stop", "2"), AnswerEnd("length"), AnswerEnd("abort")
+STOP, CUT, ABORT = AnswerEnd("stop", at="2"), AnswerEnd("length"), AnswerEnd("abort")
 SAME: Pairs = [(STOP, STOP)] * 90
 
 
@@ -111,7 +115,7 @@ SAME: Pairs = [(STOP, STOP)] * 90
         ),
         ([(ABORT, STOP)] * 12, "failed", "abort: 12 against 0"),
         ([(STOP, ABORT)] * 4, "ok", "stop at 2: 94 against 90; abort: 0 against 4"),
-        ([(STOP, AnswerEnd("stop", "7"))] * 16, "failed", "stop at 7: 0 against 16"),
+        ([(STOP, AnswerEnd("stop", at="7"))] * 16, "failed", "stop at 7: 0 against 16"),
         ([(STOP, AnswerEnd("stop"))] * 90, "ok", "stop: 180 against 180"),
         ([(STOP, CUT)] * 90, "ok", "stop at 2: 90 against 90"),
         ([(CUT, ABORT)] * 16, "failed", "abort: 0 against 16"),
@@ -129,5 +133,5 @@ def test_reasons_that_are_not_recorded_are_not_compared() -> None:
     unknown = AnswerEnd("")
     assert check_ends([(STOP, unknown)] * 9).status == "not checked"
     assert check_ends([]).status == "not checked"
-    assert _compare_ends([(STOP, unknown), (unknown, ABORT), (STOP, STOP)])[0].text == "stop at 2: 1 against 1"
+    assert check_ends([(STOP, unknown), (unknown, ABORT), (STOP, STOP)]).found == "stop at 2: 1 against 1"
     assert check_ends([(CUT, CUT)]).found == "all ran to the limit"

@@ -24,9 +24,10 @@ from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.accepted import _check_baselines, _compare_accepted
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.baselines import (
+    Proposal,
     Status,
-    _differences,
     _find,
+    _key_of,
     _make,
     _own_errors_by_condition,
     accept,
@@ -119,14 +120,14 @@ def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path:
 def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
     before = baseline(key(), 0.9, {"layer 0": 0.01, "layer 1": 0.02, "layer 2": 0.03})
     now = baseline(key(), 0.89, {"layer 0": 0.01001, "layer 1": 0.03, "layer 3": 0.5})
-    worse = {change.name for change in _differences(before, now) if change.worse}
+    worse = {change.name for change in Proposal("candidate", now, before).changes if change.worse}
     assert worse == {"accuracy", "layer 1", "layer 2"}
-    assert not any(change.worse for change in _differences(None, now))
+    assert not any(change.worse for change in Proposal("candidate", now, None).changes)
 
 
 def test_an_own_error_that_is_no_longer_finite_is_worse() -> None:
-    changes = _differences(baseline(key(), own={"l": 0.1}), baseline(key(), own={"l": float("nan")}))
-    assert {change.name for change in changes if change.worse} == {"l"}
+    proposal = Proposal("candidate", baseline(key(), own={"l": float("nan")}), baseline(key(), own={"l": 0.1}))
+    assert {change.name for change in proposal.changes if change.worse} == {"l"}
 
 
 POLICY = make_spec({"growth": 1.5}).policy
@@ -170,6 +171,7 @@ def test_the_metric_that_decided_is_named(
     decision = None if lost is None else accuracy_of(paired(200 - lost, lost), RULE)
     compared = _compare_accepted(decision, {"a": 0.01}, {"a": own_error}, POLICY, synthetic=True)
     assert (compared.decided_by, compared.verdict == "regression") == (decided_by, lost == 60 or own_error == 0.5)
+    assert own_error < 0.5 or compared.p_regression is None, "growth is certain, among however many suites"
 
 
 RunOf = Callable[..., RunFolder]
@@ -218,6 +220,12 @@ def test_an_accepted_reference_makes_its_server_unnecessary(plan: Plan, tmp_path
         assert [server.role for server in second.progress().servers] == ["reference"]
     assert asked_roles(plan, second) == ("candidate",)
     assert status_of(second) == status
+
+
+def test_another_model_is_another_key(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:
+    manifest = run_of(plan, tmp_path / "first").manifest()
+    other = manifest.model_copy(update={"model_hashes": dict.fromkeys(ROLES, "another")})
+    assert _key_of(manifest, "candidate") != _key_of(other, "candidate")
 
 
 def test_only_a_run_with_a_verdict_can_be_accepted(plan: Plan, tmp_path: Path, run_of: RunOf) -> None:

@@ -17,9 +17,8 @@ from assay.harness.evidence import jsonl
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.judge.build import build
-from assay.harness.judge.greedy_suite import MIN_PROMPTS
+from assay.harness.judge.greedy_suite import MIN_PROMPTS, decide_share
 from assay.harness.judge.report import SuiteResult
-from assay.harness.judge.suite_decisions import decide_share
 from assay.harness.sides import Role
 
 Say = Callable[[Role, int], tuple[Token, ...]]
@@ -141,7 +140,7 @@ def test_a_reference_that_is_not_finite_blames_nobody(judged: Callable[..., Suit
 
 
 def test_honest_candidates_pass_in_95_percent_of_runs() -> None:
-    passing = [k for k in range(MIN_PROMPTS + 1) if decide_share(k, MIN_PROMPTS, 0.10, 0.05).verdict == "pass"]
+    passing = [k for k in range(MIN_PROMPTS + 1) if decide_share(k, MIN_PROMPTS, 0.10, 0.05) == "pass"]
     for share in (0.0, 0.01, 0.02):
         assert float(np.sum(binom.pmf(passing, MIN_PROMPTS, share))) >= 0.95
     assert float(np.sum(binom.pmf(passing, MIN_PROMPTS, 0.10))) <= 0.05

@@ -53,6 +53,20 @@ def test_a_swing_within_the_limit_is_close_if_each_token_is_among_the_others_alt
     assert (divergence.gap, divergence.swing) == (pytest.approx(0.5), pytest.approx(0.7))
 
 
+def test_alternatives_that_are_not_finite_or_listed_twice() -> None:
+    divergence = compare_text((token("A", -0.5, B=math.nan),), (token("B", -0.5, A=-0.6),), 10.0, 10.0)
+    assert divergence is not None
+    assert (divergence.kind, divergence.swing) == ("apart", None)
+    twice = Token(text="x", logprob=-0.5, top=(("x", -0.5), ("\ufffd", -0.6), ("\ufffd", -3.0)))
+    divergence = compare_text((twice,), (token("\ufffd", x=-0.2),), 0.21, LIMIT)
+    assert divergence is not None
+    assert divergence.kind == "tie", "of two alternatives with one text the better counts"
+    again = Token(text="x", logprob=-0.5, top=(("x", -0.5), ("y", -0.6), ("y", -3.0)))
+    assert floor_between((again,), (token("x", -0.5, y=-0.6),)) == 0.0
+    unknown = (token("a", math.nan), token("b", -0.2))
+    assert floor_between(unknown, (token("a"), token("b", -0.3))) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("where", ["reference", "candidate"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("text", ["b", "x"])

@@ -7,8 +7,10 @@ import pytest
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.history import RunLine, check_repeated, line_of, list_runs, report_of, worst_own
-from assay.harness.judge.report import LayersResult, TruthRow
+from assay.harness.judge.report import NOT_FINITE, LayersResult, TruthRow
 from assay.reports.write import write_reports
+
+LAST = "2026-11-29T10:00:00Z"
 
 
 def layers_of(*rows: TruthRow) -> LayersResult:
@@ -21,17 +23,18 @@ def layers_of(*rows: TruthRow) -> LayersResult:
 def test_the_worst_own_error_is_the_one_farthest_beyond_its_bound(examples: ModuleType) -> None:
     report = examples.regression()
     rows = (examples.truth_row(0, "extend", 0.001), examples.truth_row(1, "decode", 0.9))
-    worst = worst_own(report.model_copy(update={"layers": layers_of(*rows)}))
-    assert worst is not None
-    assert worst.error == 0.9
-    assert worst.bound is not None
-    assert worst.multiple == pytest.approx(0.9 / worst.bound)
+    assert rows[1].bound is not None
+    assert worst_own(report.model_copy(update={"layers": layers_of(*rows)})) == pytest.approx(0.9 / rows[1].bound)
     assert worst_own(report.model_copy(update={"layers": None})) is None
+    broken = rows[0].model_copy(update={"own": NOT_FINITE})
+    assert worst_own(report.model_copy(update={"layers": layers_of(*rows, broken)})) == NOT_FINITE
 
 
 def test_a_damaged_report_is_listed_with_its_problem(tmp_path: Path, examples: ModuleType) -> None:
     write_reports(examples.passing(), tmp_path / "good")
     write_reports(examples.passing(), tmp_path / "bad")
+    (tmp_path / "bisection").mkdir()
+    (tmp_path / "bisection" / "report.json").write_text('{"schema": "assay.bisection/1"}')
     path = tmp_path / "bad" / "report.json"
     path.write_text(path.read_text().replace('"verdict": "pass"', '"verdict": "perfect"'))
     listed = list_runs(tmp_path)
@@ -58,17 +61,15 @@ def test_a_run_names_the_earlier_ones_of_its_treatment(tmp_path: Path, examples:
         write_reports(report, tmp_path / f"run-{day}")
         if day == 1:
             first = line_of(report, "")
-    last = first.model_copy(update={"created": "2026-11-29T10:00:00Z"})
-    (found,) = check_repeated(tmp_path / "run-9", last)
+    (found,) = check_repeated(tmp_path / "run-9", LAST, first.compared)
     assert found.status == "not checked"
     assert "2 regression" in found.found
-    assert check_repeated(tmp_path / "run-1", first) == []
-    assert check_repeated(tmp_path / "run-9", last.model_copy(update={"device": "other"})) == []
+    assert check_repeated(tmp_path / "run-1", first.created, first.compared) == []
+    assert check_repeated(tmp_path / "run-9", LAST, ("other", *first.compared[1:])) == []
 
 
 def test_earlier_passes_alone_are_no_doubt(tmp_path: Path, examples: ModuleType) -> None:
     report = examples.passing().model_copy(update={"created": "2026-11-20T10:00:00Z"})
     write_reports(report, tmp_path / "old")
-    now = line_of(report, "").model_copy(update={"created": "2026-11-29T10:00:00Z"})
-    (found,) = check_repeated(tmp_path / "new", now)
+    (found,) = check_repeated(tmp_path / "new", LAST, line_of(report, "").compared)
     assert (found.status, found.settles) == ("ok", "")

@@ -72,6 +72,22 @@ def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
     assert made.latency.note.startswith("No speed-up")
 
 
+@pytest.mark.parametrize(
+    ("broken", "bench", "verdict", "of_suite", "says"),
+    [
+        (True, {"slow": {"shared": 1.5}}, "regression", "regression", "shared"),
+        (False, {"interpreted": True}, "inconclusive", "inconclusive", "the time measured is the interpreter's"),
+        (True, {"interpreted": True}, "regression", "inconclusive", ""),
+    ],
+)
+def test_what_is_wrong_beside_the_times_neither_hides_nor_excuses_them(
+    report: MakeRun, broken: bool, bench: dict[str, Any], verdict: str, of_suite: str, says: str
+) -> None:
+    made = report(broken=broken, bench=bench)
+    assert (made.verdict, suite_of(made).verdict) == (verdict, of_suite)
+    assert says in suite_of(made).why
+
+
 @pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged", "is of another run"])
 def test_what_was_asked_for_and_not_timed_is_no_pass(run: Callable[..., RunFolder], synthetic_bench: ModuleType, how: str) -> None:
     folder = run(require="latency", benched=False)

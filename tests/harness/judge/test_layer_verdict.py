@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from assay.harness.conditions import PHASES
 from assay.harness.config import make_spec
 from assay.harness.evidence.error_table import SUMS, ErrorTable, RoleErrors, joined
 from assay.harness.evidence.kernel_result import KernelResult
@@ -183,6 +184,22 @@ def test_queries_that_were_not_sampled_are_held_against_the_reference(shadowed: 
 )
 def test_recorded_calls_add_to_the_verdict(shadowed: Any, made: KernelResult, failed: bool, verdict: str) -> None:
     assert judge(shadowed(errors=FAILED if failed else ()), made).verdict == verdict
+
+
+@pytest.mark.parametrize(("worst", "decided_by"), [(0.5, ""), (37.0, "worst-recorded-call")])
+def test_a_finding_within_bounds_is_decided_by_no_metric(shadowed: Any, worst: float, decided_by: str) -> None:
+    assert judge(shadowed(), replay("serious", worst_own=worst)).decided_by == decided_by
+
+
+def test_what_is_known_of_the_reference_and_of_tf32_excuses_the_candidate(shadowed: Any) -> None:
+    right, wrong = shadowed(), shadowed(lambda layer, *_: 0.5 if layer == 3 else None)
+    known = right.headers[0].model_copy(update={"known": tuple((3, phase, "window") for phase in PHASES)})
+    apart = replace(wrong, cells=replace(right.cells, apart=wrong.cells.apart), headers=(known,))
+    assert judge(apart).verdict == "pass"
+    scaled = shadowed(gain=1.2e-3)
+    assert judge(scaled).decided_by == "worst-gain"
+    header = scaled.headers[0].model_copy(update={"dtype": "float32", "accumulation": "tf32"})
+    assert judge(replace(scaled, headers=(header,))).verdict == "pass"
 
 
 def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any) -> None:

@@ -215,6 +215,7 @@ def test_prompts_far_beyond_the_limit_are_no_pass_and_some_are_a_regression(
     multiples[:wrong] = 21.0
     suite = on_means(multiples)
     assert suite.verdict == verdict
+    assert ("may have met none of them" in suite.why) == (verdict == "pass")
     if wrong == 1:
         assert "1 of 64 prompts is more than 20 limits away from the reference" in suite.why
 
@@ -228,6 +229,7 @@ def test_a_heavy_tail_is_no_pass_however_small_its_mean(on_means: Callable[..., 
     assert suite.verdict == "inconclusive"
     assert "heavy tail" in suite.why
     assert on_means(heavy * 1e-2).verdict == "pass", "no prompt is beyond the limit"
+    assert "heavy tail" not in on_means(np.array([0.0] * 40 + [0.1] * 23 + [1.5])).why, "equal distributions are no tail"
 
 
 def test_an_erratic_reference_raises_the_limit_to_the_widest_of_a_policy_and_no_further(

@@ -20,6 +20,8 @@ def test_same_servers() -> None:
     assert (differing.status, differing.found) == ("failed", "dtype: float32 against bfloat16")
     assert rules.check_same_servers(SPEC.sides, pair | {"candidate": server("http://x", ())}, {}).status == "missing"
     assert rules.check_same_servers(SPEC.sides, {}, {}).status == "missing"
+    bare = {role: each.model_copy(update={"arguments": {}}) for role, each in pair.items()}
+    assert rules.check_same_servers(SPEC.sides, bare, {}).found == "neither server reported its arguments"
 
 
 def test_a_flag_that_was_asked_to_differ_must_differ_in_the_servers() -> None:

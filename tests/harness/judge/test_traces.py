@@ -54,6 +54,17 @@ def test_nothing_matches_from_where_the_tokens_first_differ() -> None:
     assert all(sums[:, NONFINITE].max() == 0 for sums in _trace_sums(reference, candidate).values())
 
 
+def test_a_row_counts_once_as_first_computed_and_joining_adds_sums_and_not_ratios() -> None:
+    again = trace([1, 2, 2], positions=[0, 1, 1])
+    again.outputs[0][2] = np.nan
+    assert compared(again, trace([1, 2])) == ([0, 0], 2)
+    short, long = trace([1]), trace(range(20, 40), seed=1)
+    pairs = [(short, changed(short, 0, short.outputs[0] * 3)), (long, changed(long, 0, long.outputs[0] * 2))]
+    sizes = [np.abs(one.outputs[0].astype(float)).sum() for one in (short, long)]
+    total, inherited = free_running_errors(pairs, np.zeros(4))[0]
+    assert total == inherited == pytest.approx((2 * sizes[0] + 1 * sizes[1]) / sum(sizes))
+
+
 def test_traces_of_different_models_are_refused() -> None:
     reference = trace([1, 2])
     other = Trace("o", reference.tokens, reference.positions, reference.phases, {0: reference.outputs[0]})

@@ -50,7 +50,7 @@ class Server:
     """A stand-in that knows what its cache holds: every prompt begins with the shared header."""
 
     role = "reference"
-    scorer = None  # it takes no token ids
+    scores = False  # it takes no token ids
 
     def __init__(self) -> None:
         self.questions: list[Question] = []

@@ -27,7 +27,7 @@ from assay.harness.run.sensitivity import _AT_ONCE, _QUESTIONS, is_open, measure
 class Server:
     """Answers as the reference did, except under a fault if it is `sensitive`."""
 
-    role, scorer = "candidate", None
+    role, scores = "candidate", False
 
     def __init__(self, place: Path, right: dict[str, str], sensitive: bool = True) -> None:
         self.place, self.right, self.sensitive = place, right, sensitive

@@ -15,9 +15,9 @@ from assay.harness.errors import UsageError
 CHECK = {
     "candidate": Option(""),
     "size": Option("--size"),
-    "dtype": Option("--dtype", "repeated"),
-    "read_out": Option("--read-out", "switch"),
-    "graphs": Option("--graphs", "switch", "--no-graphs"),
+    "dtype": Option("--dtype"),
+    "read_out": Option("--read-out", True),
+    "graphs": Option("--graphs", True, "--no-graphs"),
 }
 
 

@@ -124,19 +124,14 @@ def test_a_new_session_forgets_the_one_before(stand_in: ModuleType, tmp_path: Pa
     server.step("extend", [(3, 0)])
     passes, error, _, lengths = ends()
     assert (passes, error < 1e-6, lengths) == (2, True, {3, 5})
-
-
-def test_a_new_session_starts_even_if_no_pass_saw_the_shadow_off(attached: Attached, tmp_path: Path) -> None:
-    server = attached(right)
+    for new in (4, 6):
+        set_control(tmp_path, Control(shadow=True))
+        server.step("extend", [(new, 0)])
+        set_control(tmp_path, Control())  # no pass sees it before the next session
     set_control(tmp_path, Control(shadow=True))
-    for _ in range(3):
-        server.step("extend", [(4, 0)])
-    set_control(tmp_path, Control())
-    set_control(tmp_path, Control(shadow=True))
-    server.step("extend", [(4, 0)])
-    set_control(tmp_path, Control())
-    server.step("extend", [(4, 0)])
-    assert read_shadow_errors(tmp_path).headers[0].passes == 1
+    server.step("extend", [(7, 0)])
+    passes, _, _, lengths = ends()
+    assert (passes, lengths) == (1, {7})
 
 
 def test_a_candidate_that_cannot_be_built_is_noted_in_the_shadow_and_stops_a_substitution(
@@ -261,10 +256,12 @@ def test_a_phase_that_the_candidate_does_not_compute_stays_with_the_reference(
     assert substituted_calls(tmp_path) == {0: 1, 1: 1, 2: 1}
 
 
-def test_warm_up_batches_without_requests_are_not_substituted(plain: Any, attached: Attached, tmp_path: Path) -> None:
+def test_batches_without_requests_are_neither_substituted_nor_traced(plain: Any, attached: Attached, tmp_path: Path) -> None:
     server = attached(lambda call: torch.zeros_like(call.q))
-    set_control(tmp_path, Control(substitute=(0, 1, 2)))
+    set_control(tmp_path, Control(substitute=(0, 1, 2), trace="one"))
     assert all(same(plain.step("extend", [(4, 0)], rids=[]), server.step("extend", [(4, 0)], rids=[])))
+    with pytest.raises(EvidenceError, match="no pass was traced"):
+        read_trace(tmp_path, "one")
 
 
 def raises(call: AttentionCall) -> Tensor:
@@ -272,19 +269,22 @@ def raises(call: AttentionCall) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "words"),
+    ("kernel", "words", "batch"),
     [
-        (raises, "out of shared memory"),
-        (lambda call: right(call)[1:], "returned torch.float32"),
-        (lambda call: right(call).half(), "returned torch.float16"),
-        (None, "no candidate"),
+        (raises, "out of shared memory", {}),
+        (lambda call: right(call)[1:], "returned torch.float32", {}),
+        (lambda call: right(call).half(), "returned torch.float16", {}),
+        (None, "no candidate", {}),
+        (right, "TARGET_VERIFY", {"mode": "TARGET_VERIFY"}),
     ],
 )
-def test_nothing_falls_back_silently(attached: Attached, tmp_path: Path, kernel: Kernel | None, words: str) -> None:
+def test_nothing_falls_back_silently(
+    attached: Attached, tmp_path: Path, kernel: Kernel | None, words: str, batch: dict[str, Any]
+) -> None:
     server = attached(kernel)
     set_control(tmp_path, Control(substitute=(2,)))
     with pytest.raises(RuntimeError, match=words):
-        server.step("extend", [(4, 0)])
+        server.step("extend", [(4, 0)], **batch)
     assert substituted_calls(tmp_path) == {}
 
 
@@ -312,13 +312,6 @@ def test_a_backend_that_returns_another_size_or_dtype_is_refused(
     set_control(tmp_path, Control(substitute=(2,)))
     with pytest.raises(KernelRefused, match=words):
         server.step("extend", [(4, 0)])
-
-
-def test_unsupported_layers_are_never_silently_substituted(attached: Attached, tmp_path: Path) -> None:
-    server = attached(right)
-    set_control(tmp_path, Control(substitute=(2,)))
-    with pytest.raises(KernelRefused, match="TARGET_VERIFY"):
-        server.step("extend", [(4, 0)], mode="TARGET_VERIFY")
 
 
 # Trace
@@ -379,14 +372,6 @@ def test_a_trace_beyond_the_budget_is_refused_and_never_cut(attached: Attached, 
         read_trace(tmp_path, "not")
 
 
-def test_a_label_without_a_request_has_no_trace(attached: Attached, tmp_path: Path) -> None:
-    server = attached()
-    set_control(tmp_path, Control(trace="one"))
-    server.step("extend", [(2, 0)], rids=[])
-    with pytest.raises(EvidenceError, match="no pass was traced"):
-        read_trace(tmp_path, "one")
-
-
 def test_processes_share_the_heads(stand_in: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outs = []
     for rank, process in ((1, 11), (0, 12)):
@@ -443,20 +428,15 @@ def test_passes_without_a_named_request_or_after_its_last_position_refuse_nothin
     assert read_trace(tmp_path, "x").positions.tolist() == [0, 1, 2, 3]
 
 
-def test_a_pass_of_a_named_request_that_cannot_be_described_is_refused(attached: Attached, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "said"), [({"mode": "TARGET_VERIFY"}, "TARGET_VERIFY"), ({"arguments": {"xyz": 1}}, "'xyz'")])
+def test_a_named_request_that_cannot_be_described_or_packed_is_refused_and_the_model_goes_on(
+    attached: Attached, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
     server = attached()
     set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=6)))
     server.step("extend", [(4, 0)], rids=["x"])
-    server.step("extend", [(4, 4)], rids=["x"], mode="TARGET_VERIFY")
-    with pytest.raises(EvidenceError, match="TARGET_VERIFY"):
-        read_trace(tmp_path, "x")
-
-
-def test_a_named_request_that_cannot_be_packed_is_refused_and_the_model_goes_on(attached: Attached, tmp_path: Path) -> None:
-    server = attached()
-    set_control(tmp_path, Control(trace="x", traced=TracedRequest(request="x", until=1)))
-    assert len(server.step("extend", [(2, 0)], rids=["x"], arguments={"xyz": 1})) == LAYERS
-    with pytest.raises(EvidenceError, match=r"'x' is incomplete: .*'xyz'"):
+    assert len(server.step("extend", [(4, 4)], rids=["x"], **change)) == LAYERS
+    with pytest.raises(EvidenceError, match=f"'x' is incomplete: .*{said}"):
         read_trace(tmp_path, "x")
 
 
@@ -478,48 +458,31 @@ def test_a_fault_is_switched_on_and_off_without_a_restart(plain: Any, attached: 
     assert (seeded.fault, seeded.calls, seeded.changed, seeded.refused) == ("mask-top-left", LAYERS, LAYERS, 0)
 
 
-def test_a_fault_is_seeded_only_in_the_phases_that_the_control_names(plain: Any, attached: Attached, tmp_path: Path) -> None:
-    server = attached()
-    steps = [("extend", [(5, 10)]), ("decode", [(1, 10)])]
-    for phase, lens in steps:
-        assert all(same(server.step(phase, lens), plain.step(phase, lens)))
-    token = set_control(tmp_path, Control(fault="mask-top-left", fault_phases=("extend",)))
-    changed = [not any(same(server.step(phase, lens), plain.step(phase, lens))) for phase, lens in steps]
-    assert changed == [True, False]
-    seeded = read_seeded_calls(tmp_path, token)
-    assert seeded is not None
-    assert (seeded.calls, seeded.changed) == (LAYERS, LAYERS)
-
-
-def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(attached: Attached, tmp_path: Path) -> None:
-    family, lens = "int8_qk", [(5, 10)]
-
-    @declares(noise=family)
-    def noisy(call: AttentionCall) -> Tensor:
-        return honest_outputs(call, noise_family(family), members=1)[0].to(call.q.dtype)
-
-    server = attached(noisy)
+def shadowed_with(fault_id: str, server: Any, plain: Any, folder: Path) -> list[Any]:
+    """Errors by layer of the candidate, and of it with a fault, in sessions after each other that change no output."""
     for number in range(4):  # the last layer is known after the first pass
-        set_control(tmp_path, Control(shadow=True, fault="keys-reversed" if number > 1 else ""))
-        server.step("extend", lens)
-    set_control(tmp_path, Control())
-    server.step("extend", lens)
-    folders = (tmp_path, tmp_path / SENSITIVITY)
-    right, faulty = (np.nanmin(relative_l1(read_shadow_errors(folder).cells.distance(("layer",)))) for folder in folders)
+        set_control(folder, Control(shadow=True, fault=fault_id if number > 1 else ""))
+        assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
+    set_control(folder, Control())
+    server.step("extend", [(5, 10)])
+    return [relative_l1(read_shadow_errors(place).cells.distance(("layer",))) for place in (folder, folder / SENSITIVITY)]
+
+
+def test_in_the_shadow_a_fault_has_the_noise_that_the_candidate_declares(plain: Any, attached: Attached, tmp_path: Path) -> None:
+    @declares(noise="int8_qk")
+    def noisy(call: AttentionCall) -> Tensor:
+        return honest_outputs(call, noise_family("int8_qk"), members=1)[0].to(call.q.dtype)
+
+    right, faulty = map(np.nanmin, shadowed_with("keys-reversed", attached(noisy), plain, tmp_path))
     assert 0.5 * right < faulty < 2 * right, "the fault computes anew, in float64, and changes nothing"
 
 
 def test_in_the_shadow_only_the_candidate_has_the_fault_and_its_errors_lie_elsewhere(
     plain: Any, attached: Attached, tmp_path: Path
 ) -> None:
-    server = attached(right)
-    for number in range(4):  # the last layer is known after the first pass
-        set_control(tmp_path, Control(shadow=True, fault="mask-top-left" if number > 1 else ""))
-        assert all(same(server.step("extend", [(5, 10)]), plain.step("extend", [(5, 10)])))
-    set_control(tmp_path, Control())
-    server.step("extend", [(5, 10)])
-    assert np.nanmax(relative_l1(read_shadow_errors(tmp_path).cells.distance(()))) < 1e-5
-    assert np.nanmin(relative_l1(read_shadow_errors(tmp_path / SENSITIVITY).cells.distance(("layer",)))) > 0.1
+    errors, faulty = shadowed_with("mask-top-left", attached(right), plain, tmp_path)
+    assert np.nanmax(errors) < 1e-5
+    assert np.nanmin(faulty) > 0.1
 
 
 def test_what_the_contract_cannot_express_stays_right_and_is_counted(plain: Any, attached: Attached, tmp_path: Path) -> None:

@@ -43,20 +43,11 @@ def asks() -> list[ChatRequest]:
 
 
 def serve(folder: Path, extra: dict[str, str], **changes: Any) -> SGLangServer:
-    fields: dict[str, Any] = {
-        "role": "reference",
-        "backend": "torch_native",
-        "model": TINY_MODEL,
-        "device": "cpu",
-        "evidence": folder / "evidence",
-        "log": folder / "server.log",
-        "decode_backend": "torch_native",
-        "startup_timeout": 300.0,
-        "request_timeout": 120.0,
-        "cpu_core": 0,
-        "extra": extra,
-    }
-    return SGLangServer(Launch(**fields | changes))
+    return SGLangServer(Launch(**{
+        "role": "reference", "backend": "torch_native", "model": TINY_MODEL, "device": "cpu", "evidence": folder / "evidence",
+        "log": folder / "server.log", "decode_backend": "torch_native", "startup_timeout": 300.0, "request_timeout": 120.0,
+        "cpu_core": 0, "extra": extra, **changes,
+    }))  # fmt: skip
 
 
 def ask_all(server: SGLangServer) -> list[Answer]:
@@ -126,19 +117,10 @@ def evidence(server: SGLangServer) -> Path:
     return server.evidence
 
 
-@pytest.fixture(scope="module")
-def cells(served: Served) -> ShadowErrors:
-    return served.cells
-
-
-@pytest.fixture(scope="module")
-def pack(served: Served) -> list[RecordedCall]:
-    return served.pack
-
-
 def test_a_candidate_that_is_off_writes_nothing(served: Served) -> None:
     assert not {"shadow", "substituted", "trace"} & served.files_while_off
     assert "counters" in served.files_while_off
+    assert {count.backend for count in read_counters(served.folder / "counters")} == {"torch_native"}, "nor is it served"
 
 
 def test_the_answers_under_a_shadow_are_exactly_the_references(served: Served) -> None:
@@ -148,12 +130,10 @@ def test_the_answers_under_a_shadow_are_exactly_the_references(served: Served) -
     assert max(reply.cached_tokens or 0 for reply in served.shadowed) >= 16
 
 
-def test_the_shadow_is_not_counted_as_serving(served: Served) -> None:
-    assert {count.backend for count in read_counters(served.folder / "counters")} == {"torch_native"}
-
-
-def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: ShadowErrors) -> None:
+def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(served: Served) -> None:
+    cells = served.cells
     assert cells.failed_calls == ()
+    assert cells.headers[0].phases == cells.cells.observed("phase") == ("extend",)
     cold = relative_l1(cells.cells.distance(where={"phase": "extend", "prefix": "0"}))
     warm = relative_l1(cells.cells.distance(where={"phase": "extend", "prefix": ">= 16"}))
     assert cold.shape == warm.shape == (LAYERS, HEADS)
@@ -161,13 +141,8 @@ def test_the_error_is_where_a_prefix_is_cached_in_every_layer_and_head(cells: Sh
     assert warm.min() > 0.2
 
 
-def test_decode_is_not_observed(cells: ShadowErrors) -> None:
-    assert cells.headers[0].phases == ("extend",)
-    assert cells.cells.observed("phase") == ("extend",)
-    assert np.isnan(relative_l1(cells.cells.distance(where={"phase": "decode"}))).all()
-
-
-def test_the_worst_case_names_a_request_of_this_run(cells: ShadowErrors, served: Served) -> None:
+def test_the_worst_case_names_a_request_of_this_run(served: Served) -> None:
+    cells = served.cells
     by_request = {reply.request_id: reply for reply in served.shadowed}
     assert {case.layer for case in cells.worst} == set(range(LAYERS))
     known = [case for case in cells.worst if case.request in by_request]
@@ -178,20 +153,14 @@ def test_the_worst_case_names_a_request_of_this_run(cells: ShadowErrors, served:
         assert case.relative_l1 > 0.2
 
 
-def test_the_pack_has_every_layer_with_and_without_a_prefix(pack: list[RecordedCall]) -> None:
+def test_the_pack_has_every_layer_with_and_without_a_prefix_within_its_budget(served: Served) -> None:
+    pack = served.pack
     sampled = {(one.call.layer, one.call.phase, max(one.entry.prefix) > 0) for one in pack if one.entry.chosen == "sample"}
-    every = {(layer, "extend", cached) for layer in range(LAYERS) for cached in (False, True)}
-    assert every <= sampled
+    assert sampled >= {(layer, "extend", cached) for layer in range(LAYERS) for cached in (False, True)}
     assert {one.call.layer for one in pack if one.entry.chosen == "worst"} == set(range(LAYERS))
     assert {one.call.phase for one in pack} == {"extend", "decode"}
-
-
-def test_recorded_outputs_agree_with_the_oracle(pack: list[RecordedCall]) -> None:
     for one in pack:
         assert torch.allclose(one.reference.double(), oracle(one.call), atol=1e-5, rtol=0), one.entry
-
-
-def test_the_pack_keeps_its_budget_and_names_its_source(served: Served) -> None:
     folder = served.folder / "pack"
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= BUDGET
     source = read_manifest(folder).source

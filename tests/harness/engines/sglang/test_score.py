@@ -72,19 +72,11 @@ def test_positions_ids_and_null() -> None:
     assert got.at.shape == (2, 3)
     assert got.at[0].tolist() == [-0.5, -9.0, -3.5]
     assert np.isnan(got.at[1]).all()
-    assert server.sent == [
-        (
-            "/generate",
-            {
-                "input_ids": list(IDS),
-                "sampling_params": {"temperature": 0, "max_new_tokens": 1},
-                "return_logprob": True,
-                "logprob_start_len": 3,
-                "top_logprobs_num": 2,
-                "token_ids_logprob": [13, 5, 1030],
-            },
-        )
-    ]
+    sent = {
+        "input_ids": list(IDS), "sampling_params": {"temperature": 0, "max_new_tokens": 1}, "return_logprob": True,
+        "logprob_start_len": 3, "top_logprobs_num": 2, "token_ids_logprob": [13, 5, 1030],
+    }  # fmt: skip
+    assert server.sent == [("/generate", sent)]
     assert score(Canned(meta(input_token_ids_logprobs=None)), IDS, start=3, top_k=2).at.shape == (2, 0)
 
 
@@ -117,19 +109,15 @@ def test_a_prefix_that_leaves_nothing_to_score_is_refused(start: int) -> None:
         score(Canned(meta()), IDS, start, top_k=2)
 
 
-def test_a_generation_has_the_ids_that_the_server_returns() -> None:
-    server = Canned(CHAT)
+@pytest.mark.parametrize("name", ["response_token_ids", "token_ids"])  # the latter in 0.5.17
+def test_a_generation_has_the_ids_that_the_server_returns(name: str) -> None:
+    choice = dict(CHAT["choices"][0])
+    server = Canned({**CHAT, "choices": [{name: choice.pop("response_token_ids"), **choice}]})
     got = generate(server, "Who?", 8)
     assert (got.prompt_ids, got.ids, got.texts) == ((0, 1, 296, 2), (324, 3), (" A", "<|end|>"))
     path, sent = server.sent[0]
     assert path == "/v1/chat/completions"
     assert (sent["return_token_ids"], sent["temperature"], sent["max_tokens"]) == (True, 0, 8)
-
-
-def test_sglang_0_5_17_has_another_name_for_the_ids() -> None:
-    choice = dict(CHAT["choices"][0])
-    choice["token_ids"] = choice.pop("response_token_ids")
-    assert generate(Canned({**CHAT, "choices": [choice]}), "Who?", 8).ids == (324, 3)
 
 
 def test_a_server_without_token_ids_is_named() -> None:

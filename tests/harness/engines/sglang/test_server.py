@@ -37,19 +37,11 @@ HEADER = "Facts, trades with: Jungal bawexn . Koven solfinn ."
 
 
 def make(folder: Path, **changes: Any) -> SGLangServer:
-    fields: dict[str, Any] = {
-        "role": "candidate",
-        "backend": "torch_native",
-        "model": TINY_MODEL,
-        "device": "cpu",
-        "evidence": folder / "evidence",
-        "log": folder / "server.log",
-        "decode_backend": "torch_native",
-        "startup_timeout": 300.0,
-        "request_timeout": 60.0,
-        "cpu_core": 0,
-    }
-    return SGLangServer(Launch(**fields | changes))
+    return SGLangServer(Launch(**{
+        "role": "candidate", "backend": "torch_native", "model": TINY_MODEL, "device": "cpu", "evidence": folder / "evidence",
+        "log": folder / "server.log", "decode_backend": "torch_native", "startup_timeout": 300.0, "request_timeout": 60.0,
+        "cpu_core": 0, **changes,
+    }))  # fmt: skip
 
 
 def family(server: SGLangServer) -> list[psutil.Process]:

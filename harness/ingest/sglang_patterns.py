@@ -1,0 +1,270 @@
+"""The lines that a log may have: patterns by kind, each below a line that it matches, unless it is nearly that line itself.
+
+Read in SGLang 0.4.6 to 0.5.23 (``sglang/srt``, ``sglang/test``, ``sglang/bench_*``), uvicorn 0.51, pytest 9.0, PyTorch 2.13
+(``torch/_inductor/select_algorithm.py``) and huggingface_hub 1.x, and seen in their logs. A pattern is about what a program prints
+wherever it runs, never about one file; a line that no pattern matches stays unread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from assay.harness.tracebacks import CHAINED
+
+_GB = r"-?[\d.]+ GB"
+NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+# How a line of SGLang begins that reports an option it chose by itself.
+_CHOICE = r"(?:Us(?:e|ing)|Detected|Auto-\w+|Automatically|Inferred|Defaulting|Set(?:ting)?|Enabl(?:e|ed|ing)|Resolved)"
+# Further figures of a batch: ", token usage: 0.00, #running-req: 0, #queue-req: 0, "
+_TAIL = r"(?:, [#\w][\w #()/.-]*: [^\s,:\[\]]+)*(?:, ?)?"
+
+_RECORDS = (
+    # What a server does; "Prefill batch." and "Prefill batch [12]" are older forms.
+    # Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 77, token usage: 0.00, #running-req: 0, #queue-req: 0,
+    ("prefill", rf"Prefill batch(?: \[\d+\])?[,.] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)(?=,){_TAIL}"),
+    # Decode batch, #running-req: 18, #token: 3456, token usage: 0.03, cuda graph: True, gen throughput (token/s): 96.49,
+    ("decode", rf"Decode batch(?: \[\d+\])?[,.] #running-req: (\d+)(?=,){_TAIL}"),
+    # INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK
+    # Group 1: a request for an answer.
+    ("request",
+     r'INFO: +[\w.:-]+ - "(?:(POST /(?:v1/chat/completions|v1/completions|generate))|[A-Z]+ \S+?)(?:\?\S*)? HTTP/[\d.]+" (\d{3})'
+     r"(?: [A-Za-z -]+)?"),
+    ("kernel-begins", r"SGLang Kernel API Call: (.*)"),
+    ("kernel-exception", r"SGLang Kernel API Exception: .*"),
+    # Start: model, memory, graphs.
+    ("chat-template", r"Using default HuggingFace chat template with detected content format: \w+"),
+    ("chat-template", r"(?:Detected|Inferred|Auto-detected|Use|Using|Loading|No) .*chat template.*"),
+    ("distributed", rf"Init (?:torch distributed|parallel) (?:begin|ends)\.(?: elapsed=[\d.]+ s)?,?(?: ?mem usage={_GB})?\.?"),
+    ("distributed", r"(?:sglang is using nccl==|NCCL version|Custom allreduce|Setup Custom allreduce|Using pynccl).*"),
+    ("distributed", r"init_(?:threads_binding|cpu_threads_env)\b.*"),
+    ("moe-backend", r"MOE_RUNNER_BACKEND is not initialized, the backend will be automatically selected"),
+    ("model-not-importable", r"Ignore import error when loading [\w.]+: .*|Ignore import error when loading [\w.]+:"),
+    ("weights-begin", rf"Load weight begin\. avail mem={_GB}"),
+    ("weights-found", r"(?:Found local HF snapshot for|Using model weights format|No model\.safetensors\.index\.json found) .*"),
+    ("weights-end", rf"Load weight end\. (?:elapsed=[\d.]+ s, )?type=\w+, (?:\w+=[\w.]+, )*avail mem={_GB}(?:, mem.*)?"),
+    ("kv-dtype", r"Using KV cache dtype: [\w.]+"),
+    ("kv-cache", rf"KV Cache is allocated\. (?:dtype: [\w.]+, )?#tokens: \d+, K(?:V)? size: {_GB}(?:, V size: {_GB})?\.?"),
+    ("memory-baseline", rf"Memory (?:baseline taken|pool end)\.(?: (?:avail mem|mem usage)={_GB})?"),
+    ("backend-ready", r"\w[\w -]* backend initialized\. [\w=, .-]+"),
+    ("backend-choice", r"(?:Attention backend not (?:explicitly )?specified|Use \w+ backend|Using \w+ (?:as )?attention).*"),
+    ("graph-begin", rf"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph begin\. .*avail mem={_GB}"),
+    ("graph-sizes", r"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph (?:bs|num tokens) \[[\d, ]*\]"),
+    ("graph-end", rf"Capture (?:\w+ )*(?:cuda|cpu|CUDA|CPU) graph end\. \w[\w ]*[:=] ?[\d.]+ s[.,]? ?(?:\w[\w ]*={_GB}[.,]? ?)*"),
+    ("feature-off", r"(?:Disabl(?:e|ed|ing) \w.*|[\w ]+ (?:is|are) disabled\b.*)"),
+    ("sizes", rf"max_total_num_tokens=\d+, chunked_prefill_size=-?\w+, (?:[a-z_]+=[^,]+, )*available_[a-z]+_mem={_GB}"),
+    ("radix-cache", r"(?:Init Unified Radix Cache|Tree cache initialized|Using (?:Radix|Chunk|SWA)\w*Cache).*"),
+    ("timings", r"Engine startup timings \(s\): .*"),
+    ("process-limits", r"Fail to set RLIMIT_\w+: .*|SGLANG_CPU_OMP_THREADS_BIND is set .*|Cannot detect CUDA architecture\."),
+    ("sampling-defaults", r"Using default chat sampling params from model generation config: \{.*\}"),
+    ("reranker-ids", r"Reranker yes/no token IDs: yes=\d+, no=\d+|Using fallback token IDs for yes/no \(\d+/\d+\)"),
+    ("api-off", r"OpenAI Responses API \(/v1/responses\) disabled: .*"),
+    ("ready", r"The server is fired up and ready to roll!"),
+    ("cache-flushed", r"Cache flushed successfully!|Cache not flushed because .*"),
+    ("profiler", r"Profil(?:ing|er) (?:starts|done|stops|started|stopped)\b.*|Stop profiling\.*"),
+    ("uvicorn", r"INFO: +(?:(?:Started|Finished) server process \[\d+\]|Shutting down)"),
+    ("uvicorn", r"INFO: +(?:Waiting for a|A)pplication (?:startup|shutdown)(?: complete)?\."),
+    ("uvicorn", r"INFO: +(?:Uvicorn running on \S+|Waiting for [\w ]+\.) \((?:Press )?CTRL\+C to (?:force )?quit\)"),
+    ("end", r"Subprocess \w+ \(pid=\d+\) crashed with exit code -15\..*"),  # the signal with which a server is ended
+    ("end", r"(?:SIGTERM|SIGINT|SIGQUIT) received\. .*|Gracefully exiting\.\.\. .*|kill_process_tree called: .*"),
+    ("empty-record", r""),
+    # What matters.
+    ("kernel-not-loaded", r"(?:Failed to|Could not|Unable to) (?:load|import|initialize|compile) .*"),
+    ("offline-retry", r"WARNING _http\.py:\d+: Retrying in [\d.]+s \[Retry \d+/\d+\]\."),
+    ("offline-retry", r"WARNING _http\.py:\d+: .*thrown while requesting (?:HEAD|GET) \S+"),
+    ("crash", r"Subprocess \w+ \(pid=\d+\) crashed with exit code -?\d+\..*|Received sigquit from a child process\..*"),
+    ("crash", r"(?:\w+ hit an exception|\w+ watchdog timeout|Health check failed|CUDA out of memory|Out of memory)\b.*"),
+    ("retract", r"(?:KV cache pool is full|Decode out of memory happened)\. Retract requests\. .*"),
+    ("deprecated", r"(?:\x1b\[[\d;]*m)?.*(?:is|are|been) deprecated\b.*(?:\x1b\[[\d;]*m)?"),
+    ("fallback", r"(?i:.*\b(?:fall(?:s|ing)? ?back|fell back|roll(?:s|ing)? back|fallback)\b.*)"),
+    ("option-chosen", rf"{_CHOICE} \w.*"),
+    ("loading", r"(?:Loading|Loaded|Downloading|Start(?:ing)? load(?:ing)?) \w.*"),
+    ("request-dump", r"(?:Receive|Finish): obj=.*"),
+    ("levelled-record", r"(?:WARNING|ERROR|CRITICAL):? +(?:[\w.]+\.py:\d+:|[\w.]+:) .*"),
+)  # fmt: skip
+_BARE = (
+    # A server, without a time.
+    ("distributed", r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"),
+    ("offline-retry", r"'?\(?MaxRetryError\(.*thrown while requesting (?:HEAD|GET) \S+"),
+    ("offline-retry", r"Retrying in [\d.]+s \[Retry \d+/\d+\]\."),
+    ("profiler", r"USDT:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\] \w+"),
+    ("leaks", r"nanobind: (?:leaked \d+ \w+!|this is likely caused by .*)| - leaked \w+ .*| - \.\.\. skipped remainder|See https://nanobind\S+"),
+    ("kernel-call", r"={80}"),
+    # Autotuning by Inductor.
+    ("autotune", r"Autotune Choices Stats:|AUTOTUNE \w+\(.*\)|strides: \[.*\]|dtypes: [\w., ]+"),
+    ("autotune", r'\{"num_choices": \d+, .*\}'),
+    ("autotune", r"  [\w.]+ (?:[\d.]+|inf) ms [\d.]+% ?.*"),
+    ("autotune", r"\w+ AUTOTUNE benchmarking takes [\d.]+ seconds and [\d.]+ seconds precompiling for \d+ choices"),
+    # Benchmarks and evaluations of SGLang.
+    ("tokens", r"#(?:Input|Output) tokens: \d+"),
+    ("bench-phase", r"(?:Warmup|Benchmark)\.\.\.|Starting (?:warmup|initial single prompt test run|main benchmark run).*"),
+    ("sampler", r"ChatCompletionSampler initialized with self\.system_message=.*"),
+    ("results-file", r"Writing (?:report|results) to \S+"),
+    # pytest and unittest.
+    ("test-method", r"\[CI Test Method\] [\w.]+"),
+    ("pytest-header", r"platform \w+ -- Python \d\S*, pytest-\S+, pluggy-\S+(?: -- \S+)?"),
+    ("pytest-header", r"hypothesis profile '[\w-]+'.*"),
+    ("pytest-header", r"(?:cachedir|rootdir|configfile|plugins|testpaths|asyncio): \S.*"),
+    ("pytest-header", r"collect(?:ing|ed) (?:\.\.\. ?)?(?:collected )?(?:\d+ items?)?(?: / .*)?"),
+    ("unittest", r"Ran \d+ tests? in [\d.]+s|OK(?: \(.*\))?|-{70}|={70}"),
+    ("pytest-docs", r"-- Docs: https://docs\.pytest\.org/\S+"),
+    ("pytest-reruns", r"!+ .* !+"),
+    ("response", r"(?:[A-Z]\w* )?(?:[Rr]esponse|[Oo]utput)(?: \d+)?: .*"),
+    ("traceback", CHAINED.pattern),
+    ("blank", r""),
+)  # fmt: skip
+_STATED = (
+    # FAILED                                                                    [ 75%]
+    ("outcome", r"(?P<outcome>PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|RERUN)(?: \(.*\))?(?: +\[ *\d+%\])?"),
+    # test_mmlu (__main__.TestX) ... FAIL
+    ("unittest-outcome", r"(?P<id>\w+ \([\w.]+\)) \.\.\. (?P<outcome>ok|FAIL|ERROR|skipped .*|expected failure)?"),
+    # command=python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct
+    ("command", r"(?:command=|\+ |\$ )(\S.*)"),
+    # [METRIC] mmlu_score=0.125 labels={"model": "meta-llama/Llama-3.1-8B-Instruct", "eval": "mmlu"}
+    ("metric", rf"\[METRIC\] ([\w./-]+)=({NUMBER}|nan|inf)(?: labels=\{{.*\}})?"),
+    # Total latency: 64.467 s
+    ("number", r"(Total latency|Score|Accuracy|Invalid|Latency|Output throughput|acc_length|speed): "
+               rf"({NUMBER})(?: ?(?:s|token/s|%))?"),
+    # output_throughput=97.5
+    ("number", rf"([a-z]\w*)=({NUMBER})"),
+    # {'other': np.float64(0.1875), 'other:std': np.float64(0.39), 'score': np.float64(0.125)}
+    ("scores", rf"\{{(?:'[^']{{1,80}}': (?:np\.\w+\()?(?:{NUMBER}|nan)\)?(?:, |\}}$))+"),
+)  # fmt: skip
+# Lines with which blocks of several lines begin or end.
+_HEADINGS = (
+    # =========================== short test summary info ============================
+    ("pytest-section",
+     r"={3,} (test session starts|warnings summary|(?:short|rerun) test summary info|FAILURES|ERRORS|PASSES|slowest .*) ={3,}"),
+    # ==================== 1 failed, 3 passed, 1 warning in 319.15s (0:05:19) ====================
+    ("pytest-summary",
+     r"={3,} ((?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s"
+     r"(?: \([\d:]+\))?|no tests ran in [\d.]+s) ={3,}"),
+    # ====== Offline Throughput Benchmark Result =======
+    ("table-title", r"=+ *((?:\w[\w ]{0,80})?Result) *=+"),
+)  # fmt: skip
+# Lines of a section of pytest's output, by the titles of `_HEADINGS`, and of a benchmark's table.
+_FAILURES = (
+    # __________________________________ test_mmlu ___________________________________
+    ("failed-test", r"_{3,} (?:ERROR at (?:setup|teardown) of )?([^_ ].*?) _{3,}"),
+    # E       assert 0.125 >= 0.6
+    ("raised", r"E {3,}(\S.*)"),
+    # test_eval.py:3: AssertionError
+    ("raised-at", r"(?P<file>[\w./<>-]+):(?P<line>\d+): (?P<kind>[A-Za-z_]\w*)"),
+    # >       assert score >= 0.6
+    (
+        "pytest-detail",
+        r"_{3,} .+ _{3,}|(?:_ )+_?|[\w./<>-]+:\d+: (?:in \S+|\w*)|E {3,}.*|E|> {3,}.*|-{3,} Captured .* -{3,}|\w+ += .*",
+    ),
+)
+_SUMMARY = (
+    # FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6
+    ("summary-line",
+     r"(?P<outcome>FAILED|PASSED|ERROR|SKIPPED|XFAIL|XPASS)(?: \[\d+\])? (?P<id>\S+::\S+|\S+\.py(?::\d+)?)"
+     r"(?: - (?P<why>.*)|:? .*)?"),
+)  # fmt: skip
+_DURATIONS = (
+    # 99.12s call     test/test_x.py::TestX::test_mmlu
+    (
+        "duration",
+        r"(?P<seconds>[\d.]+)s (?P<phase>call|setup|teardown) +(?P<id>\S+)|\(\d+ durations < [\d.]+s hidden\..*\)",
+    ),
+)
+_WARNINGS = (
+    # test_eval.py::test_mmlu
+    ("pytest-detail", r"\S+\.py:\d+|\S+::\S+|\S+\.py: \d+ warnings?|  \S.*|    .*|  "),
+)
+_ROWS = (
+    # Output token throughput (tok/s):         96.49
+    ("table-row", r"([A-Z][\w (),/.%#-]*): +(\S+)\s*"),
+    ("table", r"-{4}[\w ()-]*-{4}"),
+    ("table-end", r"=+"),
+)
+_FIRST_WORD = re.compile(r"[A-Za-z_#'\[][\w#'./]*(?: |$)")
+
+
+class LineTable:
+    """Patterns by kind, in the order in which they are tried; those that begin with a word only on texts that do."""
+
+    def __init__(self, rows: tuple[tuple[str, str], ...]) -> None:
+        self._by_word: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+        self._any: list[tuple[re.Pattern[str], str]] = []
+        for kind, pattern in rows:
+            word = _FIRST_WORD.match(pattern)
+            group = self._by_word.setdefault(word[0].rstrip(), []) if word and "|" not in pattern else self._any
+            group.append((re.compile(pattern, re.DOTALL), kind))
+
+    @lru_cache(4096)  # noqa: B019 - there are a few tables, and logs repeat themselves
+    def find(self, text: str) -> tuple[str, re.Match[str] | None]:
+        """Find the kind of a text that a pattern matches from end to end, and the match; "" and None if none does."""
+        for pattern, kind in (*self._by_word.get(text.partition(" ")[0], ()), *self._any):
+            if match := pattern.fullmatch(text):
+                return kind, match
+        return "", None
+
+
+RECORDS, STATED, BARE, HEADINGS = LineTable(_RECORDS), LineTable(_STATED), LineTable(_BARE), LineTable(_HEADINGS)
+"""What SGLang logs behind its time; what a line without a time states; other lines without a time; beginnings of blocks."""
+_FAILED, _SUMMED = LineTable(_FAILURES), LineTable(_SUMMARY)
+SECTIONS = {
+    "FAILURES": _FAILED, "ERRORS": _FAILED, "PASSES": _FAILED, "warnings summary": LineTable(_WARNINGS),
+    "short test summary info": _SUMMED, "rerun test summary info": _SUMMED, "slowest": LineTable(_DURATIONS),
+    "table": LineTable(_ROWS),
+}  # fmt: skip
+"""Lines of a block, by its title."""
+COUNTED_AS = {"unittest-outcome": "outcome", "kernel-begins": "kernel-call", "kernel-exception": "kernel-call"} | {
+    **dict.fromkeys(("failed-test", "raised", "raised-at", "summary-line", "duration"), "pytest-detail"),
+    **dict.fromkeys(("table-title", "table-row", "table-end"), "table"),
+}
+"""Kinds that are counted as another one."""
+
+# Characters of a line in which progress bars are looked for.
+_LONGEST_BARS = 20_000
+# Several writers may share a line: progress bars that end in a carriage return or in nothing, names of tests, labels of a stream.
+_RATE = r"[\d.?]+(?:[kMG]?\w{0,12}/\w{1,12}(?:, [\w=.+-]+)*\]|s/it|it/s|s/i|it/|it|s/|s|i)?"
+# A progress bar of tqdm 4 (``std.tqdm.format_meter``), whole or cut off behind its rate; SGLang writes "25% Completed |".
+#  50%|█████     | 4/8 [00:01<00:01,  2.38it/s]
+_BAR = re.compile(
+    r"(?P<percent>\d{1,3})%(?:\|[^|\r]{0,200}\|| Completed \|) *"
+    r"(?P<done>[\d.]+[kMG]?)/(?P<total>[\d.]+[kMG]?) "
+    rf"\[(?P<elapsed>[\d:]+)<(?:[\d:]+|\?)(?:, *(?:{_RATE})?)?\]?"
+)
+_MARKS = ("%|", "% Completed |")
+_BAR_LABEL = re.compile(r"(?P<label>[^][|%\r: ][^][|%\r]{0,80}): +")
+_STARTS = (
+    # test/test_eval.py::TestX::test_mmlu [2026-01-24 18:15:48] ...
+    ("test-start", re.compile(r"([\w./-]+\.py::[^\s\[]+(?:\[[^\]]*\])?) (?=\S|$)")),
+    # Error: [2026-01-24 18:16:20] ...
+    ("label", re.compile(r"(Output|Error|stdout|stderr): (?=\[|$)")),
+)
+
+
+def pieces(text: str) -> Iterator[tuple[str, str, re.Match[str] | None]]:
+    """Split a line: the kind of each piece ("progress", "test-start", "label" or "text"), its text, and of a bar its match.
+
+    A line of one writer is one piece of kind "text". What stands before a bar and a colon is the label of the bar.
+    """
+    for number, part in enumerate(text.split("\r")):
+        if not part and number:
+            continue
+        start = 0
+        if len(part) <= _LONGEST_BARS and any(mark in part for mark in _MARKS):
+            for bar in _BAR.finditer(part):
+                before = part[start : bar.start()]
+                label = _BAR_LABEL.fullmatch(before)
+                if before.strip() and not label:
+                    yield from _labelled(before.rstrip(" "))
+                yield "progress", label["label"] if label else "", bar
+                start = bar.end()
+        if start < len(part) or not start:
+            yield from _labelled(part[start:])
+
+
+def _labelled(text: str) -> Iterator[tuple[str, str, None]]:
+    for kind, pattern in _STARTS:
+        if match := pattern.match(text):
+            yield kind, match[1], None
+            text = text[match.end() :]
+            if not text:
+                return
+    yield "text", text, None
