@@ -101,7 +101,7 @@ def through_pages(call: AttentionCall, page: int) -> AttentionCall:
     pool = paged(replace(call, stored=None), page)
     requests = range(len(pool.pages))
     table = torch.zeros(len(requests), max(call.lens_k), dtype=torch.int32, device=call.k.device)
-    for row, slots in zip(table, pool.slots.split(call.lens_k), strict=True):
+    for row, slots in zip(table, torch.split(pool.slots, call.lens_k), strict=True):
         row[: len(slots)] = slots
     gathered = slots_of(table, requests, call.lens_k)
     return replace(call, k=pool.k.flatten(0, 1)[gathered], v=pool.v.flatten(0, 1)[gathered])
