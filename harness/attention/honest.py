@@ -404,8 +404,8 @@ def _attend(
     members: int,
 ) -> Tensor:  # fmt: skip
     """Compute the attention of each member for some rows, and the keys that they see, [members, kv heads, rows, head_dim_v]."""
-    # `seen` is [1 or kv heads, rows, keys]; later keys are seen by none. q, k and v are [members, kv heads, rows or len_k, dim], each
-    # of which may have one member for all.
+    # `seen` is [1 or kv heads, rows, keys]; later keys are seen by none. q, k and v are [members, kv heads, rows or len_k, dim],
+    # each of which may have one member for all.
     q, k, v = stored
     keys = seen.shape[-1]
     k, v = k[..., :keys, :], v[..., :keys, :]
@@ -462,8 +462,8 @@ def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: in
 
 def _merged(weights: Tensor, counted: Tensor, v: Tensor, group: SequenceGroup, draw: _Draw, members: int) -> Tensor:
     """Add up weighted values of cached and new keys, each part divided by its sum, rounded and multiplied by it again."""
-    # Weights, and how they are counted, are [1 or members, kv heads, rows, keys]. A query that sees only keys of one kind has nothing
-    # to merge.
+    # Weights, and how they are counted, are [1 or members, kv heads, rows, keys]. A query that sees only keys of one kind has
+    # nothing to merge.
     cached = torch.arange(weights.shape[-1], device=v.device) < (group.lens_k - group.lens_q)[:, None, None]
     parts = cached, ~cached
     totals = [(counted * part).sum(-1, keepdim=True) for part in parts]
