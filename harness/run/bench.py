@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from assay.evals.loads import CHUNK, Shape, check_fit, prefix, prompts, shapes_of
 from assay.harness.config import BENCH_FLAGS, RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, answers
-from assay.harness.engines.client import Client, Stream
+from assay.harness.engines.client import Client
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
@@ -231,23 +231,10 @@ def _play(turn: Turn, engine: Engine, client: Client, vocabulary: int, number: i
         client.stream([prefix(shape, vocabulary, turn.seed)], 1, 1)
     asked = prompts(shape, turn.requests, vocabulary, turn.seed)
     streams = client.stream(asked, shape.output, turn.concurrency)
-    return [_timing(turn, number, index, stream) for index, stream in enumerate(streams)]
-
-
-def _timing(turn: Turn, number: int, index: int, stream: Stream) -> Timing:
-    return Timing(
-        role=turn.role,
-        again=turn.again,
-        round=turn.round,
-        block=number,
-        shape=turn.shape.name,
-        concurrency=turn.concurrency,
-        index=index,
-        sent_s=round(stream.sent_s, 6),
-        latency_s=round(stream.latency_s, 6),
-        chunk_s=tuple(round(s, 6) for s in stream.chunk_s),
-        chunk_tokens=stream.chunk_tokens,
-        prompt_tokens=stream.prompt_tokens,
-        completion_tokens=stream.completion_tokens,
-        cached_tokens=stream.cached_tokens,
-    )
+    return [
+        Timing(
+            role=turn.role, again=turn.again, round=turn.round, block=number, shape=shape.name, concurrency=turn.concurrency,
+            index=index, **dict(stream),
+        )
+        for index, stream in enumerate(streams)
+    ]  # fmt: skip
