@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from assay.evals.loads import random_tokens
+from assay.harness.conditions import BORDER_TOKENS
 
-BORDER = 64
-"""Tokens of a block. Every page size of SGLang's backends divides it, and most kernels compute blocks of 64 or 128 keys."""
 BATCH = {"cpu": 9, "cuda": 17}
 """Sequences that a batch must have, by device."""
 DEPTH = {"cpu": 9, "cuda": 33}
@@ -39,14 +38,14 @@ _HEADER = 24
 def _border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
     """List the lengths from `first` to `last` that stand for all of them, ascending.
 
-    Of every block of `BORDER` tokens these are its first length, its last but one and its last one; and `first` and `last`.
+    Of every block of `BORDER_TOKENS` tokens these are its first length, its last but one and its last one; and `first` and `last`.
 
     Args:
         first: the shortest length.
         last: the longest one.
         step: only multiples of it are possible.
     """
-    borders = {length for length in range(first, last + 1) if length % BORDER in (0, 1, BORDER - 1)}
+    borders = {length for length in range(first, last + 1) if length % BORDER_TOKENS in (0, 1, BORDER_TOKENS - 1)}
     return tuple(sorted(length for length in borders | {first, last} if first <= length <= last and length % step == 0))
 
 
@@ -70,7 +69,7 @@ Wave = tuple[LoadRequest, ...]
 
 def longest(tokens: int, context: int, depth: int) -> int:
     """Return the length that a load reaches for an envelope of `tokens`: at most the whole blocks that the context has room for."""
-    return min(tokens, (context - BORDER - depth - 1) // BORDER * BORDER)
+    return min(tokens, (context - BORDER_TOKENS - depth - 1) // BORDER_TOKENS * BORDER_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -134,11 +133,11 @@ class LoadReach:
         extend = self.lengths["extend"]
         asked = {(self._in_pages(self.tokens - new), new) for new in extend["new-behind-prefix"]}
         asked |= {(cached, max(1, min(self.tokens - cached, self.at_once))) for cached in extend["prefix-tokens"]}
-        total = self.tokens // 2 // BORDER * BORDER
-        while total >= 2 * BORDER:
-            blocks = range(BORDER, total, BORDER)
+        total = self.tokens // 2 // BORDER_TOKENS * BORDER_TOKENS
+        while total >= 2 * BORDER_TOKENS:
+            blocks = range(BORDER_TOKENS, total, BORDER_TOKENS)
             asked |= {(block, min(total - block, self.at_once)) for block in blocks if block % self.page == 0}
-            total = total // 2 // BORDER * BORDER
+            total = total // 2 // BORDER_TOKENS * BORDER_TOKENS
         # A full chunk behind a prefix that does not fit into the envelope is the long prompt's own.
         return sorted(
             pair
@@ -218,7 +217,7 @@ class _Prompts:
 
 
 def _borders(reach: LoadReach) -> list[int]:
-    return sorted({0, *range(BORDER, reach.tokens + 1, BORDER), reach.tokens})
+    return sorted({0, *range(BORDER_TOKENS, reach.tokens + 1, BORDER_TOKENS), reach.tokens})
 
 
 def _decoded(prompts: _Prompts, border: int, reach: LoadReach) -> LoadRequest:
@@ -232,7 +231,7 @@ def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
     """Make `size` short prompts, every second one behind cached tokens, after one that the engine starts with alone."""
     header = -(-_HEADER // prompts.page) * prompts.page
     short = [prompts.request(header * (n % 2), 2 + n, output) for n in range(size)]
-    return (prompts.request(0, BORDER // 2, output), *short)
+    return (prompts.request(0, BORDER_TOKENS // 2, output), *short)
 
 
 def _packed(requests: Sequence[LoadRequest], at_once: int) -> Iterator[Wave]:
@@ -243,7 +242,7 @@ def _packed(requests: Sequence[LoadRequest], at_once: int) -> Iterator[Wave]:
     """
     waves: list[tuple[list[LoadRequest], int]] = []
     for request in sorted(requests, key=lambda request: request.cached - len(request.ids)):
-        size = -(-(len(request.ids) - request.cached) // BORDER) * BORDER
+        size = -(-(len(request.ids) - request.cached) // BORDER_TOKENS) * BORDER_TOKENS
         place = next((n for n, (_, used) in enumerate(waves) if used + size <= at_once), None)
         if place is None:
             waves.append(([request], size))

@@ -7,7 +7,6 @@ verdict can name the line that decided it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
@@ -257,8 +256,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "remove it"
+            hint = did_you_mean(key, known) or "remove it"
             raise UsageError(f"{where} {key!r} is unknown.", f"one of {', '.join(sorted(known))}", hint)
 
 

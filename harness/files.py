@@ -4,6 +4,7 @@ commands that can be repeated on another machine.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -24,6 +25,12 @@ _UNFINISHED = ".*.part"  # the files that `write_whole` is writing
 def file_name(text: str) -> str:
     """Make `text` the name of a file or folder: all but letters, digits, "_", "-" and "." becomes "-"."""
     return "".join(c if c.isalnum() or c in "_-." else "-" for c in text)
+
+
+def file_hash(path: Path) -> str:
+    """Hash the content of a file with SHA-256, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def timestamp() -> str:

@@ -1,11 +1,14 @@
-"""The document of a checked kernel; and its result as text, for an assertion and in one line for several kernels."""
+"""The documents of a kernel on calls, those of the matrix or recorded ones, and of a pack of such calls; and a result as text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
+from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, KernelResult
+from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.text import counted, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (
@@ -29,15 +32,6 @@ _MAX_CAUSES = 3
 # Most characters of a test that a terminal or an assertion shows: more are numbers.
 _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
-
-
-def _rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
-    """A row per axis that matters: its name, the values with failing calls as "value (failing/calls)", the values without."""
-    return [
-        (axis.name, ", ".join(f"{v} ({bad}/{of})" for v, (bad, of) in axis.failing.items()), ", ".join(axis.right))
-        for axis in axes
-        if axis.right
-    ]
 
 
 def _indifferent(axes: Sequence[Axis]) -> str:
@@ -105,7 +99,7 @@ def _cause(results: Sequence[KernelResult]) -> str:
             continue
         id_ = explained.most_common(1)[0][0]
         titles = {finding.id: finding.title for result in mine for finding in result.findings}
-        failing, calls = (sum(counted) for counted in zip(*map(_failing, mine), strict=True))
+        failing, calls = sum(len(result.failing) for result in mine), sum(result.calls for result in mine)
         extent = f"; {failing} of {calls} calls" if failing else ""
         if id_ not in titles:
             from assay.harness.attention.bugs.family import BY_ID  # torch, which few of those who show a result need
@@ -122,11 +116,6 @@ def _cause_first(result: KernelResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
     why = _cause([result])
     return f"{why}: {result.extent()}" if why else result.summary()
-
-
-def _failing(result: KernelResult) -> tuple[int, int]:
-    """Calls that fail, and calls that were tried."""
-    return len(result.failing), result.calls
 
 
 def sentence(results: Sequence[KernelResult]) -> str:
@@ -149,11 +138,12 @@ def check_document(result: KernelResult, verbose: bool = False) -> Document:
         result: of the check.
         verbose: whether it shows the traceback of a kernel that raises.
     """
+    undecided = result.recorded and result.verdict == "inconclusive"
     return Document(
-        command="check",
+        command="replay" if result.recorded else "check",
         title=one_line(result.kernel, 60),
         verdict=result.verdict,
-        headline=f"{result.summary()}.",
+        headline=f"{'; '.join(result.missing)}." if undecided else f"{result.summary()}.",
         crumbs=[
             Cell(one_line(result.kernel, 80), code=True),
             f"{result.computed:,} calls computed, {len(result.refused):,} refused",
@@ -170,19 +160,29 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     body += [Code(traceback)] if traceback else []
     if result.axes:
         where: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
-        where.append(Table(("Axis", "Fails (of calls)", "Correct"), _rows(result.axes), style="side-by-side"))
+        rows = [
+            (axis.name, ", ".join(f"{v} ({bad}/{of})" for v, (bad, of) in axis.failing.items()), ", ".join(axis.right))
+            for axis in result.axes
+            if axis.right
+        ]
+        where.append(Table(("Axis", "Fails (of calls)", "Correct"), rows, style="side-by-side"))
         where += [Line(words, "quiet")] if (words := _indifferent(result.axes)) else []
         body.append(Section("Where it is wrong", where, "where"))
     covered = [f"Covered: {words}; {result.seconds:.1f} s."] if (words := _covered(result.coverage)) else []
+    if result.recorded:
+        of = f"{result.calls} of {result.recorded} recorded calls, {result.with_prefix} with a cached prefix"
+        covered.append(f"Replayed: {of}; {result.seconds:.1f} s.")
+        covered += [f"The pack's {phase} calls: {text or 'none'}." for phase, text in result.envelope.items()]
+        covered += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in result.not_tested]
     covered += [f"Missing for a pass: {requirement}" for requirement in result.missing]
     covered += [f"Not covered: {gap}" for gap in _not_covered(result)]
     body += [Section("What it covered", [Items(covered)], "covered")] if covered else []
     again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
-    again += [*reproducing(result.test), *([Code(result.again, "Repeat this check")] if result.again else [])]
+    again += [*_reproducing(result.test), *([Code(result.again, "Repeat this check")] if result.again else [])]
     return [*body, *([Section("See it again", again, "again")] if again else [])]
 
 
-def reproducing(test: str) -> list[Block]:
+def _reproducing(test: str) -> list[Block]:
     """A test that reproduces a wrong output; none where there is no such test. A terminal shows none of numbers."""
     code = Code(test, _TEST, "python")
     if len(test) <= _MAX_TEST:
@@ -212,3 +212,33 @@ def _suite(result: KernelResult) -> Suite:
         result.seconds,
     )  # fmt: skip
     return Suite("assay check", [case], properties)
+
+
+def pack_document(manifest: PackManifest, pack: Path) -> Document:
+    """Build the document of a recorded pack: the calls by phase and cached prefix, and the command that replays them."""
+    strata: dict[tuple[str, str], list[tuple[int | None, int]]] = {}
+    for call in manifest.calls:
+        cached = "yes" if has_cached_prefix(call.prefix) else "no"
+        strata.setdefault((call.spec.phase, cached), []).append((call.spec.layer, call.bytes))
+    rows = [
+        (
+            *stratum,
+            f"{len(calls)}",
+            f"{len({layer for layer, _ in calls})}",
+            f"{sum(size for _, size in calls) / 2**20:.1f}",
+        )
+        for stratum, calls in sorted(strata.items(), reverse=True)
+    ]
+    too_large = f"; {manifest.too_large} were too large" if manifest.too_large else ""
+    return Document(
+        command="record",
+        title=str(pack),
+        verdict=None,
+        headline=f"Recorded {len(manifest.calls)} of {manifest.seen:,} calls{too_large}: {pack}",
+        body=[
+            Table(("phase", "cached prefix", "calls", "layers", "MiB"), rows, numbers=(2, 3, 4)),
+            Line(f"Replay: {replay_command(pack)}"),
+        ],
+        exit_code=0,
+        result=manifest,
+    )

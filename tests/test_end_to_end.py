@@ -229,8 +229,8 @@ def test_pytest_suites_is_the_same_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", str(ROOT / "suites"), "-p", "no:cacheprovider", "-q", "-rA", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stdout
-    assert "FAILED suites/test_accuracy.py::test_accuracy_is_not_inferior" in done.stdout
-    assert "PASSED suites/test_servers.py::test_the_candidates_own_kernel_ran" in done.stdout
+    assert "FAILED suites/test_run.py::test_the_suite_is_a_pass[accuracy]" in done.stdout
+    assert "PASSED suites/test_run.py::test_the_candidates_own_kernel_ran" in done.stdout
     assert report(tmp_path)["verdict"] == "regression"
     assert gone(tmp_path)
 

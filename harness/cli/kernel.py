@@ -125,7 +125,7 @@ def replay(
     """Run a kernel on recorded calls, without a server or a model, and name what is wrong with it."""
     from assay.harness.checks.jobs import ended_early
     from assay.harness.checks.jobs import replay as run
-    from assay.reports.recorded_calls import replay_document
+    from assay.reports.check import check_document
 
     with progress(errors) as display:
 
@@ -136,7 +136,7 @@ def replay(
         result = run(pack, candidate, read_out=read_out, on_event=show)
     if result.not_run:
         report_error(ended_early(result.not_run, "what it had found is below"))
-    raise typer.Exit(deliver(replay_document(result), json))
+    raise typer.Exit(deliver(check_document(result), json))
 
 
 @app.command()

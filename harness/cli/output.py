@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,39 +43,30 @@ Json = Annotated[
 """An option of every command that ends in a result; its command calls `print_json`."""
 
 
-def new_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check the path of an option for a file to be written, before anything is computed. A ``~`` is the home folder."""
-    path = path and path.expanduser()
-    if path is not None and path.is_dir():
-        raise UsageError(
-            f"{_named(param)}: {path} is a folder.", "a file, which is written", f"name a file in it: {path}/NAME"
-        )
-    return _writable(param, path)
+def _to_write(kind: str, exists_as_another: Callable[[Path], bool], do: str) -> Callable[..., Path | None]:
+    """Make the callback of an option or argument that is written, which checks it before anything is computed."""
 
-
-def new_folder(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check the path of an option or argument for a folder to be written: as `new_file`."""
-    path = path and path.expanduser()
-    if path is not None and path.is_file():
-        raise UsageError(f"{_named(param)}: {path} is a file.", "a folder (created if missing)", "name a folder")
-    return _writable(param, path)
-
-
-def _writable(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is not None:
+    def check(param: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        path, name = path.expanduser(), param.opts[0] if param.opts[0].startswith("-") else str(param.name)
         there = next(part for part in (path, *path.absolute().parents) if part.exists())
+        other = "folder" if there.is_dir() else "file"
+        if there == path and exists_as_another(path):
+            raise UsageError(f"{name}: {path} is a {other}.", kind, do.format(path=path))
         if there != path and not there.is_dir():
-            raise UsageError(
-                f"{_named(param)} {path}: {there.name} is a file.", "a folder in its place", "name another folder"
-            )
+            problem = f"{name} {path}: {there.name} is a file."
+            raise UsageError(problem, "a folder in its place", "name another folder")
         if not os.access(there, os.W_OK):
-            raise UsageError(f"{_named(param)}: {there} cannot be written.", "a place that can be", "name another one")
-    return path
+            raise UsageError(f"{name}: {there} cannot be written.", "a place that can be", "name another one")
+        return path
+
+    return check
 
 
-def _named(param: typer.CallbackParam) -> str:
-    return str(param.opts[0]) if param.opts[0].startswith("-") else str(param.name)
-
+# For a file and a folder to be written; a ``~`` is the home folder.
+new_file = _to_write("a file, which is written", Path.is_dir, "name a file in it: {path}/NAME")
+new_folder = _to_write("a folder (created if missing)", Path.is_file, "name a folder")
 
 Html = Annotated[Path | None, typer.Option(help="A file for the result as an HTML page.", callback=new_file)]
 Junit = Annotated[Path | None, typer.Option(help="A file for the result as JUnit XML.", callback=new_file)]

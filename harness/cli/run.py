@@ -59,7 +59,7 @@ def _record(flags: dict[str, Any], pack: Path, config: Path | None, json: bool) 
     """
     from assay.harness.run.plan import prepare
     from assay.harness.run.run import record_pack
-    from assay.reports.recorded_calls import pack_document
+    from assay.reports.check import pack_document
 
     spec = instrumented_spec(flags | {"suites": "layers"}, config)
     with progress() as display:
@@ -82,34 +82,28 @@ def run_and_report(spec: RunSpec, out: Path | None, *, baselines: bool = False, 
     folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         made = run(spec, folder, baselines=baselines, display=display)
-    if made.failure and made.failure.kind == "interrupted":
-        _show_interrupted(made, folder, json)
-    else:
-        _show(made, folder, json)
+    _show(made, folder, json, interrupted=made.failure is not None and made.failure.kind == "interrupted")
     return made
 
 
-def _show_interrupted(made: Report, folder: Path, json: bool) -> None:
-    from assay.reports.json_report import to_json
-    from assay.reports.write import write_reports
-
-    with too_late():
-        write_reports(made, folder)
-    assert made.failure is not None
-    say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
-    say(f"{made.failure.do[0].upper()}{made.failure.do[1:]}")
-    if json:
-        print_json(to_json(made))
-
-
-def _show(made: Report, folder: Path, json: bool) -> None:
+def _show(made: Report, folder: Path, json: bool, interrupted: bool = False) -> None:
+    """Write every report of a run, and show the verdict; of one that was interrupted just now, how it goes on."""
     from assay.harness.judge.history import PAGE
     from assay.reports.run_report import run_document
     from assay.reports.write import write_reports
 
     with too_late():
         write_reports(made, folder)
-        deliver(run_document(made, folder / PAGE), json)
+        if not interrupted:
+            deliver(run_document(made, folder / PAGE), json)
+            return
+    assert made.failure is not None
+    say(f"Interrupted; there is no verdict. What was measured is in {folder}.")
+    say(f"{made.failure.do[0].upper()}{made.failure.do[1:]}")
+    if json:
+        from assay.reports.json_report import to_json
+
+        print_json(to_json(made))
 
 
 @app.command()

@@ -15,8 +15,7 @@ from pathlib import Path
 from pydantic import Field
 
 from assay.evals.envelope_load import BATCH, DEPTH, LoadReach, longest
-from assay.evals.envelope_load import BORDER as BLOCK_BORDER
-from assay.harness.conditions import BATCHES, BORDER, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
+from assay.harness.conditions import BATCHES, BORDER, BORDER_TOKENS, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.run_file import RunFile
@@ -46,7 +45,7 @@ def in_all(sets: Sequence[Ranges]) -> Ranges:
 def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
     """Return the lengths that were met, and those that they stand for.
 
-    A block of `BLOCK_BORDER` lengths was met where all its `wanted` ones were; between two wanted lengths of one block lies no
+    A block of `BORDER_TOKENS` lengths was met where all its `wanted` ones were; between two wanted lengths of one block lies no
     border.
 
     Args:
@@ -55,11 +54,11 @@ def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
     """
     known = _lengths(met)
     covered = set(known)
-    for block in {(length - 1) // BLOCK_BORDER for length in wanted}:
-        points = [length for length in wanted if (length - 1) // BLOCK_BORDER == block]
+    for block in {(length - 1) // BORDER_TOKENS for length in wanted}:
+        points = [length for length in wanted if (length - 1) // BORDER_TOKENS == block]
         if known.issuperset(points):
             covered.update(
-                range(max(block * BLOCK_BORDER + 1, wanted[0]), min((block + 1) * BLOCK_BORDER, wanted[-1]) + 1)
+                range(max(block * BORDER_TOKENS + 1, wanted[0]), min((block + 1) * BORDER_TOKENS, wanted[-1]) + 1)
             )
     return ranges_of(covered)
 

@@ -1,5 +1,12 @@
 """``runs/<id>/``: a run's folder. It holds everything measured so far at any moment, so a killed run loses nothing."""
 
+# The states of a run's folder, and what ends each:
+#   unused  no manifest.json, whatever else a full disk or a kill left of `open`: ended by the manifest, the last file of `open`
+#   open    records.jsonl and the servers' folders grow, under the lock of one process: ended by `seal`, once everything was done;
+#           a failure or a kill leaves the folder open, and the next `open` of the same run resumes
+#   sealed  progress.json has the hash of each file, and every reader refuses a change: ended by an `open`, which resumes
+# A bench or a comparison of features (`EndedFolder`) is sealed by end.json, and is never opened again.
+
 from __future__ import annotations
 
 import json

@@ -213,13 +213,10 @@ def _read(folder: Path, entry: PackEntry) -> RecordedCall:
                 "copy the pack again, or record it again",
             )
         with reading(path, "recorded call"):
-            return _recorded(safetensors.torch.load(content), entry)
+            tensors = safetensors.torch.load(content)
+            call = AttentionCall.of_tensors(tensors, entry.spec)
+            return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))
     except (OSError, SafetensorError, KeyError) as error:
         raise EvidenceError(
             f"{path} cannot be read: {error}.", "a recorded call", "copy the pack again, or record it again"
         ) from None
-
-
-def _recorded(tensors: dict[str, Tensor], entry: PackEntry) -> RecordedCall:
-    call = AttentionCall.of_tensors(tensors, entry.spec)
-    return RecordedCall(call, tensors["reference"], entry, tensors.get(CANDIDATE))

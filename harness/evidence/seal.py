@@ -6,12 +6,13 @@ rewrites that file too is believed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from assay.harness.errors import EvidenceError
+from assay.harness.files import file_hash
+from assay.harness.text import few
 
 # Suffixes of evidence. Logs, and what a reader puts beside it, are none.
 _KINDS = frozenset({".json", ".jsonl", ".safetensors", ".i64"})
@@ -32,18 +33,12 @@ def seal_of(folder: Path) -> dict[str, str]:
         if path.suffix not in _KINDS or path.name.startswith(".") or name in _NOT_SEALED or not path.is_file():
             continue
         try:
-            hashes[name] = _file_hash(path)
+            hashes[name] = file_hash(path)
         except OSError as error:
             raise EvidenceError(
                 f"{path} cannot be read: {error.strerror}.", "evidence that can be read", "make it readable"
             ) from None
     return hashes
-
-
-def _file_hash(path: Path) -> str:
-    """Hash the content of a file with SHA-256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -63,14 +58,11 @@ def check_seal(folder: Path, sealed: Mapping[str, str], stated: Mapping[str, str
     changed = sorted(name for name in sealed.keys() & now.keys() if sealed[name] != now[name])
     removed, added = sorted(sealed.keys() - now.keys()), sorted(now.keys() - sealed.keys())
     parts = (("changed", changed), ("removed", removed), ("added", added))
-    if words := [f"{_names(names)} {'was' if len(names) == 1 else 'were'} {what}" for what, names in parts if names]:
+    if words := [
+        f"{few(names, _MOST_NAMES)} {'was' if len(names) == 1 else 'were'} {what}" for what, names in parts if names
+    ]:
         raise EvidenceError(
             f"The evidence in {folder} is not as it was when the run ended: {'; '.join(words)}.",
             f"the {len(sealed)} files of the run, unchanged",
             "restore them, or run again with a new --out",
         )
-
-
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(names[:_MOST_NAMES])}{more}"

@@ -1,69 +1,51 @@
-"""The reader of MLC-LLM engine traces: what a trace states, the rules that it breaks, and its timeline."""
+"""The reader of MLC-LLM engine traces: what a trace states, and the rules that it breaks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterator, Mapping
 
-from assay.harness.ingest import mlc_trace
-from assay.harness.ingest.mlc_rules import DECODE, PREFILL, RULES
-from assay.harness.ingest.mlc_trace import Segment, StepTrace, Track, begins_trace, read_steps
-from assay.harness.ingest.result import (
-    MAX_COLUMNS,
-    MAX_TRACKS,
-    NOTHING,
-    POLLED,
-    TENTHS,
-    CitedFinding,
-    Excerpt,
-    Fact,
-    FactTable,
-    FileDocument,
-    FormatReader,
-    Lane,
-    Timeline,
-    TimelineTrack,
+from assay.harness.ingest.mlc_rules import RULES
+from assay.harness.ingest.mlc_timeline import timeline
+from assay.harness.ingest.mlc_trace import (
+    ADD,
+    FORK,
+    ID,
+    TITLE,
+    Segment,
+    SegmentKind,
+    StepTrace,
+    Track,
+    begins_trace,
+    read_steps,
 )
+from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FormatReader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import counted, one_line
 
-_ID, _TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
 # Most rows of a table, and most violations of one rule that become findings; the others are counted.
 _ROWS_SHOWN, _VIOLATIONS_SHOWN = 100, 5
-_KINDS: dict[str, Literal["extend", "decode"]] = {PREFILL: "extend", DECODE: "decode"}
-# How a request got its sequence, in the table, in the timeline and in a fact.
+# Kinds of segments, in the order of the columns.
+_KINDS: tuple[SegmentKind, ...] = ("setup", "extend", "mixed", "decode", "idle")
+# How a request got its sequence, in the table and in a fact.
 _FORKED = {
-    mlc_trace.ADD: ("added", "adds its sequence, ", "adds a sequence: its prefill runs without a cached prefix"),
-    mlc_trace.FORK: (
-        "forked", "forks its sequence, ", "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix",
-    ),
-    "": ("not one", "", ""),
-}  # fmt: skip
+    ADD: ("added", "adds a sequence: its prefill runs without a cached prefix"),
+    FORK: ("forked", "forks a sequence whose prefix is in the KV cache: its prefill runs with a cached prefix"),
+    "": ("not one", ""),
+}
 
 
 def _read(source: SourceFile) -> FileDocument:
-    trace = _steps(source)
+    trace = read_steps(source)
     shown = trace.tracks[:_ROWS_SHOWN]
     wanted = {place for violation in trace.violations for place in violation.places}
-    wanted |= {place for _, place in map(_sequence, shown) if place}
+    wanted |= {place for _, place in (track.sequence for track in shown) if place}
     wanted |= {track.output_at[0] for track in shown if track.output is not None}
     texts = {number: one_line(text) for number, text in source.lines() if number in wanted} if wanted else {}
     return FileDocument(
         file=trace.file, facts=tuple(_facts(trace, texts)), tables=(_requests(trace), _calls(trace)),
-        findings=tuple(_findings(trace, texts)), timeline=trace.timeline,
+        findings=tuple(_findings(trace, texts)), timeline=timeline(trace),
     )  # fmt: skip
-
-
-def _steps(source: SourceFile) -> StepTrace:
-    """Read a trace with its timeline: a column for each segment, or for several where there are many."""
-    trace = read_steps(source, _ID, _TITLE)
-    shown = trace.tracks[:MAX_TRACKS]
-    longest = max((len(track.segments) for track in shown), default=0)
-    per = max(1, -(-longest // MAX_COLUMNS))
-    lanes = tuple(_lanes(track, per) for track in shown)
-    return replace(trace, timeline=Timeline(segments=longest, tracks=lanes, left_out=len(trace.tracks) - len(shown)))
 
 
 def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFinding]:
@@ -84,28 +66,9 @@ def _findings(trace: StepTrace, texts: Mapping[int, str]) -> Iterator[CitedFindi
         )  # fmt: skip
 
 
-def _sequence(track: Track) -> tuple[str, int]:
-    """Return how a request got its sequence, and in which line; nothing if it got none or several."""
-    got = [
-        (step.name, place)
-        for segment in track.segments
-        for step, place in zip(segment.steps, segment.places, strict=True)
-        if step.name in (mlc_trace.ADD, mlc_trace.FORK)
-    ]
-    return got[0] if len(got) == 1 else ("", 0)
-
-
 def _marked(track: Track) -> list[Segment]:
     """List the segments that stand between marks: not the prefill before the first of them."""
-    return [segment for segment in track.segments if segment.steps[0].name == "segment begins"]
-
-
-def _tokens(track: Track) -> tuple[int, int]:
-    """Count the tokens that were sampled for a request: in prefills, and in everything else."""
-    sampled = [
-        (segment.kind, sum(step.name in mlc_trace.SAMPLE for step in segment.steps)) for segment in track.segments
-    ]
-    return sum(n for kind, n in sampled if kind == "extend"), sum(n for kind, n in sampled if kind != "extend")
+    return [segment for segment in track.segments if segment.letters.startswith("[")]
 
 
 def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
@@ -113,7 +76,7 @@ def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
     if not trace.violations:
         yield Fact(id="rules", title="Rules", text="no rule of the engine is broken")
     for track in trace.tracks[:_ROWS_SHOWN]:
-        marked, slug, (first, rest) = _marked(track), track.name.replace(" ", "-"), _tokens(track)
+        marked, slug, (first, rest) = _marked(track), track.name.replace(" ", "-"), track.tokens
         idle = sum(segment.kind == "idle" for segment in marked)
         steps = sum(segment.kind == "decode" for segment in marked)
         ends = ", the last one" if idle == 1 and marked[-1].kind == "idle" else ""
@@ -121,10 +84,10 @@ def _facts(trace: StepTrace, texts: dict[int, str]) -> Iterator[Fact]:
         yield Fact(id=f"{slug}-segments", title=f"Segments of {track.name}", text=says)
         says = f"{counted(first + rest, 'token')}: {first:,} from the prefill, {rest:,} from decodes"
         yield Fact(id=f"{slug}-tokens", title=f"Tokens of {track.name}", text=says)
-        name, place = _sequence(track)
+        name, place = track.sequence
         if name:
             cite = Excerpt(first=place, last=place, text=texts.get(place, ""))
-            says = f"{track.name} {_FORKED[name][2]}"
+            says = f"{track.name} {_FORKED[name][1]}"
             yield Fact(id=f"{slug}-sequence", title=f"Sequence of {track.name}", text=says, cites=(cite,))
         if track.output is not None:
             at, until = track.output_at
@@ -138,8 +101,8 @@ def _requests(trace: StepTrace) -> FactTable:
         kinds = [segment.kind for segment in _marked(track)]
         rows.append((
             track.name, f"{track.segments[0].first:,} to {track.segments[-1].last:,}" if track.segments else "",
-            _FORKED[_sequence(track)[0]][0], f"{len(kinds):,}", f"{kinds.count('decode'):,}", f"{kinds.count('idle'):,}",
-            f"{sum(_tokens(track)):,}",
+            _FORKED[track.sequence[0]][0], f"{len(kinds):,}", f"{kinds.count('decode'):,}", f"{kinds.count('idle'):,}",
+            f"{sum(track.tokens):,}",
         ))  # fmt: skip
     columns, note = (
         ("request", "lines", "sequence", "segments", "decodes", "idle", "tokens"),
@@ -153,14 +116,10 @@ def _left_out(total: int) -> str:
 
 
 def _calls(trace: StepTrace) -> FactTable:
-    segments = [
-        *([trace.setup] if trace.setup else []),
-        *(segment for track in trace.tracks for segment in track.segments),
-    ]
-    counts = Counter[tuple[str, str]](
-        (segment.kind, step.name) for segment in segments for step in segment.steps if step.kind != "mark"
-    )
-    kinds = [kind for kind in ("setup", "extend", "mixed", "decode", "idle") if any(key[0] == kind for key in counts)]
+    segments = [trace.setup] if trace.setup else []
+    segments += [segment for track in trace.tracks for segment in track.segments]
+    counts = Counter((segment.kind, line.name) for segment in segments for line in segment.lines if line.kind != "mark")
+    kinds = [kind for kind in _KINDS if any(key[0] == kind for key in counts)]
     totals = Counter[str]()
     for (_, name), count in counts.items():
         totals[name] += count
@@ -172,31 +131,4 @@ def _calls(trace: StepTrace) -> FactTable:
     return FactTable(id="calls", title=title, columns=columns, rows=rows, note=_left_out(len(names)))
 
 
-def _lanes(track: Track, per: int) -> TimelineTrack:
-    groups = [track.segments[at : at + per] for at in range(0, len(track.segments), per)]
-    lanes = tuple(
-        Lane(name=name, kind=_KINDS.get(name, "other"), cells="".join(_cell(group, name) for group in groups))
-        for name in mlc_trace.POLLING_ORDER
-    )
-    note = f"{_FORKED[_sequence(track)[0]][1]}{counted(sum(_tokens(track)), 'token')}"
-    return TimelineTrack(name=track.name, note=note, lanes=lanes)
-
-
-def _cell(group: Sequence[Segment], action: str) -> str:
-    """Return the cell of an action: in how many of some segments it computed something, or that it was polled."""
-    polled = computed = 0
-    for segment in group:
-        calls: set[str] | None = None
-        for kind, name in (*segment.steps, ("action", "")):  # the last one ends the action that is open
-            if kind == "action":
-                computed += bool(calls and calls & mlc_trace.MODEL_CALLS)
-                calls = set() if name == action else None
-                polled += name == action
-            elif calls is not None and kind == "call":
-                calls.add(name)
-    if not computed:
-        return POLLED if polled else NOTHING
-    return TENTHS[int(min(1.0, computed / len(group)) * len(TENTHS) - 1e-9)]
-
-
-READER = FormatReader(_ID, _TITLE, begins_trace, _read, steps=_steps)
+READER = FormatReader(ID, TITLE, begins_trace, _read, steps=read_steps)

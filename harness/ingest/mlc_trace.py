@@ -8,30 +8,28 @@ An instrumented engine prints one line for each function that it calls. The name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from assay.harness.ingest.mlc_rules import DECODE, JUMP_FORWARD, PREFILL, Violation, violations
-from assay.harness.ingest.result import Excerpt, FileRead, Timeline
+from assay.harness.ingest.result import Excerpt, FileRead
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line
 
-POLLING_ORDER = (PREFILL, JUMP_FORWARD, DECODE)
-"""The order in which an engine's step polls its actions; the first one that computes something ends the step."""
-
+ID, TITLE = "mlc-llm-actions", "MLC-LLM engine trace"
+ACTIONS = {PREFILL: "p", JUMP_FORWARD: "j", DECODE: "d"}
+"""Letters of the actions, in the order in which a step polls them; the first one that computes something ends the step."""
 ADD, FORK = "kv_cache_add_sequence_func_", "kv_cache_fork_sequence_func_"
-SAMPLE = ("gpu_multinomial_from_uniform_func_", "gpu_sample_with_top_p_func_")
-_PREFILLS = frozenset(
-    "single_batch_prefill_func_ single_batch_extend_func_ prefill_func_ extend_func_ single_batch_prefill_to_last_hidden_func_ "
-    "prefill_to_last_hidden_func_".split()
-) | {"single_batch_prefill_func_ or single_batch_extend_func_"}
-_DECODES = frozenset(
-    "single_batch_decode_func_ decode_func_ single_batch_decode_to_last_hidden_func_ decode_to_last_hidden_func_".split()
+_PREFILLS = (
+    *"single_batch_prefill_func_ single_batch_extend_func_ prefill_func_ extend_func_".split(),
+    *"single_batch_prefill_to_last_hidden_func_ prefill_to_last_hidden_func_".split(),
+    "single_batch_prefill_func_ or single_batch_extend_func_",
 )
-_VERIFIES = frozenset({"verify_func_", "verify_to_last_hidden_func_"})
-MODEL_CALLS = _PREFILLS | _DECODES | _VERIFIES
+_DECODES = (
+    "single_batch_decode_func_ decode_func_ single_batch_decode_to_last_hidden_func_ decode_to_last_hidden_func_"
+).split()
 _OTHER_CALLS = (
     "kv_cache_get_num_available_pages_func_ kv_cache_get_total_sequence_length_func_ kv_cache_popn_func_ "
     "kv_cache_remove_sequence_func_ kv_cache_commit_accepted_token_tree_nodes_func_ kv_cache_disagg_mark_send_func_ "
@@ -50,38 +48,56 @@ _REQUEST_MARK = re.compile(r"# [A-Z]+ REQUEST")
 _SHOWN = 5
 
 
-_NO_TIMELINE = Timeline(segments=0, tracks=())
-# What a segment computes: the phases of the glossary, both in one pass, or nothing.
-_SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
+class TraceLine(NamedTuple):
+    """A line that stands alone: its letter in `mlc_rules` (empty if no rule is about it), and what happened, if anything did.
+
+    The name of the first line of an answer is its text.
+    """
+
+    letter: str
+    kind: Literal["mark", "action", "call", ""] = ""
+    name: str = ""
+    number: int = 0
+
+    @property
+    def step(self) -> tuple[str, str]:
+        """The event without its place, so that lines of two traces compare."""
+        return self.kind, self.name
 
 
-class TraceStep(NamedTuple):
-    """One thing that happened, without its place, so that steps of two traces compare."""
-
-    kind: Literal["mark", "action", "call"]
-    name: str
+SegmentKind = Literal["setup", "extend", "decode", "mixed", "idle"]
+"""What a segment computes: the phases of the glossary, both in one pass, or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
-    """A repeating part of a request: the actions that the engine polled, the calls that it made and the marks, with their lines."""
+    """A repeating part of a request: the actions that the engine polled, the calls that it made and the marks."""
 
-    kind: _SegmentKind
-    steps: tuple[TraceStep, ...]
-    places: Sequence[int]
+    kind: SegmentKind
+    lines: tuple[TraceLine, ...]
+
+    @cached_property
+    def steps(self) -> tuple[tuple[str, str], ...]:
+        """Its events."""
+        return tuple(line.step for line in self.lines)
+
+    @cached_property
+    def letters(self) -> str:
+        """The letters of its lines."""
+        return "".join(line.letter for line in self.lines)
 
     @property
     def first(self) -> int:
-        """The line of its first step; 0 if it has none."""
-        return self.places[0] if self.places else 0
+        """The number of its first line; 0 if it has none."""
+        return self.lines[0].number if self.lines else 0
 
     @property
     def last(self) -> int:
-        """The line of its last step; 0 if it has none."""
-        return self.places[-1] if self.places else 0
+        """The number of its last line; 0 if it has none."""
+        return self.lines[-1].number if self.lines else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Track:
     """A request, as messages name it; the text that the engine answered, if any, and the first and last line of that text."""
 
@@ -90,8 +106,20 @@ class Track:
     output: str | None = None
     output_at: tuple[int, int] = (0, 0)
 
+    @property
+    def sequence(self) -> tuple[str, int]:
+        """The call by which it got its sequence, and its line; nothing if it got none or several."""
+        got = [(line.name, line.number) for segment in self.segments for line in segment.lines if line.letter == "A"]
+        return got[0] if len(got) == 1 else ("", 0)
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """The tokens that were sampled for it: in prefills, and in everything else."""
+        sampled = [(segment.kind, segment.letters.count("g")) for segment in self.segments]
+        return sum(n for kind, n in sampled if kind == "extend"), sum(n for kind, n in sampled if kind != "extend")
+
+
+@dataclass(frozen=True)
 class StepTrace:
     """A whole trace: how much was understood, requests in order, what stands before the first, and the rules that it breaks."""
 
@@ -99,43 +127,28 @@ class StepTrace:
     tracks: tuple[Track, ...]
     setup: Segment | None = None
     violations: tuple[Violation, ...] = ()
-    timeline: Timeline = _NO_TIMELINE
 
 
-class _EngineLine(NamedTuple):
-    """A line that stands alone: its letter in `mlc_rules` (empty if no rule is about it), its step, the text of an answer."""
-
-    letter: str
-    step: TraceStep | None = None
-    text: str = ""
-
-
-_LETTERS = {
+_CALLS: dict[str, Iterable[str]] = {
     "A": (ADD, FORK), "(": ("kv_cache_begin_forward_func_",), ")": ("kv_cache_end_forward_func_",), "e": ("embed_func_",),
-    "s": ("softmax_func_",), "g": SAMPLE, "m": _PREFILLS, "c": _DECODES, "v": _VERIFIES, "": _OTHER_CALLS,
+    "s": ("softmax_func_",), "g": ("gpu_multinomial_from_uniform_func_", "gpu_sample_with_top_p_func_"),
+    "m": _PREFILLS, "c": _DECODES, "v": ("verify_func_", "verify_to_last_hidden_func_"), "": _OTHER_CALLS,
 }  # fmt: skip
-_FIXED: dict[str, _EngineLine] = {
-    "": _EngineLine(""),
-    f"{_ENGINE}***Add Request***": _EngineLine("N", TraceStep("mark", "Add Request")),
-    **{f"PRE{_}SEGMENT": _EngineLine("[", TraceStep("mark", "segment begins")) for _ in "_ "},
-    **{f"POST{_}SEGMENT": _EngineLine("]", TraceStep("mark", "segment ends")) for _ in "_ "},
+_FIXED = {
+    "": TraceLine(""),
+    f"{_ENGINE}***Add Request***": TraceLine("N", "mark", "Add Request"),
+    **{f"PRE{_}SEGMENT": TraceLine("[", "mark", "segment begins") for _ in "_ "},
+    **{f"POST{_}SEGMENT": TraceLine("]", "mark", "segment ends") for _ in "_ "},
     **{
-        f"{_ENGINE}{name}": _EngineLine("", TraceStep("mark", name))
+        f"{_ENGINE}{name}": TraceLine("", "mark", name)
         for name in (_RELOAD, "EngineReloadImpl", "AutoDecideEngineConfig START")
     },
-    **{
-        f"{_ENGINE}ACTION - {name}": _EngineLine(letter, TraceStep("action", name))
-        for letter, name in zip("pjd", POLLING_ORDER, strict=True)
-    },
-    **{
-        f"{_ENGINE}{name}": _EngineLine(letter, TraceStep("call", name))
-        for letter, names in _LETTERS.items()
-        for name in names
-    },
+    **{f"{_ENGINE}ACTION - {name}": TraceLine(letter, "action", name) for name, letter in ACTIONS.items()},
+    **{f"{_ENGINE}{name}": TraceLine(letter, "call", name) for letter, names in _CALLS.items() for name in names},
 }
 
 
-def _line_of(text: str) -> _EngineLine | None:
+def _line_of(text: str) -> TraceLine | None:
     """Read a line that stands alone; None if no rule knows it.
 
     The text of an answer goes on over further lines, which only their place tells: they follow the line with its beginning.
@@ -143,58 +156,36 @@ def _line_of(text: str) -> _EngineLine | None:
     if (known := _FIXED.get(text)) is not None:
         return known
     if text.startswith(_OUTPUT):
-        return _EngineLine("o", text=text.removeprefix(_OUTPUT))
-    return _EngineLine("", text=text) if text.startswith(_NOTE) or _REQUEST_MARK.fullmatch(text) else None
-
-
-def _goes_on(text: str) -> bool:
-    """Return True if a line may be a further one of an answer: it is blank, or neither the engine nor the driver prints it."""
-    return not text or (_line_of(text) is None and not text.startswith(_ENGINE))
+        return TraceLine("o", name=text.removeprefix(_OUTPUT))
+    return TraceLine("") if text.startswith(_NOTE) or _REQUEST_MARK.fullmatch(text) else None
 
 
 def begins_trace(source: SourceFile) -> bool:
     """Return True if the file begins like an engine trace: with a line of the engine that a rule knows."""
     lines = (_line_of(text.rstrip("\r")) for text in source.head_text.splitlines()[:400])
-    return any(line is not None and line.step is not None and line.letter not in ("[", "]") for line in lines)
+    return any(line is not None and line.kind and line.letter not in ("[", "]") for line in lines)
 
 
 @dataclass
-class _RequestLines:
+class _Part:
     """The lines from the addition of a request to that of the next; `request` is 0 for what stands outside of all requests."""
 
     request: int
-    lines: list[tuple[_EngineLine, int]] = field(default_factory=list)
+    lines: list[TraceLine] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     output_at: tuple[int, int] = (0, 0)
 
-    def track(self) -> Track:
-        """Cut it into segments."""
-        segments: list[Segment] = []
-        begun: list[tuple[_EngineLine, int]] = []
-        for line, at in self.lines:
-            if line.letter == "[" and begun:
-                segments.append(_segment(begun))
-                begun = []
-            if line.step:
-                begun.append((line, at))
-            if line.letter == "]":
-                segments.append(_segment(begun))
-                begun = []
-        segments += [_segment(begun)] if begun else []
-        output = "\n".join(self.output) if self.output_at[0] else None
-        return Track(f"request {self.request}", tuple(segments), output, self.output_at)
 
-
-def read_steps(source: SourceFile, format: str, title: str) -> StepTrace:
-    """Read the steps of a whole engine trace, one line at a time. `format` and `title` name it in `FileRead`."""
-    parts, excerpts, unread, number, requests, answering = [_RequestLines(0)], list[Excerpt](), 0, 0, 0, False
+def read_steps(source: SourceFile) -> StepTrace:
+    """Read the steps of a whole engine trace, one line at a time."""
+    parts, excerpts, unread, number, requests, answering = [_Part(0)], list[Excerpt](), 0, 0, 0, False
     for number, text in source.lines():
-        part = parts[-1]
-        if answering and _goes_on(text):
+        part, line = parts[-1], _line_of(text)
+        # A further line of an answer is blank, or neither the engine nor the driver prints it.
+        if answering and (not text or (line is None and not text.startswith(_ENGINE))):
             part.output.append(text)
             part.output_at = (part.output_at[0], number)
             continue
-        line = _line_of(text)
         if line is None:
             unread += 1
             excerpts += [Excerpt(first=number, last=number, text=one_line(text))] if unread <= _SHOWN else []
@@ -202,40 +193,52 @@ def read_steps(source: SourceFile, format: str, title: str) -> StepTrace:
         answering = False
         if line.letter == "N":
             requests += 1
-            parts.append(_RequestLines(requests))
-        elif line.step and line.step.name == _RELOAD:
-            parts.append(_RequestLines(0))
+            parts.append(_Part(requests))
+        elif line.name == _RELOAD:
+            parts.append(_Part(0))
         elif line.letter == "o" and part.request and not part.output:
-            part.output, part.output_at, answering = [line.text], (number, number), True
-        parts[-1].lines.append((line, number))
-    outside = [line for part in parts if not part.request for line in part.lines if line[0].step]
-    tracks = tuple(part.track() for part in parts if part.request)
-    return StepTrace(
-        FileRead.of(source, format, title, number - unread, unread, "line", excerpts, source.encoding_notes()),
-        tracks, _segment(outside, "setup") if outside else None, tuple(_violations(parts, number)),
+            part.output, part.output_at, answering = [line.name], (number, number), True
+        parts[-1].lines.append(line._replace(number=number))
+    outside = tuple(line for part in parts if not part.request for line in part.lines if line.kind)
+    tracks = tuple(
+        Track(
+            f"request {part.request}", tuple(_segments(part.lines)),
+            "\n".join(part.output) if part.output_at[0] else None, part.output_at,
+        )
+        for part in parts if part.request
     )  # fmt: skip
+    file = FileRead.of(source, ID, TITLE, number - unread, unread, "line", excerpts, source.encoding_notes())
+    return StepTrace(file, tracks, Segment("setup", outside) if outside else None, tuple(_violations(parts, number)))
 
 
-def _segment(lines: Sequence[tuple[_EngineLine, int]], kind: _SegmentKind | None = None) -> Segment:
-    steps = tuple(line.step for line, _ in lines if line.step)
-    return Segment(kind or _computes(steps), steps, [at for _, at in lines])
+def _segments(lines: Iterable[TraceLine]) -> Iterator[Segment]:
+    begun: list[TraceLine] = []
+    for line in lines:
+        if line.letter == "[" and begun:
+            yield _segment(begun)
+            begun = []
+        if line.kind:
+            begun.append(line)
+        if line.letter == "]":
+            yield _segment(begun)
+            begun = []
+    if begun:
+        yield _segment(begun)
 
 
-@lru_cache(4096)
-def _computes(steps: tuple[TraceStep, ...]) -> _SegmentKind:
-    """Tell the kind of a segment from the functions of the model that it calls."""
-    names = {step.name for step in steps if step.kind == "call"}
-    prefills, decodes = names & _PREFILLS, names & (_DECODES | _VERIFIES)
-    if prefills and decodes:
-        return "mixed"
-    return "extend" if prefills else "decode" if decodes else "idle"
+def _segment(lines: Sequence[TraceLine]) -> Segment:
+    """Make a segment, whose kind follows from the functions of the model that it calls."""
+    called = {line.letter for line in lines}
+    prefills, decodes = "m" in called, bool(called & {"c", "v"})
+    kind: SegmentKind = "mixed" if prefills and decodes else "extend" if prefills else "decode" if decodes else "idle"
+    return Segment(kind, tuple(lines))
 
 
-def _violations(parts: Sequence[_RequestLines], last: int) -> Iterator[Violation]:
+def _violations(parts: Sequence[_Part], last: int) -> Iterator[Violation]:
     for number, part in enumerate(parts):
-        ruled = [(line, at) for line, at in part.lines if line.letter]
-        following = parts[number + 1].lines[0][1] if number + 1 < len(parts) else 0
-        letters = "".join(line.letter for line, _ in ruled) + ("X" if following else "Z")
-        lines = [(line.step.name if line.step else "", at) for line, at in ruled] + [("", following or last)]
+        ruled = [line for line in part.lines if line.letter]
+        following = parts[number + 1].lines[0].number if number + 1 < len(parts) else 0
+        letters = "".join(line.letter for line in ruled) + ("X" if following else "Z")
+        lines = [(line.name, line.number) for line in ruled] + [("", following or last)]
         outside = "no request" if number else "before the first request"
         yield from violations(letters, lines, f"request {part.request}" if part.request else outside)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.harness.errors import UsageError
+from assay.harness.files import file_hash
 
 # Bytes from which a format is recognised.
 _HEAD_BYTES = 1 << 16
@@ -73,10 +73,7 @@ class SourceFile:
 
     def sha256(self) -> str:
         """Hash the whole file, in hexadecimal; empty for a folder."""
-        if self.path.is_dir():
-            return ""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return "" if self.path.is_dir() else file_hash(self.path)
 
     def is_copy_of(self, other: SourceFile) -> bool:
         """Return True if both hold the same bytes: two files, or all files of two folders by their names."""
@@ -84,12 +81,10 @@ class SourceFile:
             return False
         if not self.path.is_dir():
             return self.sha256() == other.sha256()
-        names = [
+        mine, theirs = (
             {path.relative_to(side.path) for path in side.path.rglob("*") if path.is_file()} for side in (self, other)
-        ]
-        return names[0] == names[1] and all(
-            SourceFile.of(self.path / name).sha256() == SourceFile.of(other.path / name).sha256() for name in names[0]
         )
+        return mine == theirs and all(file_hash(self.path / name) == file_hash(other.path / name) for name in mine)
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield the lines in order with their numbers from 1, as an editor and ``grep -n`` count.

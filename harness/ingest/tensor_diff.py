@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from assay.harness.errors import EvidenceError
 from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import LISTED, CellAt, ComparedTensors, Comparison, TensorRow
-from assay.harness.ingest.tensor_files import Dump, StoredTensor, open_dump
+from assay.harness.ingest.tensor_files import StoredTensor, open_dump
 from assay.harness.ingest.tensor_layout import Layout, ModelHeads, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
@@ -82,12 +82,12 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
         EvidenceError: one of the two cannot be read at all.
     """
     started = time.monotonic()
-    left, right = open_dump(a), open_dump(b)
-    pairs, problems = _paired(left, right)
+    (read_a, tensors_a), (read_b, tensors_b) = open_dump(a), open_dump(b)
+    pairs, problems = _paired(tensors_a, tensors_b)
     with ThreadPoolExecutor(_THREADS) as pool:
         made = list(pool.map(lambda pair: _compared(pair, rule), pairs))
     problems += [item for item in made if isinstance(item, str)]
-    problems += [f"not read: {why}" for why in (*left.file.notes, *right.file.notes)]
+    problems += [f"not read: {why}" for why in (*read_a.notes, *read_b.notes)]
     every = [pair for pair in made if isinstance(pair, _Compared)]
     full = [pair for pair in every if pair.bytes]
     changed = [(pair, pair.cells.worst) for pair in full if pair.cells.worst is not None]
@@ -96,7 +96,7 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
     headline = f"{_headline(full, bad, problems, rule.exact)}."
     return Comparison(
         verdict="regression" if bad else "inconclusive" if problems or not full else "pass",
-        created=timestamp(), kind="tensors", headline=headline, reasons=(headline,), a=left.file, b=right.file,
+        created=timestamp(), kind="tensors", headline=headline, reasons=(headline,), a=read_a, b=read_b,
         tensors=ComparedTensors(
             exact=rule.exact, pairs=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
             differing=len(bad), empty=len(every) - len(full), bytes=sum(pair.bytes for pair in full),
@@ -107,11 +107,11 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
     )  # fmt: skip
 
 
-def _paired(a: Dump, b: Dump) -> tuple[list[_Pair], list[str]]:
-    mine, theirs = ({tensor.key: tensor for tensor in dump.tensors} for dump in (a, b))
+def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[_Pair], list[str]]:
+    mine, theirs = ({tensor.key: tensor for tensor in tensors} for tensors in (a, b))
     pairs = [(tensor, theirs[key]) for key, tensor in mine.items() if key in theirs]
     if not pairs and len(mine) == len(theirs) == 1:  # two tensors were named, whatever they call themselves
-        return [(a.tensors[0], b.tensors[0])], []
+        return [(a[0], b[0])], []
     return pairs, [
         *(f"only in A: {key}" for key in mine if key not in theirs),
         *(f"only in B: {key}" for key in theirs if key not in mine),
@@ -212,8 +212,7 @@ def default_bound(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps * (_ROUNDINGS if dtype.itemsize < 4 else _SUMMED)
 
 
-@dataclass(frozen=True)
-class TensorCell:
+class TensorCell(NamedTuple):
     """One cell.
 
     Attributes:
@@ -301,8 +300,9 @@ def _errors(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _summary(a: Tensor, b: Tensor, layout: Layout, errors: NDArray[np.float32], out: NDArray[np.bool_]) -> Cells:
     """Summarise `errors` and `out` (which cells are out of bounds): [rows], in the order of the tensor."""
-    axes = "".join(layout.axes[i] for i in layout.order)
-    by_place, out_by_place = (x.reshape(layout.lead).transpose(layout.order) for x in (errors, out))
+    axes = "".join(sorted(layout.axes, key="bth".index))
+    order = [layout.axes.index(letter) for letter in axes]
+    by_place, out_by_place = (x.reshape(layout.lead).transpose(order) for x in (errors, out))
     count, ranked = int(out.sum()), _ranked(errors)
     row = int(ranked.argmax())
     heads_last = by_place if "h" in axes else by_place[..., None]

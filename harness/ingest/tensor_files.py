@@ -51,19 +51,6 @@ class StoredTensor:
     map: Callable[[], Tensor]
 
 
-@dataclass(frozen=True)
-class Dump:
-    """All tensors of a file or a folder, by pass, layer and boundary.
-
-    Attributes:
-        file: what was read of it; its notes name the files that could not be.
-        tensors: in depth order.
-    """
-
-    file: FileRead
-    tensors: tuple[StoredTensor, ...]
-
-
 def _tensor_files(path: Path) -> list[Path]:
     """Return the tensor files of a dump, sorted by name."""
     if path.is_file():
@@ -81,8 +68,11 @@ def _recognises(source: SourceFile) -> bool:
     return safetensors or zipped or source.head.startswith(_NUMPY)
 
 
-def open_dump(path: Path) -> Dump:
-    """List the tensors of a file or a folder. Data is read only of .pt files.
+def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
+    """List the tensors of a file or a folder, in depth order: pass, layer, boundary. Data is read only of .pt files.
+
+    Returns:
+        What was read, whose notes name the files that could not be, and the tensors.
 
     Raises:
         UsageError: there is nothing at `path`, or no tensor file.
@@ -105,17 +95,15 @@ def open_dump(path: Path) -> Dump:
                     tensors.append(StoredTensor(f"{inside}{name}", place, file, mapped))
         except EvidenceError as error:
             refused.append(error)
-    if refused and not tensors:
-        raise refused[-1]
     if not tensors:
-        raise EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")
-    tensors.sort(key=lambda tensor: tensor.place.depth)
-    notes = [error.found for error in refused]
+        nothing = EvidenceError(f"{path} holds no tensor.", "a file with tensors", "save them again")
+        raise refused[-1] if refused else nothing
     read = FileRead(
         path=str(path), format=READER.id, title=_TITLE, bytes=sum(file.stat().st_size for file in files), sha256="",
-        unit="tensor", lines=len(tensors) + len(refused), read=len(tensors), unread=len(refused), notes=tuple(notes),
+        unit="tensor", lines=len(tensors) + len(refused), read=len(tensors), unread=len(refused),
+        notes=tuple(error.found for error in refused),
     )  # fmt: skip
-    return Dump(read, tuple(tensors))
+    return read, sorted(tensors, key=lambda tensor: tensor.place.depth)
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -182,19 +170,19 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def _read(source: SourceFile) -> FileDocument:
     """List its tensors, for ``assay ingest``."""
-    dump = open_dump(source.path)
-    layers = {tensor.place.layer for tensor in dump.tensors if tensor.place.layer is not None}
-    passes = {tensor.place.step for tensor in dump.tensors}
-    says = f"{len(dump.tensors):,} tensors, {dump.file.bytes / 1e6:,.1f} MB, {len(passes):,} passes"
+    file, tensors = open_dump(source.path)
+    layers = {tensor.place.layer for tensor in tensors if tensor.place.layer is not None}
+    passes = {tensor.place.step for tensor in tensors}
+    says = f"{len(tensors):,} tensors, {file.bytes / 1e6:,.1f} MB, {len(passes):,} passes"
     facts = (
         Fact(id="tensors", title="Tensors", text=says),
         Fact(id="layers", title="Layers", text=ranges(layers)),
         Fact(id="next", title="What to do with it", text="assay compare A B names the first difference of two of them"),
     )
-    counts = Counter(tensor.place.boundary for tensor in dump.tensors)
+    counts = Counter(tensor.place.boundary for tensor in tensors)
     rows = tuple((boundary, f"{count:,}") for boundary, count in counts.most_common())
     table = FactTable(id="boundaries", title="Tensors by boundary", columns=("boundary", "tensors"), rows=rows)
-    return FileDocument(file=dump.file, facts=facts, tables=(table,))
+    return FileDocument(file=file, facts=facts, tables=(table,))
 
 
 READER = FormatReader("tensors", _TITLE, _recognises, _read)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.harness.errors import UsageError
 from assay.harness.reading import whole_file
@@ -119,8 +119,7 @@ class ModelHeads:
             ) from None
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The meaning of a tensor's leading dimensions. Its last dimension is summed over, per cell.
 
     Attributes:
@@ -132,11 +131,6 @@ class Layout:
     axes: str
     lead: tuple[int, ...]
     dim: int
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Permutation of the leading dimensions into (batch, token, head), for those that there are."""
-        return tuple(self.axes.index(letter) for letter in _AXES if letter in self.axes)
 
 
 def layout_of(name: str, shape: Sequence[int], model: ModelHeads | None = None, axes: str = "") -> Layout:

@@ -12,16 +12,16 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from assay.harness.files import timestamp
-from assay.harness.ingest import mlc_trace
 from assay.harness.ingest.comparison import ComparedTraces, Comparison, TraceDifference
-from assay.harness.ingest.mlc_trace import Segment, StepTrace, TraceStep, Track
+from assay.harness.ingest.mlc_timeline import timeline
+from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track
 from assay.harness.ingest.result import Excerpt
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Verdict
 
 # Most rows of the summary.
 _KINDS_SHOWN = 50
-_ONE = {mlc_trace.ADD: ("adds its sequence", "adds one"), mlc_trace.FORK: ("forks its sequence", "forks one")}
+_ONE = {ADD: ("adds its sequence", "adds one"), FORK: ("forks its sequence", "forks one")}
 _MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}
 # Pairs of equal items beyond which two sequences are not aligned: time grows with them.
 _MOST_COMPARED = 5_000_000
@@ -80,7 +80,7 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
         notes=tuple(notes),
         trace=ComparedTraces(
             cites=_cites(differences[0]) if differences else (), differences=len(differences), kinds=kinds[:_KINDS_SHOWN],
-            kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), timelines=(a.timeline, b.timeline),
+            kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), timelines=(timeline(a), timeline(b)),
         ),
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
 def _differences(a: StepTrace, b: StepTrace, notes: list[str]) -> Iterator[_Difference]:
     """Yield all differences, in the order of the traces: the setup, then the requests, matched by their order."""
     if a.setup is not None or b.setup is not None:
-        empty = Segment("setup", (), ())
+        empty = Segment("setup", ())
         yield from _of_segments("the engine", a.setup or empty, b.setup or empty, notes)
     for ours, theirs in zip_longest(a.tracks, b.tracks):
         if ours is not None and theirs is not None:
@@ -142,22 +142,22 @@ def _of_segments(name: str, a: Segment, b: Segment, notes: list[str]) -> Iterato
             yield _Difference(where, name, _phrase(ours), right, (at, there))
 
 
-def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceStep | None, int]:
-    """Return a step and its line; where there is none, None and the line of the last step before `end`."""
-    if index is not None and index < len(segment.steps):
-        return segment.steps[index], segment.places[index]
+def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | None, int]:
+    """Return a line and its number; where there is none, None and the number of the last line before `end`."""
+    if index is not None and index < len(segment.lines):
+        return segment.lines[index], segment.lines[index].number
     before = (end if index is None else index) - 1
-    return None, segment.places[before] if 0 <= before < len(segment.steps) else segment.last
+    return None, segment.lines[before].number if 0 <= before < len(segment.lines) else segment.last
 
 
-def _phrase(step: TraceStep | None) -> str | None:
-    if step is None:
+def _phrase(line: TraceLine | None) -> str | None:
+    if line is None:
         return None
-    if step.kind == "mark":
-        return _MARKS.get(step.name, f"logs {step.name}")
-    if step.kind == "action":
-        return f"polls {step.name}"
-    return _ONE[step.name][0] if step.name in _ONE else f"calls {one_line(step.name, 200)}"
+    if line.kind == "mark":
+        return _MARKS.get(line.name, f"logs {line.name}")
+    if line.kind == "action":
+        return f"polls {line.name}"
+    return _ONE[line.name][0] if line.name in _ONE else f"calls {one_line(line.name, 200)}"
 
 
 def _of_answers(a: Track, b: Track) -> _Difference:

@@ -155,19 +155,8 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
     return _served_envelope(run.envelope.limits, run.over_envelope, run.folder.admissions("candidate"))
 
 
-def _served_envelope(
-    limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]
-) -> EnvelopeCounts | None:
-    """Count the passes of the candidate's own server by condition, as of one layer; None where no answer is compared.
-
-    The batches of decode are not known.
-
-    Args:
-        pairs: answers of both roles with the log-probabilities of their tokens.
-        admissions: the prefill batches of the candidate's server, in order.
-    """
-    if not pairs:
-        return None
+def _served_envelope(limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]) -> EnvelopeCounts:
+    """Count the passes of the candidate's own server by condition, as of one layer; the batches of decode are not known."""
     counting = EnvelopeCounting(limits)
     _count_extend(counting, {both.candidate.request_id for both in pairs}, admissions)
     for both in pairs:

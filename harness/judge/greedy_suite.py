@@ -10,7 +10,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
-from assay.harness.judge.noise_limits import MAX_SWING, swing_limit
+from assay.harness.judge.noise_limits import MAX_SWING, explained_by, swing_limit
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
@@ -100,9 +100,10 @@ def _limit_of(floors: Sequence[float], declared: Sequence[str]) -> _Limit:
     usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
     floor = max((each for each in floors if each <= most), default=0.0)
-    noise = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
     source = (
-        f"{_FLOOR_FACTOR:g} times the floor" if _FLOOR_FACTOR * floor > explained else f"What is explained by {noise}"
+        f"{_FLOOR_FACTOR:g} times the floor"
+        if _FLOOR_FACTOR * floor > explained
+        else f"What is explained by {explained_by(declared)}"
     )
     erratic = [each for each in floors if each > most]
     return _Limit(max(explained, _FLOOR_FACTOR * floor), source, floors, floor, erratic)
@@ -243,17 +244,7 @@ def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
 def _compare_envelope(
     pairs: Sequence[Pair], floor: float, limit: float
 ) -> tuple[list[tuple[Pair, TextDivergence]], list[Pair]]:
-    """Compare the answers to the requests of the envelope, within the limits of greedy texts.
-
-    Args:
-        pairs: answers of both roles, with the log-probabilities of their tokens.
-        floor: the reference's own run-to-run floor, in nats.
-        limit: largest change of log-odds or of a log-probability, in nats, that noise explains.
-
-    Returns:
-        Pairs whose texts differ, and by how much; and those that differ by more than the limit: in their texts, or in the
-        log-probabilities of equal tokens.
-    """
+    """List the pairs whose texts part, and those that differ by more than the limit, also in log-probabilities of equal tokens."""
     compared = [(pair, compare_text(pair.reference.tokens, pair.candidate.tokens, floor, limit)) for pair in pairs]
     divergences = [(pair, divergence) for pair, divergence in compared if divergence is not None]
     apart = {pair.item.id for pair, divergence in divergences if divergence.kind == "apart"}
@@ -269,12 +260,7 @@ def _compare_envelope(
 def _with_envelope(
     verdict: Verdict, why: str, pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool
 ) -> tuple[Verdict, str]:
-    """Combine the verdict on greedy texts with that on the envelope's, and return the sentence that explains it.
-
-    Args:
-        beyond: those that differ by more than noise.
-        trusted: whether the reference's own answers are steady and finite, so that a difference is the candidate's.
-    """
+    """Combine the verdict on texts with that on the envelope's; `trusted`: the reference's own answers are steady and finite."""
     if not beyond:
         return verdict, why
     named = few([pair.item.id for pair in beyond], _MOST_NAMED)

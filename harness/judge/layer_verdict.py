@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.conditions import CACHED_PREFIX
-from assay.harness.evidence.error_table import CONDITIONS, DIMENSIONS, QUERY, RoleErrors
+from assay.harness.evidence.error_table import CONDITIONS, DIMENSIONS, QUERY
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.shadow_errors import ShadowErrors
 from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, MeasuredCells
 from assay.harness.policy import Policy
+from assay.harness.sides import Role
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, some, two_digits
 from assay.harness.verdict import Finding, Verdict, serious
@@ -187,13 +188,12 @@ def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
     against, errors = evidence.against, evidence.errors
     shown = [_wrong_reference(evidence), _quiet_finding(evidence)]
     if (rest := _unnamed(evidence, against.cells)).flagged.any():
-        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", "serious", _WORST_CELL, rest, errors))
-    if (queries := _unnamed(evidence, against.queries)).flagged.any() and not against.cells.flagged.any():
-        shown.append(
-            _finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", "serious", _WORST_QUERY, queries, errors)
-        )
-    if against.gains.flagged.any() and not against.cells.flagged.any():  # else the error explains the gain
-        shown.append(_finding(GAIN, "output scaled", "serious", _WORST_GAIN, against.gains, errors))
+        shown.append(_finding(OUT_OF_BOUNDS, "own error out of bounds", _WORST_CELL, rest, errors))
+    if not against.cells.flagged.any():  # else the error of cells explains those of queries, and the gain
+        if (queries := _unnamed(evidence, against.queries)).flagged.any():
+            shown.append(_finding(_QUERY_OUT_OF_BOUNDS, "single queries out of bounds", _WORST_QUERY, queries, errors))
+        if against.gains.flagged.any():
+            shown.append(_finding(GAIN, "output scaled", _WORST_GAIN, against.gains, errors))
     return [finding.model_copy(update={"reproduce": reproduce}) for finding in shown if finding]
 
 
@@ -211,7 +211,7 @@ def _wrong_reference(evidence: LayerEvidence) -> Finding | None:
     against, title = evidence.against, "the reference is not right, so it proves nothing about the candidate"
     for measured, metric in ((against.reference, _WORST_CELL), (against.reference_queries, _WORST_QUERY)):
         if measured.flagged.any():
-            return _finding(WRONG_REFERENCE, title, "warning", metric, measured, evidence.errors, "reference")
+            return _finding(WRONG_REFERENCE, title, metric, measured, evidence.errors, "reference")
     return None
 
 
@@ -237,28 +237,20 @@ def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
 
 
 def _finding(
-    id_: str,
-    title: str,
-    severity: str,
-    metric: str,
-    measured: MeasuredCells,
-    errors: ShadowErrors,
-    role: str = "candidate",
+    id_: str, title: str, metric: str, measured: MeasuredCells, errors: ShadowErrors, role: Role = "candidate"
 ) -> Finding:
-    return Finding.model_validate(
-        {
-            "id": id_,
-            "title": title,
-            "severity": severity,
-            "where": _where(measured.index[measured.flagged], errors),
-            "diagnosis": _sentence(metric, measured, errors, role).partition(": ")[2],
-            "evidence": (f"{int(measured.flagged.sum()):,} of {len(measured.index):,} tests flag it",),
-            "reproduce": "",
-        }
+    return Finding(
+        id=id_,
+        title=title,
+        severity="serious" if role == "candidate" else "warning",
+        where=_where(measured.index[measured.flagged], errors),
+        diagnosis=_sentence(metric, measured, errors, role).partition(": ")[2],
+        evidence=(f"{int(measured.flagged.sum()):,} of {len(measured.index):,} tests flag it",),
+        reproduce="",
     )
 
 
-def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: str = "candidate") -> str:
+def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: Role = "candidate") -> str:
     """Describe where numbers are out of bounds, and the worst of them."""
     worst = int(np.argmax(measured.excess))
     observed, bound, excess = (float(x[worst]) for x in (measured.observed, measured.bound, measured.excess))
@@ -269,11 +261,11 @@ def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: 
     return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
 
 
-def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: str) -> str:
+def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: Role) -> str:
     """Name the query that a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
-    cells, same = errors.cells, (errors.cells.index == measured.index[worst]).all(1)
-    errors_of_role: RoleErrors = cells.reference if role == "reference" else cells.candidate
-    query = dict(zip(QUERY, errors_of_role.worst[int(np.flatnonzero(same)[0])], strict=True))
+    row = int(np.flatnonzero((errors.cells.index == measured.index[worst]).all(1))[0])
+    of_role = errors.cells.reference if role == "reference" else errors.cells.candidate
+    query = dict(zip(QUERY, of_role.worst[row], strict=True))
     head = int(measured.index[worst, HEAD])
     of = "all heads together" if head < 0 else f"head {head}"
     layer, at = int(measured.index[worst, LAYER]), f"{query['position']:.0f} behind {query['prefix']:.0f} cached tokens"
@@ -315,11 +307,9 @@ def _tests(against: AgainstNoise) -> dict[str, MeasuredCells]:
 
 def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
     """List the numbers of the suite."""
-    metrics = []
-    for id_, measured in _tests(evidence.against).items():
-        title, explain, _ = _WORDS[id_]
-        worst = float(measured.excess.max()) if len(measured.index) else None
-        metrics.append(_multiple(id_, title, worst, explain))
+    tests = _tests(evidence.against).items()
+    worst = {id_: float(measured.excess.max()) if len(measured.index) else None for id_, measured in tests}
+    metrics = [_multiple(id_, title, worst[id_], explain) for id_, (title, explain, _) in _WORDS.items()]
     if replay := evidence.examined:
         explain = f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls"
         metrics.append(_multiple(_WORST_CALL, "worst own error, recorded calls", replay.worst, explain))

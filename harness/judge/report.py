@@ -365,27 +365,26 @@ def read_report(path: Path) -> Report:
         EvidenceError: the file is missing, is not JSON, or is not a report of this schema.
     """
     with reading(path, "report of a run"):
-        return _read(path)
-
-
-def _read(path: Path) -> Report:
-    wanted = "a report.json of a run"
-    try:
-        document = json.loads(whole_file(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise EvidenceError(f"{path} cannot be read: {error}.", wanted, "check the path") from None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(schema, str) or not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
-        raise EvidenceError(f"{path} is no report: it has no schema of one.", wanted, "check the path")
-    if schema != SCHEMA:
-        raise EvidenceError(
-            f"{path} has the schema {schema!r}.",
-            f"{SCHEMA!r}, which this version of assay reads",
-            "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
-        )
-    try:
-        return Report.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
-        raise EvidenceError(damage, f"a report of {schema!r}", "run the comparison again") from None
+        try:
+            document = json.loads(whole_file(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise EvidenceError(
+                f"{path} cannot be read: {error}.", "a report.json of a run", "check the path"
+            ) from None
+        schema = str(document.get("schema", "")) if isinstance(document, dict) else ""
+        if not schema.startswith(f"{SCHEMA.partition('/')[0]}/"):
+            raise EvidenceError(
+                f"{path} is no report: it has no schema of one.", "a report.json of a run", "check the path"
+            )
+        if schema != SCHEMA:
+            raise EvidenceError(
+                f"{path} has the schema {schema!r}.",
+                f"{SCHEMA!r}, which this version of assay reads",
+                "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
+            )
+        try:
+            return Report.model_validate(document)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
+            raise EvidenceError(damage, f"a report of {schema!r}", "run the comparison again") from None

@@ -69,12 +69,7 @@ def _result(run: RunEvidence) -> SensitivityResult | None:
 def _answers_see(
     policy: Policy, items: Sequence[Item], answers: Sequence[Answer], faulty: Sequence[Answer]
 ) -> FaultSeen:
-    """Test if answers with a fault lose more than the margin against the reference's, at the policy's alpha.
-
-    Args:
-        answers: both roles' recorded answers; the reference's first ones count.
-        faulty: those with the fault, in the order in which they were asked.
-    """
+    """Test if answers with a fault, in the order in which they were asked, lose more than the margin against the reference's."""
     texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
     lost = losses({item.id: item for item in items if item.suite == "accuracy"}, texts, faulty)
     p = p_no_loss(lost, policy.margin)
@@ -83,11 +78,7 @@ def _answers_see(
 
 
 def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
-    """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix.
-
-    Raises:
-        EvidenceError: a file is damaged, or of another run.
-    """
+    """Test if the mean KL of prompts scored with a fault is above the limit of the suite, behind a cached prefix."""
     faulty = read_logits(logits_path(place, "candidate", 0), nonce)
     reference = read_logits(logits_path(folder, "reference", 0), nonce)
     order = {sequence.item: number for number, sequence in enumerate(reference.header.sequences)}

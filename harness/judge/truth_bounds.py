@@ -133,6 +133,7 @@ def _has_least(noise: str) -> bool:
 
 def _apart(shadow: ShadowErrors, cells: MeasuredCells, reference: MeasuredCells) -> MeasuredCells:
     """Bound |candidate - reference| <= |candidate - truth| + |reference - truth|, each within its bound."""
+    # For example, where 4.2 % of the candidate and 0.01 % of the reference are explained, 4.21 % between them are.
     largest: dict[tuple[int, int], float] = {}
     excused = {(layer, phase) for layer, phase, _ in shadow.known}
     for layer, phase in {(int(a), int(b)) for a, b in cells.index[:, [LAYER, PHASE]]}:
@@ -161,12 +162,15 @@ def _cells(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
         return _NOTHING
     some = role.each(lambda values: values[there])
     dropped = np.nan_to_num(relative_l1(some.dropped), posinf=0.0)
+    # For example, 16 members that are off by 1.6 % and differ by a tenth of that count as 18 independent roundings; in each
+    # of 2,560 cells 4.2 % are then explained.
     bound = cell_bounds(relative_l1(some.honest).T, alpha=FALSE_FLAGS / 2) + dropped
     return MeasuredCells(table.index[there], relative_l1(some.own), bound)
 
 
 def _queries(table: ErrorTable, role: RoleErrors) -> MeasuredCells:
     """Test each cell's worst query. Where the truth is zero, its error and its bound are not relative."""
+    # For example, off by 0.003 where the truth sums up to 0.5 is an own error of 0.6 %, and the bound is divided likewise.
     there = role.worst.any(1)
     off, bound, size, _, _ = role.worst[there].T
     return MeasuredCells(table.index[there], *(number / np.where(size > 0, size, 1.0) for number in (off, bound)))
@@ -182,6 +186,8 @@ def _tolerance(header: ShadowHeader) -> float:
 
 def _gains(table: ErrorTable, rate: float, tolerance: float) -> MeasuredCells:
     """Test the candidate's gain at each level, against the root mean square of the members': their bias and their spread."""
+    # For example, members that scale by 1e-4 at random explain 1.0e-3 in each of 64 heads. Where the dtype is bfloat16, 4.9e-4
+    # are added, which no averaging removes.
     tests, compared = [_NOTHING], _compared(table)
     for level in _GAIN_LEVELS if compared else ():
         assert compared is not None
@@ -207,6 +213,7 @@ def _quiet(table: ErrorTable) -> Iterable[tuple[int, str, float, float]]:
     merged = compared.merged((LAYER, PHASE))
     noise = relative_l1(merged.candidate.honest).T
     free = freedom_of_spread(noise)
+    # For example, below 0.7 % an own error is too small where members are off by 1.6 % and agree to a fiftieth of that.
     # The quotient of two mean squares, the other way round than for an error that is too large.
     low = np.sqrt(np.nanmean(noise**2, 0) / f_quantile_above(FALSE_FLAGS / len(free), len(noise) * free, free))
     for where, own, least in zip(merged.index, relative_l1(merged.candidate.own), low / _SLACK_BELOW, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shlex
 import time
@@ -16,7 +17,6 @@ from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang.launch import CHUNK_FLAG
 from assay.harness.evidence.bench_folder import LENGTHS, TIMINGS, BenchFolder, BenchManifest, Timing
 from assay.harness.evidence.nonce import RUN
-from assay.harness.evidence.records import Answer
 from assay.harness.judge.blocks import blocks_of, first_warm, side_by_side
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.machine import origin_of
@@ -61,14 +61,7 @@ class BenchPlan:
     @property
     def loads(self) -> list[tuple[Shape, int]]:
         """Every shape at every concurrency."""
-        return [
-            (shape, concurrency) for shape in self.shapes for concurrency in self.run.spec.workload.latency_concurrency
-        ]
-
-    @property
-    def eager(self) -> bool:
-        """True if both servers run without CUDA graphs: calls of a kernel of the contract in decode cannot be captured."""
-        return self.run.has_decode_kernel
+        return list(itertools.product(self.shapes, self.run.spec.workload.latency_concurrency))
 
     @property
     def command(self) -> str:
@@ -127,8 +120,7 @@ class Turn:
 def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
     """Yield groups of four blocks to be played one after the other, endlessly: each round has every load once, at random."""
     rng = random.Random(plan.seed)
-    number = 0
-    while True:
+    for number in itertools.count():
         loads = plan.loads
         rng.shuffle(loads)
         for shape, concurrency in loads:
@@ -136,7 +128,6 @@ def turns(plan: BenchPlan) -> Iterator[list[Turn]]:
             order = list(_TURNS)
             rng.shuffle(order)
             yield [Turn(number, role, again, shape, concurrency, seed) for role, again in order]
-        number += 1
 
 
 def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> None:
@@ -151,7 +142,7 @@ def bench(plan: BenchPlan, folder: BenchFolder, display: ProgressDisplay) -> Non
             folder.server_folder(role),
             folder.log(role),
             cpu_core=core_of(run.spec.device),
-            eager=plan.eager,
+            eager=run.has_decode_kernel,
             side=run.spec.sides[role].launched_with({RUN: folder.nonce}, arguments),
         )
         for role in ROLES
@@ -173,23 +164,19 @@ def _measure_servers(
         **vars(origin_of(plan.run, plan.command, folder.nonce)),
         seed=plan.seed,
         shapes=plan.shapes,
-        eager=plan.eager,
+        eager=plan.run.has_decode_kernel,
         servers=tuple(manifest_of(engine) for engine in engines.values()),
     )
     folder.write_manifest(manifest)
     for role, engine in engines.items():
         record_fingerprint(engine, plan.run.spec.sides[role], folder.server_folder(role), folder.nonce)
-    for engine in engines.values() if plan.run.of("greedy") else ():
-        folder.append_lines(LENGTHS, _lengths(engine, plan.run))
+    # A candidate whose answers are longer shows only where their length is not forced.
+    workload = plan.run.spec.workload
+    requests = [ChatRequest.of(item, workload.token_limit) for item in plan.run.of("greedy")]
+    for engine in engines.values() if requests else ():
+        engine.flush_cache()
+        folder.append_lines(LENGTHS, answers(engine, requests, max(workload.latency_concurrency)))
     _play_blocks(plan, engines, folder, display)
-
-
-def _lengths(engine: Engine, run: Plan) -> list[Answer]:
-    """Measure how long answers are when their length is not forced: a candidate with longer answers shows only here."""
-    workload = run.spec.workload
-    engine.flush_cache()
-    requests = [ChatRequest.of(item, workload.token_limit) for item in run.of("greedy")]
-    return answers(engine, requests, max(workload.latency_concurrency))
 
 
 def _play_blocks(
@@ -230,11 +217,10 @@ def _play(turn: Turn, engine: Engine, client: Client, vocabulary: int, number: i
     if shape.shared:
         client.stream([prefix(shape, vocabulary, turn.seed)], 1, 1)
     asked = prompts(shape, turn.requests, vocabulary, turn.seed)
-    streams = client.stream(asked, shape.output, turn.concurrency)
     return [
         Timing(
             role=turn.role, again=turn.again, round=turn.round, block=number, shape=shape.name, concurrency=turn.concurrency,
             index=index, **dict(stream),
         )
-        for index, stream in enumerate(streams)
+        for index, stream in enumerate(client.stream(asked, shape.output, turn.concurrency))
     ]  # fmt: skip

@@ -104,14 +104,15 @@ def _ask_round(asked: _Asking, ready: Sequence[Engine]) -> None:
     """Ask both servers what they have not answered yet, together or in turn."""
     plan, folder, display, stop = asked.plan, asked.folder, asked.display, asked.stop
     roles = asked_roles(plan, folder)
-    pending = [role for role in roles if any(step.is_open(asked, role) for step in chain(*_STEPS))]
+    pending = [role for role in roles if any(step(asked, role) for step in chain(*_STEPS))]
     if not pending:
         display.say("All questions were already answered." if plan.items else "There is nothing to ask.")
         return
     if ready:
         _ask_all(ready, asked)
         return
-    # What can be refused without a server comes first: servers take minutes to start.
+    # The order is that of the price of a refusal: a call of the kernel takes seconds, measured backends and a loaded model up to a
+    # minute, a server minutes. A resumed run has passed all three.
     if not folder.progress().servers:
         try_kernel(plan, folder)
         check_asked(plan, display)
@@ -132,10 +133,12 @@ def _ask_all(engines: Sequence[Engine], asked: _Asking) -> None:
         folder.record_server(manifest_of(engine))
         started = f", ready in {engine.startup_s:.0f} s" if engine.startup_s else ""
         display.say(f"{engine.role.capitalize()} is {engine.backend} in {engine.label}{started}.")
-    _take_fingerprints(engines, asked)
-    asked.stop.begin([engine.role for engine in engines])
+    _take_fingerprints(engines, asked)  # before the first answer: a server that must not be compared is not asked
+    # A role that has answered all does not ask, so the other must not wait for it.
+    asked.stop.begin([engine.role for engine in engines if _answers(asked, engine.role)])
     first, *others = _STEPS
     _collect(engines, asked, first)
+    # The layer diff has recorded calls by now, and the servers are idle while they wait for each other's scores.
     with _kernel_aside(asked.plan, folder, display):
         _begin_scoring(asked, engines)
         for group in others:
@@ -178,7 +181,8 @@ def _collect(engines: Sequence[Engine], asked: _Asking, steps: Sequence[_Step]) 
 
     def go_through(engine: Engine) -> None:
         for step in steps:
-            step.collect(asked, engine)
+            if work := step(asked, engine.role):
+                work(engine)
 
     _in_threads(engines, go_through)
 
@@ -219,47 +223,46 @@ def _kernel_aside(plan: Plan, folder: RunFolder, display: ProgressDisplay) -> It
             stop.set()
 
 
-def _answers_open(asked: _Asking, role: Role) -> bool:
-    return not is_answered(asked.plan, role, asked.answered, asked.stop)
+_Work = Callable[[Engine], None]
+"""Has a server do a step. Raises EngineError if the server failed, EvidenceError if the folder cannot be written."""
 
 
-def _answer(asked: _Asking, engine: Engine) -> None:
-    interview(engine, asked.plan, asked.folder, asked.answered, asked.stop, asked.display)
+def _answers(asked: _Asking, role: Role) -> _Work | None:
+    if is_answered(asked.plan, role, asked.answered, asked.stop):
+        return None
+    return lambda engine: interview(engine, asked.plan, asked.folder, asked.answered, asked.stop, asked.display)
 
 
-def _kernels_open(asked: _Asking, role: Role) -> bool:
-    listed = asked.folder.server_folder(role) / FOLDER / _COMPLETE
+def _kernels(asked: _Asking, role: Role) -> _Work | None:
+    place = asked.folder.server_folder(role)
+    listed = place / FOLDER / _COMPLETE
     known = listed.exists() and listed.read_text() == asked.folder.nonce
-    return asked.plan.compares_answers and not asked.plan.backend(role).is_url and not known
+    if known or not asked.plan.compares_answers or asked.plan.backend(role).is_url:
+        return None
+
+    def list_kernels(engine: Engine) -> None:
+        """Have a server list its kernels in one pass without and one with a cached prefix, and in decode steps."""
+        prompt = asked.plan.items[0].prompt
+        shutil.rmtree(place / FOLDER, ignore_errors=True)
+        set_control(place, Control(profile="kernels"))
+        try:
+            engine.flush_cache()
+            for text in (prompt, prompt + _CONTINUATION):
+                answers(engine, [ChatRequest(text, _KERNEL_TOKENS)], 1)
+        finally:
+            set_control(place, Control())
+        write_whole(listed, asked.folder.nonce, durable=False)
+
+    return list_kernels
 
 
-def _list_kernels(asked: _Asking, engine: Engine) -> None:
-    """Have a server list its kernels in one pass without and one with a cached prefix, and in decode steps."""
-    if not _kernels_open(asked, engine.role):
-        return
-    place, prompt = asked.folder.server_folder(engine.role), asked.plan.items[0].prompt
-    shutil.rmtree(place / FOLDER, ignore_errors=True)
-    set_control(place, Control(profile="kernels"))
-    try:
-        engine.flush_cache()
-        for text in (prompt, prompt + _CONTINUATION):
-            answers(engine, [ChatRequest(text, _KERNEL_TOKENS)], 1)
-    finally:
-        set_control(place, Control())
-    write_whole(place / FOLDER / _COMPLETE, asked.folder.nonce, durable=False)
-
-
-def _layers_open(asked: _Asking, role: Role) -> bool:
-    return asked.plan.has_layer_diff and asked.folder.read(LAYER_DIFF, role) is None
-
-
-def _compare_layers(asked: _Asking, engine: Engine) -> None:
-    if not _layers_open(asked, engine.role):
-        return
-    if engine.role == shadowed_role(asked.plan, asked.folder):
-        layer_diff.compare_layers(engine, asked.folder, asked.plan, asked.display)
-    else:
-        layer_diff.trace_free_running(engine, asked.folder, asked.plan)
+def _layers(asked: _Asking, role: Role) -> _Work | None:
+    plan, folder = asked.plan, asked.folder
+    if not plan.has_layer_diff or folder.read(LAYER_DIFF, role) is not None:
+        return None
+    if role == shadowed_role(plan, folder):
+        return lambda engine: layer_diff.compare_layers(engine, folder, plan, asked.display)
+    return lambda engine: layer_diff.trace_free_running(engine, folder, plan)
 
 
 def _unscored(asked: _Asking, role: Role) -> list[Role]:
@@ -273,6 +276,21 @@ def _unscored(asked: _Asking, role: Role) -> list[Role]:
     return [each for each in scored if not is_scored(asked.folder.path, each)]
 
 
+def _logits(asked: _Asking, role: Role) -> _Work | None:
+    """Score the reference's tokens. The candidate is asked about the reference's answers, which are complete by now."""
+    if not (unscored := _unscored(asked, role)):
+        return None
+    folder, items, told = asked.folder, asked.plan.of("logits"), asked.folder.answers()
+    place = folder.server_folder(role)
+
+    def score(engine: Engine) -> None:
+        for each in unscored if engine.scores else ():  # otherwise the logits are not compared
+            with layer_diff.substituted_everywhere(place) if each != role else nullcontext():
+                score_role(engine, items, told, folder.path, asked.display, each, folder.nonce, asked.handover)
+
+    return score
+
+
 def _begin_scoring(asked: _Asking, engines: Sequence[Engine]) -> None:
     """Have the reference's scoring hand over to the candidate's, where both roles are open and have a server."""
     open_roles = [role for engine in engines for role in _unscored(asked, engine.role)]
@@ -281,41 +299,15 @@ def _begin_scoring(asked: _Asking, engines: Sequence[Engine]) -> None:
         asked.handover = ScoringHandover(len(asked.plan.of("logits")))
 
 
-def _score(asked: _Asking, engine: Engine) -> None:
-    """Score the reference's tokens. The candidate is asked about the reference's answers, which are complete by now."""
-    if not engine.scores:
-        return  # the logits are then not compared
-    folder, items, told = asked.folder, asked.plan.of("logits"), asked.folder.answers()
-    for role in _unscored(asked, engine.role):
-        place = folder.server_folder(engine.role)
-        with layer_diff.substituted_everywhere(place) if role != engine.role else nullcontext():
-            score_role(engine, items, told, folder.path, asked.display, role, folder.nonce, asked.handover)
+def _seeded_fault(asked: _Asking, role: Role) -> _Work | None:
+    if not sensitivity.is_open(asked.plan, asked.folder, role):
+        return None
+    return lambda engine: sensitivity.measure_sensitivity(engine, asked.plan, asked.folder, asked.display)
 
 
-def _sensitivity_open(asked: _Asking, role: Role) -> bool:
-    return sensitivity.is_open(asked.plan, asked.folder, role)
+_Step = Callable[[_Asking, Role], _Work | None]
+"""One kind of evidence: returns what a role's server still has to do for it, or None."""
 
-
-def _seed_fault(asked: _Asking, engine: Engine) -> None:
-    sensitivity.measure_sensitivity(engine, asked.plan, asked.folder, asked.display)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One kind of evidence.
-
-    Attributes:
-        is_open: whether a role's server still has something to do.
-        collect: has a server do it. Raises EngineError if the server failed, EvidenceError if the folder cannot be written.
-    """
-
-    is_open: Callable[[_Asking, Role], bool]
-    collect: Callable[[_Asking, Engine], None]
-
-
-# A server goes through a group at its own pace; the next group begins when every server is there.
-_STEPS = (
-    (_Step(_answers_open, _answer), _Step(_kernels_open, _list_kernels), _Step(_layers_open, _compare_layers)),
-    (_Step(lambda asked, role: bool(_unscored(asked, role)), _score),),
-    (_Step(_sensitivity_open, _seed_fault),),
-)
+# A server goes through a group at its own pace; the next group begins when every server is there. Logits need all answers of the
+# reference. The fault comes last: what it spoils must not be read by any other step.
+_STEPS: tuple[tuple[_Step, ...], ...] = ((_answers, _kernels, _layers), (_logits,), (_seeded_fault,))

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from assay.harness.evidence.manifest import Origin
-from assay.harness.files import timestamp
+from assay.harness.files import file_hash, timestamp
 from assay.harness.run.plan import Plan
 
 _PACKAGES = (
@@ -82,6 +82,5 @@ def hash_model(folder: Path) -> str:
     """
     total = hashlib.sha256()
     for path in sorted({path for pattern in _HASHED for path in folder.glob(pattern)}):
-        with path.open("rb") as file:
-            total.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        total.update(f"{path.name}\0{file_hash(path)}\n".encode())
     return total.hexdigest()

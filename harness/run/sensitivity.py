@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
-from assay.harness.config import RunSpec
 from assay.harness.engines.base import ChatRequest, Engine, answers, cache_header
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.engines.inside.write_request import write_now
@@ -29,14 +27,14 @@ from assay.harness.evidence.faults import (
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.logit_files import Logits, logits_path, read_logits, write_logits
-from assay.harness.evidence.records import Answer, Item
+from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.judge.sensitivity import losses, p_no_loss
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.logit_scoring import score_again
 from assay.harness.run.plan import COLD_QUESTIONS, Plan
 from assay.harness.run.run_folder import asked_roles, shadowed_role
-from assay.harness.sides import ROLES, Role
+from assay.harness.sides import Role
 
 # The fault of the seed case, which only calls with a cached prefix show.
 _FAULT = "mask-top-left"
@@ -46,23 +44,6 @@ _QUESTIONS, _AT_ONCE = 24, 8
 _PROMPTS = 5
 # Questions that are asked while the candidate in the shadow has the fault.
 _SHADOWED = 2
-
-
-@dataclass(frozen=True)
-class _FaultLoad:
-    """The load of a server while a fault is switched on.
-
-    Attributes:
-        items: multiple-choice questions that the reference answered.
-        reference: its texts, by id of the question. No more questions are asked once these and the answers show the fault.
-        logits: its scoring of the sequences to score; None for none.
-        spec: of the run.
-    """
-
-    items: Sequence[Item]
-    reference: Mapping[str, str]
-    logits: Logits | None
-    spec: RunSpec
 
 
 def is_open(plan: Plan, folder: RunFolder, role: Role) -> bool:
@@ -87,40 +68,52 @@ def measure_sensitivity(engine: Engine, plan: Plan, folder: RunFolder, display: 
         prompts = [item.prompt for item in plan.of("layers")[COLD_QUESTIONS:]][:_SHADOWED]
         record = record.model_copy(update={"shadowed": _shadow_fault(engine, place, prompts, folder.nonce)})
     if {"answers", "logits"} & parts:
-        load = _fault_load(plan, folder, parts)
-        layers = () if engine.role == "candidate" else layers_seen(place)
-        served = _serve_fault(engine, place, load, layers, folder.nonce, display)
+        served = _serve_fault(engine, place, plan, folder, parts, display)
         record = served.model_copy(update={"shadowed": record.shadowed})
     record = record.model_copy(update={"seconds": time.monotonic() - begun})
     folder.write(SENSITIVITY_RECORD, record, engine.role)
 
 
 def _serve_fault(
-    engine: Engine, place: Path, load: _FaultLoad, substitute: tuple[int, ...], nonce: str, display: ProgressDisplay
+    engine: Engine, place: Path, plan: Plan, folder: RunFolder, parts: Collection[str], display: ProgressDisplay
 ) -> SensitivityRecord:
     """Ask and score while what the model uses has the fault. Logits go to the server's sensitivity folder.
 
-    In a reference's server, `substitute` names all layers: their output is the other role's backend's, with the fault.
+    In a reference's server, the other role's backend computes all layers, with the fault.
     """
-    begun = time.monotonic()
-    answers: list[Answer] = []
-    scored = 0
+    begun, nonce, policy, workload = time.monotonic(), folder.nonce, plan.spec.policy, plan.spec.workload
+    texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
+    items = {item.id: item for item in plan.of("accuracy") if item.id in texts} if "answers" in parts else {}
+    asks = [ChatRequest.of(item, workload.token_limit) for item in list(items.values())[:_QUESTIONS]]
+    reference = _cached_logits(folder) if "logits" in parts else None
+    seen, scored = list[Answer](), 0
+    substitute = () if engine.role == "candidate" else layers_seen(place)
     with switched_on(engine, place, Control(fault=_FAULT, substitute=substitute)) as token:
-        if load.items:
+        if asks:
             cache_header(engine)
-        for start in range(0, len(load.items), _AT_ONCE):
-            answers += _ask(engine, load.items[start : start + _AT_ONCE], load.spec, nonce)
-            lost = losses({item.id: item for item in load.items}, load.reference, answers)
-            if p_no_loss(lost, load.spec.policy.margin) <= load.spec.policy.alpha:
-                break
-        if load.logits is not None and engine.scores:
-            logits = score_again(engine, load.logits, nonce, display)
+        # No more questions are asked once the answers show the fault.
+        while len(seen) < len(asks) and not (
+            seen and p_no_loss(losses(items, texts, seen), policy.margin) <= policy.alpha
+        ):
+            seen += answers(engine, asks[len(seen) :][:_AT_ONCE], workload.concurrency)
+        if reference is not None and engine.scores:
+            logits = score_again(engine, reference, nonce, display)
             write_logits(place / SENSITIVITY, logits)
             scored = len(logits.header.sequences)
         seeded = read_seeded_calls(place, token, nonce)
-    return SensitivityRecord(
-        run=nonce, fault=_FAULT, served=seeded, answers=tuple(answers), scored=scored, seconds=time.monotonic() - begun
-    )
+    told = tuple(answer.model_copy(update={"run": nonce}) for answer in seen)
+    seconds = time.monotonic() - begun
+    return SensitivityRecord(run=nonce, fault=_FAULT, served=seeded, answers=told, scored=scored, seconds=seconds)
+
+
+def _cached_logits(folder: RunFolder) -> Logits | None:
+    """Return some of the sequences of the reference that were scored behind a cached prefix; None if there are none."""
+    path = logits_path(folder.path, "reference", 0)
+    if not path.exists():
+        return None
+    scored = read_logits(path, folder.nonce)
+    chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:_PROMPTS]
+    return scored.only(chosen) if chosen else None
 
 
 def _shadow_fault(engine: Engine, place: Path, prompts: Sequence[str], nonce: str) -> SeededCalls | None:
@@ -160,25 +153,6 @@ def _parts(plan: Plan, folder: RunFolder, role: Role) -> set[str]:
         parts |= {"answers"} if "accuracy" in plan.spec.workload.suites and role == "candidate" else set()
         parts |= {"logits"} if "logits" in plan.spec.workload.suites and not plan.has_url else set()
     return parts
-
-
-def _fault_load(plan: Plan, folder: RunFolder, parts: set[str]) -> _FaultLoad:
-    """Return the questions that the reference answered first, and the sequences of it that were scored behind a cached prefix."""
-    texts = {a.item: a.text for a in folder.answers() if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
-    items = [item for item in plan.of("accuracy") if item.id in texts][:_QUESTIONS]
-    logits = None
-    path = logits_path(folder.path, ROLES[0], 0)
-    if "logits" in parts and path.exists():
-        scored = read_logits(path, folder.nonce)
-        chosen = [n for n, sequence in enumerate(scored.header.sequences) if sequence.honoured("cached")][:_PROMPTS]
-        logits = scored.only(chosen) if chosen else None
-    asked = items if "answers" in parts else ()
-    return _FaultLoad(asked, texts, logits, plan.spec)
-
-
-def _ask(engine: Engine, items: Sequence[Item], spec: RunSpec, nonce: str) -> list[Answer]:
-    asks = [ChatRequest.of(item, spec.workload.token_limit) for item in items]
-    return [a.model_copy(update={"run": nonce}) for a in answers(engine, asks, spec.workload.concurrency)]
 
 
 def _send(engine: Engine, prompts: Sequence[str]) -> None:

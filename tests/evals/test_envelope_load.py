@@ -9,7 +9,8 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from assay.evals.envelope_load import BATCH, BORDER, Load, LoadReach, Wave, envelope_load, longest
+from assay.evals.envelope_load import BATCH, Load, LoadReach, Wave, envelope_load, longest
+from assay.harness.conditions import BORDER_TOKENS
 from assay.harness.evidence.envelope import gaps, ranges_of
 
 VOCABULARY = 1031
@@ -107,7 +108,7 @@ def test_a_pool_of_a_few_prompts_evicts_no_prefix_before_it_is_used(reach: LoadR
 @pytest.mark.parametrize("reach", REACHES[:3], ids=str)
 def test_every_pair_of_thresholds_that_leaves_a_block_is_exceeded_by_a_prompt(reach: LoadReach) -> None:
     lengths = np.array([one for one in served(reach)[0] if sum(one) <= reach.tokens])
-    thresholds = [(n, p) for n in range(1, reach.tokens, 13) for p in range(1, reach.tokens - BORDER - n, 17)]
+    thresholds = [(n, p) for n in range(1, reach.tokens, 13) for p in range(1, reach.tokens - BORDER_TOKENS - n, 17)]
     exceeded = (lengths[None] >= np.array(thresholds)[:, None]).all(axis=2).any(axis=1)
     assert not [one for one, found in zip(thresholds, exceeded, strict=True) if not found]
 
@@ -115,8 +116,8 @@ def test_every_pair_of_thresholds_that_leaves_a_block_is_exceeded_by_a_prompt(re
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_no_wave_makes_the_engine_split_what_it_could_prefill_at_once(reach: LoadReach) -> None:
     for wave in load_of(reach).extend:
-        sizes = [-(-(len(one.ids) - one.cached) // BORDER) * BORDER for one in wave]
-        assert sum(sizes) <= max(reach.at_once, BORDER) or len(wave) == 1
+        sizes = [-(-(len(one.ids) - one.cached) // BORDER_TOKENS) * BORDER_TOKENS for one in wave]
+        assert sum(sizes) <= max(reach.at_once, BORDER_TOKENS) or len(wave) == 1
 
 
 def test_the_second_chunk_is_a_whole_one_where_the_context_has_room() -> None:

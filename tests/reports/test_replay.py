@@ -10,7 +10,7 @@ from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import PackManifest, Source
 from assay.harness.verdict import Finding, Severity
-from assay.reports.recorded_calls import pack_document, replay_document
+from assay.reports.check import check_document, pack_document
 from assay.reports.terminal import render
 
 
@@ -35,9 +35,9 @@ def test_a_replay_without_a_cached_prefix_is_no_pass(with_prefix: int, findings:
         missing=() if with_prefix else ("record a pack with the prefix cache on",),
     )  # fmt: skip
     assert replay.exit_code == code
-    render(replay_document(replay), Console(file=out))
-    assert replay_document(replay).code == code
-    assert ("record a pack with the prefix cache on" in replay_document(replay).conclusion) == (code == ExitCode.NO_VERDICT)
+    render(check_document(replay), Console(file=out))
+    assert check_document(replay).code == code
+    assert ("record a pack with the prefix cache on" in check_document(replay).conclusion) == (code == ExitCode.NO_VERDICT)
     assert f"{with_prefix} with a cached prefix" in out.getvalue()
 
 
@@ -49,23 +49,13 @@ def test_the_command_that_replays_a_pack_can_be_pasted() -> None:
     assert "assay replay 'my packs/one' --candidate module:function" in out.getvalue()
 
 
-def test_an_output_that_is_not_finite_is_said_in_words() -> None:
-    out = StringIO()
-    replay = KernelResult(
-        kernel="mine", calls=8, recorded=8, with_prefix=4, worst_own=float("inf"), worst_bound=1.0,
-        findings=(finding("serious"),), seconds=1.0,
-    )  # fmt: skip
-    render(replay_document(replay), Console(file=out, width=200))
-    assert "in 1.0 s. An output is not finite." in out.getvalue()
-
-
-def test_what_the_kernel_does_is_the_first_line_and_the_last_below_the_test() -> None:
-    out = StringIO()
+@pytest.mark.parametrize(
+    ("worst", "says"), [(7.0, "worst own error 700 %, 7 times its bound of 100 %"), (float("inf"), "an output is not finite")]
+)
+def test_what_the_kernel_does_is_the_conclusion(worst: float, says: str) -> None:
     wrong = finding("serious").model_copy(update={"does": "applies no causal mask"})
     replay = KernelResult(
-        kernel="mine", calls=8, recorded=8, with_prefix=4, worst_own=7.0, worst_bound=1.0, findings=(wrong,), seconds=1.0,
-        test="def test_it() -> None: ...",
+        kernel="mine", calls=8, recorded=8, with_prefix=4, worst_own=worst, worst_bound=1.0, findings=(wrong,), seconds=1.0,
     )  # fmt: skip
-    render(replay_document(replay), Console(file=out, width=200))
-    assert out.getvalue().splitlines()[0] == "mine applies no causal mask."
-    assert replay_document(replay).conclusion == "REGRESSION (exit code 1): mine applies no causal mask."
+    said = f"REGRESSION (exit code 1): mine applies no causal mask; 8 of 8 recorded calls; {says}."
+    assert check_document(replay).conclusion == said

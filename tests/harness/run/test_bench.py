@@ -127,10 +127,13 @@ def test_roles_share_prompts_within_a_round_and_rounds_share_none() -> None:
     assert asked[0][0] != asked[1][0] != asked[2][0]
 
 
-def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode() -> None:
-    assert not planned().eager
-    assert not planned(candidate="sage_attn").eager, "its decode is delegated"
-    assert planned(candidate="assay.harness.attention.sdpa:torch_sdpa").eager
+@pytest.mark.parametrize(
+    ("candidate", "eager"),
+    [("torch_native", False), ("sage_attn", False), ("assay.harness.attention.sdpa:torch_sdpa", True)],
+    ids=["engine", "decode is delegated", "decode"],
+)
+def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode(candidate: str, eager: bool) -> None:
+    assert planned(candidate=candidate).run.has_decode_kernel == eager
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from assay.harness.evidence.executed import KERNEL_TRACES, passes_of
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.executed_kernels import _check_kernels_executed
 from assay.harness.progress import ProgressDisplay
-from assay.harness.run.collect import _Asking, _kernels_open, _list_kernels
+from assay.harness.run.collect import _Asking, _kernels
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.questions import QuestionStop
 from assay.harness.run.run_folder import open_folder
@@ -43,7 +43,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, RunFolder]:
         with running(engines, "cpu"):
             for engine in engines:
                 folder.record_server(manifest_of(engine))
-                _list_kernels(asked(plan, folder), engine)
+                list_kernels = _kernels(asked(plan, folder), engine.role)
+                assert list_kernels is not None
+                list_kernels(engine)
     return plan, folder
 
 
@@ -64,7 +66,7 @@ def test_what_ran_is_listed_by_phase_and_cached_prefix(traced: tuple[Plan, RunFo
     silent = names(folder, "candidate", "extend", cached)
     assert "aten::scaled_dot_product_attention" in silent
     assert "_attn_fwd" not in silent
-    assert not any(_kernels_open(asked(traced[0], folder), role) for role in ROLES)
+    assert not any(_kernels(asked(traced[0], folder), role) for role in ROLES)
 
 
 def test_decode_is_traced_too(traced: tuple[Plan, RunFolder]) -> None:
