@@ -52,7 +52,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     tokenizers = [folder / file for file in _TOKENIZERS if (folder / file).exists()]
     dummy = flag_values(tuple(engine_args)).get("--load-format") == "dummy"
     whole = dummy or any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
-    for right, found, expected, do in (
+    for right, problem, expected, do in (
         (folder.is_dir(), "is a file", "the folder with config.json and the weights", f"name {folder.parent}"),
         ((folder / "config.json").exists(), "has no config.json", "a folder as save_pretrained writes it", "check the path"),
         (tokenizers, "has no tokenizer", f"one of {', '.join(_TOKENIZERS)}", "save the tokenizer beside the weights"),
@@ -60,7 +60,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
          "finish the download, or --engine-arg=--load-format=dummy"),
     ):  # fmt: skip
         if not right:
-            raise UsageError(f"--model {name} {found}.", expected, do)
+            raise UsageError(f"--model {name} {problem}.", expected, do)
     for path in (folder / "config.json", *tokenizers):
         if path.suffix == ".json":
             _read_json(path, name)
