@@ -34,15 +34,6 @@ _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
 
 
-def _rows(axes: Sequence[Axis]) -> list[tuple[str, str, str]]:
-    """A row per axis that matters: its name, the values with failing calls as "value (failing/calls)", the values without."""
-    return [
-        (axis.name, ", ".join(f"{v} ({bad}/{of})" for v, (bad, of) in axis.failing.items()), ", ".join(axis.right))
-        for axis in axes
-        if axis.right
-    ]
-
-
 def _indifferent(axes: Sequence[Axis]) -> str:
     """The axes for every value of which some call fails; empty if there are none."""
     right = {axis.name for axis in axes if axis.right}
@@ -108,7 +99,7 @@ def _cause(results: Sequence[KernelResult]) -> str:
             continue
         id_ = explained.most_common(1)[0][0]
         titles = {finding.id: finding.title for result in mine for finding in result.findings}
-        failing, calls = (sum(counted) for counted in zip(*map(_failing, mine), strict=True))
+        failing, calls = sum(len(result.failing) for result in mine), sum(result.calls for result in mine)
         extent = f"; {failing} of {calls} calls" if failing else ""
         if id_ not in titles:
             from assay.harness.attention.bugs.family import BY_ID  # torch, which few of those who show a result need
@@ -125,11 +116,6 @@ def _cause_first(result: KernelResult) -> str:
     """The cause's title and the numbers, for lines that are cut off at their end."""
     why = _cause([result])
     return f"{why}: {result.extent()}" if why else result.summary()
-
-
-def _failing(result: KernelResult) -> tuple[int, int]:
-    """Calls that fail, and calls that were tried."""
-    return len(result.failing), result.calls
 
 
 def sentence(results: Sequence[KernelResult]) -> str:
@@ -174,7 +160,12 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     body += [Code(traceback)] if traceback else []
     if result.axes:
         where: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
-        where.append(Table(("Axis", "Fails (of calls)", "Correct"), _rows(result.axes), style="side-by-side"))
+        rows = [
+            (axis.name, ", ".join(f"{v} ({bad}/{of})" for v, (bad, of) in axis.failing.items()), ", ".join(axis.right))
+            for axis in result.axes
+            if axis.right
+        ]
+        where.append(Table(("Axis", "Fails (of calls)", "Correct"), rows, style="side-by-side"))
         where += [Line(words, "quiet")] if (words := _indifferent(result.axes)) else []
         body.append(Section("Where it is wrong", where, "where"))
     covered = [f"Covered: {words}; {result.seconds:.1f} s."] if (words := _covered(result.coverage)) else []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from assay.harness.evidence.honours import BackendResult, Honours, Measured
 from assay.harness.text import counted
 from assay.reports.document import Block, Cell, Code, Document, Items, Line, Section, Table
@@ -42,12 +40,15 @@ def honours_document(result: Honours) -> Document:
         body.append(Section("What they computed, or raised", [Items(said)], "said"))
     if absent := [f"{backend.backend}: {backend.problem}" for backend in result.backends if backend.problem]:
         body.append(Section("Cannot run here", [Items(absent)], "absent"))
-    if tests := [cell.test for backend in ran for cell in _first_tests(backend.measured)]:
+    tests: dict[tuple[str, str], str] = {}  # the first of each attribute
+    for name, cell in ((backend.backend, cell) for backend in ran for cell in backend.measured if cell.test):
+        tests.setdefault((name, cell.attribute), cell.test)
+    if tests:
         imports = (
             "import torch\n\nfrom assay import Mask, assert_correct\n"
             "from assay.harness.attention.sample_calls import call_of"
         )
-        code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests)]), language="python")
+        code = Code("\n\n\n".join([imports, *(test.rstrip() for test in tests.values())]), language="python")
         body.append(Section("Tests that fail", [code], "tests"))
     what = "what a layer asks for is computed, or an error says that it is not"
     if silent:
@@ -86,12 +87,3 @@ def _said(backend: BackendResult) -> list[str]:
         f"{backend.backend}, {attribute}, {', '.join(cell.phase for cell in cells)}: {says}"
         for (attribute, _, says), cells in phases.items()
     ]
-
-
-def _first_tests(measured: Sequence[Measured]) -> list[Measured]:
-    """Return the first test of each attribute."""
-    first: dict[str, Measured] = {}
-    for cell in measured:
-        if cell.test:
-            first.setdefault(cell.attribute, cell)
-    return list(first.values())

@@ -27,7 +27,6 @@ _DOT = "·"
 def runs_document(listed: RunList) -> Document:
     """List each treatment with its runs, newest first, and its history by suite, oldest first; then the runs without a report."""
     newest = next((run for run in listed.runs if run.verdict is not None), None)
-    unread = [run for run in listed.runs if run.verdict is None]
     against = f" against {one_line(newest.reference, 80)}" if newest and newest.reference else ""
     treated = f"{one_line(newest.candidate, 80)}{against}" if newest else ""
     body: list[Block] = [Line(f"No run in {listed.folder}.")] if not listed.runs else []
@@ -37,8 +36,10 @@ def runs_document(listed: RunList) -> Document:
         body.append(Section(_treatment(history[0]), _brief(history), f"treatment-{number}"))
     if (left := len(histories) - _MOST_TREATMENTS) > 0:
         body.append(Line(f"… and {counted(left, 'treatment')}: see --json"))
-    if unread:
-        body.append(Section("Without a report", [Items(_unread(unread), most=20)], "unread"))
+    if problems := [
+        f"{one_line(run.folder, 200)}: {one_line(run.problem, 300)}" for run in listed.runs if run.verdict is None
+    ]:
+        body.append(Section("Without a report", [Items(problems, most=20)], "unread"))
     counts = Counter(run.verdict for run in latest)
     now = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in WORST_FIRST if counts[verdict])
     return Document(
@@ -58,10 +59,6 @@ def runs_document(listed: RunList) -> Document:
         foot=f"{listed.schema_id}.",
         result=listed,
     )
-
-
-def _unread(runs: Sequence[RunLine]) -> list[str]:
-    return [f"{one_line(run.folder, 200)}: {one_line(run.problem, 300)}" for run in runs]
 
 
 def _where(run: RunLine) -> str:
@@ -92,10 +89,6 @@ def _level(worst: OwnError) -> str:
     return _LEVELS[sum(worst == NOT_FINITE or worst >= least for least in _LEVEL_OF)]
 
 
-def _suites(history: Sequence[RunLine]) -> list[str]:
-    return list(dict.fromkeys(name for run in reversed(history) for name in run.suites))
-
-
 def _brief(history: Sequence[RunLine]) -> list[Block]:
     """For a terminal: two lines for each run, and for each suite a strip with a character for each run."""
     lines: list[Block] = []
@@ -108,7 +101,8 @@ def _brief(history: Sequence[RunLine]) -> list[Block]:
     last = history[-_STRIP:]
     if len(history) > 1:
         strips = [("verdict", [run.verdict for run in last])]
-        strips += [(name, [run.suites.get(name) for run in last]) for name in _suites(last)]
+        names = dict.fromkeys(name for run in reversed(last) for name in run.suites)
+        strips += [(name, [run.suites.get(name) for run in last]) for name in names]
         for name, verdicts in strips:
             signs = [_DOT if verdict is None else Cell(SIGNS[verdict], verdict) for verdict in verdicts]
             lines.append(Line((f"  {name:<12} ", *signs)))

@@ -36,7 +36,8 @@ def envelope_lines(envelope: EnvelopeResult | None) -> list[str]:
     if envelope.served:
         graphs = ", in CUDA graphs" if envelope.served_in_graphs and "decode" in envelope.claimed else ""
         served = "; ".join(_lengths(envelope, envelope.served, envelope.served_reached).values())
-        lines.append(f"Served by the candidate's own server: {served}{_delegated(envelope)}{graphs}.")
+        served += "" if "decode" in envelope.claimed else "; decode is the reference's"
+        lines.append(f"Served by the candidate's own server: {served}{graphs}.")
     lines += [f"Gaps: {'; '.join(envelope.gaps)}."] if envelope.gaps else []
     return [*lines, f"Not covered: {'; '.join(_outside(envelope))}."]
 
@@ -55,10 +56,6 @@ def _lengths(
         lengths = in_words(compared["decode"]["total-tokens"])
         words["decode"] = f"decode at {lengths} tokens and to a depth of {reached['decode']['depth']:,}"
     return words
-
-
-def _delegated(envelope: EnvelopeResult) -> str:
-    return "" if "decode" in envelope.claimed else "; decode is the reference's"
 
 
 def _compared(envelope: EnvelopeResult) -> Iterator[str]:

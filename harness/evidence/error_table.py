@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -227,45 +228,37 @@ class ErrorTable:
         return ErrorTable(index, added(self.apart), *roles)
 
     def observed(self, dimension: str) -> tuple[str, ...]:
-        """Return the labels of a dimension of cells in which both outputs were compared.
-
-        Raises:
-            KeyError: there is no such dimension.
-        """
+        """Return the labels of a dimension of cells in which both outputs were compared."""
         labels = self.labels(dimension)
-        return tuple(labels[i] for i in np.unique(self.index[self._compared, _column(dimension)]))
+        return tuple(labels[i] for i in np.unique(self.index[self._compared, DIMENSIONS.index(dimension)]))
 
     def labels(self, dimension: str) -> tuple[str, ...]:
-        """Return the labels of a dimension, in the order of an axis of `distance`. Layers and heads are labelled by number.
-
-        Raises:
-            KeyError: there is no such dimension.
-        """
-        column = _column(dimension)
+        """Return the labels of a dimension, in the order of an axis of `distance`. Layers and heads are labelled by number."""
         if dimension in CONDITIONS:
             return CONDITIONS[dimension]
-        return tuple(str(number) for number in range(int(self.index[:, column].max(initial=-1)) + 1))
+        numbers = self.index[:, DIMENSIONS.index(dimension)]
+        return tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
 
     def distance(
-        self, by: Sequence[str] = ("layer", "head"), where: Mapping[str, str | int | Sequence[str | int]] | None = None
+        self, by: Sequence[str] = ("layer", "head"), where: Mapping[str, str] = MappingProxyType({})
     ) -> Floats:
         """Add up how far the outputs are apart by some dimensions, over selected cells.
 
         Args:
             by: dimensions of the result, one per axis, in order.
-            where: dimension -> the label or labels to select, for example {"phase": "extend", "prefix": ("2-15", ">= 16")}.
+            where: dimension -> the label to select, for example {"phase": "extend", "prefix": ">= 16"}.
 
         Returns:
             float64 [*labels of each dimension, 5], the columns of `DISTANCE`; 0 where nothing was observed.
 
         Raises:
-            KeyError: there is no such dimension or label.
+            ValueError: there is no such dimension or label.
         """
-        keep = self._compared.copy()
-        for dimension, wanted in (where or {}).items():
-            keep &= np.isin(self.index[:, _column(dimension)], self._numbers(dimension, wanted))
+        keep = self._compared
+        for dimension, label in where.items():
+            keep &= self.index[:, DIMENSIONS.index(dimension)] == self.labels(dimension).index(label)
         shape = tuple(len(self.labels(dimension)) for dimension in by)
-        columns = self.index[keep][:, [_column(dimension) for dimension in by]]
+        columns = self.index[keep][:, [DIMENSIONS.index(dimension) for dimension in by]]
         flat = np.ravel_multi_index(tuple(columns.T), shape) if shape else np.zeros(int(keep.sum()), np.int64)
         sums = np.zeros((math.prod(shape), len(DISTANCE)))
         np.add.at(sums, flat, self.apart[keep])
@@ -276,13 +269,6 @@ class ErrorTable:
         """Cells with elements of both outputs, defined or not."""
         seen: NDArray[np.bool_] = self.apart[:, _COMPARED : UNDEFINED + 1].sum(1) > 0
         return seen
-
-    def _numbers(self, dimension: str, wanted: str | int | Sequence[str | int]) -> list[int]:
-        labels = self.labels(dimension)
-        labels_wanted = [str(label) for label in ([wanted] if isinstance(wanted, (str, int)) else wanted)]
-        if unknown := [label for label in labels_wanted if label not in labels]:
-            raise KeyError(f"{dimension} {unknown[0]!r} does not exist; expected one of {', '.join(labels)}")
-        return [labels.index(label) for label in labels_wanted]
 
 
 def joined(parts: Sequence[ErrorTable]) -> ErrorTable:
@@ -305,9 +291,3 @@ def joined(parts: Sequence[ErrorTable]) -> ErrorTable:
         roles.append(RoleErrors(own, dropped, np.concatenate(honest), np.concatenate([role.worst for role in each])))
     index, apart = (np.concatenate([getattr(part, name) for part in parts]) for name in ("index", "apart"))
     return ErrorTable(index, apart, *roles).merged(range(len(DIMENSIONS)))
-
-
-def _column(dimension: str) -> int:
-    if dimension not in DIMENSIONS:
-        raise KeyError(f"{dimension!r} is not a dimension of a cell; expected one of {', '.join(DIMENSIONS)}")
-    return DIMENSIONS.index(dimension)

@@ -125,42 +125,27 @@ def _served_since(accepted: Fingerprint | None, now: Fingerprint | None) -> str:
 
 
 def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status, served: str = "") -> list[Check]:
-    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale."""
-    checks = [_check_candidate(sides["candidate"].backend, status, policy.baselines, served)]
-    if policy.reference_from == "baseline" or "reference" in status.stale:
-        checks.append(_check_reference(sides["reference"].backend, status, policy.baselines))
-    return checks
+    """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale.
 
-
-def _check_reference(reference: str, status: Status, root: str) -> Check:
-    """Check that the reference's answers are stored. If not, its server was queried, which is reported but rules out nothing."""
-    if used := status.used.get("reference"):
-        how = (
-            "its answers serve as the reference's; no reference server was started"
-            if status.stored_reference
-            else "not needed"
-        )
-        return REQUIRED["reference-baseline"].check("ok", f"{used}: {how}")
-    why = status.stale.get("reference")
-    observed = f"the baseline of {reference} is stale: {why}" if why else f"none was accepted for {reference}"
-    observed = f"{observed}; the reference server was queried instead"
-    return REQUIRED["reference-baseline"].check("not checked", observed, _accept_again(root))
-
-
-def _check_candidate(candidate: str, status: Status, root: str, served: str) -> Check:
-    """Check that an accepted baseline matches the candidate. A stale one, which tells nothing about this run, rules out a pass."""
+    A stale baseline of the candidate rules out a pass. Where that of the reference is stale, its server was asked instead.
+    """
+    again = f"assay gate accept on a current run, and remove the stale baseline from {policy.baselines}"
+    candidate, reference = sides["candidate"].backend, sides["reference"].backend
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
+    required, used, stale = REQUIRED["candidate-baseline"], status.used.get("candidate"), status.stale.get("candidate")
     if served:
-        observed = f"the baseline of {candidate} is stale: its server (A) did not serve what this one (B) does: {served}{unused}"
-        return REQUIRED["candidate-baseline"].check("missing", observed, _accept_again(root))
-    if used := status.used.get("candidate"):
-        return REQUIRED["candidate-baseline"].check("ok", f"{used}{unused}")
-    if why := status.stale.get("candidate"):
-        observed = f"the baseline of {candidate} is stale: {why}{unused}"
-        return REQUIRED["candidate-baseline"].check("missing", observed, _accept_again(root))
-    observed = f"none was accepted for {candidate}{unused}"
-    return REQUIRED["candidate-baseline"].check("not checked", observed, "assay gate accept RUN")
-
-
-def _accept_again(root: str) -> str:
-    return f"assay gate accept on a current run, and remove the stale baseline from {root}"
+        stale = f"its server (A) did not serve what this one (B) does: {served}"
+    if stale:
+        checks = [required.check("missing", f"the baseline of {candidate} is stale: {stale}{unused}", again)]
+    elif used:
+        checks = [required.check("ok", f"{used}{unused}")]
+    else:
+        checks = [required.check("not checked", f"none was accepted for {candidate}{unused}", "assay gate accept RUN")]
+    required, used, stale = REQUIRED["reference-baseline"], status.used.get("reference"), status.stale.get("reference")
+    if policy.reference_from != "baseline" and not stale:
+        return checks
+    if used:
+        instead = "its answers serve as the reference's; no reference server was started"
+        return [*checks, required.check("ok", f"{used}: {instead if status.stored_reference else 'not needed'}")]
+    why = f"the baseline of {reference} is stale: {stale}" if stale else f"none was accepted for {reference}"
+    return [*checks, required.check("not checked", f"{why}; the reference server was queried instead", again)]

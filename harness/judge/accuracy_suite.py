@@ -32,8 +32,11 @@ LOSS = "loss-of-accuracy"
 
 
 def claim(run: RunEvidence) -> Judged:
-    """Judge the questions, and check that they were asked as planned and answered."""
+    """Judge the questions, and check that they were asked as planned and answered, or say that accuracy was not tested."""
     checks = []
+    if "accuracy" not in run.spec.workload.suites:  # own errors within bounds prove nothing about answers
+        settles = "assay run, or add accuracy to --suites"
+        checks.append(REQUIRED["accuracy-tested"].check("not checked", "the suite accuracy was not requested", settles))
     if "accuracy" in run.compared:
         checks.append(_check_question_plan(run))
     if run.compared:
@@ -54,16 +57,6 @@ def claim(run: RunEvidence) -> Judged:
         )
     suite = _accuracy_suite(run, lengths)
     return Judged(suite=suite, checks=[*checks, check_lengths(lengths), check_ends(ends)], findings=findings)
-
-
-def accuracy_tested(run: RunEvidence) -> Judged:
-    """Report that accuracy was not tested, where it was not: own errors within bounds prove nothing about answers."""
-    if "accuracy" in run.spec.workload.suites:
-        return Judged()
-    settles = "assay run, or add accuracy to --suites"
-    return Judged(
-        checks=[REQUIRED["accuracy-tested"].check("not checked", "the suite accuracy was not requested", settles)]
-    )
 
 
 def _asked(run: RunEvidence) -> list[tuple[str, Role, str, str]]:

@@ -222,7 +222,10 @@ def most_telling(rows: Sequence[ConditionRow]) -> tuple[float, Sequence[Conditio
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
     if not tested:
         return None
-    p_values = [_p_loses_more(row, others) for row, others in tested]
+    p_values = []
+    for row, others in tested:
+        lost, right = sum(_lost(o) for o in others), sum(o.reference_right for o in others)
+        p_values.append(fisher_exact_greater(_lost(row), row.reference_right - _lost(row), lost, right - lost))
     corrected = holm(p_values)
     broken = [(float(p), row) for p, (row, _) in zip(corrected, tested, strict=True) if p < _CAUSE_ALPHA]
     splits = [_telling(by, broken, known) for by in dict.fromkeys(row.by for row in known)]
@@ -249,11 +252,6 @@ def _lost(row: ConditionRow) -> int:
 
 def _share_lost(row: ConditionRow) -> float:
     return _lost(row) / row.reference_right
-
-
-def _p_loses_more(row: ConditionRow, others: Sequence[ConditionRow]) -> float:
-    lost, right = sum(_lost(o) for o in others), sum(o.reference_right for o in others)
-    return fisher_exact_greater(_lost(row), row.reference_right - _lost(row), lost, right - lost)
 
 
 def _summary(broken: Sequence[ConditionRow], intact: Sequence[ConditionRow], p_value: float) -> str:

@@ -45,7 +45,6 @@ CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     logits_suite.claim,
     own_error.matrix_claim,
     invariance.claim,
-    accuracy_suite.accuracy_tested,
 )
 """What is claimed of a run, in the order in which a report lists its checks. After them come latency and policy, which depend on
 how the others came out."""
@@ -171,20 +170,19 @@ def _shown_by(suites: Sequence[SuiteResult]) -> str:
     return ""
 
 
-def _tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
-    """Return the length that every phase reached."""
-    return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
-
-
 def _scope_of(
     model: str, questions: int, synthetic: bool, envelope: EnvelopeResult | None, claimed: Sequence[str]
 ) -> str:
     """Describe what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's"."""
+
+    def tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
+        return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
+
     reach = [f"{questions:,} {'synthetic ' if synthetic else ''}questions"] if questions else []
-    if envelope and (tokens := _tokens(envelope.reached)):
-        served = _tokens(envelope.served_reached)
-        reach.append(f"up to {tokens:,} tokens")
-        if served < tokens:
+    if envelope and (most := tokens(envelope.reached)):
+        served = tokens(envelope.served_reached)
+        reach.append(f"up to {most:,} tokens")
+        if served < most:
             reach[-1] += f" ({f'{served:,}' if served else 'none'} of them served)"
     name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
     others = [phase for phase in ("extend", "decode") if claimed and phase not in claimed]

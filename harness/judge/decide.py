@@ -62,21 +62,17 @@ def holm_corrected(suites: Sequence[_Suite], alpha: float) -> list[_Suite]:
     Args:
         suites: each decided at level `alpha`.
     """
-    p_values = [_p_regression(suite) for suite in suites]
-    return [_corrected(*pair, alpha, len(suites)) for pair in zip(suites, holm(p_values), strict=True)]
-
-
-def _p_regression(suite: SuiteVerdict) -> float:
-    if suite.p_regression is not None:
-        return suite.p_regression
-    return 0.0 if suite.verdict == "regression" else 1.0
-
-
-def _corrected(suite: _Suite, p: float, alpha: float, count: int) -> _Suite:
-    if suite.verdict != "regression" or p <= alpha:
-        return suite
-    why = f"{suite.why} Holm's correction over {count} suites gives p = {p:.2g}, not below {alpha:g}: no regression is shown."
-    return suite.model_copy(update={"verdict": "inconclusive", "why": why})
+    p_values = [
+        float(suite.verdict != "regression") if suite.p_regression is None else suite.p_regression for suite in suites
+    ]
+    corrected = []
+    for suite, p in zip(suites, holm(p_values), strict=True):
+        if suite.verdict == "regression" and p > alpha:
+            over = f"Holm's correction over {len(suites)} suites gives p = {p:.2g}, not below {alpha:g}"
+            changes = {"verdict": "inconclusive", "why": f"{suite.why} {over}: no regression is shown."}
+            suite = suite.model_copy(update=changes)
+        corrected.append(suite)
+    return corrected
 
 
 def decide(
@@ -105,8 +101,11 @@ def decide(
     - *inconclusive*: anything else.
     """
     if failure:
-        return _failed(failure)
-    unmet, partial = _unmet(checks), "Partial run: " * bool(left_out)
+        todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
+        said = f"the{failure.found[3:]}" if failure.found.startswith("The ") else failure.found
+        return Judgement(verdict="error", headline=f"No verdict: {said}", reasons=(todo,))
+    unmet = [check for check in checks if check.status in ("failed", "missing")]
+    partial = "Partial run: " * bool(left_out)
     reasons = [f"{check.title}: {check.found}. To resolve: {check.settles}." for check in unmet]
     regressed = [suite for suite in suites if suite.verdict == "regression"]
     if regressed and "failed" not in {check.status for check in unmet}:
@@ -119,15 +118,6 @@ def decide(
         return Judgement(verdict="inconclusive", headline=headline, reasons=(*reasons, *undecided))
     headline = f"{partial}{candidate} {_passed(suites, left_out, scope)}."
     return Judgement(verdict="pass", headline=headline, reasons=tuple(map(_sentence, suites)))
-
-
-def _unmet(checks: Sequence[Check]) -> list[Check]:
-    return [check for check in checks if check.status in ("failed", "missing")]
-
-
-def _failed(failure: FailureResult) -> Judgement:
-    todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
-    return Judgement(verdict="error", headline=f"No verdict: {_inside(failure.found)}", reasons=(todo,))
 
 
 def _passed(suites: Sequence[SuiteVerdict], left_out: Sequence[str], scope: str) -> str:
@@ -149,11 +139,6 @@ def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None, shown: str)
         return f"changes its output with features that must change nothing{shown}"
     other = "its accepted baseline" if ids == {BASELINE} else "the reference"
     return f"is {'slower' if ids == {_LATENCY} else 'worse'} than {other}{f': {cause.title}' if cause else ''}{shown}"
-
-
-def _inside(sentence: str) -> str:
-    """Adapt a sentence to continue another one."""
-    return f"the{sentence[3:]}" if sentence.startswith("The ") else sentence
 
 
 def _sentence(suite: SuiteVerdict) -> str:

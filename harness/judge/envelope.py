@@ -155,12 +155,8 @@ def _served(run: RunEvidence) -> EnvelopeCounts | None:
     return _served_envelope(run.envelope.limits, run.over_envelope, run.folder.admissions("candidate"))
 
 
-def _served_envelope(
-    limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]
-) -> EnvelopeCounts | None:
+def _served_envelope(limits: EngineLimits, pairs: Sequence[Pair], admissions: Iterable[Admission]) -> EnvelopeCounts:
     """Count the passes of the candidate's own server by condition, as of one layer; the batches of decode are not known."""
-    if not pairs:
-        return None
     counting = EnvelopeCounting(limits)
     _count_extend(counting, {both.candidate.request_id for both in pairs}, admissions)
     for both in pairs:

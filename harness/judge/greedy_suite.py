@@ -10,7 +10,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
-from assay.harness.judge.noise_limits import MAX_SWING, swing_limit
+from assay.harness.judge.noise_limits import MAX_SWING, explained_by, swing_limit
 from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
@@ -100,9 +100,10 @@ def _limit_of(floors: Sequence[float], declared: Sequence[str]) -> _Limit:
     usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
     floor = max((each for each in floors if each <= most), default=0.0)
-    noise = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
     source = (
-        f"{_FLOOR_FACTOR:g} times the floor" if _FLOOR_FACTOR * floor > explained else f"What is explained by {noise}"
+        f"{_FLOOR_FACTOR:g} times the floor"
+        if _FLOOR_FACTOR * floor > explained
+        else f"What is explained by {explained_by(declared)}"
     )
     erratic = [each for each in floors if each > most]
     return _Limit(max(explained, _FLOOR_FACTOR * floor), source, floors, floor, erratic)

@@ -80,7 +80,12 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     same = with_fingerprints(same, folder.fingerprints())
     checks = (
         *_server_checks(servers, calls, same),
-        *_load_checks(manifest, [shapes[name] for name in dict.fromkeys(name for name, _ in loads)], load_rows),
+        *(
+            _check_chunked(manifest, shapes[name])
+            for name in dict.fromkeys(name for name, _ in loads)
+            if shapes[name].chunked
+        ),
+        *(_check_shared_prefix(load) for load in load_rows if load.shared_tokens and load.rounds),
         *([check_lengths(lengths), check_ends(ends)] if lengths else []),
     )
     # The rows of a load follow one another.
@@ -210,12 +215,6 @@ def _server_checks(
         observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
         checks.append(REQUIRED["device-kernels"].check("failed", observed, "run with --device cuda"))
     return checks
-
-
-def _load_checks(manifest: BenchManifest, shapes: Sequence[Shape], loads: Sequence[LoadRow]) -> list[Check]:
-    """Check that chunked loads were prefilled in chunks, and that shared prefixes came from the cache."""
-    checks = [_check_chunked(manifest, shape) for shape in shapes if shape.chunked]
-    return checks + [_check_shared_prefix(load) for load in loads if load.shared_tokens and load.rounds]
 
 
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:

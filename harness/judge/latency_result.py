@@ -14,11 +14,21 @@ from assay.harness.schema import RULE, Part
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
 
 
-class LatencyRow(Part):
-    """One metric of one load: the ratio candidate over reference, above 1 is slower."""
+class _OfLoad(Part):
+    """Base of what is measured of one load."""
 
     shape: str
     concurrency: int
+
+    @property
+    def where(self) -> str:
+        """The load in words, such as "short, 4 in flight"."""
+        return f"{self.shape}, {self.concurrency} in flight"
+
+
+class LatencyRow(_OfLoad):
+    """One metric of one load: the ratio candidate over reference, above 1 is slower."""
+
     metric: TimeMetric
     title: str = Field(description="the metric in words")
     reference_s: float = Field(description="median seconds; of throughput the seconds a token of the answer")
@@ -35,20 +45,13 @@ class LatencyRow(Part):
     why: str
     ratios: int = Field(description="ratios measured; a round gives two")
 
-    @property
-    def where(self) -> str:
-        """The load in words, such as "short, 4 in flight"."""
-        return _load_name(self.shape, self.concurrency)
 
-
-class LoadRow(Part):
+class LoadRow(_OfLoad):
     """One load: what was asked, and the throughputs."""
 
-    shape: str
     prompt_tokens: int
     output_tokens: int
     shared_tokens: int
-    concurrency: int
     rounds: int = Field(description="rounds that count; each has two blocks of either role")
     reference_output_throughput: float = Field(description="answer tokens a second")
     candidate_output_throughput: float
@@ -58,11 +61,6 @@ class LoadRow(Part):
         description="share of the prompt tokens that came from the prefix cache; null where the server does not report it"
     )
     candidate_cached: float | None
-
-    @property
-    def where(self) -> str:
-        """The load in words, such as "short, 4 in flight"."""
-        return _load_name(self.shape, self.concurrency)
 
 
 class LatencyResult(Judgement):
@@ -95,11 +93,6 @@ class LatencyResult(Judgement):
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
     reproduce: str
-
-
-def _load_name(shape: str, concurrency: int) -> str:
-    """Name a load, such as "short, 4 in flight"."""
-    return f"{shape}, {concurrency} in flight"
 
 
 def worst_ratio(latency: LatencyResult) -> LatencyRow | None:

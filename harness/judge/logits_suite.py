@@ -18,7 +18,7 @@ from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
-from assay.harness.judge.noise_limits import change_limit, kl_limit
+from assay.harness.judge.noise_limits import change_limit, explained_by, kl_limit
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.requirements import REQUIRED
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
@@ -144,7 +144,10 @@ def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Ver
     worst = max(tests, key=lambda test: test.reach)
     statement, limit = _found(worst, alpha, fewest), _limit(worst.metric)
     if worst.reach <= 1:
-        return "pass", f"{statement}, within {limit}. {_unseen(fewest, alpha)}", worst.metric.id, p
+        # The share of prompts that may be wrong though all those that were asked are right.
+        share = percent(clopper_pearson(0, fewest, 2 * alpha).high)
+        unseen = f"A bug in less than {share} of prompts may have met none of them."
+        return "pass", f"{statement}, within {limit}. {unseen}", worst.metric.id, p
     why = f"{statement}: neither shown to be within {limit} nor above it; more prompts (--logits-prompts) may resolve this."
     return "inconclusive", why, worst.metric.id, p
 
@@ -164,12 +167,6 @@ def _limit(metric: Metric) -> str:
     if metric.id.startswith(_FAR_PROMPTS):
         return f"the limit of {percent(_FAR_SHARE)}"
     return f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
-
-
-def _unseen(prompts: int, alpha: float) -> str:
-    """Describe what so many prompts cannot show: the share of prompts that may be wrong though all those asked are right."""
-    share = clopper_pearson(0, prompts, 2 * alpha).high
-    return f"A bug in less than {percent(share)} of prompts may have met none of them."
 
 
 def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -> Iterator[_Test]:
@@ -252,14 +249,10 @@ def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) ->
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
     if limit:
         return limit, f"the reference against itself: {measured}"
-    declared = [name for name in noise if name]
-    explained = kl_limit(declared)
+    explained, source = kl_limit(filter(None, noise)), f"{explained_by(noise)};"
     if floor is not None and FLOOR_FACTOR * floor > explained:
-        return min(
-            FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT
-        ), f"{FLOOR_FACTOR:g} times the floor, the reference against itself: {measured}"
-    source = f"declared noise {' and '.join(declared)}" if declared else "rounding, since no other noise is declared"
-    return explained, f"{source}; the reference against itself: {measured}"
+        explained, source = min(FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT), f"{FLOOR_FACTOR:g} times the floor,"
+    return explained, f"{source} the reference against itself: {measured}"
 
 
 def _not_finite(rows: Sequence[LogitsRow]) -> Metric:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import random
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from assay.evals.alike import alike
 from assay.evals.lm_eval_tasks import EXACT_FOOTER
-from assay.evals.mmlu import draw_questions, in_random_order
+from assay.evals.mmlu import in_random_order
 from assay.evals.questions import Question
 
 WORDS = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text().split()
@@ -46,38 +45,6 @@ def test_a_common_stem_with_other_options_is_no_template() -> None:
 
 def test_short_texts_are_alike_to_none() -> None:
     assert alike(["What is 2 + 3 then?", "What is 4 + 5 then?"]) == [0, 1]
-
-
-def rows(folder: Path, texts: list[str]) -> Path:
-    path = folder / "mmlu.csv"
-    with path.open("w", newline="") as file:
-        written = csv.writer(file)
-        written.writerow(["Question", "A", "B", "C", "D", "Answer", "Subject"])
-        for number, text in enumerate(texts):
-            written.writerow([text, *(f"option {number} {letter}" for letter in "wxyz"), "A", "anatomy"])
-    return path
-
-
-def test_questions_of_a_template_are_drawn_together_as_one_unit(tmp_path: Path) -> None:
-    single = independent(20)
-    filled = [
-        f"In the year {year} a merchant of the town buys {year % 7} barrels and sells them for twice their price: what is left?"
-        for year in range(1500, 1508)
-    ]
-    drawn = draw_questions(str(rows(tmp_path, [*single, *filled])), 28)
-    assert drawn.units == 21
-    units = [one.unit for one in drawn.questions]
-    (shared,) = {unit for unit in units if unit.startswith("alike-")}
-    assert units.count(shared) == 8
-    first = units.index(shared)
-    assert units[first : first + 8] == [shared] * 8, "one after the other"
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_beginning_of_the_order_does_not_depend_on_how_many_are_asked(tmp_path: Path, seed: int) -> None:
-    path = str(rows(tmp_path, independent(40)))
-    many = draw_questions(path, 40, seed).questions
-    assert draw_questions(path, 10, seed).questions == many[:10]
 
 
 @pytest.mark.parametrize("words", [7, 40])

@@ -58,9 +58,13 @@ def test_the_layout_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("row", "found"),
-    [({"question": "1 + 1?", "answer": "2"}, "ends in '2'"), ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing")],
+    [
+        ({"question": "1 + 1?", "answer": "2"}, "ends in '2'"),
+        ({"problem": "1 + 1?", "answer": "#### 2"}, "question missing"),
+        ({"question": ["How many?"], "answer": "Many.\n#### 7"}, "row 0: the question is no text"),
+    ],
 )
-def test_rows_of_another_kind_are_refused(tmp_path: Path, row: dict[str, str], found: str) -> None:
+def test_rows_of_another_kind_are_refused(tmp_path: Path, row: dict[str, object], found: str) -> None:
     path = tmp_path / "test.jsonl"
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(UsageError, match=found):
@@ -95,13 +99,6 @@ def test_a_text_is_compared_without_case_and_punctuation(text: str, parsed: str 
 def test_a_letter_is_found_as_before() -> None:
     assert parse_answer("Answer: b", "A") == parse_answer("Answer: b") == "B"
     assert parse_answer("Answer: 7", "A") is None
-
-
-def test_a_question_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "test.jsonl"
-    path.write_text(json.dumps({"question": ["How many?"], "answer": "Many.\n#### 7"}) + "\n")
-    with pytest.raises(UsageError, match="row 0: the question is no text"):
-        draw_gsm8k(str(path), 1, 0)
 
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

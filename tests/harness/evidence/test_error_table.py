@@ -107,7 +107,7 @@ def test_distances_are_added_up_over_selected_cells() -> None:
     assert relative_l1(cells.distance(("prefix",)))[[0, 3]].tolist() == [0.5, 0.0]
     assert np.isnan(relative_l1(cells.distance(("prefix",)))[[1, 2]]).all()
     assert elements(cells.distance(())) == 100
-    assert relative_l1(cells.distance(("head",), {"prefix": ("1", ">= 16")})).tolist() == [0.0]
+    assert relative_l1(cells.distance(("head",), {"prefix": ">= 16"})).tolist() == [0.0]
 
 
 def test_a_cell_that_was_not_observed_is_not_zero() -> None:
@@ -117,9 +117,9 @@ def test_a_cell_that_was_not_observed_is_not_zero() -> None:
     assert np.isnan(relative_l1(cells.distance(where={"phase": "decode"}))).all()
 
 
-@pytest.mark.parametrize(("by", "where"), [(("colour",), {}), (("layer",), {"phase": "train"}), (("head",), {"layer": 9})])
+@pytest.mark.parametrize(("by", "where"), [(("colour",), {}), (("layer",), {"phase": "train"}), (("head",), {"layer": "9"})])
 def test_unknown_dimensions_and_labels_are_refused(by: tuple[str, ...], where: dict[str, str]) -> None:
-    with pytest.raises(KeyError, match="expected one of"):
+    with pytest.raises(ValueError):  # noqa: PT011 - each comes from another lookup
         table([[0, 0, 0, 0, 0, 0]], [(1.0, 2.0, 1)]).distance(by, where)
 
 

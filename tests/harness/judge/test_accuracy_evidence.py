@@ -13,7 +13,7 @@ from assay.evals.questions import LETTERS
 from assay.harness.config import RunSpec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Item
-from assay.harness.judge.accuracy_suite import _check_all_answered, accuracy_tested
+from assay.harness.judge.accuracy_suite import _check_all_answered, claim
 from assay.harness.judge.build import build
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.report import Report, SuiteResult
@@ -191,4 +191,4 @@ def test_only_accuracy_that_was_not_asked_for_is_noticed(tmp_path: Path) -> None
     for suites, noticed in ((("accuracy", "greedy"), []), (("greedy",), ["not checked"])):
         spec = RunSpec.of(reference="torch_native", candidate="sage_attn", questions=8, greedy_prompts=8, suites=suites)
         run = RunEvidence.of(open_folder(prepare(spec), tmp_path / "-".join(suites)))
-        assert [check.status for check in accuracy_tested(run).checks] == noticed
+        assert [check.status for check in claim(run).checks if check.id == "accuracy-tested"] == noticed

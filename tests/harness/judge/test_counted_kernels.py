@@ -1,12 +1,16 @@
-"""Counted calls -> whether the candidate's own kernel ran, and ran compiled."""
+"""Counted calls -> whether the candidate's own kernel ran, and ran compiled, and what a report lists of them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from assay.harness.evidence.counters import CallCount
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge import executed_kernels as rules
+from assay.harness.judge.call_counts import call_summaries
 from assay.harness.sides import ROLES, Role
 from assay.harness.verdict import Check
+from assay.reports.words import counted_calls
 
 
 def count(backend: str, phase: str = "extend", layers: int = 4, delegated_by: str = "", calls: int = 5) -> CallCount:
@@ -82,3 +86,15 @@ def test_compiled_only_where_it_was_asked_for() -> None:
         "ok",
         "10 of 19 decode calls of the reference, 91 of 100 decode calls of the candidate; more than 50 % of each are needed",
     )  # fmt: skip
+
+
+def test_ways_of_calling_one_kernel_are_added_up_and_listed() -> None:
+    def ways(calls: int, **kind: Any) -> CallCount:
+        return count("triton", "decode", 2, calls=calls).model_copy(update={"kernel": "triton"} | kind)
+
+    counts = [ways(3, captured=True, compiled=True), ways(4, compiled=True), ways(5), ways(6, phase="extend", cached_prefix=False)]
+    extend, decode = call_summaries(counts)
+    assert (extend.calls, extend.calls_with_cached_prefix, extend.layers) == (12, 0, 2)
+    assert (decode.calls, decode.calls_in_graphs, decode.calls_compiled) == (24, 6, 14)
+    assert counted_calls(decode) == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
+    assert counted_calls(extend) == "extend: triton 12 calls"
