@@ -505,7 +505,7 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
     known = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
     for name in values.asked or ():
         call = known[name](call)
-    call = through_pages(call, values.page, seed) if values.page else call
+    call = through_pages(call, values.page) if values.page else call
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])
     return call if call.spec.layout == "packed" else call.clone()
