@@ -26,7 +26,6 @@ _NEEDED = (
     "InterpreterBuilder", "TensorHandle", "TritonSemantic", "_LangPatchScope", "_patch_attr", "_patch_lang", "interpreter_builder",
     "interpreter_semantic", "tl",
 )  # fmt: skip
-_NEEDED_TYPES = ("constexpr", "dtype", "tensor")
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
 # Members of ``triton.language`` and of its tensors whose steps do not depend on what the tensors hold, but see `_depends`.
 _PLANNED = frozenset(
@@ -47,11 +46,21 @@ def speed_up_interpreter(interpreter: Any) -> None:
     if not all(hasattr(interpreter, name) for name in _NEEDED):
         return
     interpreter._patch_lang = _patching_once(interpreter, interpreter._patch_lang)
-    builder = interpreter.InterpreterBuilder
+    builder, patch, shared = interpreter.InterpreterBuilder, interpreter._patch_attr, interpreter.interpreter_builder
     builder.create_dot = _dot(interpreter, builder.create_dot)
-    _plan_operators(interpreter)
-    shared = interpreter.interpreter_builder
     shared.options = replace(shared.options, sanitize_overflow=False)
+    core = sys.modules.get("triton.language.core")  # the package is being imported, and lacks its names
+    if [*inspect.signature(patch).parameters] != ["obj", "name", "member", "builder", "scope"] or core is None:
+        return
+    plans = _Plans(interpreter, core)
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        if name in _PLANNED:
+            scope.set_attr(obj, name, plans.planned(name, member))
+        else:
+            patch(obj, name, member, builder, scope)
+
+    interpreter._patch_attr = patch_attr
 
 
 def _patching_once(interpreter: Any, patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -81,44 +90,18 @@ def _patching_once(interpreter: Any, patch: Callable[[Any], Any]) -> Callable[[A
 
 
 def _dot(interpreter: Any, dot: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `create_dot`, with vectorised sums for float16."""
+    """Wrap `create_dot` to multiply float16 as NumPy does: exact products, summed in float32 one after the other, rounded once."""
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
         if a.data.ndim != 2 or any(operand.data.dtype != np.float16 for operand in (a, b, d)):
             return dot(self, a, b, d, *options)
-        return interpreter.TensorHandle(_float16_product(a.data, b.data) + d.data, d.dtype.scalar)
+        total: NDArray[Any] = np.zeros((len(a.data), b.data.shape[1]), np.float32)
+        term = np.empty_like(total)
+        for column, row in zip(np.ascontiguousarray(a.data.T, np.float32), b.data.astype(np.float32), strict=True):
+            total += np.multiply(column[:, None], row, out=term)
+        return interpreter.TensorHandle(total.astype(np.float16) + d.data, d.dtype.scalar)
 
     return create_dot
-
-
-def _float16_product(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
-    """Compute x @ y as NumPy does for float16: exact products, summed in float32 one after the other, rounded once."""
-    columns, rows = np.ascontiguousarray(x.T, np.float32), y.astype(np.float32)
-    total = np.zeros((x.shape[0], y.shape[1]), np.float32)
-    term = np.empty_like(total)
-    for column, row in zip(columns, rows, strict=True):
-        np.multiply(column[:, None], row, out=term)
-        total += term
-    return total.astype(np.float16)
-
-
-def _plan_operators(interpreter: Any) -> None:
-    """Have the interpreter follow plans."""
-    core = sys.modules.get("triton.language.core")  # the package is being imported, and lacks its names
-    patch = interpreter._patch_attr
-    if not all(hasattr(core, name) for name in _NEEDED_TYPES) or [*inspect.signature(patch).parameters] != [
-        "obj", "name", "member", "builder", "scope"
-    ]:  # fmt: skip
-        return
-    plans = _Plans(interpreter, core)
-
-    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        if name in _PLANNED:
-            scope.set_attr(obj, name, plans.planned(name, member))
-        else:
-            patch(obj, name, member, builder, scope)
-
-    interpreter._patch_attr = patch_attr
 
 
 # A plan: the values, of which constants are kept; for each step the number of its result, the builder's method and the numbers of
@@ -211,9 +194,7 @@ class _Plans:
             if result is None:
                 return made
             out: Any = new(tensor)
-            attributes = out.__dict__
-            attributes.update(made)
-            attributes["handle"] = values[result]
+            out.__dict__.update(made, handle=values[result])
             return out
 
         return operator

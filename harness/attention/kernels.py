@@ -43,21 +43,7 @@ _LETTERS = ("", "a", "k", "_", ":", "0")
 
 @dataclass(frozen=True)
 class Declaration:
-    """A kernel's declaration.
-
-    Attributes:
-        phases: phases that it computes. The others are delegated to the reference backend, and the report says so.
-        package: distribution that contains it, whose version reports show; empty for none.
-        about: one line of description.
-        noise: name of the noise family whose noise its output has, for example "int8_qk"; empty if it has only the rounding of its
-            dtype.
-        kernels: device kernels that it launches, as regular expressions to be found in their names; see `declares`.
-        head_dims: head dims that it computes; None for all.
-        dtypes: dtypes that it computes, for example "bfloat16"; None for all.
-        prefix: whether it computes calls with a cached prefix.
-        head_dims_v: head dims of v that it computes, besides that of q and k.
-        features: what it supports of `assay.harness.attention.call.FEATURES`; of some, forms (`assay.harness.attention.forms`).
-    """
+    """A kernel's declaration: the arguments of `declares`, with `noise` as a name. By default that of a kernel without one."""
 
     phases: tuple[str, ...] = PHASES
     package: str = ""
@@ -142,10 +128,10 @@ def declares(
     name = noise.name if isinstance(noise, NoiseFamily) else family(noise).name
     for pattern in kernels:
         try:
-            re.compile(pattern)
+            in_any_name = any(re.search(pattern, letter) for letter in _LETTERS)
         except re.error as error:
             raise ValueError(f"a kernel declares {pattern!r}, which is no regular expression: {error}") from None
-        if any(re.search(pattern, letter) for letter in _LETTERS):
+        if in_any_name:
             raise ValueError(
                 f"a kernel declares {pattern!r}, which any kernel's name matches; expected a part of its own kernels' names"
             )
@@ -307,12 +293,7 @@ def find(flag: str, name: str) -> Kernel:
 
 
 def _advice_on_path(name: str, cause: BaseException | None) -> str:
-    """Advise on a ``module:function`` path that is not a kernel; a missing module is advised on elsewhere.
-
-    Args:
-        name: the path.
-        cause: what was raised when it was imported, if anything was.
-    """
+    """Advise on a ``module:function`` path that is not a kernel, and what was raised when it was imported, if anything was."""
     module, _, function = adapter_and_path(name)[1].partition(":")
     if not module or not function:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"

@@ -46,11 +46,6 @@ def slots_in(pages: Tensor, page: int, length: int) -> Tensor:
     return (pages[:, None] * page + torch.arange(page)).flatten()[:length]
 
 
-def _pages_of(lens: Sequence[int], page: int) -> int:
-    """Count the pages that sequences fill."""
-    return sum(-(-length // page) for length in lens)
-
-
 @dataclass(frozen=True)
 class PagedKV:
     """K and V of a call in a paged pool, which is adversarial: pages are shuffled, and what does not belong to the call is stale.
@@ -85,7 +80,7 @@ def paged(call: AttentionCall, page: int) -> PagedKV:
         call: a packed call.
         page: tokens per page.
     """
-    used = _pages_of(call.lens_k, page)
+    used = sum(-(-length // page) for length in call.lens_k)
     pages = shuffled_pages(call.lens_k, page, used + 1, torch.Generator().manual_seed(0))
     [stale] = set(range(used + 1)) - set(torch.cat(pages).tolist())
     slots = torch.cat([slots_in(own, page, length) for own, length in zip(pages, call.lens_k, strict=True)])
@@ -101,30 +96,12 @@ def paged(call: AttentionCall, page: int) -> PagedKV:
     return PagedKV(scattered(given.k), scattered(given.v), pages, slots, stale)
 
 
-def through_pages(call: AttentionCall, page: int, seed: int = 0) -> AttentionCall:
-    """Scatter K and V of a call over a paged pool, and gather them again as a server does.
-
-    The pool is adversarial: the pages of a sequence and the rows of the block table are shuffled, and unwritten slots are NaN.
-
-    Args:
-        call: a packed call.
-        page: tokens per page.
-        seed: of the two orders.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    used = _pages_of(call.lens_k, page)
-    pages = shuffled_pages(call.lens_k, page, used, generator)
-    requests = torch.randperm(len(pages), generator=generator).tolist()
-    table = torch.zeros(len(pages), max(call.lens_k), dtype=torch.int32)
-    written: list[Tensor] = []
-    for request, own, length in zip(requests, pages, call.lens_k, strict=True):
-        written.append(slots_in(own, page, length))
-        table[request, :length] = written[-1].int()
-    slots = slots_of(table.to(call.k.device), requests, call.lens_k)
-
-    def gathered(packed: Tensor) -> Tensor:
-        pool = packed.new_full((used * page, *packed.shape[1:]), float("nan"))
-        pool[torch.cat(written).to(packed.device)] = packed
-        return pool[slots]
-
-    return replace(call, k=gathered(call.k), v=gathered(call.v))
+def through_pages(call: AttentionCall, page: int) -> AttentionCall:
+    """Scatter K and V of a packed call over an adversarial pool, see `PagedKV`, and gather them again as a server does."""
+    pool = paged(replace(call, stored=None), page)
+    requests = range(len(pool.pages))
+    table = torch.zeros(len(requests), max(call.lens_k), dtype=torch.int32, device=call.k.device)
+    for row, slots in zip(table, torch.split(pool.slots, call.lens_k), strict=True):
+        row[: len(slots)] = slots
+    gathered = slots_of(table, requests, call.lens_k)
+    return replace(call, k=pool.k.flatten(0, 1)[gathered], v=pool.v.flatten(0, 1)[gathered])

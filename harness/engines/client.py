@@ -28,6 +28,7 @@ from assay.harness.engines.base import ChatRequest, never
 from assay.harness.engines.guardian import HELPER_GRACE_S
 from assay.harness.engines.process import GRACE_S
 from assay.harness.errors import EngineError
+from assay.harness.evidence.bench_folder import Stream
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.sides import Role
 
@@ -51,27 +52,6 @@ MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 
 _Done = TypeVar("_Done")
 _Asked = TypeVar("_Asked")
-
-
-@dataclass(frozen=True)
-class Stream:
-    """When the tokens of a streamed answer arrived.
-
-    Attributes:
-        sent_s: when the request was sent, by ``time.perf_counter``.
-        latency_s: seconds from sending to the last line.
-        chunk_s: seconds from sending to each chunk that carried a token.
-        chunk_tokens: tokens of the answer up to and including each chunk.
-        cached_tokens: prompt tokens that came from the prefix cache; None if the server does not report it.
-    """
-
-    sent_s: float
-    latency_s: float
-    chunk_s: tuple[float, ...]
-    chunk_tokens: tuple[int, ...]
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -119,8 +99,11 @@ class Client:
 
     def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """POST `body`, and return the JSON of each event of the response. Errors are those of `json`."""
-        lines = self.text("POST", path, body).splitlines()
-        data = [line.removeprefix(_DATA).strip() for line in lines if line.startswith(_DATA)]
+        data = [
+            line.removeprefix(_DATA).strip()
+            for line in self.text("POST", path, body).splitlines()
+            if line.startswith(_DATA)
+        ]
         return [self._document(path, each) for each in data if each != _DONE]
 
     def status(self, path: str, timeout_s: float, method: str = "GET", authorized: bool = True) -> int | None:
@@ -148,10 +131,9 @@ class Client:
         try:
             return [str(model["id"]) for model in listed["data"]]
         except (TypeError, KeyError):
-            raise EngineError(
-                f"{self.who} answered /v1/models with {str(listed)[:_EXCERPT]}.",
-                "a list of models in OpenAI's format",
-                "name the URL of an OpenAI-compatible server",
+            said = f"answered /v1/models with {str(listed)[:_EXCERPT]}."
+            raise self.error(
+                said, "a list of models in OpenAI's format", "name the URL of an OpenAI-compatible server"
             ) from None
 
     def ask(
@@ -209,7 +191,7 @@ class Client:
             ) as api:
                 doing = asyncio.ensure_future(work(api))
                 tasks: list[asyncio.Future[Any]] = [doing]
-                tasks += [asyncio.create_task(self._watch(math.inf))] if watched else []
+                tasks += [asyncio.create_task(self._watch(math.inf))] if watched and self.check is not None else []
                 try:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     if not doing.done():
@@ -223,11 +205,10 @@ class Client:
         return asyncio.run(run())
 
     async def _watch(self, seconds: float) -> None:
-        """Raise EngineError if the server's process is seen to be gone within so many seconds."""
+        """Raise EngineError if the process of a server that assay started is seen to be gone within so many seconds."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if self.check is not None:
-                self.check()
+        while self.check is not None and time.monotonic() < deadline:
+            self.check()
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
     async def _exchange(
@@ -267,7 +248,7 @@ class Client:
         except openai.APIStatusError as error:
             # SGLang refuses chats that a template does not take with 500.
             if error.status_code >= 500 and path != _TOKENIZE:
-                await self._death()
+                await self._watch(_DEATH_WAIT_S)
             said = f"HTTP {error.status_code}: {_excerpt(error.response.text)}"
             raise self.error(f"answered {path} with {said}.", "HTTP 200") from None
         except TimeoutError as error:
@@ -279,7 +260,7 @@ class Client:
                 "find out why it hangs, or raise --request-timeout",
             ) from error
         except (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL) as error:
-            await self._death()
+            await self._watch(_DEATH_WAIT_S)
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
@@ -288,10 +269,6 @@ class Client:
                 "an answer",
                 "check that the server runs and that this machine reaches it, and repeat the command, which resumes",
             ) from error
-
-    async def _death(self) -> None:
-        """Raise EngineError if the server's process is gone, or will be in a moment."""
-        await self._watch(_DEATH_WAIT_S if self.check is not None else 0.0)
 
     def _document(self, path: str, text: str) -> Any:
         try:
@@ -414,9 +391,9 @@ def _read_stream(lines: Sequence[tuple[float, str]], output: int, sent_s: float)
             f"{output} were requested with ignore_eos"
         )
     return Stream(
-        sent_s=sent_s,
-        latency_s=lines[-1][0] - sent_s,
-        chunk_s=tuple(times),
+        sent_s=round(sent_s, 6),
+        latency_s=round(lines[-1][0] - sent_s, 6),
+        chunk_s=tuple(round(came_s, 6) for came_s in times),
         chunk_tokens=tuple(tokens),
         prompt_tokens=usage.get("prompt_tokens", 0),
         completion_tokens=output,

@@ -49,31 +49,21 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
         if not is_hub_name(name):
             raise UsageError(f"--model {name}: no such folder.", "a model folder or a hub name", "check the path")
         folder = _download(name)
-    if not folder.is_dir():
-        raise UsageError(
-            f"--model {name} is a file.", "the folder with config.json and the weights", f"name {folder.parent}"
-        )
-    if not (folder / "config.json").exists():
-        raise UsageError(
-            f"--model {name} has no config.json.", "a folder as save_pretrained writes it", "check the path"
-        )
-    tokenizers = [folder / tokenizer for tokenizer in _TOKENIZERS if (folder / tokenizer).exists()]
-    if not tokenizers:
-        raise UsageError(
-            f"--model {name} has no tokenizer.",
-            f"one of {', '.join(_TOKENIZERS)}",
-            "save the tokenizer beside the weights",
-        )
+    tokenizers = [folder / file for file in _TOKENIZERS if (folder / file).exists()]
+    dummy = flag_values(tuple(engine_args)).get("--load-format") == "dummy"
+    whole = dummy or any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    for right, problem, expected, do in (
+        (folder.is_dir(), "is a file", "the folder with config.json and the weights", f"name {folder.parent}"),
+        ((folder / "config.json").exists(), "has no config.json", "a folder as save_pretrained writes it", "check the path"),
+        (tokenizers, "has no tokenizer", f"one of {', '.join(_TOKENIZERS)}", "save the tokenizer beside the weights"),
+        (whole, "has no weights", f"files that match one of {', '.join(_WEIGHTS)}",
+         "finish the download, or --engine-arg=--load-format=dummy"),
+    ):  # fmt: skip
+        if not right:
+            raise UsageError(f"--model {name} {problem}.", expected, do)
     for path in (folder / "config.json", *tokenizers):
         if path.suffix == ".json":
             _read_json(path, name)
-    dummy = flag_values(tuple(engine_args)).get("--load-format") == "dummy"
-    if not dummy and not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
-        raise UsageError(
-            f"--model {name} has no weights.",
-            f"files that match one of {', '.join(_WEIGHTS)}",
-            "finish the download, or --engine-arg=--load-format=dummy",
-        )
     for path in [] if dummy else sorted(folder.glob("*.safetensors")):
         with _opened(path, name):
             pass

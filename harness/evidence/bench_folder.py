@@ -11,7 +11,29 @@ from assay.harness.evidence.nonce import RunRecord
 from assay.harness.sides import Role
 
 
-class Timing(RunRecord):
+class Stream(RunRecord):
+    """A streamed answer, and when its tokens arrived.
+
+    Attributes:
+        sent_s: time of sending, in seconds of the client's clock.
+        latency_s: seconds from sending to the end of the answer.
+        chunk_s: seconds from sending to each chunk with a token. The first is the time to first token.
+        chunk_tokens: tokens of the answer up to and including each chunk.
+        prompt_tokens: tokens of the prompt, as the server reports.
+        completion_tokens: tokens of the answer, as the server reports.
+        cached_tokens: prompt tokens from the prefix cache; None if the server does not report them.
+    """
+
+    sent_s: float
+    latency_s: float
+    chunk_s: tuple[float, ...]
+    chunk_tokens: tuple[int, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+class Timing(Stream):
     """One timed request.
 
     Attributes:
@@ -22,13 +44,6 @@ class Timing(RunRecord):
         shape: name of the load's shape.
         concurrency: largest number of requests in flight.
         index: number of the request in its block.
-        sent_s: time of sending, in seconds of the client's clock.
-        latency_s: seconds from sending to the end of the answer.
-        chunk_s: seconds from sending to each chunk with a token. The first is the time to first token.
-        chunk_tokens: tokens of the answer up to and including each chunk.
-        prompt_tokens: tokens of the prompt, as the server reports.
-        completion_tokens: tokens of the answer, as the server reports.
-        cached_tokens: prompt tokens from the prefix cache; None if the server does not report them.
     """
 
     role: Role
@@ -38,13 +53,6 @@ class Timing(RunRecord):
     shape: str
     concurrency: int
     index: int
-    sent_s: float
-    latency_s: float
-    chunk_s: tuple[float, ...]
-    chunk_tokens: tuple[int, ...]
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None = None
 
 
 _FOLDER = "bench"

@@ -220,9 +220,7 @@ def _play(turn: Turn, engine: Engine, client: Client, vocabulary: int, number: i
     return [
         Timing(
             role=turn.role, again=turn.again, round=turn.round, block=number, shape=shape.name, concurrency=turn.concurrency,
-            index=index, sent_s=round(stream.sent_s, 6), latency_s=round(stream.latency_s, 6),
-            chunk_s=tuple(round(s, 6) for s in stream.chunk_s), chunk_tokens=stream.chunk_tokens,
-            prompt_tokens=stream.prompt_tokens, completion_tokens=stream.completion_tokens, cached_tokens=stream.cached_tokens,
+            index=index, **dict(stream),
         )
         for index, stream in enumerate(client.stream(asked, shape.output, turn.concurrency))
     ]  # fmt: skip

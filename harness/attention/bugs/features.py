@@ -24,8 +24,6 @@ _ROPE_DIMS = 64
 _HEAD_DIM_BEFORE = 192
 # Stands for the score of a key that is masked before the cap.
 _CAP_OF_MASK = 1e9
-# No shift along tokens, heads and dims.
-_SAME = (0, 0, 0)
 # Tokens of a block that shares a scale.
 _BLOCK = 16
 # Tokens of a page of a latent cache.
@@ -98,14 +96,14 @@ def _of_sequences(feature: str, output: Callable[[Request], Tensor]) -> Compute:
     return compute
 
 
-def _window(size: Callable[[int], int], call: AttentionCall) -> AttentionCall | None:
-    """Give a call another window; 0 for none."""
-    changed = size(call.spec.mask.window)
-    return call.with_spec(mask=Mask(window=changed)) if changed >= 0 else None
+def _window(more: Callable[[int], int]) -> Compute:
+    """Give a call another window."""
 
+    def change(call: AttentionCall) -> AttentionCall | None:
+        window = more(call.spec.mask.window)
+        return call.with_spec(mask=Mask(window=window)) if window else None  # a window of 0 would be none
 
-def _fewer(window: int) -> int:
-    return window - 1 if window > 1 else -1  # a window of 0 would be none
+    return _of_calls("window", change)
 
 
 def _first_keys(r: Request) -> Tensor:
@@ -116,8 +114,9 @@ def _first_keys(r: Request) -> Tensor:
     return attend(replace(r, visible=causal & (keys < r.mask.window)))
 
 
-def _spec(field: str, change: Callable[..., object], call: AttentionCall) -> AttentionCall:
-    return call.with_spec(**{field: change(getattr(call.spec, field))})
+def _sinks(change: Callable[[AttentionCall, tuple[float, ...]], tuple[float, ...]]) -> Compute:
+    """Give a call other sinks."""
+    return _of_calls("sinks", lambda call: call.with_spec(sinks=change(call, call.spec.sinks)))
 
 
 def _capped_after_mask(r: Request) -> Tensor:
@@ -135,60 +134,34 @@ def _capped(inside: float, outside: Callable[[Request], float], r: Request) -> T
     return attend(r, capped.masked_fill(~r.asked_visible, float("-inf")))
 
 
-def _next_head(numbers: tuple[float, ...]) -> tuple[float, ...]:
-    return (*numbers[1:], numbers[0])
-
-
-def _padding_counted(call: AttentionCall) -> AttentionCall:
+def _padding_counted(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
     """Take the last sequence to go on to the end of q: its queries then lie that much earlier among its keys."""
-    ends = call.cu_seqlens_q.clone()
-    ends[-1] = call.q.shape[0]
-    # The oracle is asked for the real rows alone.
-    return replace(call.with_spec(padded_rows=0), cu_seqlens_q=ends)
-
-
-def _of_real_rows(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
     if "padding" not in call.features:
         return None
-    asked = torch.arange(call.rows, device=call.q.device) if rows is None else rows
-    return oracle(_padding_counted(call), asked)
+    ends = call.cu_seqlens_q.clone()
+    ends[-1] = call.q.shape[0]
+    asked = torch.arange(call.rows, device=call.q.device) if rows is None else rows  # the real rows alone
+    return oracle(replace(call.with_spec(padded_rows=0), cu_seqlens_q=ends), asked)
 
 
-def _dequantised(
-    k: Callable[[AttentionCall], Tensor], v: Callable[[AttentionCall], Tensor], call: AttentionCall
-) -> AttentionCall:
-    """Dequantise K and V otherwise than asked for. `k` and `v` give what they are."""
-    wrong = replace(call, k=k(call).to(call.q.dtype), v=v(call).to(call.q.dtype))
-    if call.spec.layout == "v in k":
-        wrong = replace(wrong, v=wrong.k[..., : call.v.shape[2]])
-    return wrong
+_Scaled = tuple[str, int]
+"""Whose scale multiplies what is stored, and to which power: 0 where it is missing, 2 where it is applied twice."""
 
 
-def _stored(what: str, power: int, call: AttentionCall) -> Tensor:
-    """Multiply what is stored by its scale to a power: 0 where it is missing, 2 where it is applied twice."""
-    tensors = call.tensors
-    return tensors[f"stored_{what}"].float() * tensors[f"{what}_scale"] ** power
+def _stored(k: _Scaled | None = None, v: _Scaled | None = None, shift: tuple[int, ...] = (0, 0, 0)) -> Compute:
+    """Dequantise K and V otherwise than asked for, with scales moved by places along tokens, heads and dims."""
 
+    def change(call: AttentionCall) -> AttentionCall | None:
+        assert call.stored is not None
+        if any(shift) and all(call.stored.k_scale.shape[axis] <= abs(by) for axis, by in enumerate(shift) if by):
+            return None
+        tensors, wrong = call.tensors, call
+        for what, (scale, power) in ((what, how) for what, how in (("k", k), ("v", v)) if how):
+            scales = (tensors[f"{scale}_scale"] ** power).roll(shift, (0, 1, 2))
+            wrong = wrong.with_tensors({what: (tensors[f"stored_{what}"].float() * scales).to(call.q.dtype)})
+        return replace(wrong, v=wrong.k[..., : call.v.shape[2]]) if call.spec.layout == "v in k" else wrong
 
-def _scaled_by(stored: str, scale: str, shift: tuple[int, ...], call: AttentionCall) -> Tensor:
-    """Multiply what is stored by another scale, moved by places along tokens, heads and dims."""
-    tensors = call.tensors
-    return tensors[f"stored_{stored}"].float() * tensors[f"{scale}_scale"].roll(shift, (0, 1, 2))
-
-
-def _k(call: AttentionCall) -> Tensor:
-    return call.k
-
-
-def _v(call: AttentionCall) -> Tensor:
-    return call.v
-
-
-def _other_scale(shift: tuple[int, ...], call: AttentionCall) -> AttentionCall | None:
-    """Take the scale of another head, token or block, where there is one."""
-    if call.stored is None or all(call.stored.k_scale.shape[axis] <= abs(by) for axis, by in enumerate(shift) if by):
-        return None
-    return _dequantised(partial(_scaled_by, "k", "k", shift), partial(_scaled_by, "v", "v", shift), call)
+    return _of_calls("stored_kv", change)
 
 
 def _without_rope_dims(call: AttentionCall) -> AttentionCall:
@@ -216,12 +189,12 @@ _of_windows, _of_caps = partial(_bug, "window"), partial(_bug, "softcap")
 _of_sinks, _of_stored, _of_latent = partial(_bug, "sinks"), partial(_bug, "stored-kv"), partial(_bug, "latent")
 BUGS = (
     _of_windows("window-one-key-fewer", "window one key too few", "a window of n keys holds n - 1 of them",
-        "takes a window that holds a query's own key for one that does not", _of_calls("window", partial(_window, _fewer))),
+        "takes a window that holds a query's own key for one that does not", _window(lambda window: window - 1)),
     _of_windows("window-one-key-more", "window one key too many", "a window of n keys holds n + 1 of them",
         "takes a window that does not hold a query's own key for one that does",
-        _of_calls("window", partial(_window, lambda window: window + 1))),
+        _window(lambda window: window + 1)),
     _of_windows("window-ignored", "window ignored", "a layer asks for a window, and each query sees all keys before it",
-        "ignores the window", _of_calls("window", partial(_window, lambda window: 0)),
+        "ignores the window", _of_calls("window", lambda call: call.with_spec(mask=Mask())),
         ("sgl-project/sglang#31501", "flashinfer-ai/flashinfer#1193", "sgl-project/sglang#33915")),
     _of_windows("window-from-the-start", "window at the wrong end", "a window of n keys holds the first n of the sequence",
         "counts the window from the first key", _of_sequences("window", _first_keys)),
@@ -237,50 +210,50 @@ BUGS = (
         "does not multiply the capped scores by the cap",
         _of_sequences("softcap", lambda r: _capped(r.scale, lambda r: 1 / r.spec.softcap, r))),
     _of_sinks("sinks-ignored", "sinks ignored", "a layer has sinks, and the weights of its keys add up to 1",
-        "ignores the sinks", _of_calls("sinks", lambda call: call.with_spec(sinks=())), ("sgl-project/sglang#11634",)),
+        "ignores the sinks", _sinks(lambda call, sinks: ()), ("sgl-project/sglang#11634",)),
     _of_sinks("sinks-counted-twice", "sinks counted twice",
         "the sink is in the sum of weights twice, as where two parts of the keys have it",
         "counts the sink twice",
-        _of_calls("sinks", partial(_spec, "sinks", lambda sinks: tuple(sink + math.log(2) for sink in sinks)))),
+        _sinks(lambda call, sinks: tuple(sink + math.log(2) for sink in sinks))),
     _of_sinks("sinks-scaled", "sinks scaled", "the sink is multiplied by the softmax scale, as scores are",
         "scales the sink as it scales the scores",
-        _of_calls("sinks", lambda call: _spec("sinks", lambda sinks: tuple(call.scale * sink for sink in sinks), call))),
+        _sinks(lambda call, sinks: tuple(call.scale * sink for sink in sinks))),
     _of_sinks("sinks-of-next-head", "sinks of the next head", "each q head has the sink of the head after it",
-        "gives each head the sink of the next one", _of_calls("sinks", partial(_spec, "sinks", _next_head))),
+        "gives each head the sink of the next one", _sinks(lambda call, sinks: (*sinks[1:], sinks[0]))),
     _bug("temperature", "temperature-ignored", "temperature ignored", "scores of late queries are not scaled up",
         "ignores the attention temperature", _of_calls("temperature", lambda call: call.with_spec(temperature=0))),
     _bug("padding", "padding-counted", "padded rows counted", "rows of q that belong to no sequence count as the last one's",
-        "counts padded rows as queries of the last sequence", _of_real_rows,
+        "counts padded rows as queries of the last sequence", _padding_counted,
         ("sgl-project/sglang#9806", "sgl-project/sglang#10414")),
     _of_stored("stored-k-scale-missing", "scale of stored K missing", "k is what is stored, without its scale",
-        "does not scale the stored K", _of_calls("stored_kv", partial(_dequantised, partial(_stored, "k", 0), _v)),
+        "does not scale the stored K", _stored(k=("k", 0)),
         ("NVIDIA/TensorRT-LLM#16916",)),
     _of_stored("stored-v-scale-missing", "scale of stored V missing", "v is what is stored, without its scale",
-        "does not scale the stored V", _of_calls("stored_kv", partial(_dequantised, _k, partial(_stored, "v", 0))),
+        "does not scale the stored V", _stored(v=("v", 0)),
         ("NVIDIA/TensorRT-LLM#16916",)),
     _of_stored("stored-scales-missing", "scales of stored K and V missing", "k and v are what is stored, without their scales",
         "does not scale the stored K and V",
-        _of_calls("stored_kv", partial(_dequantised, partial(_stored, "k", 0), partial(_stored, "v", 0))),
+        _stored(("k", 0), ("v", 0)),
         ("NVIDIA/TensorRT-LLM#16916", "sgl-project/sglang#33915")),
     _of_stored("stored-k-scale-twice", "scale of stored K twice", "k is multiplied by its scale twice, or q by it once",
-        "scales the stored K twice", _of_calls("stored_kv", partial(_dequantised, partial(_stored, "k", 2), _v)),
+        "scales the stored K twice", _stored(k=("k", 2)),
         ("vllm-project/vllm#53754",)),
     _of_stored("stored-v-scale-twice", "scale of stored V twice", "v is multiplied by its scale twice",
-        "scales the stored V twice", _of_calls("stored_kv", partial(_dequantised, _k, partial(_stored, "v", 2)))),
+        "scales the stored V twice", _stored(v=("v", 2))),
     _of_stored("stored-scales-twice", "scales of stored K and V twice", "k and v are multiplied by their scales twice",
         "scales the stored K and V twice",
-        _of_calls("stored_kv", partial(_dequantised, partial(_stored, "k", 2), partial(_stored, "v", 2)))),
+        _stored(("k", 2), ("v", 2))),
     _of_stored("stored-scales-exchanged", "scales of stored K and V exchanged", "k has the scale of v, and v that of k",
         "scales the stored K by V's scale, and V by K's",
-        _of_calls("stored_kv", partial(_dequantised, partial(_scaled_by, "k", "v", _SAME), partial(_scaled_by, "v", "k", _SAME)))),
+        _stored(("v", 1), ("k", 1))),
     _of_stored("stored-v-scaled-as-k", "stored V scaled as K", "v has the scale of k", "scales the stored V by K's scale",
-        _of_calls("stored_kv", partial(_dequantised, _k, partial(_scaled_by, "v", "k", _SAME)))),
+        _stored(v=("k", 1))),
     _of_stored("stored-scales-of-next-head", "scales of the next head", "each kv head has the scales of another one",
-        "scales a stored head as another one", _of_calls("stored_kv", partial(_other_scale, (0, -1, 0)))),
+        "scales a stored head as another one", _stored(("k", 1), ("v", 1), (0, -1, 0))),
     _of_stored("stored-scales-of-next-token", "scales of the next token", "each token has the scales of another one",
-        "scales a stored token as another one", _of_calls("stored_kv", partial(_other_scale, (-1, 0, 0)))),
+        "scales a stored token as another one", _stored(("k", 1), ("v", 1), (-1, 0, 0))),
     _of_stored("stored-scales-of-next-block", "scales of the next block", "each block of 16 tokens has the scales of another one",
-        "scales a stored block of tokens as another one", _of_calls("stored_kv", partial(_other_scale, (-_BLOCK, 0, 0)))),
+        "scales a stored block of tokens as another one", _stored(("k", 1), ("v", 1), (-_BLOCK, 0, 0))),
     _of_latent("latent-rope-dropped", "RoPE dims of latent attention dropped",
         "scores lack the last 64 dims, which carry the position",
         "leaves the RoPE dims out of the scores", _of_calls("mla", _without_rope_dims)),

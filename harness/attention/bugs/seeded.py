@@ -72,42 +72,18 @@ class Where:
         """True if it depends on the number of calls before."""
         return self.from_call > 0 or self.share < 1
 
-    @property
-    def chooses_sequences(self) -> bool:
-        """True if it is restricted to some sequences or batches."""
-        return (self.new, self.prefix, self.length, self.batch) != (_ANY,) * 4 or self.unaligned > 1
-
-    @property
-    def words(self) -> str:
-        """The restrictions in words; empty if there are none."""
-        ranges = (
-            ("new tokens", self.new), ("cached prefix", self.prefix), ("length", self.length), ("batch", self.batch),
-        )  # fmt: skip
-        parts = [f"{self.phase} only"] * bool(self.phase)
-        parts += [
-            f"{what} {', '.join(map(str, which))}"
-            for what, which in (("layer", self.layers), ("head", self.heads))
-            if which
-        ]
-        parts += [_range(what, limits) for what, limits in ranges if limits != _ANY]
-        parts += [f"length % {self.unaligned} != 0"] * (self.unaligned > 1)
-        parts += [f"from call {self.from_call + 1} on"] * (self.from_call > 0)
-        parts += [f"{100 * self.share:g} % of the calls"] * (self.share < 1)
-        return ", ".join(parts)
-
-    def chooses(self, call: AttentionCall) -> bool:
-        """Return True if the restriction includes a call, whenever it is made; sequences and heads are ignored."""
-        if self.layers is not None and call.layer not in self.layers:
-            return False
-        if self.phase and call.phase != self.phase:
-            return False
-        return _within(len(call.cu_seqlens_q) - 1, self.batch)
-
-    def _chooses_number(self, call: AttentionCall, number: int) -> bool:
-        """Return True if the restriction includes a call as the number-th of its layer and phase."""
-        if number < self.from_call:
-            return False
-        return self.share >= 1 or random.Random(f"{self.seed} {call.layer} {call.phase} {number}").random() < self.share
+    def chooses(self, call: AttentionCall, number: int) -> bool:
+        """Return True if a call is included, as the number-th of its layer and phase; sequences and heads are ignored."""
+        return (
+            (self.layers is None or call.layer in self.layers)
+            and self.phase in ("", call.phase)
+            and _within(len(call.cu_seqlens_q) - 1, self.batch)
+            and number >= self.from_call
+            and (
+                self.share >= 1
+                or random.Random(f"{self.seed} {call.layer} {call.phase} {number}").random() < self.share
+            )
+        )
 
     def sequences(self, call: AttentionCall) -> list[int]:
         """Return the indices of the sequences that it is restricted to."""
@@ -130,13 +106,6 @@ class Where:
 def _within(number: int, limits: tuple[int, int | None]) -> bool:
     least, most = limits
     return number >= least and (most is None or number <= most)
-
-
-def _range(what: str, limits: tuple[int, int | None]) -> str:
-    least, most = limits
-    if most is None:
-        return f"{what} >= {least}"
-    return f"{what} <= {most}" if not least else f"{what} {least}" + f"-{most}" * (most > least)
 
 
 @dataclass(frozen=True)
@@ -182,7 +151,7 @@ class SeededFault:
         """
         number = self._calls[call.layer, call.phase]
         self._calls[call.layer, call.phase] += 1
-        if not (self.where.chooses(call) and self.where._chooses_number(call, number)):
+        if not self.where.chooses(call, number):
             return out
         sequences, heads = self.where.sequences(call), self.where.q_heads(out.shape[1])
         if not sequences or not heads:
@@ -196,11 +165,9 @@ class SeededFault:
 
 
 def _with_noise(wrong: Tensor, out: Tensor, truth: Tensor) -> Tensor:
-    """Add the noise of a right output to an exact wrong one, in each row and head in proportion to the size of both.
-
-    A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
-    smaller output would hide the name of the bug.
-    """
+    """Add the noise of a right output to an exact wrong one, in each row and head in proportion to the size of both."""
+    # A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
+    # smaller output would hide the name of the bug.
     size = truth.norm(dim=-1, keepdim=True)
     share = torch.where(size > 0, wrong.double().norm(dim=-1, keepdim=True) / size, 0.0)
     return wrong + share.nan_to_num(nan=0.0, posinf=0.0) * (out.double() - truth)

@@ -13,7 +13,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from assay.harness.evidence.nonce import nonce_of_process
 
 # Name of the profiler's range around an attention call.
 _ATTENTION = "assay::attention"
-_INTERPRETER = "triton.runtime.interpreter"
 # Copies and fills, which the profiler lists among the kernels.
 _NOT_KERNELS = re.compile(r"^Mem(cpy|set) ")
 # Names of calls of the CUDA runtime and driver.
@@ -91,12 +90,12 @@ class KernelTracer:
     @contextmanager
     def attention(self) -> Iterator[None]:
         """Mark the range of an attention call in a pass that is traced."""
-        with record_function(_ATTENTION):
-            self._in_attention = True
-            try:
+        self._in_attention = True
+        try:
+            with record_function(_ATTENTION):
                 yield
-            finally:
-                self._in_attention = False
+        finally:
+            self._in_attention = False
 
     def _trace(self, run: Callable[[], Any]) -> tuple[Any, Counter[_Seen]]:
         interpreted: Counter[_Seen] = Counter()
@@ -180,7 +179,12 @@ def kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
 
 
 @contextmanager
-def _noted(interpreter: Any, note: Callable[[Any], None]) -> Iterator[None]:
+def _interpreter_launches(note: Callable[[Any], None]) -> Iterator[None]:
+    """Call `note` with the Python function of every kernel that Triton's interpreter runs, within the context."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None:
+        yield
+        return
     launch = interpreter.GridExecutor.__call__
 
     def noted(executor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -192,12 +196,6 @@ def _noted(interpreter: Any, note: Callable[[Any], None]) -> Iterator[None]:
         yield
     finally:
         interpreter.GridExecutor.__call__ = launch
-
-
-def _interpreter_launches(note: Callable[[Any], None]) -> Any:
-    """Call `note` with the Python function of every kernel that Triton's interpreter runs, within the context."""
-    interpreter = sys.modules.get(_INTERPRETER)
-    return nullcontext() if interpreter is None else _noted(interpreter, note)
 
 
 def triton_functions(package: str) -> tuple[str, ...]:

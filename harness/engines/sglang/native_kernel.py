@@ -96,7 +96,16 @@ class NativeKernel:
         Raises:
             KernelRefused: the backend is not made for such a call. Also whatever the backend raises.
         """
-        self._refuse(call)
+        wants = {
+            "attention that is not causal": not call.causal,
+            "a latent KV cache": call.spec.layout == "v in k",
+            "V of another head_dim than K": call.v.shape[2] != call.k.shape[2],
+            "a sequence without a new token": 0 in call.lens_q,
+            "several new tokens of a sequence in decode": call.phase == "decode" and max(call.lens_q) > 1,
+            f"tensors on {call.q.device.type}; SGLang is set up for {self._device} here": call.q.device.type != self._device,
+        }  # fmt: skip
+        if what := " and ".join(feature for feature, wanted in wants.items() if wanted):
+            raise KernelRefused(f"{self._name} is not made for this call, which has {what}")
         return self.attempt(call, LayerRequest())
 
     def attempt(self, call: AttentionCall, layer: LayerRequest) -> Tensor:
@@ -116,20 +125,6 @@ class NativeKernel:
             )
         )  # fmt: skip
         return runner.attend(call, layer)
-
-    def _refuse(self, call: AttentionCall) -> None:
-        wants = {
-            "attention that is not causal": not call.causal,
-            "a latent KV cache": call.spec.layout == "v in k",
-            "V of another head_dim than K": call.v.shape[2] != call.k.shape[2],
-            "a sequence without a new token": 0 in call.lens_q,
-            "several new tokens of a sequence in decode": call.phase == "decode" and max(call.lens_q) > 1,
-            f"tensors on {call.q.device.type}; SGLang is set up for {self._device} here": call.q.device.type
-            != self._device,
-        }
-        if any(wants.values()):
-            what = " and ".join(feature for feature, wanted in wants.items() if wanted)
-            raise KernelRefused(f"{self._name} is not made for this call, which has {what}")
 
 
 @cache
@@ -161,20 +156,20 @@ def kernel(backend: str) -> NativeKernel:
     if name in kernels.published():  # assay's plugin registers them
         declared = kernels.declaration(kernels.load(name))
     made = NativeKernel(f"sglang:{backend}", name, int(page or LATENT_PAGES.get(name, 1)), declared)
+    device, of_latents = default_device(), name in LATENT_PAGES
     for phase in declared.phases:
-        dims = declared.head_dims or (64,)
-        tried = call_of([_TRIAL[phase]], (4, 2), dims[0], torch.float16, default_device())
+        lens, dims = [_TRIAL[phase]], declared.head_dims or (64,)
+        tried = (
+            latent_call(lens, torch.bfloat16, device)
+            if of_latents
+            else call_of(lens, (4, 2), dims[0], torch.float16, device)
+        )
+        tried = tried.with_spec(phase=phase)
         try:
-            if name in LATENT_PAGES:
-                made.attempt(
-                    latent_call([_TRIAL[phase]], torch.bfloat16, tried.q.device.type).with_spec(phase=phase),
-                    LayerRequest(),
-                )
-            else:
-                made(tried.with_spec(phase=phase))
+            _ = made.attempt(tried, LayerRequest()) if of_latents else made(tried)
         except Exception as error:  # SGLang's backends assert, or fail in a library of another device
             raise KernelRefused(
-                f"{sglang}'s attention backend {name!r} cannot compute on this machine ({default_device()}): {_said(error)}"
+                f"{sglang}'s attention backend {name!r} cannot compute on this machine ({device}): {_said(error)}"
             ) from error
     return made
 

@@ -12,7 +12,7 @@ KERNELS = """
 import sys
 from unittest.mock import patch
 if sys.argv[1] == "unplanned":
-    patch("assay.harness.attention.interpreter_speed._plan_operators").start()
+    patch("assay.harness.attention.interpreter_speed._PLANNED", frozenset()).start()
 import torch
 from assay.harness.attention.interpreter import interpret_without_gpu
 interpret_without_gpu()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from assay.harness.attention.interpreter_speed import _float16_product
+from assay.harness.attention.interpreter_speed import _dot
 
 _OUTPUTS = """
 import hashlib, os, sys
@@ -48,4 +49,6 @@ def test_sageattention_computes_the_same_bits_with_and_without_it() -> None:
 def test_a_product_of_float16_has_the_bits_of_numpy(terms: int) -> None:
     draw = np.random.default_rng(terms)
     x, y = (draw.normal(size=shape).astype(np.float16) for shape in ((48, terms), (terms, 32)))
-    assert _float16_product(x, y).tobytes() == np.matmul(x, y, dtype=np.float16).tobytes()
+    a, b, start = (SimpleNamespace(data=data, dtype=SimpleNamespace(scalar="")) for data in (x, y, np.zeros((48, 32), np.float16)))
+    product = _dot(SimpleNamespace(TensorHandle=lambda data, dtype: data), pytest.fail)(None, a, b, start)
+    assert product.tobytes() == np.matmul(x, y, dtype=np.float16).tobytes()

@@ -15,7 +15,7 @@ from assay.harness.attention.sample_calls import call_of
 @pytest.mark.parametrize("page", [p for p in PAGES if p])
 def test_pages_hold_the_same_as_the_packed_call(page: int, dtype: torch.dtype) -> None:
     packed = call_of([(20, 0), (5, 77), (1, 64), (1, 0)], (4, 2), 64, dtype, "cpu")
-    paged = paging.through_pages(packed, page, seed=1)
+    paged = paging.through_pages(packed, page)
     for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"):
         assert torch.equal(getattr(paged, name), getattr(packed, name)), name
     assert (paged.scale, paged.phase, paged.layer) == (packed.scale, packed.phase, packed.layer)
@@ -31,7 +31,7 @@ def test_pages_are_gathered_from_a_shuffled_block_table(monkeypatch: pytest.Monk
         return real(table, requests, lens)
 
     monkeypatch.setattr(paging, "slots_of", spied)
-    paging.through_pages(packed, 4, seed=1)
+    paging.through_pages(packed, 4)
     [table] = tables
     starts = table[:, : min(packed.lens_k) : 4]
     assert bool((starts.diff(dim=1) < 0).any())  # pages in shuffled order

@@ -227,14 +227,32 @@ def test_a_declared_quantisation_that_did_not_run_is_a_finding(noise: str) -> No
         (lambda call: refuse("no prefix") if any(call.prefixes) else rounded_oracle(call), "with a cached prefix"),
         (lambda call: rounded_oracle(call) if all(call.prefixes) else refuse("no"), "without a cached prefix"),
         (lambda call: refuse("no") if call.phase == "decode" else rounded_oracle(call), "no decode call"),
+        (lambda call: rounded_oracle(call) if call.q.shape[2] == 64 else refuse("no"), "a pass needs 90 %"),
     ],
-    ids=["nothing", "no prefix", "prefix only", "no decode"],
+    ids=["nothing", "no prefix", "prefix only", "no decode", "few"],
 )
 def test_what_was_not_computed_is_no_pass(kernel: Kernel, missing: str) -> None:
     result = check(kernel, cases=cases()[:: 3 * SOME])
     assert result.exit_code == ExitCode.NO_VERDICT
     assert any(missing in one for one in result.missing)
     assert message(result).startswith("No verdict")
+
+
+def test_only_phases_that_are_declared_are_needed() -> None:
+    extend_only, some = declares(phases=("extend",))(lambda call: rounded_oracle(call)), cases()[:: 3 * SOME]
+    assert check(extend_only, cases=some).exit_code == ExitCode.PASS
+    asked = check(extend_only, phases=["extend", "decode"], cases=some)
+    assert asked.exit_code == ExitCode.NO_VERDICT
+    assert asked.missing == ("no decode call was computed (the kernel declares extend only)",)
+
+
+def test_a_finding_names_no_layer_that_is_right() -> None:
+    def scaled_by_layer(call: AttentionCall) -> Tensor:
+        return rounded_oracle(call.with_spec(scale=call.scale / (call.layer + 1)))
+
+    result = check(scaled_by_layer, cases=cases(("decode",), dtypes=[torch.float32]), phases=["decode"])
+    assert result.verdict == "regression"
+    assert not [finding.where for finding in result.findings if "layer 0" in finding.where]
 
 
 def test_an_assertion_fails_where_an_input_is_written() -> None:

@@ -22,7 +22,7 @@ from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend
 from assay.harness.checks import observed
 from assay.harness.checks.check import assert_correct, check
-from assay.harness.checks.observed import Reader, _held, _picture_on
+from assay.harness.checks.observed import Reader, _held, _picture_on, _tried
 from assay.harness.checks.replay import replay, replay_recorded
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
@@ -31,6 +31,9 @@ from assay.harness.evidence.pack import Source
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import measure
 from assay.harness.picture import Picture
+from assay.harness.readout.effects import constant
+from assay.harness.readout.mining import Condition, Literal, Term
+from assay.harness.readout.operators import Clause, Operator
 from assay.harness.readout.readout import ReadOut, read_out
 from assay.harness.verdict import UNEXPLAINED, Finding
 from assay.worker import Event, Journal
@@ -158,6 +161,25 @@ def test_a_kernel_that_raises_when_it_is_read_keeps_its_findings() -> None:
     result = checked(kernel)
     assert (result.verdict, first(result).id) == ("regression", "mask-missing")
     assert any("not answered: SystemExit" in line for line in first(result).evidence)
+
+
+def test_an_error_in_the_reading_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> ReadOut:
+        raise ArithmeticError("singular matrix")
+
+    monkeypatch.setattr(observed, "read_out", fails)
+    result = checked(NO_MASK)
+    assert (result.verdict, first(result).id) == ("regression", "mask-missing")
+    assert "the kernel could not be read: ArithmeticError: singular matrix" in first(result).evidence
+    assert first(result).picture is not None, "the failing call was"
+
+
+@pytest.mark.parametrize(("name", "unsure"), [("nth", True), ("decode", False)])
+def test_an_operator_that_counts_calls_cannot_be_tried_on_calls_without_an_order(name: str, unsure: bool) -> None:
+    read = ReadOut(Operator((Clause(constant(0.0), Condition((Literal(Term(name), "<", 2),))),)), "the output is zero, at first")
+    call = call_of([(9, 20)], (4, 2), 64, torch.float32, "cpu")
+    tried = _tried(read, [measure(call, 0 * rounded_oracle(call))])
+    assert (tried.unsure, tried.whole) == (unsure, not unsure)
 
 
 def test_a_reader_reads_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,12 @@ import pytest
 
 from assay.harness.engines import client as client_module
 from assay.harness.engines.base import ChatRequest, answers
-from assay.harness.engines.client import Client, Stream, _read_answer, _read_stream, problem
+from assay.harness.engines.client import Client, _read_answer, _read_stream, problem
 from assay.harness.engines.remote import RemoteServer
 from assay.harness.engines.sglang.launch import Launch
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EngineError
+from assay.harness.evidence.bench_folder import Stream
 from assay.harness.evidence.records import Answer, Item
 
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Answer: A"}, "finish_reason": "stop", "matched_stop": 2}

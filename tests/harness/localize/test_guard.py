@@ -9,7 +9,6 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check
@@ -33,7 +32,7 @@ def raises(call: AttentionCall) -> Tensor:
     ],
 )
 def test_breaches_of_the_contract_are_remembered(kernel: Kernel, how: str) -> None:
-    guard = Guard(kernel, Declaration())
+    guard = Guard(kernel)
     with pytest.raises(KernelRefused, match=how):
         guard(CALL)
     assert len(guard.breaches) == 1
@@ -44,16 +43,31 @@ def test_a_breach_names_the_kernels_own_line() -> None:
         return torch.nn.functional.linear(call.q, call.k)
 
     with pytest.raises(KernelRefused, match=r"\(test_guard.py, line \d+, in multiplies\)$"):
-        Guard(multiplies, Declaration())(CALL)
+        Guard(multiplies)(CALL)
     with pytest.raises(KernelRefused, match=r"raised TypeError: .* \(when it was called\)$"):
-        Guard(lambda: CALL.q, Declaration())(CALL)  # type: ignore[arg-type, misc]
+        Guard(lambda: CALL.q)(CALL)  # type: ignore[arg-type, misc]
+
+
+def test_what_triton_wraps_is_located_in_the_kernel() -> None:
+    def tile() -> None:
+        raise ValueError("arange's range must be a power of 2")
+
+    def attention(call: AttentionCall) -> Tensor:
+        try:
+            tile()
+        except ValueError as error:
+            raise RuntimeError("at 12:8:\n    tl.arange(0, 80)\n    ^\narange's range must be a power of 2") from error
+        return call.q
+
+    with pytest.raises(KernelRefused, match=r"RuntimeError: arange's range must be a power of 2 \(.*, in tile\)$"):
+        Guard(attention)(CALL)
 
 
 def test_a_refusal_is_a_kernels_right() -> None:
     def refuses(call: AttentionCall) -> Tensor:
         raise KernelRefused("no bfloat16")
 
-    guard = Guard(refuses, Declaration())
+    guard = Guard(refuses)
     seen = run_calls(guard, [CALL])
     assert guard.breaches == {}
     assert [(call, why) for call, why in seen.refused] == [(CALL, "no bfloat16")]
@@ -70,7 +84,7 @@ def test_a_kernel_that_fails_when_repeated_is_reported() -> None:
             raise RuntimeError("out of memory")
         return rounded_oracle(call)
 
-    guard = Guard(tired, Declaration())
+    guard = Guard(tired)
     seen = run_calls(guard, [CALL])
     assert len(seen.results) == 1
     [(failed, why)] = seen.failed_repeats
@@ -86,7 +100,7 @@ def test_some_are_run_again_from_all_over(count: int) -> None:
         given.append(call.layer)
         return rounded_oracle(call)
 
-    guard = Guard(kernel, Declaration())
+    guard = Guard(kernel)
     run_calls(guard, [CALL.with_spec(layer=number) for number in range(count)])
     again = given[count::2]
     assert guard.runs == runs_of(count)
@@ -100,7 +114,7 @@ def test_a_kernel_that_calls_exit_does_not_end_the_check() -> None:
     def leaves(call: AttentionCall) -> Tensor:
         sys.exit(0)
 
-    guard = Guard(leaves, Declaration())
+    guard = Guard(leaves)
     assert not run_calls(guard, [CALL]).results
     [breach] = guard.breaches
     assert breach.startswith("raised SystemExit: 0")

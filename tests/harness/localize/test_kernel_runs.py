@@ -12,10 +12,11 @@ from assay.harness.attention.kernels import declares
 from assay.harness.attention.noise import family
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError
+from assay.harness.localize import bounds
 from assay.harness.localize.causes import explaining
 from assay.harness.localize.diagnose import CALL_REFUSED, INPUT_WRITTEN, NONDETERMINISM, STATE_KEPT, diagnose
 from assay.harness.localize.guard import run_and_repeat, run_calls
-from assay.harness.localize.kernel_runs import KernelRun, measure
+from assay.harness.localize.kernel_runs import KernelRun, measure, worst_of
 from assay.harness.verdict import Finding
 
 CALLS = [call_of(lens, (4, 2), 16, torch.bfloat16, "cpu", seed=i) for i, lens in enumerate([[(5, 3)], [(7, 0)], [(2, 20)]])]
@@ -150,3 +151,31 @@ def test_a_wrong_query_of_a_quantised_kernel_is_out_of_bounds(noise: str) -> Non
 def test_a_hypothesis_must_explain_the_wrong_queries() -> None:
     result = measure(LONG, zeroed(rounded_oracle(LONG), [976]))
     assert all(explaining(hypothesis, result) is None for hypothesis in FAMILY)
+
+
+def test_bounds_are_simulated_only_where_they_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[object] = []
+    monkeypatch.setattr(bounds, "simulate", lambda *a, real=bounds.simulate: (simulated.append(a), real(*a))[1])
+    calls = [call_of([(1, 20 + n)], (4, 2), 64, torch.float16, "cpu", n) for n in range(40)]
+    many = [measure(call, rounded_oracle(call)) for call in calls]
+    assert not any(one.fails for one in many)
+    assert not simulated
+    assert any(worst_of(many) is one for one in many)
+    assert 0 < len(simulated) <= 13, "a few, to say which call is the worst"
+    wrong = measure(CALLS[0], rounded_oracle(CALLS[0]) * 1.5)
+    before = wrong.most
+    assert wrong.fails
+    assert worst_of([*many, wrong]) is wrong
+    assert wrong.worst <= wrong.most < before, "what is known of a call limits its worst error"
+
+
+@pytest.mark.parametrize(("grows", "kinds"), [(0.0, []), (1.0, [NONDETERMINISM])])
+def test_an_output_in_a_buffer_that_the_next_call_overwrites_is_kept(grows: float, kinds: list[str]) -> None:
+    buffer, runs = torch.zeros(64, 4, 16, dtype=torch.bfloat16), 0
+
+    def reuses(call: AttentionCall) -> Tensor:
+        nonlocal runs
+        runs += 1
+        return buffer[: call.q.shape[0]].copy_(rounded_oracle(call) * (1 + grows * max(0, runs - 1 - len(CALLS))))
+
+    assert [f.id for f in diagnose(run_and_repeat(reuses, CALLS))] == kinds

@@ -114,9 +114,3 @@ def test_a_share_of_calls_is_drawn_by_its_seed() -> None:
     once = drawn(1)
     assert once == drawn(1) != drawn(2)
     assert 60 < sum(once) < 140
-
-
-def test_a_restriction_is_stated_in_words() -> None:
-    where = Where(layers=(2,), heads=(0, 3), phase="decode", prefix=(64, None), length=(0, 63), from_call=4, share=0.01)
-    assert where.words == ("decode only, layer 2, head 0, 3, cached prefix >= 64, length <= 63, from call 5 on, 1 % of the calls")
-    assert Where().words == ""

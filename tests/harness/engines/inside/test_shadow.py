@@ -91,7 +91,8 @@ def test_a_fault_is_pinned_to_its_layer_head_and_prefix(shadowing: Shadowing, tm
     wanted[1, 2] = 1.0
     assert np.allclose(cached, wanted, atol=1e-6)
     assert relative_l1(cells.cells.distance(where={"prefix": "0"})).max() < 1e-6
-    assert np.isnan(relative_l1(cells.cells.distance(where={"prefix": ("1", ">= 16")}))).all()
+    for other in ("1", ">= 16"):
+        assert np.isnan(relative_l1(cells.cells.distance(where={"prefix": other}))).all()
     worst = cells.worst[0]
     assert (worst.layer, worst.phase, worst.head, worst.sequences) == (1, "extend", 2, 3)
     assert worst.request in ("a", "b")
