@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -283,6 +284,19 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         return int(ended.value.code or 0)
 
     return run
+
+
+@pytest.fixture
+def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of `assay.worker` are done in this process, where everything has been imported: for kernels that end nothing."""
+    from assay import worker
+
+    def run(job: worker.Job, *, on_event: worker.OnEvent, **_: object) -> worker.Done:
+        module, _, name = job.function.partition(":")
+        arguments = json.loads(json.dumps(job.arguments))
+        return worker.Done(getattr(importlib.import_module(module), name)(**arguments, journal=worker.Journal(on_event)))
+
+    monkeypatch.setattr(worker, "run", run)
 
 
 @pytest.fixture

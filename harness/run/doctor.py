@@ -15,20 +15,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from assay.harness.backend import Backend
 from assay.harness.config import RunSpec
-from assay.harness.errors import AssayError, ExitCode, UsageError
+from assay.harness.errors import AssayError, ExitCode
 from assay.harness.extras import DISTRIBUTION, install, missing_packages
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Device, Side
 from assay.harness.text import one_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Status = Literal["ok", "missing", "not needed"]
 SCHEMA: Literal["assay.doctor/1"] = "assay.doctor/1"
@@ -234,35 +231,25 @@ def _first_call(device: Device, candidate: str) -> _Found:
     """Call the candidate's kernel once, on a sequence with a cached prefix: it shows what only running it shows."""
     import torch
 
+    from assay.harness.attention.kernels import exits_raised, run_kernel
+    from assay.harness.attention.sample_calls import call_of
+
     backend = Backend.parse(candidate)
     if not backend.is_kernel:
         return "not needed", f"{_kind(backend)} runs in a server only", ""
     if device == "cuda" and not torch.cuda.is_available():
         return "not needed", "there is no GPU to make it on", ""
-    out = _call(backend, device)
+    phase, dtype = backend.phases[0], torch.float16 if device == "cuda" else torch.float32
+    call = call_of([(1 if phase == "decode" else 4, 20)], (2, 1), 64, dtype, device)
+    try:
+        with exits_raised():
+            out = run_kernel(backend.name, backend.kernel(), call)
+    except (Exception, SystemExit) as error:  # its exit must not be taken for this command's
+        problem = one_line(f"its first call ({phase}) raised {type(error).__name__}: {error}", 300)
+        return "missing", problem, f"assay check {candidate}, which lists the calls on which it does so"
     finite = bool(out.isfinite().all())
     says = f"an output of shape {tuple(out.shape)}{'' if finite else ', which is not finite'}"
     return _needed(finite, says, f"assay check {candidate}")
-
-
-def _call(backend: Backend, device: str) -> Tensor:
-    import torch
-
-    from assay.harness.attention.kernels import exits_raised, run_kernel
-    from assay.harness.attention.sample_calls import call_of
-
-    phase = backend.phases[0]
-    new = 1 if phase == "decode" else 4
-    call = call_of([(new, 20)], (2, 1), 64, torch.float16 if device == "cuda" else torch.float32, device)
-    try:
-        with exits_raised():
-            return run_kernel(backend.name, backend.kernel(), call)
-    except (Exception, SystemExit) as error:  # its exit must not be taken for this command's
-        raise UsageError(
-            f"its first call ({phase}) raised {type(error).__name__}: {error}",
-            "an output of the shape of q",
-            f"assay check {backend.name}, which lists the calls on which it does so",
-        ) from None
 
 
 def _kind(backend: Backend) -> str:

@@ -55,8 +55,8 @@ def examine_kernel(
         due = plan.candidate.is_kernel and plan.has_layer_diff and folder.read(MATRIX) is None
         if pack and not plan.candidate.is_kernel:
             _keep("cause", _examine_here(pack, plan, folder), folder, display)
-        elif due and not _has_heads(shape := _shape(plan, folder)):
-            _keep("matrix", _no_matrix(plan, shape, _NO_HEADS), folder, display)
+        elif due and not _has_heads(_shape(plan, folder)):
+            _keep("matrix", _no_matrix(plan, folder, _NO_HEADS), folder, display)
         elif pack or due:
             _attempt(pack, due, plan, folder, display, stop)
         else:
@@ -130,8 +130,8 @@ def _words(shape: dict[str, Any]) -> str:
     return f"{shape['dtype']}, head_dim {shape['head_dim']}, {heads}, to {shape['tokens']:,} tokens"
 
 
-def _no_matrix(plan: Plan, shape: dict[str, Any], why: str) -> KernelResult:
-    return KernelResult(kernel=plan.candidate.name, shapes=_words(shape), not_run=why)
+def _no_matrix(plan: Plan, folder: RunFolder, why: str) -> KernelResult:
+    return KernelResult(kernel=plan.candidate.name, shapes=_words(_shape(plan, folder)), not_run=why)
 
 
 def _dtype(folder: RunFolder, device: str, model: ModelShape) -> str:
@@ -179,7 +179,7 @@ def _attempt(
     elif due[0] == "cause" and pack:
         result = _examine_here(pack, plan, folder, expected)
     else:
-        result = _no_matrix(plan, shape, expected)
+        result = _no_matrix(plan, folder, expected)
     _keep(due[0], result, folder, display)
 
 
@@ -199,11 +199,8 @@ def _done(
                 limits=worker.Limits(start_s=load_s, step_s=call_s), environment={**os.environ, **kernel_settings(os.environ)},
             )  # fmt: skip
     except OSError as error:
-        raise EvidenceError(
-            f"The kernel's process cannot be launched: {error}.",
-            "a folder that can be written",
-            "give another --out",
-        ) from error
+        problem = f"The kernel's process cannot be launched: {error}."
+        raise EvidenceError(problem, "a folder that can be written", "give another --out") from error
     except AssayError:
         raise
     except Exception as error:  # of the kernel's module, for example

@@ -85,13 +85,13 @@ class ScoringHandover:
                 future.set_exception(error)
 
 
+# The reference is scored a second time, for its floor.
+_REPEATS: Mapping[Role, tuple[int, ...]] = {"reference": (0, FLOOR_REPEAT), "candidate": (0,)}
+
+
 def is_scored(folder: Path, role: Role) -> bool:
     """Return True if nothing is left to score for a role, the reference's floor included."""
-    return all(logits_path(folder, role, repeat).exists() for repeat in _repeats(role))
-
-
-def _repeats(role: Role) -> tuple[int, ...]:
-    return (0, FLOOR_REPEAT) if role == "reference" else (0,)
+    return all(logits_path(folder, role, repeat).exists() for repeat in _REPEATS[role])
 
 
 def score_role(
@@ -126,7 +126,7 @@ def score_role(
             cannot be written.
     """
     role = role or server.role
-    for repeat in _repeats(role):
+    for repeat in _REPEATS[role]:
         if logits_path(folder, role, repeat).exists():
             continue
         title = f"{role}: logits{' again' if repeat else ''}"

@@ -169,17 +169,14 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
     """
     for role, fatal, text in unmet({role: plan.backend(role) for role in ROLES}, asked_of(plan.spec, plan.models)):
         if fatal and plan.backend(role).is_kernel:
+            expected = "a kernel that declares what the model's layers ask for, in @declares(features=...)"
             raise UsageError(
-                f"The {role} {text}.",
-                "a kernel that declares what the model's layers ask for, in @declares(features=...)",
-                "declare it if the kernel computes it, or name another --model",
+                f"The {role} {text}.", expected, "declare it if the kernel computes it, or name another --model"
             )
         if fatal:
-            raise UsageError(
-                f"The reference {text}.",
-                "a reference that computes what the model's layers ask for",
-                "name another --reference; assay backends --honours shows what each backend does",
-            )
+            expected = "a reference that computes what the model's layers ask for"
+            do = "name another --reference; assay backends --honours shows what each backend does"
+            raise UsageError(f"The reference {text}.", expected, do)
         display.say(f"The {role} {text}.")
 
 

@@ -211,7 +211,7 @@ class OpenRun:
             kept_running: whether `servers` is to be used, which needs both servers at the same time.
         """
         plan = prepare(spec)
-        bench, features = _plan_latency(plan), _plan_features(plan)
+        bench, features = _plan_parts(plan)
         check_environment(plan)
         if kept_running and len(plan.roles) > 1:
             check_together(plan, "they run as long as the tests")
@@ -278,18 +278,12 @@ class OpenRun:
         return build(self.folder)
 
 
-def _plan_latency(plan: Plan) -> BenchPlan | None:
-    """Check and plan the bench of a run, or return None if latency was not requested."""
-    if "latency" not in plan.spec.workload.suites:
-        return None
-    return plan_bench(ask(plan, timed_spec(plan.spec).workload))
-
-
-def _plan_features(plan: Plan) -> InvariancePlan | None:
-    """Check and plan the comparison of the candidate's features that a run's policy names, or return None if it names none."""
+def _plan_parts(plan: Plan) -> tuple[BenchPlan | None, InvariancePlan | None]:
+    """Check and plan the bench of a run and the comparison of its candidate's features, as far as they were asked for."""
     spec = plan.spec
+    bench = plan_bench(ask(plan, timed_spec(spec).workload)) if "latency" in spec.workload.suites else None
     if not spec.policy.invariance:
-        return None
+        return bench, None
     if plan.candidate.is_url:
         raise UsageError(
             f"--invariance: the candidate is the URL {plan.candidate}.",
@@ -297,7 +291,8 @@ def _plan_features(plan: Plan) -> InvariancePlan | None:
             "name its backend, or leave --invariance out",
         )
     alone = compared_spec(spec.changed(reference=spec.candidate))
-    return plan_invariance(prepare(alone), spec.policy.invariance, gpus=gpu_count(spec.device), flag="--invariance")
+    named = spec.policy.invariance
+    return bench, plan_invariance(prepare(alone), named, gpus=gpu_count(spec.device), flag="--invariance")
 
 
 def _make_part(folder: RunFolder, part: _AnyPart, make: Callable[[_AnyPart], None]) -> None:

@@ -1,16 +1,11 @@
-"""Synthetic shadow runs of any size for the tests of the layer diff, and reports with them.
-
-``python tests/stand_ins/layer_diffs.py FOLDER`` writes pages of 4 x 4, 32 x 32 and 128 x 128, to look at.
-"""
+"""Synthetic shadow runs of any size for the tests of the layer diff, and reports with them."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
@@ -185,11 +180,3 @@ def logits_row(condition: str, kl: float, same: float) -> LogitsRow:
         p999=kl * 5, max=kl * 8, max_at="question mmlu-017, token 12", same_top=same,
         top_k=20, mass=0.9931, floor_mean_kl=2.1e-7,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    import examples
-    from assay.reports.write import write_reports
-
-    for title, layers in (("4", seed_case()), ("32", one_head()), ("128", one_head(128, 128))):
-        write_reports(examples.regression().model_copy(update={"layers": layers}), Path(sys.argv[1]) / title)

@@ -1,16 +1,11 @@
-"""Realistic reports for the tests of the renderers, one per verdict, and hostile ones.
-
-``python tests/stand_ins/reports.py FOLDER`` writes all of them, to look at.
-"""
+"""Realistic reports for the tests of the renderers, one per verdict, and hostile ones."""
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 from assay.evals.questions import GROUPS, Question
@@ -104,43 +99,22 @@ def regression() -> Report:
     asked = built_in(QUESTIONS)
     slips = {17, 60, 101, 143, 188, 240}
     flips = tuple(_garbled_flip(question, i) for i, question in enumerate(asked) if i >= FIRST_WAVE and i not in slips)
-    suite = SuiteResult(
-        id="accuracy",
-        title="Multiple-choice questions",
-        synthetic=True,
-        verdict="regression",
-        why="The loss of accuracy is 85.5 points (95 % interval 80.7 to 89.4); the margin is 5 points.",
-        metrics=(
-            Metric(
-                id="loss-of-accuracy",
-                title="loss of accuracy",
-                value=85.5,
-                text="85.5 points",
-                low=80.7,
-                high=89.4,
-                bound=5.0,
-                explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
-            ),
-            Metric(id="flips", title="flips", value=219, text="219 lost, 0 gained", explain="Exact McNemar p = 2.4e-66."),
-        ),
+    counts = (
+        ("cached prefix", "0", 0, 0, 0, 0), ("cached prefix", "1", 32, 31, 31, 0), ("cached prefix", "2-15", 0, 0, 0, 0),
+        ("cached prefix", ">= 16", 224, 219, 0, 224), ("prompt length", "up to 127", 122, 119, 15, 106),
+        ("prompt length", "128-255", 134, 131, 16, 118), ("batch size", "1", 3, 3, 0, 3), ("batch size", "2-7", 101, 98, 5, 95),
+        ("batch size", ">= 8", 152, 149, 26, 126),
+        *(("group", group, 64, right, 8, 56) for group, right in zip(GROUPS, (62, 63, 62, 63), strict=True)),
+    )  # fmt: skip
+    suite = _accuracy(
+        "regression", "85.5 points (95 % interval 80.7 to 89.4)", (85.5, 80.7, 89.4),
         tallies=(
             Tally(role="reference", right=250, wrong=6, unparsed=0, ran_to_limit=0, total=QUESTIONS),
             Tally(role="candidate", right=31, wrong=1, unparsed=224, ran_to_limit=198, total=QUESTIONS),
         ),
-        conditions=(
-            _row("cached prefix", "0", 0, 0, 0, 0),
-            _row("cached prefix", "1", 32, 31, 31, 0),
-            _row("cached prefix", "2-15", 0, 0, 0, 0),
-            _row("cached prefix", ">= 16", 224, 219, 0, 224),
-            _row("prompt length", "up to 127", 122, 119, 15, 106),
-            _row("prompt length", "128-255", 134, 131, 16, 118),
-            _row("batch size", "1", 3, 3, 0, 3),
-            _row("batch size", "2-7", 101, 98, 5, 95),
-            _row("batch size", ">= 8", 152, 149, 26, 126),
-            *(_row("group", group, 64, right, 8, 56) for group, right in zip(GROUPS, (62, 63, 62, 63), strict=True)),
-        ),
-        flips=flips,
-    )
+        conditions=tuple(_row(*row) for row in counts), flips=flips,
+        more=(Metric(id="flips", title="flips", value=219, text="219 lost, 0 gained", explain="Exact McNemar p = 2.4e-66."),),
+    )  # fmt: skip
     finding = Finding(
         id="accuracy",
         title="loss of accuracy",
@@ -173,18 +147,11 @@ def regression() -> Report:
 @cache
 def inconclusive() -> Report:
     suite = _mmlu("inconclusive", right=250, lost=0, gained=0, cached=False)
-    checks = tuple(
-        Check(
-            id=check.id,
-            title=check.title,
-            status="missing",
-            found="the most cached tokens of any question was 0",
-            settles="run without --disable-radix-cache, or raise --questions so that the shared header is reused",
-        )
-        if check.id == "cached-prefix"
-        else check
-        for check in _checks()
-    )
+    missing = {
+        "status": "missing", "found": "the most cached tokens of any question was 0",
+        "settles": "run without --disable-radix-cache, or raise --questions so that the shared header is reused",
+    }  # fmt: skip
+    checks = tuple(check.model_copy(update=missing) if check.id == "cached-prefix" else check for check in _checks())
     return _report(
         "inconclusive",
         "sage_attn_as_shipped",
@@ -211,23 +178,10 @@ def error() -> Report:
         ),
         reproduce="python -m sglang.launch_server --model-path model --device cpu --attention-backend sage_attn",
     )
-    missing = tuple(
-        Check(
-            id=check.id,
-            title=check.title,
-            status="not checked",
-            found="the run ended before",
-            settles="start the candidate's server",
-        )
-        for check in _checks()
-    )
-    return report.model_copy(
-        update={
-            "findings": (finding,),
-            "checks": missing,
-            "candidate": report.candidate.model_copy(update={"calls": (), "startup_s": None}),
-        }
-    )
+    ended = {"status": "not checked", "found": "the run ended before", "settles": "start the candidate's server"}
+    missing = tuple(check.model_copy(update=ended) for check in _checks())
+    candidate = report.candidate.model_copy(update={"calls": (), "startup_s": None})
+    return report.model_copy(update={"findings": (finding,), "checks": missing, "candidate": candidate})
 
 
 @cache
@@ -404,37 +358,23 @@ def _said(question: Question, letter: str) -> str:
 def _garbled_flip(question: Question, seed: int) -> Flip:
     rng = random.Random(seed)
     noise = " " + " ".join(rng.choice((rng.choice(NAMES), rng.choice(THINGS), ".", ".\n", "trades")) for _ in range(24))
-    return Flip(
-        item=question.id,
-        group=question.group,
-        direction="lost",
-        prompt=question.prompt,
-        expected=question.answer,
-        reference_text=_said(question, question.answer),
-        candidate_text=noise,
-        reference_parsed=question.answer,
-        candidate_parsed=None,
-        candidate_cached_tokens=54 + seed % 5,
-    )
+    return _flip(question, "lost", 54 + seed % 5, (_said(question, question.answer), noise), (question.answer, None))
 
 
-def _near_flip(question: Question, direction: str, cached: int) -> Flip:
+def _near_flip(question: Question, direction: Literal["lost", "gained"], cached: int) -> Flip:
     other = "ABCD"[("ABCD".index(question.answer) + 1) % 4]
     letters = (question.answer, other) if direction == "lost" else (other, question.answer)
-    return Flip.model_validate(
-        {
-            "item": question.id,
-            "group": question.group,
-            "direction": direction,
-            "prompt": question.prompt,
-            "expected": question.answer,
-            "reference_text": _said(question, letters[0]),
-            "candidate_text": _said(question, letters[1]),
-            "reference_parsed": letters[0],
-            "candidate_parsed": letters[1],
-            "candidate_cached_tokens": cached,
-        }
-    )
+    return _flip(question, direction, cached, (_said(question, letters[0]), _said(question, letters[1])), letters)
+
+
+def _flip(
+    question: Question, direction: Literal["lost", "gained"], cached: int, texts: tuple[str, str], parsed: tuple[str, str | None]
+) -> Flip:
+    return Flip(
+        item=question.id, group=question.group, direction=direction, prompt=question.prompt, expected=question.answer,
+        reference_text=texts[0], candidate_text=texts[1], reference_parsed=parsed[0], candidate_parsed=parsed[1],
+        candidate_cached_tokens=cached,
+    )  # fmt: skip
 
 
 def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = True) -> SuiteResult:
@@ -442,31 +382,29 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
     tokens = 54 if cached else 0
     candidate_right = right - lost + gained
     bucket = ">= 16" if cached else "0"
-    return SuiteResult(
-        id="accuracy",
-        title="Multiple-choice questions",
-        synthetic=True,
-        verdict=verdict,
-        why="The loss of accuracy is 0.0 points (95 % interval −1.8 to 1.8); the margin is 5 points.",
-        metrics=(
-            Metric(
-                id="loss-of-accuracy",
-                title="loss of accuracy",
-                value=0.0,
-                text="0.0 points",
-                low=-1.8,
-                high=1.8,
-                bound=5.0,
-                explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
-            ),
-        ),
+    return _accuracy(
+        verdict, "0.0 points (95 % interval −1.8 to 1.8)", (0.0, -1.8, 1.8),
         tallies=(
             Tally(role="reference", right=right, wrong=256 - right, unparsed=0, ran_to_limit=0, total=256),
             Tally(role="candidate", right=candidate_right, wrong=256 - candidate_right, unparsed=0, ran_to_limit=0, total=256),
         ),
         conditions=(_row("cached prefix", bucket, 256, right, candidate_right, 0),),
         flips=tuple(_near_flip(question, "lost" if i < lost else "gained", tokens) for i, question in enumerate(asked)),
-    )
+    )  # fmt: skip
+
+
+def _accuracy(
+    verdict: Verdict, loss: str, numbers: tuple[float, float, float], more: tuple[Metric, ...] = (), **parts: Any
+) -> SuiteResult:
+    value, low, high = numbers
+    metric = Metric(
+        id="loss-of-accuracy", title="loss of accuracy", value=value, text=f"{value} points", low=low, high=high, bound=5.0,
+        explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
+    )  # fmt: skip
+    return SuiteResult(
+        id="accuracy", title="Multiple-choice questions", synthetic=True, verdict=verdict,
+        why=f"The loss of accuracy is {loss}; the margin is 5 points.", metrics=(metric, *more), **parts,
+    )  # fmt: skip
 
 
 def _greedy(verdict: Verdict) -> SuiteResult:
@@ -512,26 +450,15 @@ def _greedy(verdict: Verdict) -> SuiteResult:
 
 
 def _checks() -> tuple[Check, ...]:
-    return (
-        Check(
-            id="kernel-ran-extend",
-            title="candidate's kernel ran",
-            status="ok",
-            found="extend: 412 calls in 4 of 4 layers, none fell back",
-        ),
-        Check(id="same-servers", title="only the backend differs", status="ok", found="212 server arguments compared, 1 differs"),
-        Check(id="same-model", title="same weights and tokenizer", status="ok", found="SHA-256 3f9ac1… on both sides"),
-        Check(
-            id="cached-prefix", title="cached prefix exercised", status="ok", found="224 questions with 16 cached tokens and more"
-        ),
-        Check(
-            id="workload-sensitive",
-            title="sensitive workload",
-            status="not checked",
-            found="no fault was seeded",
-            settles="seed a fault",
-        ),
+    ok = (
+        ("kernel-ran-extend", "candidate's kernel ran", "extend: 412 calls in 4 of 4 layers, none fell back"),
+        ("same-servers", "only the backend differs", "212 server arguments compared, 1 differs"),
+        ("same-model", "same weights and tokenizer", "SHA-256 3f9ac1… on both sides"),
+        ("cached-prefix", "cached prefix exercised", "224 questions with 16 cached tokens and more"),
     )
+    open_ = {"id": "workload-sensitive", "title": "sensitive workload", "found": "no fault was seeded", "settles": "seed a fault"}
+    made = (Check(id=id_, title=title, status="ok", found=found) for id_, title, found in ok)
+    return (*made, Check(status="not checked", **open_))
 
 
 def _calls(candidate: str) -> tuple[CallSummary, ...]:
@@ -622,11 +549,3 @@ def _report(
         reproduce=REPRODUCE.format(candidate=candidate),
         treatment={"backend": (NATIVE, candidate)},
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    from assay.reports.write import write_reports
-
-    everything = {**BY_VERDICT, "hostile": hostile, "many_flips": many_flips}
-    for title, build in everything.items():
-        write_reports(build(), Path(sys.argv[1]) / title)

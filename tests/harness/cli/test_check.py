@@ -45,6 +45,7 @@ def test_exit_codes(call: Callable[..., int], kernel: str, code: int) -> None:
     assert call(f"checked_kernels:{kernel}", *some) == code
 
 
+@pytest.mark.usefixtures("jobs_here")
 def test_one_case_can_be_run_again(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert call("checked_kernels:wrong", "--case", "extend-41+1-one", "--read-out", "0") == 1
     out = capsys.readouterr().out
@@ -71,6 +72,7 @@ def test_a_wrong_kernel_is_read_and_what_was_found_before_is_said_first(
     assert said.err == ""
 
 
+@pytest.mark.usefixtures("jobs_here")
 def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
     monkeypatch: pytest.MonkeyPatch, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +86,7 @@ def test_progress_is_shown_on_a_terminal_and_a_short_check_is_silent_elsewhere(
     assert "runs of the kernel" not in said.out
 
 
+@pytest.mark.usefixtures("jobs_here")
 def test_junit_has_one_failure_for_one_cause(call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     some = ("checked_kernels:wrong", "--case", "extend-41+", "--dtype", "float32", "--read-out", "0")
     assert call(*some, "--junit", "junit.xml") == 1

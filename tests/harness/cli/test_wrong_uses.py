@@ -33,7 +33,7 @@ def wrong_uses() -> ModuleType:
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong_uses: ModuleType) -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong_uses: ModuleType, jobs_here: None) -> Iterator[Path]:
     for name, value in wrong_uses.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("assay.harness.run.run.collect", lambda *_: pytest.fail("a server was started"))

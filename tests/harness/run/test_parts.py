@@ -27,7 +27,7 @@ from assay.harness.run import run as module
 from assay.harness.run.bench import BenchPlan
 from assay.harness.run.invariance import drive, invariance_plan
 from assay.harness.run.plan import prepare
-from assay.harness.run.run import OpenRun, _plan_features, _plan_latency, record_pack
+from assay.harness.run.run import OpenRun, _plan_parts, record_pack
 from assay.harness.run.run_folder import open_folder
 
 FLAGS: dict[str, Any] = {
@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def measured(folder: RunFolder, **flags: Any) -> None:
     plan = prepare(make_spec(FLAGS | flags))
     with ProgressDisplay(Console(file=StringIO())) as display:
-        OpenRun(plan, _plan_latency(plan), _plan_features(plan), folder)._measure_apart(display)
+        OpenRun(plan, *_plan_parts(plan), folder)._measure_apart(display)
 
 
 def forget(folder: RunFolder) -> FailureResult:
@@ -161,7 +161,7 @@ def test_the_candidates_own_servers_are_switched_once(folder: RunFolder, launche
 )
 def test_wrong_use_is_refused_before_anything_starts(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        (_plan_features if "invariance" in flags else _plan_latency)(prepare(make_spec(FLAGS | flags)))
+        _plan_parts(prepare(make_spec(FLAGS | flags)))
 
 
 RECORDED = RunSpec.of(reference="torch_native", candidate="torch_native", suites=("layers",), budget_mb=16)
