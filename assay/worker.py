@@ -27,8 +27,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -168,12 +168,12 @@ def run(
         OSError: the process cannot be started, or the journal not be written.
     """
     __tracebackhide__ = True  # pytest shows who asked
-    with _Process(job, output, os.environ if environment is None else environment) as process:
+    with _process(job, output, os.environ if environment is None else environment) as (poll, read):
         events: list[Event] = []
         started = since = time.monotonic()
         while True:
-            ended = process.exit_status is not None  # asked first: what it wrote until then is read
-            for event in process.read():
+            status = poll()  # asked first: what it wrote until then is read
+            for event in read():
                 since = time.monotonic()
                 if event["event"] == _DONE:
                     return Done(event["result"], events)
@@ -183,8 +183,8 @@ def run(
                     raise error
                 events.append(event)
                 on_event(event)
-            if ended:
-                return Crashed(process.how_it_ended, _during(events), events)
+            if status is not None:
+                return Crashed(_how_it_ended(status), _during(events), events)
             now, during = time.monotonic(), _during(events)
             for limit, spent, what in (
                 (limits.total_s, now - started, "was not done within"),
@@ -221,61 +221,52 @@ def _raised(event: Event) -> Exception | None:
     return made
 
 
-class _Process:
-    """The process of a job, under a guardian, and the journal that it writes."""
+@contextmanager
+def _process(
+    job: Job, output: IO[bytes] | int, environment: Mapping[str, str]
+) -> Iterator[tuple[Callable[[], int | None], Callable[[], list[dict[str, Any]]]]]:
+    """Run the process of a job under a guardian; gives its exit status, None while it runs, and the events since the last time."""
+    # The guardian removes this folder; the journal in it stays readable here, since it is open.
+    scratch = Path(tempfile.mkdtemp(prefix="assay-worker-"))
+    try:
+        kept = scratch / "journal.jsonl"
+        descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT, 0o600)
+        path = [folder or os.getcwd() for folder in sys.path]
+        given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
+        (scratch / "job.json").write_bytes(_line(given))
+        words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(scratch / "job.json")]
+        process = guardian.start(
+            words, scratch, _GRACE_S, folder=None, most=_PROCESSES, output=output, errors=output,
+            environment={**environment, "PYTHONPATH": os.pathsep.join(path)},
+        )  # fmt: skip
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    at, begun = 0, b""
 
-    def __init__(self, job: Job, output: IO[bytes] | int, environment: Mapping[str, str]) -> None:
-        # The guardian removes this folder; the journal in it stays readable here, since it is open.
-        self._scratch = Path(tempfile.mkdtemp(prefix="assay-worker-"))
-        try:
-            kept = self._scratch / "journal.jsonl"
-            self._descriptor = os.open(kept, os.O_RDONLY | os.O_CREAT, 0o600)
-            path = [folder or os.getcwd() for folder in sys.path]
-            given = {"function": job.function, "arguments": job.arguments, "journal": str(kept), "path": path}
-            (self._scratch / "job.json").write_bytes(_line(given))
-            words = [sys.executable, "-P", "-X", "faulthandler", "-m", "assay.worker", str(self._scratch / "job.json")]
-            self._guardian = guardian.start(
-                words, self._scratch, _GRACE_S, folder=None, most=_PROCESSES, output=output, errors=output,
-                environment={**environment, "PYTHONPATH": os.pathsep.join(path)},
-            )  # fmt: skip
-        except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            raise
-        self._at, self._begun = 0, b""
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the process and all that it has started."""
-        guardian.end(self._guardian, _GRACE_S)
-        os.close(self._descriptor)
-
-    @property
-    def exit_status(self) -> int | None:
-        """The exit status, -n for a signal n; None while it runs."""
-        return self._guardian.poll()
-
-    @property
-    def how_it_ended(self) -> str:
-        """The end of the process in words: "exited with status 2"."""
-        status = self.exit_status or 0
-        if status == -guardian.TOO_MANY:
-            return f"was ended, since it had started more than {_PROCESSES} processes at a time,"
-        return how_ended(status)
-
-    def read(self) -> list[dict[str, Any]]:
-        """Read the events since the last time; a line that something else wrote is left out."""
-        new = b""
-        while more := os.pread(self._descriptor, _BLOCK, self._at):
-            new, self._at = new + more, self._at + len(more)
-        *lines, self._begun = (self._begun + new).split(b"\n")
+    def read() -> list[dict[str, Any]]:
+        nonlocal at, begun
+        while more := os.pread(descriptor, _BLOCK, at):
+            begun, at = begun + more, at + len(more)
+        *lines, begun = begun.split(b"\n")
         events = []
         for line in lines:
-            with suppress(ValueError):
+            with suppress(ValueError):  # something else wrote it
                 event = json.loads(line)
                 events += [event] if isinstance(event, dict) and "event" in event else []
         return events
+
+    try:
+        yield process.poll, read
+    finally:
+        guardian.end(process, _GRACE_S)
+        os.close(descriptor)
+
+
+def _how_it_ended(status: int) -> str:
+    if status == -guardian.TOO_MANY:
+        return f"was ended, since it had started more than {_PROCESSES} processes at a time,"
+    return how_ended(status)
 
 
 def run_command(

@@ -18,7 +18,7 @@ from assay.evals.questions import LETTERS, PROMPT_HEADER, Question, number_form,
 from assay.harness.errors import UsageError
 
 NAME = "lm-eval"
-EXACT_FOOTER = (
+_EXACT_FOOTER = (
     "\n\nThe last line of your response should be of the following format: 'Answer: $ANSWER' (without quotes)."
 )
 _NUMBER = re.compile(r"-?[\d,]*\d(?:\.\d+)?")
@@ -97,7 +97,7 @@ def _exact(task: Any, name: str) -> Iterator[Question]:
             )
         text = task.fewshot_context(doc, num_fewshot=shots)
         id_, own = f"{name}-{index}", str(task.doc_to_text(doc))
-        yield Question(id_, name, "other", f"{text}{EXACT_FOOTER}", _expected_form(target), own, unit=id_)
+        yield Question(id_, name, "other", f"{text}{_EXACT_FOOTER}", _expected_form(target), own, unit=id_)
 
 
 def _expected_form(target: str) -> str:

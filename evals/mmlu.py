@@ -21,8 +21,8 @@ from assay.evals.questions import BUILTIN_DATA, LETTERS, Question, choice_questi
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.reading import whole_file
 
-FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
-"""Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored."""
+# Columns of simple-evals' ``mmlu.csv``; further columns, such as an index, are ignored.
+_FILE_COLUMNS = ("Question", "A", "B", "C", "D", "Answer", "Subject")
 # Columns of `cais/mmlu`; `answer` is the index of the right choice.
 _HUB_COLUMNS = ("question", "subject", "choices", "answer")
 
@@ -44,12 +44,12 @@ _SUBJECTS = {
         anatomy business_ethics clinical_knowledge college_medicine global_facts human_aging management marketing
         medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology""",
 }
-SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for subject in subjects.split()}
-"""Group of each of the 57 subjects (Hendrycks et al., arXiv 2009.03300, as simple-evals has them)."""
+# Group of each of the 57 subjects (Hendrycks et al., arXiv 2009.03300, as simple-evals has them).
+_SUBJECT_TO_GROUP = {subject: group for group, subjects in _SUBJECTS.items() for subject in subjects.split()}
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WHAT_TO_GIVE = (
-    f"give {BUILTIN_DATA!r}, a .csv or .parquet file with the columns {', '.join(FILE_COLUMNS)}, or a Hugging Face dataset that "
+    f"give {BUILTIN_DATA!r}, a .csv or .parquet file with the columns {', '.join(_FILE_COLUMNS)}, or a Hugging Face dataset that "
     "is on this machine or can be downloaded"
 )
 
@@ -180,7 +180,7 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
         for cells in reader:
             if cells and not header:
                 header = [cell.strip() for cell in cells]
-                require_columns(header, FILE_COLUMNS, path)
+                _require_columns(header, _FILE_COLUMNS, path)
             elif cells and len(cells) != len(header):
                 raise UsageError(
                     f"{path}, line {line}: {len(cells)} fields.",
@@ -206,8 +206,8 @@ def _parquet_rows(path: Path) -> Iterator[_Row]:
         frame = pd.read_parquet(io.BytesIO(raw))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as parquet: {error}.", "a parquet file", _WHAT_TO_GIVE) from None
-    require_columns(list(frame.columns), FILE_COLUMNS, path)
-    frame = frame[list(FILE_COLUMNS)]
+    _require_columns(list(frame.columns), _FILE_COLUMNS, path)
+    frame = frame[list(_FILE_COLUMNS)]
     frame = frame.astype(object).where(frame.notna(), "")
     for number, row in enumerate(frame.to_dict("records")):
         yield _file_row(f"{path}, row {number}", row)
@@ -235,7 +235,7 @@ def load_set(source: str, columns: Sequence[str], do: str, *arguments: str, **op
         raise UsageError(f"The dataset {source!r} cannot be loaded: {error}.", laid_out, do) from None
     finally:
         datasets.logging.set_verbosity(verbosity)
-    require_columns(loaded.column_names, columns, source)
+    _require_columns(loaded.column_names, columns, source)
     return loaded
 
 
@@ -261,7 +261,7 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def require_columns(columns: Sequence[str], needed: Sequence[str], source: Path | str) -> None:
+def _require_columns(columns: Sequence[str], needed: Sequence[str], source: Path | str) -> None:
     """Raise UsageError unless each of the needed columns is there once."""
     missing = [name for name in needed if list(columns).count(name) != 1]
     if missing:
@@ -281,4 +281,4 @@ def _question(index: int, row: _Row) -> Question:
     answer = given.strip()
     if answer not in LETTERS:
         raise UsageError(f"{where}: the answer is {given!r}.", "A, B, C or D", "correct or drop that row")
-    return choice_question(f"mmlu-{index}", subject, SUBJECT_TO_GROUP.get(subject, "other"), text, options, answer)
+    return choice_question(f"mmlu-{index}", subject, _SUBJECT_TO_GROUP.get(subject, "other"), text, options, answer)

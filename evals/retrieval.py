@@ -18,14 +18,14 @@ from assay.evals.synthetic import NAMES, THINGS, Draw, syllables
 from assay.harness.errors import UsageError
 
 NAME = "retrieval"
-LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-"""Tokens of a prompt, by default; those that fit into the model."""
+# Tokens of a prompt, by default; those that fit into the model.
+_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 _SEED = 20261121
-PER_HAYSTACK = 4
-"""Questions about one haystack; their facts lie one in each quarter of it. They count as one unit, so few of them are wanted."""
-_FEWEST_FACTS = PER_HAYSTACK
-OPTIONS_VARY = 16
-"""Tokens by which the prompts of one haystack may differ: in the name that is asked for and the four options."""
+# Questions about one haystack; their facts lie one in each quarter of it. They count as one unit, so few of them are wanted.
+_PER_HAYSTACK = 4
+_FEWEST_FACTS = _PER_HAYSTACK
+# Tokens by which the prompts of one haystack may differ: in the name that is asked for and the four options.
+_OPTIONS_VARY = 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def draw_retrieval(lengths: str, most: int, seed: int, fit: PromptRoom) -> Drawn
     """Draw questions; the lengths take turns, haystack by haystack.
 
     Args:
-        lengths: of the prompts in tokens, separated by commas ("1024,4096", "4k"); empty for those of `LENGTHS` that fit.
+        lengths: of the prompts in tokens, separated by commas ("1024,4096", "4k"); empty for those of `_LENGTHS` that fit.
         most: largest number of questions; of whole haystacks, at least one.
         seed: of haystacks, facts and questions.
         fit: the model.
@@ -59,7 +59,7 @@ def draw_retrieval(lengths: str, most: int, seed: int, fit: PromptRoom) -> Drawn
         UsageError: a length is no number, or does not fit into the model.
     """
     chosen = _lengths(lengths, fit)
-    haystacks = max(1, most // PER_HAYSTACK)
+    haystacks = max(1, most // _PER_HAYSTACK)
     questions = [
         question for place in range(haystacks) for question in _haystack(chosen[place % len(chosen)], place, seed, fit)
     ]
@@ -69,11 +69,11 @@ def draw_retrieval(lengths: str, most: int, seed: int, fit: PromptRoom) -> Drawn
 def _lengths(given: str, fit: PromptRoom) -> tuple[int, ...]:
     most = fit.context - fit.answer
     if not given:
-        fitting = tuple(length for length in LENGTHS if length <= most)
+        fitting = tuple(length for length in _LENGTHS if length <= most)
         if not fitting:
             raise UsageError(
                 f"The model takes {fit.context} tokens, of which {fit.answer} are for the answer.",
-                f"room for a prompt of {LENGTHS[0]} tokens",
+                f"room for a prompt of {_LENGTHS[0]} tokens",
                 "use a model with a longer context, a smaller --max-tokens, or retrieval:LENGTHS",
             )
         return fitting
@@ -102,8 +102,8 @@ def _haystack(length: int, place: int, seed: int, fit: PromptRoom) -> Iterator[Q
     enough = max(_FEWEST_FACTS, length // 3)  # a fact has three tokens at least
     pairs = list(zip(_some(NAMES, names, enough, rng), _some(THINGS, things, enough, rng), strict=False))
     facts = _filling(length, pairs, lambda count: _asked(group, pairs[:count], 0, rng), fit)
-    part = facts / PER_HAYSTACK
-    for number in rng.sample(range(PER_HAYSTACK), PER_HAYSTACK):
+    part = facts / _PER_HAYSTACK
+    for number in rng.sample(range(_PER_HAYSTACK), _PER_HAYSTACK):
         about = rng.randrange(int(number * part), int((number + 1) * part))
         yield _asked(
             group, pairs[:facts], about, rng, f"retrieval-{length}-{seed}-{place}-{number}", f"retrieval_{length}"
@@ -134,7 +134,7 @@ def _filling(
     Raises:
         UsageError: not even these fit.
     """
-    length -= OPTIONS_VARY
+    length -= _OPTIONS_VARY
     count, used = _FEWEST_FACTS, fit.count(question(_FEWEST_FACTS).prompt)
     if used > length:
         raise UsageError(

@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from assay.harness.errors import EvidenceError
 from assay.harness.reading import reading, whole_file
 
-Document = TypeVar("Document", bound=BaseModel)
+_Document = TypeVar("_Document", bound=BaseModel)
 
 RULE = (
     "A schema's name ends in its version. Within one version, ids and fields with a default may be added, and titles and other "
     "prose may change; no field is removed, renamed or given another meaning, and no id changes. Anything else raises the "
     "version. A later assay reads all documents of a version; an earlier one may refuse fields that it does not know."
 )
-"""What may change in a document without a new version of its schema: of every ``SCHEMA`` in this package, from packs to reports."""
+"""What may change in a document without a new version of its schema: of every schema of this package, from packs to reports."""
 
 
 class Record(BaseModel):
@@ -43,7 +43,7 @@ class Part(Record):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 
 
-def read_json(path: Path, kind: type[Document], do: str) -> Document:
+def read_json(path: Path, kind: type[_Document], do: str) -> _Document:
     """Read a document of a run or a tool.
 
     Args:
@@ -58,7 +58,7 @@ def read_json(path: Path, kind: type[Document], do: str) -> Document:
         return _read_json(path, kind, do)
 
 
-def _read_json(path: Path, kind: type[Document], do: str) -> Document:
+def _read_json(path: Path, kind: type[_Document], do: str) -> _Document:
     try:
         return kind.model_validate_json(whole_file(path))
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from assay.harness.cli.app import load_command
-from assay.harness.config import FLAGS, GATE_FLAGS, flag
+from assay.harness.config import _GATE_FLAGS, FLAGS, flag
 from assay.harness.evidence.baseline import FILE
 
 ROOT = Path(__file__).parent.parent
@@ -143,5 +143,5 @@ def test_a_stale_baseline_and_a_required_suite_that_did_not_run_are_no_verdict(a
 def test_every_flag_that_a_repeating_command_may_have_is_one(name: str) -> None:
     command = load_command(name)
     options = {option for parameter in command.params for option in parameter.opts}
-    wanted = {flag(field) for field in FLAGS if name == "gate" or field not in GATE_FLAGS}
+    wanted = {flag(field) for field in FLAGS if name == "gate" or field not in _GATE_FLAGS}
     assert wanted <= options

@@ -83,12 +83,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class _HeadMap:
-    """The kv head that each q head reads: consecutive q heads share one.
-
-    Attributes:
-        q_heads: number of q heads.
-        kv_heads: number of kv heads, of which `q_heads` is a multiple.
-    """
+    """The kv head that each q head reads: consecutive q heads share one, and their number is a multiple of that of kv heads."""
 
     q_heads: int
     kv_heads: int

@@ -172,10 +172,7 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
 
 
 def _online(scores: Tensor, v: Tensor, backwards: bool, sinks: Tensor | None) -> Tensor:
-    """Apply softmax over single keys: scores [heads, rows, keys], v [heads, len_k, head_dim_v] -> [heads, rows, head_dim_v].
-
-    Sinks [heads, rows], if there are any, come before the keys.
-    """
+    """Apply softmax over single keys, sinks first: scores [heads, rows, keys], v [heads, len_k, dim] -> [heads, rows, dim]."""
     top = torch.full_like(scores[..., :1], -math.inf) if sinks is None else sinks[..., None].to(scores)
     total = torch.zeros_like(top) if sinks is None else torch.ones_like(top)
     sums = v.new_zeros(*scores.shape[:2], v.shape[2])
@@ -289,11 +286,9 @@ class _Draw:
         return torch.randn(*shape, generator=self.generator, device=self.generator.device, dtype=self.work)
 
     def phases(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the phases of the roundings of x [..., rows, columns]: one by row and one by column, each in [0, 1).
-
-        The fractions of their sums are uniform, and those of two elements are independent: as good as one draw for each element,
-        and far cheaper.
-        """
+        """Draw the phases of the roundings of x [..., rows, columns]: one by row and one by column, each in [0, 1)."""
+        # The fractions of their sums are uniform, and those of two elements are independent: as good as one draw for each element,
+        # and far cheaper.
         return self.uniform(*x.shape[:-1], 1), self.uniform(*x.shape[:-2], 1, x.shape[-1])
 
     def factors(self, x: Tensor) -> Tensor:
@@ -309,21 +304,16 @@ class _Draw:
         return (x * factors).to(dtype).to(x.dtype).div_(factors)
 
     def operand(self, x: Tensor) -> Tensor:
-        """Convert x to an operand of a product.
-
-        In TF32 it is cut off to 10 bits of mantissa, as tensor cores do with plain float32, with a random phase. Kernels that round
-        instead have half of this noise.
-        """
+        """Convert x to an operand of a product."""
+        # In TF32 it is cut off to 10 bits of mantissa, as tensor cores do with plain float32, with a random phase. Kernels that
+        # round instead have half of this noise.
         if not self._cuts_operands:
             return x
         factors = self.factors(x)
         return ((x * factors).view(torch.int32) & ~0x1FFF).view(torch.float32) / factors
 
     def stored(self, x: Tensor, what: str, members: int, lens: Tensor) -> Tensor:
-        """Store a tensor of the call [heads, tokens, dim] as each member does: [members, heads, tokens, dim].
-
-        Tokens from ``lens`` [heads] on are padding, and 0.
-        """
+        """Store x [heads, tokens, dim], 0 from `lens` [heads] on, as each member does: [members, heads, tokens, dim]."""
         how: Quantised | None = getattr(self.family, what)
         x = x.to(self.work)
         every = x.expand(members, *x.shape)
@@ -413,18 +403,9 @@ def _attend(
     group: SequenceGroup, some: Tensor, seen: Tensor, stored: tuple[Tensor, Tensor, Tensor], call: AttentionCall, draw: _Draw,
     members: int,
 ) -> Tensor:  # fmt: skip
-    """Compute the attention of each member, [members, kv heads, rows, head_dim_v].
-
-    Args:
-        group: the sequences.
-        some: which of their rows.
-        seen: bool [1 or kv heads, rows, keys], the keys that each query sees; later ones are seen by none.
-        stored: q [members, kv heads, rows, head_dim], k [members, kv heads, len_k, head_dim] and v [members, kv heads, len_k,
-            head_dim_v], each of which may have one member for all.
-        call: the call.
-        draw: what the members draw from.
-        members: their number.
-    """
+    """Compute the attention of each member for some rows, and the keys that they see, [members, kv heads, rows, head_dim_v]."""
+    # `seen` is [1 or kv heads, rows, keys]; later keys are seen by none. q, k and v are [members, kv heads, rows or len_k, dim],
+    # each of which may have one member for all.
     q, k, v = stored
     keys = seen.shape[-1]
     k, v = k[..., :keys, :], v[..., :keys, :]
@@ -470,10 +451,7 @@ def _attend(
 
 
 def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: int) -> Tensor:
-    """Add to scores the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys.
-
-    Scores that all members have in common come back as they are, or as one for each member.
-    """
+    """Add to scores the errors of their sums and exponentials; `of_q` and `of_k` are the sizes of scaled queries and of keys."""
     if not draw.lse and draw.eps * float(of_q.amax() * of_k.amax()) <= torch.finfo(draw.dtype).eps / 16:
         return scores  # far below the rounding of the output
     errors = scores.abs().mul_(2 * _SCORE_ROUNDINGS * torch.finfo(draw.work).eps)
@@ -483,21 +461,9 @@ def _summed(scores: Tensor, of_q: Tensor, of_k: Tensor, draw: _Draw, members: in
 
 
 def _merged(weights: Tensor, counted: Tensor, v: Tensor, group: SequenceGroup, draw: _Draw, members: int) -> Tensor:
-    """Add up weighted values of the cached keys and of the new ones, each divided by its sum, rounded and multiplied by it again.
-
-    A query that sees only keys of one kind has nothing to merge.
-
-    Args:
-        weights: [1 or members, kv heads, rows, keys].
-        counted: the same, as they are summed.
-        v: [1 or members, kv heads, keys, head_dim_v].
-        group: the sequences.
-        draw: what the members draw from.
-        members: their number.
-
-    Returns:
-        [members, kv heads, rows, head_dim_v].
-    """
+    """Add up weighted values of cached and new keys, each part divided by its sum, rounded and multiplied by it again."""
+    # Weights, and how they are counted, are [1 or members, kv heads, rows, keys]. A query that sees only keys of one kind has
+    # nothing to merge.
     cached = torch.arange(weights.shape[-1], device=v.device) < (group.lens_k - group.lens_q)[:, None, None]
     parts = cached, ~cached
     totals = [(counted * part).sum(-1, keepdim=True) for part in parts]
@@ -519,16 +485,7 @@ def _log(total: Tensor, top: Tensor, group: SequenceGroup, draw: _Draw, members:
 
 
 def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
-    """Return what is subtracted from the scores of each block of keys before their exponentials are rounded.
-
-    Args:
-        scores: [..., rows, keys], -inf where a key is not seen.
-        top: the largest of each row, [..., rows, 1].
-        way: how blocks are visited.
-
-    Returns:
-        [..., rows, blocks], or `top` for all keys alike.
-    """
+    """Return what is subtracted from scores [..., rows, keys] before rounding: [..., rows, blocks], or `top` for all alike."""
     keys = scores.shape[-1]
     if way.maximum == "row" or keys <= way.k_block:
         return top

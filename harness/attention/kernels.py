@@ -293,12 +293,7 @@ def find(flag: str, name: str) -> Kernel:
 
 
 def _advice_on_path(name: str, cause: BaseException | None) -> str:
-    """Advise on a ``module:function`` path that is not a kernel; a missing module is advised on elsewhere.
-
-    Args:
-        name: the path.
-        cause: what was raised when it was imported, if anything was.
-    """
+    """Advise on a ``module:function`` path that is not a kernel, and what was raised when it was imported, if anything was."""
     module, _, function = adapter_and_path(name)[1].partition(":")
     if not module or not function:
         return f"name both, as {module or 'MODULE'}:{function or 'FUNCTION'}"

@@ -48,17 +48,21 @@ _LONG: dict[Size, int] = {"small": 530, "full": 2000}
 PAGES = (0, 1, 16, 64)
 """Page size, in tokens, of the KV pool from which K and V are gathered; 0 if they are packed from the start."""
 
-# Cached prefixes: none, one token, values around every page and block size in use, and a long one.
+# Cached prefixes. 0: a top-left mask is right. 1: it is wrong by one key. 15 to 17, 63 to 65, 127 to 129: a last page or block of
+# 16, 64 or 128 keys that is partial is lost, one that is full is read past its end, or a prefix is taken a token early or late.
+# 200, 1000: windows that nobody asked for, and prefixes that are cut.
 _PREFIXES: dict[Size, tuple[int, ...]] = {
     "small": (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200),
     "full": (0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000),
 }
-# New tokens of an extend call. A decode call has one per sequence.
+# New tokens of an extend call; a decode call has one per sequence. 1: a path for decode is taken. 7: a tile of queries is mostly
+# padding. 64, 65, 128, 129: a full block of queries, and a second one, whose mask begins elsewhere. 512: limits on new tokens.
 _NEW: dict[Size, tuple[int, ...]] = {
     "small": (1, 7, 64, 65, 129),
     "full": (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 512),
 }
-# (q heads, kv heads): MHA, GQA with 2, 4 and 8 q heads on each kv head, MQA. The second is the usual one beyond the core.
+# (q heads, kv heads): MHA, in which heads that are mapped wrongly in groups are right; GQA with 2, 4 and 8 q heads on each kv
+# head, which interleaved heads or the next group's get wrong; MQA, in which they are right again. The second is the usual one.
 _HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
     "small": ((4, 4), (4, 2), (8, 2), (16, 2), (4, 1)),
     "full": ((8, 8), (8, 4), (8, 2), (16, 2), (8, 1)),
@@ -71,6 +75,7 @@ _OTHER_HEADS = (
 # Kernels treat the first two layers, every second one, those in the middle or the last one in a way of their own.
 _LAYERS = (0, 1, 2, 16, 31)
 _SCALED = "another scale"
+# A kernel that computes head_dim ** -0.5 itself is right on every other call.
 _SCALES = ("scale 1.5 times", "scale 1", "scale 1/128")
 _CAPPED = ("scale 1", "normal", "peaky")  # in unscaled scores a cap of 50 shows
 
@@ -95,21 +100,26 @@ _PATHS = {
     ),
     "decode": _scenes((1, 400, "one"), (1, 333, "two long ones", _SCALED), (1, 300, "{} unlike")),
 }  # fmt: skip
-# Windows, blocks and limits of up to 2,048 tokens; lengths that just fill a partition; a chunk behind a long prefix; results that
-# are kept by shape ("other numbers") and plans that are kept by totals ("powers of two"); new tokens that just fill a block or
-# nearly do; scores that overflow or underflow unless their own maximum is subtracted; and weights that a shortcut takes for zero.
 _ONCE = {
     "extend": _scenes(
-        (40, 600, "one"), (40, 600, "one", "other numbers"), (128, 384, "nine at borders", "scale 1.5 times"),
-        (34, 0, "one", "scores far above 0"), (34, 0, "one", "scores far below 0"), (34, 90, "one", "K far from 0"),
-        (9, 60, "three long ones", "equal first tokens"), (208, 60, "three chunks"),
-        (16, 256, "cached powers of two"), (16, 240, "powers of two"), (2, 1500, "four long ones"),
+        (40, 600, "one"),  # windows and blocks of up to 512 tokens
+        (40, 600, "one", "other numbers"),  # results that are kept by shape
+        (128, 384, "nine at borders", "scale 1.5 times"),  # new tokens that just fill a block or nearly do; a scale of its own
+        (34, 0, "one", "scores far above 0"), (34, 0, "one", "scores far below 0"),  # exponents of no maximum, or of a wrong one
+        (34, 90, "one", "K far from 0"),  # sums of scores in 16 bits
+        (9, 60, "three long ones", "equal first tokens"),  # a prefix that is taken for a shared one
+        (208, 60, "three chunks"),  # a second sequence of several blocks of queries
+        (16, 256, "cached powers of two"), (16, 240, "powers of two"),  # plans that are kept by totals; full partitions
+        (2, 1500, "four long ones"),  # limits of up to 1,500 tokens in several sequences of a batch
     ),
     "decode": _scenes(
-        (1, 700, "one"), (1, 2200, "one"), (1, 700, "one", "other numbers"),
-        (1, 300, "seventeen at borders", "scale 1.5 times"), (1, 157, "one", "scores far above 0"),
-        (1, 157, "one", "scores far below 0"), (1, 157, "one", "K far from 0"),
-        (1, 60, "three long ones", "equal first tokens"), (1, 256, "cached powers of two"), (1, 255, "powers of two"),
+        (1, 700, "one"), (1, 2200, "one"),  # windows and limits of up to 512 and 2,048 tokens
+        (1, 700, "one", "other numbers"),
+        (1, 300, "seventeen at borders", "scale 1.5 times"),
+        (1, 157, "one", "scores far above 0"), (1, 157, "one", "scores far below 0"),
+        (1, 157, "one", "K far from 0"),
+        (1, 60, "three long ones", "equal first tokens"),
+        (1, 256, "cached powers of two"), (1, 255, "powers of two"),
         (1, 1200, "four long ones"),
     ),
 }  # fmt: skip

@@ -57,15 +57,19 @@ def _as_many_new(number: int, new: int, prefix: int, long: int) -> _Lens:
 
 
 BATCHES: dict[str, _Batch] = {
+    # Lengths that just fill a page or block, or nearly do.
     "nine at borders": lambda new, prefix, long: [
         (new, prefix), (63, 0), (127, 16), (128, 0), (16, 48), (2, 200), (31, 33), (128, 128), (5, 59)
     ],
     "seventeen at borders": lambda new, prefix, long: [(1, prefix), *((1, border) for border in _BORDERS)],
+    # Sequences of several partitions: in one that follows another, where lengths differ, and in the last one.
     "two long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 197)],
     "three long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 191), (1, prefix + 264)],
     "four long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 64), (new, prefix - 100), (new, 20)],
     "among long ones": lambda new, prefix, long: [(min(new, 7), 16), (new, prefix), (min(new, 3), long)],
+    # Several blocks of queries in a sequence that is not the first.
     "three chunks": lambda new, prefix, long: [(new, 0), (new, prefix), (192, 0)],
+    # Keys that just fill the last tile, of any size in use: what a loop over tiles counts once too often.
     "full tiles": lambda new, prefix, long: [(new, keys - new) for keys in (new + prefix, *_TILES)],
     # As many tokens as in "powers of two", so that one can be made in the other's buffers.
     "cached powers of two": lambda new, prefix, long: [(new, prefix), (new, 512), (new, 1024), (new, 128 - 4 * new)],
@@ -73,9 +77,11 @@ BATCHES: dict[str, _Batch] = {
     # The same two sequences, and one call in the other's buffers.
     "a shorter one first": lambda new, prefix, long: [(new, prefix), (5 * new - 4, prefix + 50)],
     "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
+    # Rows of the block table without queries, which shift the rows of others.
     "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 7), (new, prefix), (0, 9)],
     "fewer keys than queries": lambda new, prefix, long: [(9, 55), (40, -39), (new, prefix), (70, -6)],
     "a single key first": lambda new, prefix, long: [(1, 0), (new, prefix)],  # as a padded row of a captured graph
+    # Batches of captured graphs, beyond the lanes of a warp; and of a few sequences, which are alike, unlike or prompts alone.
     **{f"{n} short ones": partial(_short, n) for n in GRAPHS},
     **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in SIZES},
     **{f"{n} unlike": partial(lambda n, new, prefix, long: [(new, prefix + m) for m in _MORE[:n]], n) for n in SIZES},

@@ -129,29 +129,33 @@ ON_GRID, WEIGHTS_ON_GRID = "on the grid", "on the grid, weights of 0 and 1"
 
 DATA: dict[str, _Change] = {
     "normal": lambda call: call,
-    "peaky": lambda call: replace(call, q=2 * call.q, k=2 * call.k),
-    "K offset": _offset,
-    "K outliers": _outliers,
-    "large values": lambda call: replace(call, v=300 * call.v),  # beyond fp8's 448, within fp16
+    "peaky": lambda call: replace(
+        call, q=2 * call.q, k=2 * call.k
+    ),  # scores that are kept in few bits, or overflow unscaled
+    "K offset": _offset,  # K smoothing that is lost, or subtracts another mean
+    "K outliers": _outliers,  # one scale for dims of different sizes
+    "large values": lambda call: replace(call, v=300 * call.v),  # values that saturate: beyond fp8's 448, within fp16
 }
 """Data of calls of the design."""
 
 RARE: dict[str, _Change] = {
-    "other numbers": lambda call: call,  # drawn with another seed
-    "scale 1.5 times": lambda call: call.with_spec(scale=1.5 * call.scale),
+    "other numbers": lambda call: call,  # drawn with another seed, for results that are kept by shape
+    "scale 1.5 times": lambda call: call.with_spec(
+        scale=1.5 * call.scale
+    ),  # kernels that compute head_dim ** -0.5 themselves
     "scale 1": partial(_scale, 1.0),  # T5
     "scale 1/128": partial(_scale, 1 / 128),  # Granite
-    "attention sink": _sink,
-    BEYOND_FP16[2]: partial(_near, 95.0),
-    "K far from 0": _far_keys,
-    "equal first tokens": _equal_first,
+    "attention sink": _sink,  # small weights that are skipped
+    BEYOND_FP16[2]: partial(_near, 95.0),  # exponentials without a maximum, of which each partition has its own
+    "K far from 0": _far_keys,  # sums of scores in 16 bits
+    "equal first tokens": _equal_first,  # sequences that are told apart by their first tokens
     ON_GRID: partial(_on_grid, 0.5),
     WEIGHTS_ON_GRID: partial(_on_grid, 128.0),  # the weight of a score that is 1 smaller is 0 in float32
-    "scores far above 0": partial(_scaled_far, 1),
-    "scores far below 0": partial(_scaled_far, -1),
-    BEYOND_FP16[0]: partial(_unscaled_far, 1),
-    BEYOND_FP16[1]: partial(_unscaled_far, -1),
-    # With weights that are alike.
+    "scores far above 0": partial(_scaled_far, 1),  # exponentials that overflow without a maximum
+    "scores far below 0": partial(_scaled_far, -1),  # a maximum that begins at 0: all weights are zero
+    BEYOND_FP16[0]: partial(_unscaled_far, 1),  # unscaled scores in fp16
+    BEYOND_FP16[1]: partial(_unscaled_far, -1),  # -1e4, -5e4 or -65,504 for minus infinity
+    # Sums that are kept in fp16, with weights that are alike.
     ONE_SIGN: lambda call: replace(call, q=call.q / 8, v=300 * call.v.abs()),
 }
 """Data of calls beyond the design."""

@@ -69,14 +69,7 @@ def _by_groups(
     width: int,
     reduced: Callable[[SequenceGroup, Tensor, Tensor | None], Tensor],
 ) -> Tensor:
-    """Reduce the scores of each query to some numbers, float64 [rows, num_q_heads, width].
-
-    Args:
-        call: the call.
-        rows: packed query rows, int64 [rows], in increasing order; None for all.
-        width: how many numbers.
-        reduced: (group, scores [heads, rows, keys], sinks [heads, rows] or None) -> [heads, rows, width].
-    """
+    """Reduce the scores [heads, rows, keys] of each group, and its sinks, to some numbers: float64 [rows, num_q_heads, width]."""
     asked = call.rows if rows is None else len(rows)
     result = torch.zeros(asked, call.q.shape[1], width, dtype=torch.float64, device=call.q.device)
     numbers = numbers_at_once(call.q.device)

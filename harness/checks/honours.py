@@ -270,13 +270,7 @@ def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
 
 
 def _output(backend: NativeKernel | vllm.NativeKernel, call: AttentionCall, layer: LayerRequest) -> Tensor:
-    """Have a backend compute a call for a layer, whatever it then does.
-
-    Raises:
-        KernelRefused: assay cannot run it with the layer.
-        NotImplementedError: the backend has no parameter for what the call asks for.
-        Exception: whatever the backend raises.
-    """
+    """Have a backend compute a call for a layer; raises a NotImplementedError where it has no parameter for what that asks for."""
     if not isinstance(backend, vllm.NativeKernel):
         return backend.attempt(call, layer)
     if layer.stored:

@@ -1,7 +1,7 @@
 """``baselines/``: accepted results of a backend, in plain files that a team commits.
 
 A baseline is a folder ``<backend>-<hash>/`` with ``baseline.json`` and ``answers.jsonl``. It holds for one backend under one `Key`;
-under any other key its numbers mean nothing, and it is *stale*. `SCHEMA` follows `assay.harness.schema.RULE`.
+under any other key its numbers mean nothing, and it is *stale*. The schema follows `assay.harness.schema.RULE`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from assay.harness.files import file_name, write_whole
 from assay.harness.reading import whole_file
 from assay.harness.schema import Record, read_json
 
-SCHEMA: Literal["assay.baseline/2"] = "assay.baseline/2"
 FILE, _ANSWERS = "baseline.json", "answers.jsonl"
 
 
@@ -76,7 +75,7 @@ class Baseline(Record):
         answers_sha256: hash of ``answers.jsonl``; empty in a baseline that was accepted before it was recorded.
     """
 
-    schema_id: Literal["assay.baseline/2"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.baseline/2"] = Field("assay.baseline/2", alias="schema")
     key: Key
     accepted: str
     run_id: str

@@ -36,7 +36,7 @@ def ranges_of(lengths: Iterable[int]) -> Ranges:
     return tuple(zip([ordered[0], *(b for _, b in ends)], [*(a for a, _ in ends), ordered[-1]], strict=True))
 
 
-def in_all(sets: Sequence[Ranges]) -> Ranges:
+def _in_all(sets: Sequence[Ranges]) -> Ranges:
     """Intersect the sets of lengths; none of no set."""
     common = [_lengths(lengths) for lengths in sets]
     return ranges_of(set.intersection(*common)) if common else ()
@@ -136,7 +136,7 @@ class EnvelopeCounts(RunRecord):
     def values(self, phase: str, quantity: str) -> Ranges:
         """Return the values of a condition that every layer met."""
         by_layer = self.met.get(phase, {}).get(quantity, {})
-        return in_all([by_layer.get(layer, ()) for layer in self.layers(phase)])
+        return _in_all([by_layer.get(layer, ()) for layer in self.layers(phase)])
 
     def reached(self, phase: str, quantity: str) -> int:
         """Return the largest value of a condition that every layer met; 0 where nothing was compared."""
@@ -191,7 +191,7 @@ def _merged(parts: list[EnvelopeCounts]) -> EnvelopeCounts:
                     calls.setdefault(phase, {}).setdefault(quantity, {}).setdefault(label, {})[layer] = fewest
         for quantity in {quantity for counts in here for quantity in counts.met.get(phase, {})}:
             met.setdefault(phase, {})[quantity] = {
-                layer: in_all([counts.met.get(phase, {}).get(quantity, {}).get(layer, ()) for counts in counting])
+                layer: _in_all([counts.met.get(phase, {}).get(quantity, {}).get(layer, ()) for counts in counting])
                 for layer, counting in owners.items()
             }
     return EnvelopeCounts(run=parts[0].run, limits=parts[0].limits, calls=calls, met=met)

@@ -13,7 +13,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.reading import whole_file
 
-Line = TypeVar("Line", bound=BaseModel)
+_Line = TypeVar("_Line", bound=BaseModel)
 LARGEST = 1 << 32
 """Bytes of a file of lines: the answers of a long run have many."""
 
@@ -40,7 +40,7 @@ def append(path: Path, records: Iterable[BaseModel]) -> None:
         ) from error
 
 
-def read(path: Path, kind: type[Line], nonce: str = "") -> list[Line]:
+def read(path: Path, kind: type[_Line], nonce: str = "") -> list[_Line]:
     """Read all lines of a file; none if it does not exist. A last line that was cut off is skipped.
 
     Args:

@@ -18,8 +18,6 @@ from assay.harness.schema import RULE, Part
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict, serious
 
-SCHEMA: Literal["assay.kernel/1"] = "assay.kernel/1"
-
 
 class Axis(Part):
     """Results by one axis of the matrix."""
@@ -71,7 +69,7 @@ class Coverage(Part):
 class KernelResult(Part, RunRecord):
     __doc__ = f"""A kernel's result on calls: on the op-level matrix, or on recorded ones. {RULE}"""
 
-    schema_id: Literal["assay.kernel/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.kernel/1"] = Field("assay.kernel/1", alias="schema")
     model_config = ConfigDict(ser_json_inf_nan="null")
 
     kernel: str

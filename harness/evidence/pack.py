@@ -23,7 +23,7 @@ from assay.harness.schema import Record, read_json
 if TYPE_CHECKING:  # a report reads the manifest and must not wait for torch
     from torch import Tensor
 
-SCHEMA: Literal["assay.pack/3"] = "assay.pack/3"
+_SCHEMA: Literal["assay.pack/3"] = "assay.pack/3"
 MANIFEST = "manifest.json"
 CANDIDATE = "candidate"
 """Tensor of a file, beside the call's own and "reference", if the candidate computed the call."""
@@ -86,7 +86,7 @@ class PackManifest(Record):
         too_large: calls of which not even one sequence with one kv head fits.
     """
 
-    schema_id: Literal["assay.pack/3"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.pack/3"] = Field(_SCHEMA, alias="schema")
     source: Source
     seen: int
     too_large: int
@@ -174,9 +174,9 @@ def _read_manifest(folder: Path) -> PackManifest:
             "a folder that assay run --record wrote",
             "check the path",
         ) from None
-    if f'"{SCHEMA}"' not in text:
+    if f'"{_SCHEMA}"' not in text:
         raise UsageError(
-            f"{path} does not have schema {SCHEMA}.",
+            f"{path} does not have schema {_SCHEMA}.",
             "a pack of this version of assay",
             "record the pack again, or check the path",
         )

@@ -53,18 +53,18 @@ _TITLES = {
 
 def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
     """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
-    if refused := refusals(a, b):
+    if refused := _refusals(a, b):
         return ItemPairing(refused=tuple(refused))
     if not (a.adaptive and b.adaptive):
-        return pair_items(a.items, b.items)
+        return _pair_items(a.items, b.items)
     shared = min(len(a.items), len(b.items))
-    pairing = pair_items(a.items[:shared], b.items[:shared])
+    pairing = _pair_items(a.items[:shared], b.items[:shared])
     if beyond := (*a.items[shared:], *b.items[shared:]):
         pairing.unpaired.append(_unpaired(BEYOND_STOP, [item.key for item in beyond]))
     return pairing
 
 
-def refusals(a: ResultSet, b: ResultSet) -> list[str]:
+def _refusals(a: ResultSet, b: ResultSet) -> list[str]:
     """Explain why two tasks cannot be compared at all; empty if they can. What a tool does not record refuses nothing."""
     compared = {
         "the number of worked examples (n-shot)": (
@@ -84,12 +84,8 @@ def refusals(a: ResultSet, b: ResultSet) -> list[str]:
     return refused
 
 
-def pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
-    """Join the answers to the same document: same key, same repeat, same prompt, same expected answer.
-
-    A document that both hold equally often is one question asked again: the first answers count. Held more often by one side, it
-    is unknown which answer belongs to which.
-    """
+def _pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
+    """Join the answers to the same document: same key, same repeat, same prompt, same expected answer."""
     left, right = _by_key(a), _by_key(b)
     pairs: list[ItemPair] = []
     reasons: dict[str, list[str]] = {}
@@ -97,6 +93,8 @@ def pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
     for key in dict.fromkeys((*left, *right)):
         mine, theirs = left.get(key, []), right.get(key, [])
         reason = "only-in-a" if not theirs else "only-in-b" if not mine else ""
+        # A document that both hold equally often is one question asked again: the first answers count. Held more often by one
+        # side, it is unknown which answer belongs to which.
         if not reason and len(mine) != len(theirs):
             reason = "repeated"
         if not reason:
@@ -139,7 +137,7 @@ def loss(pair: ItemPair) -> float:
     return a - b
 
 
-def guessing(pairs: Sequence[ItemPair]) -> float:
+def _guessing(pairs: Sequence[ItemPair]) -> float:
     """Compute the accuracy of always giving the most frequent expected answer: 1/4 for 4 balanced letters, near 0 for numbers."""
     counted = Counter(mine.target for mine, _ in pairs)
     return max(counted.values()) / len(pairs) if counted and any(counted) else 0.0
@@ -157,7 +155,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     if not adaptive:
         # Files are often sorted by subject, and bets win or lose on values that come in a random order.
         scores.sort(key=lambda each: hashlib.sha256(each.unit.encode()).digest())
-    result = accuracy(scores, rule, guessing(pairs), fixed=not adaptive)
+    result = accuracy(scores, rule, _guessing(pairs), fixed=not adaptive)
     lost, gained = result.flips
     means = [float(np.mean(side)) for side in zip(*((each.reference, each.candidate) for each in scores), strict=True)]
     mean_a, mean_b = means or (0.0, 0.0)

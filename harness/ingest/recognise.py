@@ -35,7 +35,7 @@ def readers() -> tuple[FormatReader, ...]:
     return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name) for module, name in _READERS)
 
 
-def reader_of(source: SourceFile) -> FormatReader | None:
+def _taker(source: SourceFile) -> FormatReader | None:
     """Return the reader that takes a file; None if none does."""
     return next((reader for reader in readers() if reader.recognises(source)), None)
 
@@ -67,7 +67,7 @@ def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocu
     reader = None
     try:
         with reading(source.path, "file of a format that is read"):
-            reader = reader_of(source)
+            reader = _taker(source)
         if reader is None:
             return FileDocument(
                 file=_unknown(
@@ -151,7 +151,7 @@ def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = 
 
 def _reader_of(source: SourceFile) -> FormatReader:
     known = [reader for reader in readers() if reader.compared]
-    reader = reader_of(source)
+    reader = _taker(source)
     if reader is None or not reader.compared:
         raise UsageError(
             f"{source.path} is not recognised as something to compare{f': it is of {reader.title}' if reader else ''}.",

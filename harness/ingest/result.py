@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from assay.harness.ingest.mlc_trace import StepTrace
     from assay.harness.ingest.result_set import ReadResults
 
-SCHEMA: Literal["assay.ingest/1"] = "assay.ingest/1"
 UNKNOWN = "unknown"
 """Format of a file that no reader takes."""
 MAX_TRACKS, MAX_COLUMNS = 16, 160
@@ -186,7 +185,7 @@ class FormatReader:
 class IngestResult(Decided):
     __doc__ = f"All files of one ``assay ingest``. {RULE}"
 
-    schema_id: Literal["assay.ingest/1"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.ingest/1"] = Field("assay.ingest/1", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
     headline: str

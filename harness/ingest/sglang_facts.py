@@ -12,7 +12,7 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest.result import CitedLines
 from assay.harness.tracebacks import Traceback
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 KEPT = 10_000
 """Entries that a list of facts keeps: a log of any length takes bounded memory."""
 _THROUGHPUT = re.compile(r"gen throughput \(token/s\): ([\d.]+)(?=,|$)")
@@ -22,10 +22,10 @@ _WAVE = 4
 _INTERVAL = 40
 
 
-class _Kept(list[T]):
+class _Kept(list[_T]):
     """A list that takes at most `KEPT` entries."""
 
-    def append(self, item: T, /) -> None:
+    def append(self, item: _T, /) -> None:
         """Add an entry, unless the list is full."""
         if len(self) < KEPT:
             super().append(item)

@@ -128,7 +128,7 @@ def _compared(pair: _Pair, rule: TensorRule) -> _Compared | str:
                 return f"shapes differ, {list(tensor_a.shape)} and {list(tensor_b.shape)}: {a.key}"
             if rule.exact and tensor_a.dtype != tensor_b.dtype:
                 return f"dtypes differ, {tensor_a.dtype} and {tensor_b.dtype}, so that bits cannot be equal: {a.key}"
-            rounding = max(default_bound(tensor_a.dtype), default_bound(tensor_b.dtype))
+            rounding = max(_default_bound(tensor_a.dtype), _default_bound(tensor_b.dtype))
             bound = None if rule.exact else rounding if rule.tolerance is None else rule.tolerance
             layout = layout_of(a.place.name, tensor_a.shape, rule.model, rule.axes)
             cells = compare_cells(tensor_a, tensor_b, layout, bound)
@@ -205,7 +205,7 @@ _ROUNDINGS = 4
 _SUMMED = 64
 
 
-def default_bound(dtype: torch.dtype) -> float:
+def _default_bound(dtype: torch.dtype) -> float:
     """Compute the error of a cell that rounding explains; 0 for integers."""
     if not dtype.is_floating_point:
         return 0.0

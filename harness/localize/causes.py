@@ -75,22 +75,15 @@ class Cause:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A hypothesis that fits.
-
-    Attributes:
-        hypothesis: the hypothesis.
-        error: relative L1 against it, over all failing cells.
-        conditions: as `Cause.conditions`.
-        only_there: as `Cause.only_there`.
-        confined: number of restrictions (to heads, to a condition) that it needs to explain what passes.
-        defined: number of failing elements for which it predicts a value.
-    """
+    """A hypothesis that fits; see `Cause`."""
 
     hypothesis: Bug
     error: float
     conditions: tuple[SequenceCondition, ...]
     only_there: bool
+    # Restrictions (to heads, to a condition) that it needs to explain what passes.
     confined: int
+    # Failing elements for which it predicts a value.
     defined: float
 
 

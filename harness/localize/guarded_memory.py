@@ -38,19 +38,12 @@ _MAX_CALLS = 3
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A tensor within a larger allocation.
-
-    Attributes:
-        name: name of the input, or what it is in words.
-        tensor: the tensor, contiguous.
-        whole: the allocation, one-dimensional.
-        before: elements in front of the tensor.
-        fill: what lies around it, one-dimensional, as long as `whole` less the tensor.
-    """
+    """A contiguous tensor, by the name of the input or in words, within a larger allocation."""
 
     name: str
     tensor: Tensor
     whole: Tensor
+    # Elements in front of the tensor, and what lies around it: as long as `whole` less the tensor.
     before: int
     fill: Tensor
 

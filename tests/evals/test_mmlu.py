@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.evals import synthetic
-from assay.evals.mmlu import FILE_COLUMNS, SUBJECT_TO_GROUP, draw_questions
+from assay.evals.mmlu import _FILE_COLUMNS, _SUBJECT_TO_GROUP, draw_questions
 from assay.evals.questions import GROUPS, LETTERS, PROMPT_HEADER, Question, parse_answer
 from assay.harness.errors import ExitCode, UsageError
 
@@ -30,7 +30,7 @@ def row(index: int) -> dict[str, str]:
 
 def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, FILE_COLUMNS)
+        writer = csv.DictWriter(stream, _FILE_COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
     return path
@@ -196,7 +196,7 @@ def test_another_kind_of_file_is_refused(name: str, says: str, tmp_path: Path) -
     assert says in failure(tmp_path / name)
 
 
-HEADER = ",".join(FILE_COLUMNS)
+HEADER = ",".join(_FILE_COLUMNS)
 GOOD = '"Two\nlines?",a,b,c,d,A,virology'  # lines 2 and 3 of each file below
 
 
@@ -228,8 +228,8 @@ def test_what_is_wrong_with_a_csv_is_named_with_its_line(content: str, says: str
 
 
 def test_every_mmlu_subject_has_its_group() -> None:
-    assert len(SUBJECT_TO_GROUP) == 57
-    counts = {group: list(SUBJECT_TO_GROUP.values()).count(group) for group in GROUPS}
+    assert len(_SUBJECT_TO_GROUP) == 57
+    counts = {group: list(_SUBJECT_TO_GROUP.values()).count(group) for group in GROUPS}
     assert counts == {"stem": 18, "humanities": 13, "social_sciences": 12, "other": 14}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from assay.evals.question_sets import draw
 from assay.evals.questions import Question
-from assay.evals.retrieval import OPTIONS_VARY, PER_HAYSTACK, PromptRoom, draw_retrieval
+from assay.evals.retrieval import _OPTIONS_VARY, _PER_HAYSTACK, PromptRoom, draw_retrieval
 from assay.harness.engines.model import TINY_MODEL, fit_of
 from assay.harness.errors import UsageError
 
@@ -44,26 +44,26 @@ def test_prompts_fill_their_length_by_the_models_own_tokens() -> None:
     tiny = fit_of(TINY_MODEL, 32)
     for question in of("1024,3k", fit=tiny):
         length = int(question.subject.removeprefix("retrieval_"))
-        assert length - 2 * OPTIONS_VARY - 8 <= tiny.count(question.prompt) <= length
+        assert length - 2 * _OPTIONS_VARY - 8 <= tiny.count(question.prompt) <= length
     assert {question.subject for question in of("32k", most=4, fit=replace(tiny, context=40_000))} == {"retrieval_32768"}
 
 
 def test_questions_about_one_haystack_share_it_and_are_one_unit() -> None:
     questions = of("512", most=16)
     by_unit = Counter(one.unit for one in questions)
-    assert list(by_unit.values()) == [PER_HAYSTACK] * 4
-    first = questions[:PER_HAYSTACK]
+    assert list(by_unit.values()) == [_PER_HAYSTACK] * 4
+    first = questions[:_PER_HAYSTACK]
     assert len({parts(one)[0].rpartition("\n")[0] for one in first}) == 1
-    assert len({parts(one)[0].rpartition("\n")[2] for one in first}) == PER_HAYSTACK
+    assert len({parts(one)[0].rpartition("\n")[2] for one in first}) == _PER_HAYSTACK
     assert draw_retrieval("512", 16, 0, WORDS).units == 4
 
 
 def test_the_facts_that_are_asked_for_lie_at_all_depths() -> None:
-    for start in range(0, 16, PER_HAYSTACK):
-        asked = of("2048", most=16)[start : start + PER_HAYSTACK]
+    for start in range(0, 16, _PER_HAYSTACK):
+        asked = of("2048", most=16)[start : start + _PER_HAYSTACK]
         names = list(facts(asked[0]))
         depths = sorted(next(names.index(w) for w in parts(one)[0].rpartition("\n")[2].split() if w in names) for one in asked)
-        assert [int(depth * PER_HAYSTACK / len(names)) for depth in depths] == list(range(PER_HAYSTACK))
+        assert [int(depth * _PER_HAYSTACK / len(names)) for depth in depths] == list(range(_PER_HAYSTACK))
 
 
 def test_the_set_follows_from_its_seed_and_the_lengths_take_turns() -> None:
@@ -97,4 +97,4 @@ def test_what_does_not_fit_is_refused(lengths: str, context: int, found: str) ->
 def test_no_prompt_of_a_haystack_is_longer_than_its_length() -> None:
     fit = replace(WORDS, count=lambda text: len(text) // 4)  # names and options have other numbers of tokens
     lengths = [fit.count(one.prompt) for seed in range(8) for one in of("600", most=16, seed=seed, fit=fit)]
-    assert 600 - 2 * OPTIONS_VARY <= min(lengths) <= max(lengths) <= 600
+    assert 600 - 2 * _OPTIONS_VARY <= min(lengths) <= max(lengths) <= 600

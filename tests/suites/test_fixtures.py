@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from assay.harness.config import GATE_FLAGS, RUN_FLAGS, flag
+from assay.harness.config import _GATE_FLAGS, RUN_FLAGS, flag
 from assay.suites.fixtures import pytest_addoption
 
 
@@ -30,7 +30,7 @@ def test_the_flags_are_those_of_a_run_and_none_that_would_be_ignored() -> None:
     options = Options()
     pytest_addoption(cast(pytest.Parser, options))
     assert {flag(name) for name in RUN_FLAGS} == options.flags - {"--out"}
-    assert not options.flags & {flag(name) for name in GATE_FLAGS}
+    assert not options.flags & {flag(name) for name in _GATE_FLAGS}
 
 
 def test_servers_in_turn_are_refused_since_the_tests_use_both(

@@ -93,11 +93,9 @@ def _first_sequence_alone(call: AttentionCall, rows: Tensor | None = None, /) ->
 
 
 def _combined_at_wrong_strides(call: AttentionCall, rows: Tensor | None = None, /) -> Tensor | None:
-    """Write row i of a tile of merged rows i * heads rows behind the first, and leave the rows zero that are not written.
-
-    The rows of (sequence, head, query) are tiled, and those of (sequence, query, head) written: of sequences of equal length, as
-    an operator without packed sequences has them.
-    """
+    """Write row i of a tile of merged rows i * heads rows behind the first, and leave the rows zero that are not written."""
+    # The rows of (sequence, head, query) are tiled, and those of (sequence, query, head) written: of sequences of equal length, as
+    # an operator without packed sequences has them.
     lens, (_, heads, _), dim = {new for new in call.lens_q if new}, call.q.shape, call.v.shape[2]
     if len(lens) != 1 or heads == 1 or max(call.lens_k) <= _SPLIT:
         return None

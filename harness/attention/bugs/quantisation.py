@@ -44,13 +44,7 @@ _SMOOTHED = "int8(q, 128), int8(k - k.mean(1, keepdim=True), 64)"
 
 
 def _int8(x: Tensor, block: int, shift: int = 0) -> Tensor:
-    """Quantise to int8 with one scale per head and block of tokens, and dequantise with the scale of the block `shift` further.
-
-    Args:
-        x: float64 [heads, tokens, dim].
-        block: tokens per block.
-        shift: 0 is correct; 1 and -1 take a neighbour's scale (the first or last block keeps its own where there is none).
-    """
+    """Store x [heads, tokens, dim] in int8 with a scale per head and block, and dequantise it with that of a later block."""
     heads, tokens, dim = x.shape
     blocks = -(-tokens // block)
     padded = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - tokens)).view(heads, blocks, block, dim)

@@ -165,11 +165,9 @@ class SeededFault:
 
 
 def _with_noise(wrong: Tensor, out: Tensor, truth: Tensor) -> Tensor:
-    """Add the noise of a right output to an exact wrong one, in each row and head in proportion to the size of both.
-
-    A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
-    smaller output would hide the name of the bug.
-    """
+    """Add the noise of a right output to an exact wrong one, in each row and head in proportion to the size of both."""
+    # A quantisation's noise is relative: where a query sees more keys, output and noise shrink alike. Noise of the same size on a
+    # smaller output would hide the name of the bug.
     size = truth.norm(dim=-1, keepdim=True)
     share = torch.where(size > 0, wrong.double().norm(dim=-1, keepdim=True) / size, 0.0)
     return wrong + share.nan_to_num(nan=0.0, posinf=0.0) * (out.double() - truth)

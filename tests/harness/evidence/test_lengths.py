@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from assay.evals.envelope_load import _border_points
-from assay.harness.evidence.envelope import Ranges, gaps, in_all, in_words, ranges_of, stood_for
+from assay.harness.evidence.envelope import Ranges, _in_all, gaps, in_words, ranges_of, stood_for
 
 
 def test_lengths_are_kept_as_ranges() -> None:
     assert ranges_of([5, 1, 2, 3, 3]) == ((1, 3), (5, 5))
     assert ranges_of([]) == ()
-    assert in_all([((1, 5),), ((2, 3), (5, 9))]) == ((2, 3), (5, 5))
-    assert in_all([((1, 5),), ()]) == in_all([]) == ()
+    assert _in_all([((1, 5),), ((2, 3), (5, 9))]) == ((2, 3), (5, 5))
+    assert _in_all([((1, 5),), ()]) == _in_all([]) == ()
 
 
 def test_a_block_was_met_where_its_first_last_but_one_and_last_length_were() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.ingest import tensor_diff as cells
-from assay.harness.ingest.tensor_diff import Cells, compare_cells, default_bound
+from assay.harness.ingest.tensor_diff import Cells, _default_bound, compare_cells
 from assay.harness.ingest.tensor_layout import layout_of
 
 TOKENS, HEADS, DIM = 40, 4, 16
@@ -128,14 +128,14 @@ def test_rounding_once_more_is_within_the_default_bound() -> None:
     exact = torch.randn(TOKENS, HEADS, DIM, dtype=torch.float64)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         a, b = exact.to(dtype), (exact * (1 + torch.finfo(dtype).eps)).to(dtype)
-        assert _found(a, b, default_bound(dtype)).differing == 0
-        assert _found(a, (exact * (1 + 80 * torch.finfo(dtype).eps)).to(dtype), default_bound(dtype)).differing > 0
+        assert _found(a, b, _default_bound(dtype)).differing == 0
+        assert _found(a, (exact * (1 + 80 * torch.finfo(dtype).eps)).to(dtype), _default_bound(dtype)).differing > 0
 
 
 def test_double_precision_and_integers_are_compared_in_float64() -> None:
     a, _ = _pair(torch.float64)
     a = a + 1e-8 * torch.randn(a.shape, dtype=torch.float64)
     assert _found(a, a.float(), 1e-9).differing == TOKENS * HEADS
-    assert _found(torch.tensor([7, 5]), torch.tensor([7, 6]), default_bound(torch.int64), "positions").differing == 1
+    assert _found(torch.tensor([7, 5]), torch.tensor([7, 6]), _default_bound(torch.int64), "positions").differing == 1
     strided = torch.arange(12).view(3, 4).t().contiguous().t()
     assert _found(strided, strided.contiguous(), 0.0, "positions").differing == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.ingest.pairing import guessing, loss, pair_items, refusals
+from assay.harness.ingest.pairing import _guessing, _pair_items, _refusals, loss
 from assay.harness.ingest.result_set import ResultItem, ResultSet
 
 
@@ -13,11 +13,11 @@ def item(key: str, score: float | None = 1.0, **more: Any) -> ResultItem:
 
 
 def counts(a: list[ResultItem], b: list[ResultItem]) -> dict[str, int]:
-    return {one.id: one.count for one in pair_items(a, b).unpaired}
+    return {one.id: one.count for one in _pair_items(a, b).unpaired}
 
 
 def test_the_same_documents_are_paired_whatever_their_order() -> None:
-    found = pair_items([item("1"), item("2", 0.0)], [item("2"), item("1")])
+    found = _pair_items([item("1"), item("2", 0.0)], [item("2"), item("1")])
     assert [(pair[0].key, pair[1].key, loss(pair)) for pair in found.pairs] == [("1", "1", 0.0), ("2", "2", -1.0)]
     assert not found.unpaired
 
@@ -27,20 +27,20 @@ def test_the_same_documents_are_paired_whatever_their_order() -> None:
     [("other-prompt", item("1", prompt_hash="else")), ("other-target", item("1", target="B")), ("not-scored", item("1", None))],
 )
 def test_what_differs_is_not_paired_and_counted_with_its_reason(reason: str, other: ResultItem) -> None:
-    found = pair_items([item("1"), item("2")], [other, item("2")])
+    found = _pair_items([item("1"), item("2")], [other, item("2")])
     assert [a.key for a, _ in found.pairs] == ["2"]
     (unpaired,) = found.unpaired
     assert (unpaired.id, unpaired.count, unpaired.examples) == (reason, 1, ("1",))
 
 
 def test_a_document_that_both_hold_twice_counts_once_and_one_that_one_side_repeats_is_refused() -> None:
-    twice = pair_items([item("1"), item("1", 0.0)], [item("1"), item("1")])
+    twice = _pair_items([item("1"), item("1", 0.0)], [item("1"), item("1")])
     assert (len(twice.pairs), twice.again, twice.unpaired) == (1, 1, [])
     assert counts([item("1"), item("1")], [item("1")]) == {"repeated": 1}
 
 
 def test_a_prompt_that_was_not_recorded_is_not_taken_for_another() -> None:
-    found = pair_items([item("1", prompt_hash="")], [item("1")])
+    found = _pair_items([item("1", prompt_hash="")], [item("1")])
     assert (len(found.pairs), found.unverified) == (1, 1)
 
 
@@ -61,14 +61,14 @@ def results(**more: Any) -> ResultSet:
 )
 def test_what_makes_two_tasks_incomparable_is_named(difference: dict[str, Any], named: str) -> None:
     a = results(task_version="1", tokenizer="tok", template="t", sampling={"temperature": "0", "top_p": "1"})
-    (reason,) = refusals(a, a.model_copy(update=difference))
+    (reason,) = _refusals(a, a.model_copy(update=difference))
     assert named in reason
-    assert not refusals(a, a)
+    assert not _refusals(a, a)
 
 
 def test_guessing_is_always_giving_the_most_frequent_answer() -> None:
     letters = [item(str(n), target="ABCD"[n % 4]) for n in range(8)]
     numbers = [item(str(n), target=str(n)) for n in range(8)]
-    assert guessing(pair_items(letters, letters).pairs) == 0.25
-    assert guessing(pair_items(numbers, numbers).pairs) == 0.125
-    assert guessing([]) == 0.0
+    assert _guessing(_pair_items(letters, letters).pairs) == 0.25
+    assert _guessing(_pair_items(numbers, numbers).pairs) == 0.125
+    assert _guessing([]) == 0.0
