@@ -101,16 +101,14 @@ def agree(
                 reference, candidate = pool.map(resolve, now)
         except EngineError as error:
             return agreed.model_copy(update={"impossible": (str(error),)})
-        common = _common_settings(reference, candidate, names, asked)
-        new = tuple(flag for flag in common.flags if flag not in agreed.flags)
-        still = tuple(f"{reason}, although both were given it" for reason in common.because) if not new else ()
-        agreed = CommonSettings(
-            flags=agreed.flags + new,
-            because=agreed.because + (common.because if new else ()),
-            impossible=common.impossible + still,
-        )
+        found = _common_settings(reference, candidate, names, asked)
+        new = tuple(flag for flag in found.flags if flag not in agreed.flags)
         if not new:
-            break
+            vain = tuple(f"{reason}, although both were given it" for reason in found.because)
+            return agreed.model_copy(update={"impossible": found.impossible + vain})
+        agreed = CommonSettings(
+            flags=agreed.flags + new, because=agreed.because + found.because, impossible=found.impossible
+        )
     return agreed
 
 
