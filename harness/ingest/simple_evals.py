@@ -107,7 +107,7 @@ def _item(example: dict[str, str]) -> ResultItem:
 
 
 class _Report(HTMLParser):
-    """Collects the examples of a report: headings open parts, ``<pre>`` has a message, ``<p>`` a result, ``<hr>`` ends an example."""
+    """Collects the examples of a report: headings open parts, ``<pre>`` has a message, ``<p>`` a result; ``<hr>`` is the end."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
