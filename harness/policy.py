@@ -11,12 +11,16 @@ from assay.harness.sides import Settings
 
 WIDEST_MARGIN = 0.10
 """Largest margin of accuracy that a policy may set."""
-# Largest share of greedy texts apart that a policy may allow.
-_WIDEST_GREEDY_MARGIN = 0.25
-# Largest change of the length of answers that a policy may allow.
-_WIDEST_LENGTH_BOUND = 0.5
 WIDEST_LOGITS_LIMIT = 0.25
 """Largest mean KL that a policy may allow, in nats: about twice what K and V in four bits would explain."""
+
+# The widest limit of each line, and what a wider one would do.
+_WIDEST = {
+    "margin": (WIDEST_MARGIN, "a wider margin would pass a candidate that loses more than one answer in ten"),
+    "length_bound": (0.5, "a wider one would pass answers of half or twice the length"),
+    "greedy_margin": (0.25, "a wider one would pass a candidate that answers something else"),
+    "logits_limit": (WIDEST_LOGITS_LIMIT, "a wider one would pass a candidate that answers something else"),
+}
 
 SuiteName = Literal["accuracy", "greedy", "logits", "layers", "latency"]
 
@@ -75,30 +79,12 @@ class Policy(Settings):
             raise ValueError("bounds above 0")
         return bounds
 
-    @field_validator("margin")
-    @classmethod
-    def _narrow(cls, margin: float) -> float:
-        if margin > WIDEST_MARGIN:
-            raise ValueError(
-                f"at most {WIDEST_MARGIN:g}: a wider margin would pass a candidate that loses more than one answer in ten"
-            )
-        return margin
-
-    @field_validator("length_bound")
-    @classmethod
-    def _bounds_lengths(cls, bound: float) -> float:
-        if bound > _WIDEST_LENGTH_BOUND:
-            raise ValueError(
-                f"at most {_WIDEST_LENGTH_BOUND:g}: a wider one would pass answers of half or twice the length"
-            )
-        return bound
-
-    @field_validator("greedy_margin", "logits_limit")
+    @field_validator(*_WIDEST)
     @classmethod
     def _decides_something(cls, limit: float | None, info: ValidationInfo) -> float | None:
-        widest = _WIDEST_GREEDY_MARGIN if info.field_name == "greedy_margin" else WIDEST_LOGITS_LIMIT
+        widest, why = _WIDEST[info.field_name or ""]
         if limit is not None and limit > widest:
-            raise ValueError(f"at most {widest:g}: a wider one would pass a candidate that answers something else")
+            raise ValueError(f"at most {widest:g}: {why}")
         return limit
 
     def line(self, name: str) -> str:

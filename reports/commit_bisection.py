@@ -18,7 +18,9 @@ def bisection_document(state: BisectState) -> Document:
     """The commit, what changed in it, and every probe."""
     result = state.result
     assert result is not None
-    named = result.outcome == "found"
+    named, spec = result.outcome == "found", state.spec
+    asked = [("kernel", spec.kernel), ("good", spec.good[:12]), ("bad", spec.bad[:12])]
+    by = "an assay run" if spec.measure_with == "accuracy" else "own error, compared with the bound of each call"
     probes: list[Block] = [_probes(state), Code(state.command, "Repeat this bisection, in a new folder")]
     return Document(
         command="bisect commits",
@@ -29,7 +31,7 @@ def bisection_document(state: BisectState) -> Document:
         meaning=result.commit.subject if result.commit else "",
         crumbs=[state.spec.repo],
         body=[
-            _asked(state),
+            Facts([*((name, Cell(value, code=True)) for name, value in asked), ("classified by", by)]),
             _named(state, result),
             _changed(result),
             Section("Probes", [Line(_effort(state), "quiet"), Section("", probes, detail=True)], "probes"),
@@ -37,13 +39,6 @@ def bisection_document(state: BisectState) -> Document:
         foot=f"{state.schema_id}. Next to this file: report.json, the complete state, and probes/, the measurement of each.",
         result=state,
     )
-
-
-def _asked(state: BisectState) -> Facts:
-    spec = state.spec
-    by = "an assay run" if spec.measure_with == "accuracy" else "own error, compared with the bound of each call"
-    named = [("kernel", spec.kernel), ("good", spec.good[:12]), ("bad", spec.bad[:12])]
-    return Facts([*((name, Cell(value, code=True)) for name, value in named), ("classified by", by)])
 
 
 def _named(state: BisectState, result: BisectResult) -> Section:

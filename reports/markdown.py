@@ -12,8 +12,8 @@ from assay.reports.operator_picture import text as picture_text
 from assay.reports.terminal import PLAIN_WIDTH, explaining
 
 _SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
-_COMMAND, _MOST = 2_000, 5
-"""Most characters of a command, and most findings and checks of a block."""
+# Most characters of a command, findings and checks of a block, and lines of a list: GitHub refuses a comment of 65,536 characters.
+_COMMAND, _MOST, _ITEMS = 2_000, 5, 20
 # Characters with a meaning in CommonMark, GitHub's tables or strike-through. An underscore inside a word has none, and
 # names of backends are full of them.
 _SPECIAL = re.compile(r"[\\`*{}\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_])|^(?=[#+=-]+(?:\s|$))|^\d+(?=[.)](?:\s|$))")
@@ -86,8 +86,9 @@ def _block(block: doc.Block) -> list[str]:
         case doc.Line():
             return [f"**{_words(block.text)}**" if block.style == "strong" else _words(block.text), ""]
         case doc.Items():
-            lines = [f"{'1.' if block.ordered else '-'} {_words(line)}" for line in block.lines[: block.most]]
-            return [*lines, *_left(len(block.lines), block.most), ""] if lines else []
+            most = block.most or _ITEMS
+            lines = [f"{'1.' if block.ordered else '-'} {_words(line)}" for line in block.lines[:most]]
+            return [*lines, *_left(len(block.lines), most), ""] if lines else []
         case doc.Facts():
             rows = ((_words(name), "; ".join(map(_words, values))) for name, *values in block.rows)
             return [*(f"- **{name}**: {values}" for name, values in rows), ""]

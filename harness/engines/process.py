@@ -131,17 +131,9 @@ class ServerProcess:
         log = shown(self.log)
         return f"Its log ({log}) ends:\n{lines}" if lines else f"Its log ({log}) is empty."
 
-    def last_line(self) -> str:
-        """Return the last line of this launch's log that is not known noise; empty if there is none."""
-        return next(iter(_lines(self.recent_log())[-1:]), "")
-
-    def last_step(self) -> str:
-        """Return the last line of this launch's log that is neither known noise nor a warning: what it is doing; empty for none."""
-        return next((line for line in reversed(_lines(self.recent_log())) if not _WARNS.search(line)), "")
-
-    def wrote(self, text: str) -> bool:
-        """Return True if ``text`` (in lower case) occurs, in any case, in the last `_TAIL_BYTES` of this launch's log."""
-        return text in self.recent_log().lower()
+    def last_line(self, warnings: bool = True) -> str:
+        """Return the last line of this launch's log that is not known noise, or a warning unless `warnings`; empty for none."""
+        return next((line for line in reversed(_lines(self.recent_log())) if warnings or not _WARNS.search(line)), "")
 
     def recent_log(self) -> str:
         """Return the last `_TAIL_BYTES` of what this launch wrote, with its secret left out."""

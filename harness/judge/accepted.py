@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from assay.harness.evidence import baseline as stored
-from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.judge.accuracy_suite import loss_metric
 from assay.harness.judge.answers import pair
 from assay.harness.judge.baselines import Status, growth, own_errors_of, since_accepted
@@ -34,7 +33,9 @@ def claim(run: RunEvidence) -> Judged:
         return Judged(checks=_check_baselines(run.spec.sides, run.spec.policy, run.baselines))
     place = run.folder.baseline("candidate")
     accepted = stored.read_baseline(place)
-    served = _served_since(accepted.fingerprint, run.fingerprints.get("candidate"))
+    told = run.fingerprints.get("candidate")
+    other = since_accepted(accepted.fingerprint, told).undeclared if accepted.fingerprint and told else ()
+    served = "; ".join(difference.says for difference in other)
     checks = _check_baselines(run.spec.sides, run.spec.policy, run.baselines, served)
     before = [answer.model_copy(update={"role": "reference"}) for answer in stored.read_answers(place)]
     now = [answer for answer in run.answers if answer.role == "candidate"]
@@ -115,13 +116,6 @@ def _growth_metric(policy: Policy, most: float) -> Metric:
         explain="Largest over layers and conditions",
         policy=policy.line("growth"),
     )
-
-
-def _served_since(accepted: Fingerprint | None, now: Fingerprint | None) -> str:
-    """Say what the candidate's server serves otherwise than that of its baseline; empty for nothing, or if one was not observed."""
-    if accepted is None or now is None:
-        return ""
-    return "; ".join(difference.says for difference in since_accepted(accepted, now).undeclared)
 
 
 def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status, served: str = "") -> list[Check]:

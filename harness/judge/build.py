@@ -31,7 +31,7 @@ from assay.harness.judge.report import EnvelopeResult, Environment, Report, Serv
 from assay.harness.reading import reading
 from assay.harness.sides import Role, differing
 from assay.harness.text import one_line
-from assay.harness.verdict import Finding, cause_of
+from assay.harness.verdict import cause_of
 
 CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     executed_kernels.claim,
@@ -79,6 +79,12 @@ def _build(folder: RunFolder) -> Report:
     parts: dict[str, Any] = dict(chain.from_iterable(part.parts.items() for part in judged))
     covered = parts.get("envelope")
     questions = len(run.read)
+    # The condition in which answers were lost is named only if Holm's correction has left the loss standing.
+    stands = any(
+        (suite.id, suite.verdict, suite.decided_by) == ("accuracy", "regression", accuracy_suite.LOSS)
+        for suite in suites
+    )
+    lost = [accuracy_suite.accuracy_finding(run.read, manifest.command)] if stands else []
     judgement = decide(
         differing(spec.treatment) or spec.candidate.backend,
         suites,
@@ -110,7 +116,7 @@ def _build(folder: RunFolder) -> Report:
         ),
         checks=tuple(checks),
         suites=tuple(suites),
-        findings=(*causes, *_lost(run, suites), *chain.from_iterable(part.findings for part in judged)),
+        findings=(*causes, *lost, *chain.from_iterable(part.findings for part in judged)),
         reproduce=manifest.command,
         treatment=spec.treatment,
         kernels=executed_kernels.listed_passes(run.kernels),
@@ -133,15 +139,6 @@ def _suites(judged: Sequence[Judged]) -> list[SuiteResult]:
     """List the suites in their order."""
     suites = [part.suite for part in judged if part.suite is not None]
     return sorted(suites, key=lambda suite: _SUITES.index(suite.id))
-
-
-def _lost(run: RunEvidence, suites: Sequence[SuiteResult]) -> list[Finding]:
-    """Name the condition in which answers were lost, if Holm's correction has left the loss standing."""
-    lost = any(
-        (suite.id, suite.verdict, suite.decided_by) == ("accuracy", "regression", accuracy_suite.LOSS)
-        for suite in suites
-    )
-    return [accuracy_suite.accuracy_finding(run.read, run.manifest.command)] if lost else []
 
 
 def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:

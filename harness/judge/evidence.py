@@ -134,7 +134,9 @@ class RunEvidence:
         asked = pairings["accuracy"]
         questions = [item for item in items if item.suite == "accuracy" and item.id not in asked.repeated]
         read = beginning(questions, asked.pairs)
-        servers, counts = _servers(folder, timed)
+        only_timed = timed and not folder.progress().servers
+        servers, counts = _servers(folder, only_timed)
+        candidate = servers.get("candidate")
         errors, envelope, over_envelope = shadow_errors_of(folder), envelope_of(folder), envelope_pairs(answers)
         traces = {role: KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce) for role in ROLES}
         seeded = {role: folder.read(SENSITIVITY_RECORD, role) for role in ROLES}
@@ -153,7 +155,7 @@ class RunEvidence:
             again=_answered_otherwise(asked, answers),
             over_envelope=over_envelope,
             servers=servers,
-            fingerprints=_fingerprints(folder, timed),
+            fingerprints=bench_folder(folder).fingerprints() if only_timed else fingerprints_of(folder),
             counts=counts,
             argument_differences=argument_differences(servers, spec.treatment),
             kernels={role: list(by_process.values()) for role, by_process in traces.items()},
@@ -164,7 +166,7 @@ class RunEvidence:
             baselines=status_of(folder),
             measured=measured_roles(folder),
             noise=list(manifest.noise.values()),
-            claimed=_claimed(servers, errors),
+            claimed=candidate.claimed_phases if candidate else errors.headers[0].phases if errors else (),
             urls=[role for role, side in spec.sides.items() if Backend.parse(side.backend).is_url],
             compared=compared,
             compares_servers=bool(compared) or ("logits" in spec.workload.suites and errors is None),
@@ -179,17 +181,11 @@ def _answered_otherwise(asked: Pairing, answers: Sequence[Answer]) -> list[bool]
 
 
 def _servers(folder: RunFolder, timed: bool) -> tuple[dict[Role, ServerManifest], dict[Role, Sequence[CallCount]]]:
-    servers = folder.progress().servers
-    if timed and not servers:
+    if timed:
         bench = bench_folder(folder)
         return {server.role: server for server in bench.manifest().servers}, {r: bench.counters(r) for r in ROLES}
+    servers = folder.progress().servers
     return {server.role: server for server in servers}, {role: counts_of(folder, role) for role in ROLES}
-
-
-def _fingerprints(folder: RunFolder, timed: bool) -> dict[Role, Fingerprint]:
-    if timed and not folder.progress().servers:
-        return bench_folder(folder).fingerprints()
-    return fingerprints_of(folder)
 
 
 def argument_differences(
@@ -200,9 +196,3 @@ def argument_differences(
         return {}
     reference, candidate = (servers[role].arguments for role in ROLES)
     return differences(reference, candidate, treatment)
-
-
-def _claimed(servers: Mapping[Role, ServerManifest], errors: ShadowErrors | None) -> Sequence[str]:
-    if candidate := servers.get("candidate"):
-        return candidate.claimed_phases
-    return errors.headers[0].phases if errors is not None else ()

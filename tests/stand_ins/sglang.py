@@ -128,4 +128,4 @@ def attach(
     faulty = FaultyCandidate(candidate, faults) if candidate else None
     behind = Shadow(folder / SENSITIVITY, faulty, None)
     attachment = Attachment(folder, shadow, Substitution(folder, candidate), tracer, faults, behind)
-    _observe(server.backend, "mine", attachment, Pages(server.runner), server.replays)
+    _observe(server.backend, "mine", attachment, server.replays, Pages(server.runner))

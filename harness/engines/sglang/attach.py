@@ -5,6 +5,7 @@ Attaching wraps a backend's ``forward_extend`` and ``forward_decode``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.engines.inside.attachment import Attachment, ControlReader
+from assay.harness.engines.inside.control import MODEL_HASH, RECORD, SHADOW, TRACE
 from assay.harness.engines.inside.faults import Faults, FaultyCandidate
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.observed_call import Phase
@@ -53,9 +55,7 @@ def _limits(runner: Any) -> EngineLimits:
 
 
 @cache
-def _attachment(
-    runner: Any, folder: Path, candidate: str, record_bytes: int, trace_bytes: int, model_hash: str
-) -> tuple[Attachment, Replays]:
+def _attachment(runner: Any, folder: Path) -> tuple[Attachment, Replays]:
     """Return the one attachment of a server process, and what its decode graphs keep of their calls."""
     import sglang
     from sglang.srt.distributed.parallel_state import (
@@ -64,11 +64,12 @@ def _attachment(
     )
 
     rank, ranks, new_writer = int(get_tensor_model_parallel_rank()), int(get_tensor_model_parallel_world_size()), None
-    if record_bytes:
+    candidate = os.environ.get(SHADOW, "")
+    if record_bytes := int(os.environ.get(RECORD) or 0):
         source = Source(
             engine=engine_label("sglang", sglang.__version__, runner.device),
             model=str(runner.server_args.model_path),
-            model_hash=model_hash,
+            model_hash=os.environ.get(MODEL_HASH, ""),
             reference=str(runner.server_args.attention_backend),
             candidate=candidate,
             run=nonce_of_process(),
@@ -85,40 +86,31 @@ def _attachment(
         folder,
         shadow,
         Substitution(folder, built),
-        Tracer(folder, trace_bytes, rank, ranks),
+        Tracer(folder, int(os.environ.get(TRACE) or 0), rank, ranks),
         faults,
         Shadow(folder / SENSITIVITY, faulty, None, rank, ranks, native_noise=native_noise),
     ), replays  # fmt: skip
 
 
-def attach(
-    backend: Any, name: str, runner: Any, folder: Path, candidate: str, record_bytes: int, trace_bytes: int,
-    model_hash: str,
-) -> Any:  # fmt: skip
-    """Attach to an SGLang backend object, and return it.
+def attach(backend: Any, name: str, runner: Any, folder: Path) -> Any:
+    """Attach to an SGLang backend object what the environment asks for (`assay.harness.engines.inside.control`), and return it.
 
     Args:
         backend: the reference. The model uses its outputs unless the control says otherwise.
         name: name of the reference.
         runner: SGLang's ModelRunner.
         folder: the server's folder (``ASSAY_EVIDENCE``).
-        candidate: a published kernel, a ``module:function`` or an SGLang backend; empty to only record and trace.
-        record_bytes: byte budget of the replay pack; 0 records nothing. Under tensor parallelism each process records its own
-            heads.
-        trace_bytes: byte budget of all traces of a process.
-        model_hash: hash of the model, noted in the pack.
 
     Raises:
-        KernelRefused: no candidate has this name.
+        KernelRefused: no candidate has the name that ``ASSAY_SHADOW`` gives.
         UsageError: the pack's folder holds something else.
     """
     if getattr(runner, "is_draft_worker", False):
         return backend  # the kernel contract does not cover the calls of a speculative draft model
-    attachment, replays = _attachment(runner, folder, candidate, record_bytes, trace_bytes, model_hash)
-    return _observe(backend, name, attachment, _pages(runner), replays)
+    return _observe(backend, name, *_attachment(runner, folder), _pages(runner))
 
 
-def _observe(backend: Any, name: str, attachment: Attachment, pages: Pages, replays: Replays) -> Any:
+def _observe(backend: Any, name: str, attachment: Attachment, replays: Replays, pages: Pages) -> Any:
     """Give every call of a backend object to the attachment from now on, and return the object."""
     attachment.attached_to(name)
 

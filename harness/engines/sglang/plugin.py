@@ -23,7 +23,6 @@ from assay.harness.engines.inside.control import (
     EVIDENCE,
     FAULTS,
     KERNEL,
-    MODEL_HASH,
     RECORD,
     SHADOW,
     TRACE,
@@ -178,16 +177,6 @@ def _metered(folder: Path, backend: Any, name: str, runner: Any) -> Any:
 
 
 def _attached(folder: Path, backend: Any, name: str, runner: Any) -> Any:
-    """Attach shadow, substitution, faults and trace."""
     from assay.harness.engines.sglang.attach import attach
 
-    return attach(
-        backend,
-        name,
-        runner,
-        folder,
-        candidate=os.environ.get(SHADOW, ""),
-        record_bytes=int(os.environ.get(RECORD) or 0),
-        trace_bytes=int(os.environ.get(TRACE) or 0),
-        model_hash=os.environ.get(MODEL_HASH, ""),
-    )
+    return attach(backend, name, runner, folder)

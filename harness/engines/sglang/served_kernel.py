@@ -11,7 +11,7 @@ what the contract cannot express (cross attention, speculative trees), raises: n
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -43,9 +43,9 @@ def serve_kernel(name: str, kernel: Kernel, runner: Any, delegate: str) -> Any:
         )
     backend = _unmetered(ATTENTION_BACKENDS[delegate])(runner)
     declared = declaration(kernel)
-    served = _ServedKernel(name, kernel, runner)
+    pages = Pages(runner)
     for phase in declared.phases:
-        setattr(backend, f"forward_{phase}", getattr(served, f"forward_{phase}"))
+        setattr(backend, f"forward_{phase}", _forward(phase, name, kernel, pages))
     # Without a package it is taken for plain PyTorch, which the interpreter does not touch.
     on_cpu = os.environ.get("TRITON_INTERPRET") == "1" and str(runner.device) == "cpu"
     backend.assay_declared = declared
@@ -61,40 +61,25 @@ def _unmetered(create: Any) -> Any:
     return getattr(create, "assay_unmetered", create)
 
 
-class _ServedKernel:
-    """The two forward methods of an SGLang backend, implemented by a kernel."""
+def _forward(phase: Any, name: str, kernel: Kernel, pages: Pages) -> Any:
+    """Make the method of an SGLang backend that computes a phase with a kernel."""
 
-    def __init__(self, name: str, kernel: Kernel, runner: Any) -> None:
-        self._name = name
-        self._kernel = kernel
-        self._pages = Pages(runner)
-
-    def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
-    ) -> Tensor:
+    def forward(
+        q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **arguments: Any
+    ) -> Tensor:  # fmt: skip
         """Run with SGLang's signature: q [tokens, heads * head_dim]; k and v [tokens, kv heads, head_dim].
 
         Returns the shape of q.
         """
-        return self._run("extend", q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-
-    def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
-    ) -> Tensor:
-        """Run as `forward_extend` does, with one new token per sequence."""
-        return self._run("decode", q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-
-    def _run(
-        self, phase: Literal["extend", "decode"], q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
-        arguments: dict[str, Any],
-    ) -> Tensor:  # fmt: skip
-        new, prefix = lengths(phase, batch, self._name)
-        spec = spec_of(layer, arguments, phase, self._name)
+        new, prefix = lengths(phase, forward_batch, name)
+        spec = spec_of(layer, arguments, phase, name)
         q, k = joined_rope(q, k, layer, arguments)
-        if save and k is not None and v is not None:
-            self._pages.write(layer, batch, k, v)
-        call = self._pages.packed_call(spec, q, layer, batch, new, prefix, (k, v))
-        return run_kernel(self._name, self._kernel, call).reshape(q.shape[0], -1)
+        if save_kv_cache and k is not None and v is not None:
+            pages.write(layer, forward_batch, k, v)
+        call = pages.packed_call(spec, q, layer, forward_batch, new, prefix, (k, v))
+        return run_kernel(name, kernel, call).reshape(q.shape[0], -1)
+
+    return forward
 
 
 class _BackendCandidate:

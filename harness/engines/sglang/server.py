@@ -107,7 +107,7 @@ class SGLangServer(Engine):
     def _wait_until_ready(self, client: Client, process: ServerProcess, started: float) -> None:
         while client.status("/health", PROBE_TIMEOUT_S) != 200:
             # SGLang 0.5.23 logs this and stays up, so its exit cannot be waited for.
-            if process.wrote("address already in use"):
+            if "address already in use" in process.recent_log().lower():
                 raise _PortTaken(f"{self.url}: address already in use, taken while the server started")
             if process.exit_status is not None:
                 raise self._dead(process)
@@ -195,7 +195,7 @@ class SGLangServer(Engine):
 
     def last_step(self) -> str:
         """Return the last line that it logged since it was started, warnings left out; empty if there is none."""
-        return self._process.last_step() if self._process is not None else ""
+        return self._process.last_line(warnings=False) if self._process is not None else ""
 
     def _log_tail(self) -> str:
         return self._process.log_tail() if self._process is not None else ""

@@ -528,12 +528,18 @@ def test_a_stream_that_fails_is_an_engine_error_and_nothing_is_sent_twice(mock: 
     assert len(mock.bodies) == 1
 
 
-def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, tmp_path: Path) -> None:
-    launch = Launch(
-        role="candidate", backend="triton", model=tmp_path, device="cpu", evidence=tmp_path, log=tmp_path / "log",
-        decode_backend="triton", startup_timeout=5.0, request_timeout=5.0,
+def server_of(folder: Path, interpreter: Path = Path()) -> SGLangServer:
+    """A server that does not start, or runs a script in place of Python."""
+    return SGLangServer(
+        Launch(
+            role="candidate", backend="triton", model=folder, device="cpu", evidence=folder / "evidence", log=folder / "log",
+            decode_backend="triton", startup_timeout=60.0, request_timeout=5.0, interpreter=str(interpreter),
+        )
     )  # fmt: skip
-    server = SGLangServer(launch)
+
+
+def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, tmp_path: Path) -> None:
+    server = server_of(tmp_path)
     server.url = mock.url
     server._process = SimpleNamespace(
         exit_status=None, trouble=lambda essential: None, log_tail=lambda: "Its log ends:\n  out of memory"
@@ -541,3 +547,19 @@ def test_a_failure_of_a_server_that_assay_started_ends_with_its_log(mock: Mock, 
     mock.behaviours = [events(STREAMED[:1])]
     with pytest.raises(EngineError, match=r"(?s)the stream ended without .*\n  out of memory$"):
         server.client().stream([(1, 2)], 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "cause", "said"),
+    [
+        ("echo address already in use; exec sleep 60", "port", "could not get a port in 3 attempts"),
+        ("echo error: unrecognized arguments: --what; exit 2", "flag", "exited with status 2 during start-up"),
+    ],
+)
+def test_a_start_that_fails_says_why(tmp_path: Path, script: str, cause: str, said: str) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    with pytest.raises(EngineError, match=said) as caught:
+        server_of(tmp_path, fake).start()
+    assert caught.value.cause == cause

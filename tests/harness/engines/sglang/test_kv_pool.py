@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, KernelRefused, Mask
+from assay.harness.attention.oracle import oracle
 from assay.harness.engines.inside.truth_sums import check_stored
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.kv_pool import Pages, joined_rope, layer_number, number_layers, spec_of
@@ -104,7 +105,7 @@ class Window:
         return self.pages.packed_call(spec_of(layer, {}, "decode", "mine"), q, layer, batch, [1], [length - 1])
 
 
-def test_each_pool_is_read_by_its_own_slots() -> None:
+def test_each_pool_is_read_by_its_own_slots_unless_they_are_virtual() -> None:
     server = Window()
     batch, keys, values = server.prefilled(12)
     other = server.runner.token_to_kv_pool.translate_loc_from_full_to_swa(batch.out_cache_loc)
@@ -114,13 +115,19 @@ def test_each_pool_is_read_by_its_own_slots() -> None:
         assert torch.equal(call.k, keys[number])
         assert torch.equal(call.v, values[number])
     assert server.call(0, batch, 12).spec.mask.window == 4
+    server.runner.kv_index_translator = SimpleNamespace(is_translating=True)
+    server.pages = Pages(server.runner)
+    with pytest.raises(KernelRefused, match="the slots of the KV pool are virtual or a ring"):
+        server.call(1, batch, 12)
 
 
 def test_keys_that_were_dropped_are_left_out_of_the_call() -> None:
     server = Window()
     first, keys, values = server.prefilled(12)
+    whole, server.pages = server.call(0, first, 12), Pages(server.runner)
     server.allocator.free_swa(first.out_cache_loc[:8])
     call = server.call(0, first, 12)
+    assert torch.allclose(oracle(call), oracle(whole)), "the same attention"
     assert (call.lens_k, call.spec.mask.window) == ([4], 4)
     assert torch.equal(call.k, keys[0][8:])
     assert torch.equal(call.v, values[0][8:])
@@ -145,15 +152,6 @@ def test_a_temperature_of_a_call_that_has_lost_keys_is_refused_by_name() -> None
     server.allocator.free_swa(batch.out_cache_loc[:5])
     with pytest.raises(KernelRefused, match="layer 0 has a temperature, and the KV pool no longer has the first keys"):
         server.call(0, batch, 12)
-
-
-def test_virtual_slots_are_refused_by_name() -> None:
-    server = Window()
-    batch, _, _ = server.prefilled(12)
-    server.runner.kv_index_translator = SimpleNamespace(is_translating=True)
-    server.pages = Pages(server.runner)
-    with pytest.raises(KernelRefused, match="the slots of the KV pool are virtual or a ring"):
-        server.call(1, batch, 12)
 
 
 class Latent:
@@ -227,7 +225,7 @@ def test_what_sparse_and_fused_latent_attention_is_given_is_refused_by_name(argu
         spec_of(Latent().absorbed, {argument: torch.zeros(1)}, "decode", "mine")
 
 
-def test_a_layer_that_makes_k_and_v_of_latents_is_a_call_of_these() -> None:
+def test_a_layer_that_makes_k_and_v_of_latents_is_a_call_of_all_of_these() -> None:
     server = Latent()
     q, k, v = (torch.randn(7, HEADS, dim) for dim in (24, 24, DIM))
     spec = spec_of(server.whole, {}, "extend", "mine")
@@ -236,14 +234,8 @@ def test_a_layer_that_makes_k_and_v_of_latents_is_a_call_of_these() -> None:
     assert torch.equal(call.k, k)
     assert torch.equal(call.v, v)
     assert call.lens_k == [4, 3]
-
-
-def test_a_part_of_the_keys_is_refused_by_name() -> None:
-    server = Latent()
-    q, k, v = (torch.randn(3, HEADS, dim) for dim in (24, 24, DIM))
-    spec = spec_of(server.whole, {}, "extend", "mine")
     with pytest.raises(KernelRefused, match="layer 0 attends to 3 of 7 keys in one of several parts"):
-        server.pages.packed_call(spec, q.flatten(1), server.whole, server.batch, [2, 1], [2, 2], (k, v))
+        server.pages.packed_call(spec, q[:3].flatten(1), server.whole, server.batch, [2, 1], [2, 2], (k[:3], v[:3]))
 
 
 def test_a_cache_of_another_dtype_is_refused_by_name() -> None:

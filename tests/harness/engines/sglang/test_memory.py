@@ -43,11 +43,8 @@ def test_unknown_sizes_and_large_fractions_leave_no_room_for_a_second_server() -
 )
 def test_memory_fraction(engine_args: tuple[str, ...], expected: float) -> None:
     assert mem_fraction(engine_args) == expected
-
-
-def test_a_memory_fraction_that_is_not_a_number() -> None:
     with pytest.raises(UsageError, match="'much'"):
-        mem_fraction(("--mem-fraction-static=much",))
+        mem_fraction((*engine_args, "--mem-fraction-static=much"))
 
 
 def test_model_bytes_counts_weights_only(tmp_path: Path) -> None:
@@ -62,17 +59,10 @@ def test_available_memory_of_this_machine_is_plausible() -> None:
     assert 0 < available_bytes("cpu") < 10**15
 
 
-def cgroup(folder: Path, limit: str, used: int, inactive_file: int) -> Path:
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive_file}\n")
-    return folder
-
-
-def test_a_container_limit_counts_and_its_page_cache_does_not(tmp_path: Path) -> None:
-    assert memory._container_bytes(cgroup(tmp_path, str(8 * GIB), 5 * GIB, 2 * GIB)) == 5 * GIB
-
-
-def test_no_container_limit(tmp_path: Path) -> None:
-    assert memory._container_bytes(cgroup(tmp_path, "max", 5 * GIB, 2 * GIB)) is None
+@pytest.mark.parametrize(("limit", "left"), [(str(8 * GIB), 5 * GIB), ("max", None)])
+def test_a_container_limit_counts_and_its_page_cache_does_not(tmp_path: Path, limit: str, left: int | None) -> None:
     assert memory._container_bytes(tmp_path / "absent") is None
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{5 * GIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {2 * GIB}\n")
+    assert memory._container_bytes(tmp_path) == left

@@ -53,6 +53,17 @@ def test_a_page_size_that_is_no_power_of_two_is_refused(page: str) -> None:
         kernels.find("", f"sglang:triton@{page}")
 
 
+def test_without_sglang_the_error_says_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    native_kernel._sglang.cache_clear()  # another test of this process may have imported it
+    native_kernel.kernel.cache_clear()
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    with pytest.raises(UsageError) as error:
+        kernels.find("--candidate", "sglang:triton")
+    assert error.value.do == "install sglang"
+
+
 @pytest.mark.parametrize("name", ["sglang:triton", "sglang:triton@16"])
 def test_a_server_is_told_the_name_that_it_knows(name: str) -> None:
     with pytest.raises(UsageError, match=f"--candidate: {name} is a backend without a server") as error:
@@ -111,6 +122,25 @@ def test_a_backend_that_cannot_run_here_ends_the_command_with_the_reason(name: s
     assert done.returncode == 2, done.stdout + done.stderr
     for word in (*words, "Expected: ", "What to do: "):
         assert word in " ".join(done.stderr.split())
+
+
+_PLANNED = """
+import torch
+from types import SimpleNamespace
+from assay.harness.engines.sglang import native_kernel
+native_kernel._sglang()
+native_kernel._registry()["planning"] = lambda runner: SimpleNamespace(scale=runner.model_config.scaling)
+for scale in (192**-0.5, 0.1):
+    shape = native_kernel._Shape("planning", "cpu", 1, 4, 1, 576, 512, torch.float32, 1, 64, latent_scale=scale)
+    print(native_kernel._runner(shape)._backend.scale == scale)
+"""
+
+
+@pytest.mark.slow
+def test_a_backend_that_plans_with_the_models_scale_plans_with_that_of_the_call() -> None:
+    """FlashInfer's MLA backend does. SGLang's kit has the scale of the 576 dims."""
+    done = subprocess.run([sys.executable, "-c", _PLANNED], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split()[-2:] == ["True", "True"], done.stderr
 
 
 @pytest.fixture(scope="module")
