@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -135,13 +136,8 @@ console = Console()
 errors = Console(stderr=True)
 
 
-class _Detail:
-    """The amount that a command prints besides its result; ``--quiet`` silences `console`."""
-
-    verbose = False
-
-
-detail = _Detail()
+# What a command prints besides its result; ``--quiet`` silences `console`.
+detail = SimpleNamespace(verbose=False)
 
 
 def say(text: str) -> None:

@@ -6,14 +6,12 @@ same folder goes on from there.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import queue
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections import Counter
@@ -128,11 +126,9 @@ def _here(cells: Sequence[SweptCell], limits: Limits, folder: Path, jobs: int) -
     """Run cells on this machine, each with GPUs of its own, and yield them as they end."""
     gpus = [*gpus_here()] if limits.gpus else []
     if len(gpus) < limits.gpus:
-        raise UsageError(
-            f"A cell needs {limits.gpus} GPUs, and this machine has {len(gpus)}.",
-            "limits that this machine meets",
-            "change [limits], or run the cells elsewhere with --ray ADDRESS",
-        )
+        problem = f"A cell needs {limits.gpus} GPUs, and this machine has {len(gpus)}."
+        do = "change [limits], or run the cells elsewhere with --ray ADDRESS"
+        raise UsageError(problem, "limits that this machine meets", do)
     fit = len(gpus) // limits.gpus if limits.gpus else jobs or 1
     slots, free, stop = min(jobs or fit, fit), queue.SimpleQueue[str](), threading.Event()
     for slot in range(slots):
@@ -181,7 +177,7 @@ def _on_ray(cells: Sequence[SweptCell], spec: SweepSpec, folder: Path, address: 
             (done,), _ = ray.wait([*waiting], num_returns=1)
             cell = waiting.pop(done)
             try:
-                yield _unpacked(ray.get(done), folder / CELLS / cell.key)
+                yield _kept(ray.get(done), folder / CELLS / cell.key)
             except ray.exceptions.RayError as error:
                 why = f"It could not run on a worker: {one_line(str(error).strip().splitlines()[-1], 300)}"
                 yield cell.model_copy(update={"verdict": "error", "problem": why})
@@ -189,19 +185,21 @@ def _on_ray(cells: Sequence[SweptCell], spec: SweepSpec, folder: Path, address: 
         ray.shutdown()
 
 
-def _away(cell: SweptCell, minutes: float) -> bytes:
-    """Run a cell on a worker, and return its folder as a tar file: no file system need be shared."""
-    with TemporaryDirectory(prefix="assay-cell-") as made, io.BytesIO() as packed:
-        run_cell(cell, Path(made), minutes, {}, threading.Event())
-        with tarfile.open(fileobj=packed, mode="w") as archive:
-            archive.add(made, ".")
-        return packed.getvalue()
+def _away(cell: SweptCell, minutes: float) -> dict[str, bytes]:
+    """Run a cell on a worker, and return the files of its folder: no file system need be shared."""
+    with TemporaryDirectory(prefix="assay-cell-") as made:
+        folder = Path(made)
+        run_cell(cell, folder, minutes, {}, threading.Event())
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def _unpacked(packed: bytes, folder: Path) -> SweptCell:
+def _kept(files: Mapping[str, bytes], folder: Path) -> SweptCell:
+    """Write the files of a cell that a worker returned."""
     shutil.rmtree(folder, ignore_errors=True)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     return read_json(folder / CELL, SweptCell, "run the sweep again")
 
 

@@ -249,6 +249,14 @@ def test_what_a_tool_does_not_record_is_not_checked(data: Path) -> None:
     assert (status(result, "finish-reasons"), status(result, "answer-lengths")) == ("not checked", "not checked")
 
 
+def test_prompts_that_were_not_recorded_are_not_checked_and_forbid_no_pass(data: Path, tmp_path: Path) -> None:
+    def unrecorded(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        return [row | {"prompt_hash": ""} for row in many(rows)]
+
+    result = compare(*(edited(data / "lm_eval_a", tmp_path / name, unrecorded) for name in "ab"))
+    assert (result.verdict, status(result, "same-prompts")) == ("pass", "not checked")
+
+
 def test_a_missing_task_forbids_a_pass(data: Path, tmp_path: Path) -> None:
     a, b = (edited(data / "lm_eval_a", tmp_path / name, many) for name in "ab")
     extra = next(a.rglob("samples_*"))

@@ -226,3 +226,30 @@ def test_differences_leave_out_what_differs_anyway() -> None:
     servers = [{"a": "1", "port": "1"}, {"a": "2", "port": "2"}, {"a": "2", "port": "3", "b": "0"}]
     assert differing_arguments(servers) == [("a", ("1", "2", "2")), ("b", ("not stated", "not stated", "0"))]
     assert differing_arguments([]) == []
+
+
+def test_a_summary_and_durations_tell_of_tests_whose_failure_is_not_shown() -> None:
+    log = read(
+        "t.py::test_a [2026-01-24 18:15:48] The server is fired up and ready to roll!",
+        "============================= slowest 2 durations =============================",
+        "99.12s call     t.py::test_a",
+        "1.00s setup    t.py::test_a",
+        "=========================== short test summary info ============================",
+        "FAILED t.py::test_a - ValueError: no",
+        "========================= 1 failed in 100.02s (0:01:40) ==========================",
+    )
+    (test,) = log.tests
+    assert (log.read, test.seconds, test.outcome, test.outcome_line) == (7, 99.12, "failed", 6)
+    assert [(trace.exception, at) for trace, at in log.traces] == [("ValueError: no", 0)]
+
+
+def test_a_kernel_that_was_given_nan_is_not_blamed_for_it() -> None:
+    lines = (
+        STAMP + "SGLang Kernel API Call: f",
+        "Positional input arguments:",
+        "        nan_count=3",
+        "Output:",
+        "        nan_count=3",
+    )
+    assert not read(*lines).nan_from
+    assert read(*lines[:2], *lines[3:]).nan_from["f"].first == 4

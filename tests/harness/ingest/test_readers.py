@@ -81,7 +81,7 @@ def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])
 def test_inspect_ai_gives_the_same_from_both_forms_of_a_log(data: Path, name: str) -> None:
-    (found,) = inspect_ai.READER.results(SourceFile.of(data / name), "").sets
+    (found,) = load(data / name).sets
     assert (found.tool, found.version, found.task, found.metric) == ("inspect_ai", "0.3.285", "synthetic", "pattern")
     assert found.sampling == {"temperature": "0.0", "max_tokens": "32"}
     other = inspect_ai.READER.results(SourceFile.of(data / "inspect_a.json"), "").sets[0]
@@ -188,3 +188,27 @@ def test_the_prompt_of_a_log_does_not_hold_the_answer(data: Path) -> None:
     a, b = (load(data / f"inspect_{side}.eval").sets[0].items for side in "ab")
     assert {item.key: item.prompt_hash for item in a} == {item.key: item.prompt_hash for item in b}
     assert [item.answer for item in a] != [item.answer for item in b]
+
+
+@pytest.mark.parametrize(("metric", "parsed", "answer"), [("acc", "A", "A: 3"), ("acc_norm", "B", "B: four")])
+def test_a_choice_is_the_answer_to_a_multiple_choice_question(tmp_path: Path, metric: str, parsed: str, answer: str) -> None:
+    requests = {f"gen_args_{n}": {"arg_0": "2 + 2?", "arg_1": text} for n, text in enumerate((" 3", " four"))}
+    row = {
+        "doc_hash": "d", "prompt_hash": "p", "target_hash": "t", "doc": {"question": "2 + 2?"}, "arguments": requests,
+        "resps": [[[-1.0, False]], [[-1.5, False]]], "filtered_resps": [], "filter": "none", "target": 1,
+        "metrics": ["acc", "acc_norm"], "acc": 0.0, "acc_norm": 1.0,
+    }  # fmt: skip
+    (tmp_path / "samples_sums_2026.jsonl").write_text(json.dumps(row) + "\n")
+    (item,) = lm_eval.READER.results(SourceFile.of(tmp_path / "samples_sums_2026.jsonl"), metric).sets[0].items
+    assert (item.parsed, item.answer, item.target) == (parsed, f"{answer} (A -1.00, B -1.50)", "B: four")
+    assert item.question == "2 + 2?"
+
+
+def test_samples_without_an_output_are_refused_and_a_scorer_must_be_there(data: Path, tmp_path: Path) -> None:
+    log = json.loads((data / "inspect_a.json").read_text())
+    del log["samples"][1]["target"]
+    (tmp_path / "x.json").write_text(json.dumps(log))
+    reading = inspect_ai.READER.results(SourceFile.of(tmp_path / "x.json"), "")
+    assert (reading.read, reading.unread) == (len(log["samples"]) - 1, 1)
+    with pytest.raises(UsageError, match="no scorer 'patern'"):
+        inspect_ai.READER.results(SourceFile.of(tmp_path / "x.json"), "patern")

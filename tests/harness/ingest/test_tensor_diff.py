@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -259,3 +260,13 @@ def test_other_dtypes_are_compared_unless_every_bit_must_be_equal(tmp_path: Path
     assert _compared(tmp_path, change).verdict == "pass"
     result = _compared(tmp_path, change, TensorRule(tolerance=0))
     assert (result.exit_code, "dtypes differ" in tensors(result).not_compared[0]) == (3, True)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_heads_of_a_model_are_read_from_its_configuration(tmp_path: Path, inside: bool) -> None:
+    config = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if inside else config))
+    assert ModelHeads.of(tmp_path) == ModelHeads(heads=8, kv_heads=2, head_dim=64)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="does not state a model's heads"):
+        ModelHeads.of(tmp_path)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused
@@ -32,6 +32,7 @@ from assay.worker import Journal
 # Never imported from a worktree unless the kernel has that name: they are already loaded, and cannot be loaded twice.
 _OWN = {"assay", "torch", "numpy", *sys.stdlib_module_names}
 
+_Any = TypeVar("_Any")
 # A call and its condition, axis -> value.
 _ProbeCall = tuple[AttentionCall, dict[str, str]]
 
@@ -45,10 +46,14 @@ def chosen_calls(pack: str, limit: int) -> list[_ProbeCall]:
     """
     if pack:
         recorded = [case.call for case in choose(read_pack(Path(pack)))]
-        calls = [(call, _condition(call)) for call in sorted(recorded, key=lambda call: (call.layer, call.phase))]
-    else:
-        calls = [(case.make(), case.condition) for case in cases(seed=0)]
-    return [calls[i * len(calls) // limit] for i in range(limit)] if 0 < limit < len(calls) else calls
+        calls = sorted(recorded, key=lambda call: (call.layer, call.phase))
+        return [(call, _condition(call)) for call in _spread(calls, limit)]
+    return [(case.make(), case.condition) for case in _spread(cases(seed=0), limit)]
+
+
+def _spread(these: Sequence[_Any], limit: int) -> Sequence[_Any]:
+    """Return at most `limit` of these, evenly; all for 0."""
+    return [these[i * len(these) // limit] for i in range(limit)] if 0 < limit < len(these) else these
 
 
 def _condition(call: AttentionCall) -> dict[str, str]:

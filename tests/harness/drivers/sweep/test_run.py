@@ -169,7 +169,7 @@ def test_the_folder_of_a_cell_comes_back_from_a_worker(tmp_path: Path) -> None:
     folder = tmp_path / "cells" / "pass"
     folder.mkdir(parents=True)
     (folder / "left").write_text("of an earlier attempt")
-    back = module._unpacked(module._away(cell("pass"), 5), folder)
+    back = module._kept(module._away(cell("pass"), 5), folder)
     assert back.verdict == "pass"
     assert {path.name for path in folder.iterdir()} == {"cell.json", "result.json", "log.txt"}
     assert ended_in(tmp_path, "pass") is not None
