@@ -89,7 +89,7 @@ def agree(
     """Find what both servers must be given so that only the treatment differs. Nothing is started.
 
     `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names what was asked to
-    differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
+    differ. What could not be common out or made equal is in `impossible` of the result; the servers then show it.
     """
     resolve = resolve or _resolved_arguments
     names = {role: launches[role].backend for role in ROLES}
@@ -101,13 +101,13 @@ def agree(
                 reference, candidate = pool.map(resolve, now)
         except EngineError as error:
             return agreed.model_copy(update={"impossible": (str(error),)})
-        found = _common_settings(reference, candidate, names, asked)
-        new = tuple(flag for flag in found.flags if flag not in agreed.flags)
+        common = _common_settings(reference, candidate, names, asked)
+        new = tuple(flag for flag in common.flags if flag not in agreed.flags)
         if not new:
-            vain = tuple(f"{reason}, although both were given it" for reason in found.because)
-            return agreed.model_copy(update={"impossible": found.impossible + vain})
+            vain = tuple(f"{reason}, although both were given it" for reason in common.because)
+            return agreed.model_copy(update={"impossible": common.impossible + vain})
         agreed = CommonSettings(
-            flags=agreed.flags + new, because=agreed.because + found.because, impossible=found.impossible
+            flags=agreed.flags + new, because=agreed.because + common.because, impossible=common.impossible
         )
     return agreed
 
