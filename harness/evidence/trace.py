@@ -185,10 +185,8 @@ def _of_layers(kept: Mapping[str, NDArray[np.float32]], prefix: str) -> dict[int
 
 
 def _widened(passes: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """Fill a layer's outputs of some passes, [rows, heads, dims], with zeros to the widest.
-
-    Latent attention may be absorbed in some passes alone: then these return latents, and the others the values of heads.
-    """
+    """Fill a layer's outputs of some passes, [rows, heads, dims], with zeros to the widest."""
+    # Latent attention may be absorbed in some passes alone: then these return latents, and the others the values of heads.
     widest = max(outputs.shape[2] for outputs in passes)
     return [np.pad(outputs, ((0, 0), (0, 0), (0, widest - outputs.shape[2]))) for outputs in passes]
 

@@ -121,7 +121,7 @@ def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
     if why := _missing(evidence):
         return "inconclusive", why, _WORST_CELL, None
     cells = against.cells
-    worst = f"The worst own error is {two_digits(float(cells.excess.max()))}x what noise explains"
+    worst = f"The worst own error is {times_noise(float(cells.excess.max()))}"
     query = f"that of a single query {two_digits(float(against.queries.excess.max(initial=0.0)))}x"
     gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
     why = f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)})."
@@ -150,9 +150,14 @@ def _judge_replay(replay: KernelResult) -> _Ruling | None:
         why = one_line(wrong[0].sentence, 400)
         return "regression", why, _WORST_CALL if outside else "", None
     if outside:
-        why = f"The own error of a recorded call is {two_digits(replay.worst)}x what noise explains."
+        why = f"The own error of a recorded call is {times_noise(replay.worst)}."
         return "regression", why, _WORST_CALL, None
     return None
+
+
+def times_noise(worst: float) -> str:
+    """Describe a multiple of a bound: "37x what noise explains"; "not finite"."""
+    return f"{two_digits(worst)}x what noise explains" if np.isfinite(worst) else NOT_FINITE
 
 
 def _missing(evidence: LayerEvidence) -> str:

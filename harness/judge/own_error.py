@@ -19,7 +19,7 @@ from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHead
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers
+from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, times_noise
 from assay.harness.judge.report import Metric, SuiteResult
 from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.traces import free_running_errors
@@ -240,7 +240,7 @@ def _check_ran(run: RunEvidence) -> list[Check]:
 
 
 def _why(record: KernelResult, outside: bool, missing: Sequence[str]) -> str:
-    worst = f"{two_digits(record.worst)}x what noise explains"
+    worst = times_noise(record.worst)
     if wrong := serious(record.findings):
         named = one_line(f'"{wrong[0].title}"' if wrong[0].does else wrong[0].sentence, 300)
         at_worst = f", at worst {worst}" if record.worst_own is not None else ""

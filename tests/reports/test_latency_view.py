@@ -1,4 +1,4 @@
-"""Latency in every report, and the line of policy with every bound."""
+"""Latency in every report, and the page of a bench that was not part of a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.latency_result import worst_ratio
 from assay.harness.judge.report import Report
+from assay.harness.verdict import Verdict
 from assay.reports import junit, markdown, page
+from assay.reports.bench_report import bench_document
 from assay.reports.run_report import run_document
 from assay.reports.summary import latency_lines
 from assay.reports.terminal import render
@@ -93,3 +96,29 @@ def test_the_worst_ratio_is_of_the_worst_verdict_and_an_open_interval_reaches_fu
     assert worst_ratio(result.model_copy(update={"rows": (unknown, slower)})) is unknown
     assert worst_ratio(result.model_copy(update={"rows": ()})) is None
     assert latency_lines(result.model_copy(update={"rows": ()}))[0].startswith("Of 0 ratios")
+
+
+COMPILED = CallSummary(
+    phase="decode", kernel="triton", backend="triton", calls=1_912, calls_with_cached_prefix=1_912, calls_in_graphs=1_624,
+    calls_compiled=1_500, layers=32,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("verdict", "word"), [("pass", "Pass"), ("regression", "Regression")])
+def test_verdict_ratios_throughputs_and_calls_are_there(examples: ModuleType, verdict: Verdict, word: str) -> None:
+    result = examples.latency(verdict=verdict).model_copy(update={"candidate_calls": (COMPILED,)})
+    shown = page.to_html(bench_document(result))
+    assert f'<header class="verdict {verdict}">' in shown
+    shown = " ".join(re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", shown, flags=re.DOTALL).split())
+    for wanted in (
+        f"{word} ", "2.000 (1.980 to 2.030)" if verdict == "regression" else "1.040 (1.020 to 1.070)",
+        "99th percentile of inter-token latency 10.00 vs 10.00 ms", "80 % vs 80 % of the prompt tokens cached",
+        "triton 1,912 1,912 1,624 1,500 32",
+    ):  # fmt: skip
+        assert wanted in shown, shown
+
+
+def test_text_of_a_server_stays_text(examples: ModuleType) -> None:
+    shown = page.to_html(bench_document(examples.latency(text="<script>alert(1)</script>\u202e")))
+    assert "<script>alert" not in shown
+    assert "\u202e" not in shown

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.records import Answer, Item, Suite
-from assay.harness.judge.answers import pair, tally
+from assay.harness.judge.answers import Pair, by_condition, most_telling, pair, tally
 from assay.harness.sides import ROLES, Role
 
 
@@ -14,28 +16,12 @@ def item(name: str, expected: str | None = "A", suite: Suite = "accuracy") -> It
     return Item(suite=suite, id=name, prompt=name, prompt_hash="h" + name, expected=expected)
 
 
-def answer(
-    role: Role,
-    name: str,
-    parsed: str | None = "A",
-    finish_reason: str = "stop",
-    repeat: int = 0,
-    prompt_hash: str | None = None,
-    suite: Suite = "accuracy",
-) -> Answer:
-    return Answer(
-        suite=suite,
-        role=role,
-        item=name,
-        repeat=repeat,
-        prompt_hash=prompt_hash or "h" + name,
-        text="",
-        parsed=parsed,
-        finish_reason=finish_reason,
-        prompt_tokens=10,
-        completion_tokens=3,
-        latency_s=0.1,
-    )
+def answer(role: Role, name: str, parsed: str | None = "A", **more: Any) -> Answer:
+    values = {
+        "suite": "accuracy", "role": role, "item": name, "prompt_hash": f"h{name}", "text": "", "parsed": parsed,
+        "finish_reason": "stop", "prompt_tokens": 10, "completion_tokens": 3, "latency_s": 0.1,
+    }  # fmt: skip
+    return Answer.model_validate(values | more)
 
 
 def both(name: str, reference: str | None, candidate: str | None) -> list[Answer]:
@@ -51,7 +37,7 @@ def test_answers_are_joined_by_item_in_the_order_of_the_items() -> None:
 
 @pytest.mark.parametrize("roles", [ROLES[:1], ROLES[1:], ROLES])
 def test_another_prompt_is_no_pair(roles: Sequence[Role]) -> None:
-    answers = [answer(r, "a", prompt_hash="other" if r in roles else None) for r in ROLES]
+    answers = [answer(r, "a", prompt_hash="other" if r in roles else "ha") for r in ROLES]
     pairing = pair([item("a")], answers)
     assert (pairing.pairs, pairing.mismatched) == ((), ("a",))
 
@@ -84,3 +70,100 @@ def test_right_wrong_unparsed_and_cut_answers_are_counted_separately() -> None:
     counted = tally(pairs, "candidate")
     assert (counted.right, counted.wrong, counted.unparsed, counted.ran_to_limit, counted.total) == (2, 1, 2, 2, 5)
     assert tally(pairs, "reference").right == 5
+
+
+def make_pair(
+    candidate_right: bool = True, reference_right: bool = True, cached: int | None = 54, prompt: int = 100, batch: int | None = 4,
+    group: str = "stem",
+) -> Pair:  # fmt: skip
+    asked = item("q").model_copy(update={"group": group})
+    # The reference's own condition differs: it must not be what the items are split by.
+    reference = answer("reference", "q", "A" if reference_right else None, prompt_tokens=4000)
+    seen = {"cached_tokens": cached, "prompt_tokens": prompt, "batch_size": batch}
+    return Pair(asked, reference, answer("candidate", "q", "A" if candidate_right else None, **seen))
+
+
+def test_rows_count_by_the_candidates_own_condition_in_order() -> None:
+    pairs = [
+        make_pair(False, cached=54),
+        make_pair(False, reference_right=False, cached=16),
+        make_pair(cached=1),
+        make_pair(cached=None, group="other"),
+        make_pair(reference_right=False, cached=1),
+    ]
+    rows = by_condition(pairs)
+    prefix = [row for row in rows if row.by == "cached-prefix"]
+    assert [(r.bucket, r.items, r.reference_right, r.candidate_right, r.candidate_unparsed, r.lost) for r in prefix] == [
+        ("1", 2, 1, 2, 0, 0),
+        (">= 16", 2, 1, 0, 2, 1),
+        ("unknown", 1, 1, 1, 0, 0),
+    ]
+    assert [(r.bucket, r.items) for r in rows if r.by == "prompt-length"] == [("65-128", 5)]
+    assert [(r.bucket, r.items) for r in rows if r.by == "batch-size"] == [("2-4", 5)]
+    assert [(r.bucket, r.items) for r in rows if r.by == "group"] == [("other", 1), ("stem", 4)]
+
+
+def test_the_seed_case_is_named_by_its_cached_prefix() -> None:
+    rng = random.Random(0)
+    pairs = [
+        make_pair(cached == 1, cached=cached, prompt=rng.choice([90, 150]), batch=rng.choice([1, 2, 8]), group=group)
+        for cached in (1, 54)
+        for group in ("stem", "humanities", "social_sciences", "other")
+        for _ in range(8)
+    ]
+    telling = most_telling(by_condition(pairs))
+    assert telling is not None
+    assert telling[1][0].by == "cached-prefix"
+    assert telling[0] < 1e-10
+    assert [row.bucket for row in telling[1]] == [">= 16"]
+    assert telling[2].startswith(
+        "Correct answers by cached prefix: 32/32 at 1 (reference 32/32), but 0/32 at >= 16 (reference 32/32); p ="
+    )
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        # All cached prompts are long, too: the prefix is the nearer cause.
+        [make_pair(True, cached=1, prompt=60)] * 32 + [make_pair(False, cached=54, prompt=120)] * 32,
+        # Most, but not all, of the prompts with a cached prefix are of one batch size, so that separates too, but less.
+        [make_pair(cached=1, batch=1)] * 30 + [make_pair(cached=1, batch=8)] * 10 + [make_pair(False, batch=8)] * 30,
+    ],
+    ids=["equivalent", "sharper"],
+)
+def test_of_two_telling_splits_the_nearer_or_sharper_is_named(pairs: list[Pair]) -> None:
+    telling = most_telling(by_condition(pairs))
+    assert telling is not None
+    assert telling[1][0].by == "cached-prefix"
+
+
+def test_a_split_whose_other_buckets_are_wrong_or_unknown_names_no_condition() -> None:
+    some = [make_pair(n >= 12, cached=1) for n in range(40)]
+    assert most_telling(by_condition([*some, *[make_pair(False, cached=54)] * 40])) is None, "30 % lost elsewhere too"
+    assert most_telling(by_condition([*[make_pair(cached=1)] * 40, *[make_pair(False, cached=None)] * 40])) is None
+
+
+def test_a_subject_that_is_hard_for_both_roles_is_not_named() -> None:
+    pairs = [make_pair(group="stem") for _ in range(40)]
+    pairs += [make_pair(False, reference_right=False, group="humanities") for _ in range(39)]
+    pairs += [make_pair(group="humanities")]
+    assert most_telling(by_condition(pairs)) is None
+
+
+def test_chance_is_rarely_reported_as_a_cause() -> None:
+    """Losses that have nothing to do with any condition: one in 100 such runs may name one (0 of 200; uncorrected 9)."""
+    rng = random.Random(0)
+    named = 0
+    for _ in range(200):
+        pairs = [
+            make_pair(
+                rng.random() > 0.08,
+                cached=rng.choice([0, 1, 8, 54]),
+                prompt=rng.choice([60, 100, 200]),
+                batch=rng.choice([1, 3, 6, 12]),
+                group=rng.choice(["stem", "other"]),
+            )
+            for _ in range(128)
+        ]
+        named += most_telling(by_condition(pairs)) is not None
+    assert named <= 2

@@ -13,7 +13,6 @@ from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
 from assay.harness.judge import own_error as checks
 
-ASKED = ("accuracy", "layers")
 HEADS = 4
 
 
@@ -34,35 +33,30 @@ def cells(
     return ShadowErrors(ErrorTable(index, sums[:, :5], role, role), (legend,))
 
 
+ALL = [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
-    ("seen", "status"),
+    ("seen", "claimed", "status", "found"),
     [
-        (cells([0, 1, 2, 3]), "ok"),
-        (cells([0, 1, 3]), "missing"),
-        (cells([]), "missing"),
-        (cells([0, 1, 2, 3], phase="decode"), "missing"),
-        (cells([0, 1, 2, 3], failed=True), "failed"),
-        (cells([0, 1, 2, 3], members=0), "missing"),
-        (cells([0, 1, 2, 3], untested=True), "missing"),
-        (None, "missing"),
+        (cells(ALL), ["extend"], "ok", "extend: 4 layers"),
+        (cells([0, 1, 3]), ["extend"], "missing", "extend: not layer 2, head 0"),
+        (cells([]), ["extend"], "missing", "extend: not observed"),
+        (cells(ALL, phase="decode"), ["extend"], "missing", "extend: not observed"),
+        (cells(ALL), ["extend", "decode"], "missing", "extend: 4 layers; decode: not observed"),
+        (cells(ALL, heads=(0, 1)), ["extend"], "missing", "extend: not layer 0-3, head 2-3"),
+        (cells(ALL, failed=True), ["extend"], "failed", "the candidate did not compute 2 calls: it raised"),
+        (cells(ALL, members=0), ["extend"], "missing", "extend: not observed"),
+        (cells(ALL, untested=True), ["extend"], "missing", "calls of layers 3 could not be compared; layer 3: a window"),
+        (None, ["extend"], "missing", "no call was compared"),
     ],
 )
-def test_every_layer_in_a_phase_that_the_candidate_claims(seen: ShadowErrors | None, status: str) -> None:
-    assert checks._check_layers(ASKED, seen, ("extend",), range(4)).status == status
-
-
-def test_a_claimed_phase_that_was_not_observed_is_missing() -> None:
-    check = checks._check_layers(ASKED, cells([0, 1, 2, 3]), ("extend", "decode"), range(4))
-    assert (check.status, check.found) == ("missing", "extend: 4 layers; decode: not observed")
-
-
-def test_heads_of_a_process_that_shares_the_model_are_missing() -> None:
-    check = checks._check_layers(ASKED, cells([0, 1, 2, 3], heads=(0, 1)), ("extend",), range(4))
-    assert (check.status, check.found) == ("missing", "extend: not layer 0-3, head 2-3")
-
-
-def test_layers_that_were_not_asked_for_are_not_checked() -> None:
-    assert checks._check_layers(("accuracy",), None, ("extend",), range(4)).status == "not checked"
+def test_every_layer_and_head_in_a_phase_that_the_candidate_claims(
+    seen: ShadowErrors | None, claimed: list[str], status: str, found: str
+) -> None:
+    check = checks._check_layers(("accuracy", "layers"), seen, claimed, range(4))
+    assert (check.status, check.found) == (status, found)
+    assert checks._check_layers(("accuracy",), seen, claimed, range(4)).status == "not checked"
 
 
 @pytest.mark.parametrize(("prefix", "status"), [(">= 16", "ok"), ("2-15", "missing"), ("1", "missing"), ("0", "missing")])
