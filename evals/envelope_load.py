@@ -36,15 +36,8 @@ _HEADER = 24
 
 
 def _border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
-    """List the lengths from `first` to `last` that stand for all of them, ascending.
-
-    Of every block of `BORDER_TOKENS` tokens these are its first length, its last but one and its last one; and `first` and `last`.
-
-    Args:
-        first: the shortest length.
-        last: the longest one.
-        step: only multiples of it are possible.
-    """
+    """List the lengths from `first` to `last`, multiples of `step`, that stand for all of them, ascending."""
+    # Of every block of `BORDER_TOKENS` tokens these are its first length, its last but one and its last one.
     borders = {length for length in range(first, last + 1) if length % BORDER_TOKENS in (0, 1, BORDER_TOKENS - 1)}
     return tuple(sorted(length for length in borders | {first, last} if first <= length <= last and length % step == 0))
 
@@ -235,11 +228,9 @@ def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
 
 
 def _packed(requests: Sequence[LoadRequest], at_once: int) -> Iterator[Wave]:
-    """Yield waves of at most `at_once` new tokens, in whole blocks; a longer prompt is alone in its wave.
-
-    Those with the longest cached prefix come first: a small KV pool evicts what was used least recently, first the end of the long
-    prompt.
-    """
+    """Yield waves of at most `at_once` new tokens, in whole blocks; a longer prompt is alone in its wave."""
+    # Those with the longest cached prefix come first: a small KV pool evicts what was used least recently, first the end of the
+    # long prompt.
     waves: list[tuple[list[LoadRequest], int]] = []
     for request in sorted(requests, key=lambda request: request.cached - len(request.ids)):
         size = -(-(len(request.ids) - request.cached) // BORDER_TOKENS) * BORDER_TOKENS

@@ -127,13 +127,8 @@ def _asked(
 def _filling(
     length: int, facts: Sequence[tuple[str, str]], question: Callable[[int], Question], fit: PromptRoom
 ) -> int:
-    """Return the number of facts that fill a prompt of this length; at least `_FEWEST_FACTS`.
-
-    A fact's tokens are counted alone: tokenizers split at spaces, so they add up, and a long prompt is counted once or twice only.
-
-    Raises:
-        UsageError: not even these fit.
-    """
+    """Return the number of facts that fill a prompt of this length. Raises UsageError if not even `_FEWEST_FACTS` fit."""
+    # A fact's tokens are counted alone: tokenizers split at spaces, so they add up, and a long prompt is counted once or twice.
     length -= _OPTIONS_VARY
     count, used = _FEWEST_FACTS, fit.count(question(_FEWEST_FACTS).prompt)
     if used > length:

@@ -217,11 +217,7 @@ def recorded_spec(recorded: Mapping[str, Any]) -> RunSpec:
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:
-    """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``; an empty dict if there is none.
-
-    Raises:
-        UsageError: the named file is missing or not TOML, or it has an unknown section or key.
-    """
+    """Read the keys of ``[run]`` and ``[policy]`` of an ``assay.toml``; an empty dict if there is none and none was named."""
     path = file or Path(FILE)
     if not path.exists():
         if file is None:
@@ -261,13 +257,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> No
 
 
 def _usage_error(error: ValidationError, file: Path, of_file: Collection[str]) -> UsageError:
-    """Make the usage error of a field that is not valid.
-
-    Args:
-        error: the field's.
-        file: the ``assay.toml``.
-        of_file: fields that the file sets.
-    """
+    """Make the usage error of a field that is not valid; `of_file` are the fields that the ``assay.toml`` sets."""
     first = error.errors()[0]
     name = _setting_at(first["loc"])
     field = FIELDS.get(name)

@@ -47,13 +47,10 @@ def missing_packages(extra: Extra | Literal[""] = "") -> list[str]:
 
 
 def _packages(extra: str) -> set[str]:
-    """Return the distributions that an extra adds, or those of the base install if it is empty.
-
-    None where assay itself is not installed (a plain checkout on the path).
-    """
+    """Return the distributions that an extra adds, or those of the base install if it is empty."""
     try:
         lines = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:
+    except PackageNotFoundError:  # a plain checkout on the path
         return set()
     packages: set[str] = set()
     # Not packaging.requirements, which takes longer to import than this command's other modules: these lines are assay's own.

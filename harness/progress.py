@@ -139,14 +139,7 @@ class _State(ProgressColumn):
 
 
 def _eta(seconds: float, done: int, left: int, may_stop: bool = False) -> str:
-    """Estimate how long the rest takes at the rate so far, in words; empty while too little was timed.
-
-    Args:
-        seconds: how long `done` steps took.
-        done: steps that were timed.
-        left: steps that are left.
-        may_stop: whether fewer steps may do.
-    """
+    """Estimate how long the steps that are left take if `done` took `seconds`, in words; empty while too little was timed."""
     if done < _FEWEST_FOR_ETA or seconds <= 0:
         return ""
     return f"{'at most' if may_stop else 'about'} {duration(seconds / done * left)} left"

@@ -233,13 +233,7 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
         return clearly_wrong([(case_of[id(result.call)], result) for result in results], guard.runs, cases)
 
     order = None if task.whole else in_order(task.made)
-    run = run_calls(guard, task.calls, repeats, each, order, enough)
-    ran = {
-        id(call) for call in (*(result.call for result in run.results), *run.delegated, *(c for c, _ in run.refused))
-    }
-    made = [(case, call) for case, call in task.made if id(call) in ran]
-    left_out = tuple(case for case, call in task.made if id(call) not in ran)
-    return MatrixRun(run, guard, made, left_out, task.again)
+    return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:

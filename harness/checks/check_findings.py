@@ -41,25 +41,34 @@ class MatrixRun:
     Attributes:
         run: what it computed and refused.
         guard: the kernel, with how it broke its contract.
-        made: the cases that were run, with their calls.
-        left_out: cases that were not run, as the kernel was clearly wrong before.
+        asked: all cases, with their calls.
         again: a command that repeats the check.
     """
 
     run: KernelRun
     guard: Guard
-    made: Sequence[tuple[Case, AttentionCall]]
-    left_out: tuple[Case, ...]
+    asked: Sequence[tuple[Case, AttentionCall]]
     again: str
 
     @cached_property
-    def _case_of(self) -> dict[int, Case]:
-        return {id(call): case for case, call in self.made}
+    def made(self) -> list[tuple[Case, AttentionCall]]:
+        """The cases that were run, with their calls."""
+        run = self.run
+        calls = (*(result.call for result in run.results), *run.delegated, *(call for call, _ in run.refused))
+        ran = set(map(id, calls))
+        return [(case, call) for case, call in self.asked if id(call) in ran]
+
+    @cached_property
+    def left_out(self) -> list[Case]:
+        """The cases that were not run, as the kernel was clearly wrong before."""
+        ran = {id(call) for _, call in self.made}
+        return [case for case, call in self.asked if id(call) not in ran]
 
     @cached_property
     def results(self) -> list[tuple[Case, CallResult]]:
         """The computed cases with their results."""
-        return [(self._case_of[id(result.call)], result) for result in self.run.results]
+        case_of = {id(call): case for case, call in self.asked}
+        return [(case_of[id(result.call)], result) for result in self.run.results]
 
     @cached_property
     def computed(self) -> list[Case]:
@@ -69,7 +78,8 @@ class MatrixRun:
     @cached_property
     def refused(self) -> list[tuple[Case, str]]:
         """The cases that the kernel did not compute, and why."""
-        return [(self._case_of[id(call)], why) for call, why in self.run.refused]
+        case_of = {id(call): case for case, call in self.asked}
+        return [(case_of[id(call)], why) for call, why in self.run.refused]
 
     @cached_property
     def broken(self) -> tuple[tuple[Case, str], ...]:
@@ -95,10 +105,10 @@ class MatrixRun:
         if failed := self.run.failed_repeats:
             call, why = failed[0]
             where = f"{len(failed)} calls, when repeated"
-            findings.append(breach(why, where, (_example(call),), again))
+            findings.append(breach(why, where, (example(call),), again))
         if shared := self.guard.shared:
             how = "returns the memory of an earlier output, which its caller may still hold"
-            findings.append(breach(how, f"{len(shared)} calls", (_example(shared[0]),), again))
+            findings.append(breach(how, f"{len(shared)} calls", (example(shared[0]),), again))
         if written := self.guard.written:
             call, how = min(written, key=lambda pair: (pair[0].k.numel(), pair[0].q.numel()))
             number = len({id(call) for call, _ in written})
@@ -154,7 +164,7 @@ class MatrixRun:
             excluded: how many cases the declaration excludes.
             skips_bfloat16: whether bfloat16 may be left out where Triton's interpreter cannot compute it.
         """
-        left = len(self.made) + len(self.left_out)
+        left = len(self.asked)
         hardly = left < LEAST_LEFT * (excluded + left)
         skipped = {case.name for case, why in self.refused if skips_bfloat16 and why == BFLOAT16_BROKEN}
         claimed = [case for case, _ in self.made if not (case.beyond or case.name in skipped)]
@@ -195,11 +205,12 @@ def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Findi
 
 def _outside(how: str, where: str, call: AttentionCall, again: str) -> Finding:
     """Make the finding that a kernel accesses memory outside of its tensors."""
-    made = breach(how, where, (_example(call),), again)
+    made = breach(how, where, (example(call),), again)
     return made.model_copy(update={"title": "memory outside of its tensors", "does": how})
 
 
-def _example(call: AttentionCall) -> str:
+def example(call: AttentionCall) -> str:
+    """Name a call as the example of a finding."""
     return f"for example {describe(call)}"
 
 

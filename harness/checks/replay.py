@@ -13,17 +13,16 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, default_device
 from assay.harness.backend import Backend
 from assay.harness.checks.check import concluded
-from assay.harness.checks.check_findings import breach
+from assay.harness.checks.check_findings import breach, example
 from assay.harness.checks.observed import Reader
 from assay.harness.conditions import has_any_prefix, has_cached_prefix
 from assay.harness.engines.sglang.catalog import native_noise
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
-from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
 from assay.harness.localize.guard import Guard, run_calls
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
+from assay.harness.localize.kernel_runs import KernelRun, measure, worst_of
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding, serious
@@ -70,18 +69,13 @@ def replay(
             if finding.id != CALL_REFUSED or finding.diagnosis not in guard.breaches
         ]
     broken = [call for call, why in (*run.refused, *run.failed_repeats) if why in guard.breaches]
-    findings += [
-        breach(how, f"{len(broken)} recorded calls", _example(broken[0]), reproduce) for how in sorted(guard.breaches)
-    ]
-    findings += [breach(how, "recorded calls", _example(call), reproduce) for call, how in guard.written[:1]]
+    where = f"{len(broken)} recorded calls"
+    findings += [breach(how, where, (example(broken[0]),), reproduce) for how in sorted(guard.breaches)]
+    findings += [breach(how, "recorded calls", (example(call),), reproduce) for call, how in guard.written[:1]]
     envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
     seconds = time.monotonic() - start
     result = _result(kernel, run, _Examined(pack, recorded, chosen), findings, seconds, reproduce, envelope)
     return concluded(result, guard, run, kernel, read_out, journal, recorded=True)
-
-
-def _example(call: AttentionCall) -> tuple[str, ...]:
-    return (f"for example {describe(call)}",)
 
 
 def replay_recorded(
@@ -192,35 +186,23 @@ class _Examined:
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
     """Compare a choice of the recorded outputs of a candidate with the oracle."""
-    # A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack has
-    # only what was stored, so such calls are left to the shadow. These backends have the noise that the engine's catalogue says.
     phases, noise = candidate.phases, candidate.noise  # each look-up of a published kernel takes 20 ms
-    recorded = [record for record in read_pack(pack) if record.call.phase in phases]
-    recorded = [record for record in recorded if served or record.candidate is not None]
-    read = [record for record in recorded if candidate.is_kernel or not _may_be_read_as_given(record.call)]
-    left_out, recorded = len(recorded) - len(read), read
-    if left_out and not recorded:
-        raise _nothing(
-            pack, "only prefills beside a cache of fewer bits, which the shadow alone compares", candidate.name
-        )
+    every = [record for record in read_pack(pack) if record.call.phase in phases]
+    every = recorded = [record for record in every if served or record.candidate is not None]
+    if not candidate.is_kernel:
+        # A backend of the engine's own may read new tokens as the layer gave them, before a cache stored them in fewer bits. A pack
+        # has only what was stored, so such calls are left to the shadow.
+        recorded = [record for record in every if record.call.stored is None or record.call.phase == "decode"]
     if not recorded:
-        raise _nothing(pack, "no output of a candidate", candidate.name)
-    chosen = choose(recorded)
-    run = KernelRun(
-        tuple(
-            _measured(record, noise if candidate.is_kernel else _native_noise(candidate, record.call), served)
-            for record in chosen
-        )
-    )
-    return _Examined(pack, recorded, chosen, left_out), run
-
-
-def _native_noise(candidate: Backend, call: AttentionCall) -> str:
-    return native_noise((candidate.name,), call.phase, call.stored is not None)
-
-
-def _may_be_read_as_given(call: AttentionCall) -> bool:
-    return call.stored is not None and call.phase == "extend"
+        beside = "only prefills beside a cache of fewer bits, which the shadow alone compares"
+        raise _nothing(pack, beside if every else "no output of a candidate", candidate.name)
+    chosen, results = choose(recorded), []
+    for record in chosen:
+        call = _on_device(record.call)
+        if not candidate.is_kernel:  # such a backend has the noise that the engine's catalogue says
+            noise = native_noise((candidate.name,), call.phase, call.stored is not None)
+        results.append(measure(call, _output(record, served).to(call.q.device), noise))
+    return _Examined(pack, recorded, chosen, len(every) - len(recorded)), KernelRun(tuple(results))
 
 
 def _result(
@@ -274,11 +256,6 @@ def choose(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
     chosen = [stratum[at] for stratum in strata.values() for at in sorted({0, len(stratum) // 2, len(stratum) - 1})]
     known = {id(record) for record in chosen}
     return chosen + [record for record in recorded if record.entry.chosen == "worst" and id(record) not in known]
-
-
-def _measured(record: RecordedCall, noise: str, served: bool) -> CallResult:
-    call = _on_device(record.call)
-    return measure(call, _output(record, served).to(call.q.device), noise)
 
 
 def _output(record: RecordedCall, served: bool) -> Tensor:

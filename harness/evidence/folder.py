@@ -41,11 +41,7 @@ _PROGRESS = RunFile("progress.json", Progress, _DAMAGED)
 
 
 class _FolderEnd(RunRecord):
-    """``end.json``, the last file that is written: everything that was planned was done.
-
-    Attributes:
-        sealed: hash of each file of evidence. See `assay.harness.evidence.seal`.
-    """
+    """``end.json``, the last file that is written: everything that was planned was done. It has the hash of each other file."""
 
     sealed: dict[str, str] = Field(min_length=1)
 
@@ -54,15 +50,7 @@ _END = RunFile("end.json", _FolderEnd, RUN_AGAIN)
 
 
 class _BoundFolder(Generic[_ManifestKind]):
-    """A folder whose files all carry the nonce in its manifest.
-
-    Args:
-        path: its path.
-        nonce: that of its manifest, where it is not written yet.
-
-    Attributes:
-        kind: type of its manifest.
-    """
+    """A folder whose files all carry the nonce in its manifest, of type `kind`; `nonce` gives it until the manifest is written."""
 
     kind: ClassVar[type[Any]]
 

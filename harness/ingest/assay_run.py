@@ -45,11 +45,7 @@ def report_of(source: SourceFile) -> Report:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read the candidate's answers to the questions. A ``report.json`` has none.
-
-    Raises:
-        EvidenceError: the folder is damaged.
-    """
+    """Read the candidate's answers to the questions. A ``report.json`` has none."""
     if not (source.path.is_dir() and _is_run(source.path)):
         return ReadResults(unit="report", read=1, notes=["a report has no answers: name the folder of the run"])
     reading = ReadResults(unit="answer")

@@ -17,10 +17,7 @@ LEVEL = 0.05
 
 
 def _guessed_share(task: str) -> float | None:
-    """Return the score that guessing gets on a task, by its name or its longest known beginning (`mmlu_anatomy`);
-
-    None if unknown.
-    """
+    """Return the score that guessing gets on a task, by its name or its longest known beginning (`mmlu_anatomy`), or None."""
     name = task.lower()
     known = [task for task in GUESSING if name == task or name.startswith(f"{task}_")]
     return GUESSING[max(known, key=len)] if known else None

@@ -51,17 +51,7 @@ def _recognises(source: SourceFile) -> bool:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read the task of the log.
-
-    Args:
-        source: the log.
-        metric: name of the scorer that counts; by default the first.
-
-    Raises:
-        EvidenceError: the log is damaged.
-        UsageError: it has no such scorer.
-        UsageError: a package that unpacks it is not installed.
-    """
+    """Read the task of the log, by the scorer that `metric` names, or else the first."""
     read = ReadResults(unit="sample")
     if source.head.startswith(b"PK\x03\x04"):
         header, samples = _from_zip(source.path, read)

@@ -79,18 +79,7 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read all tasks of the files.
-
-    Args:
-        source: a samples file, beside which its results file is looked for; a results file, beside which its samples are; or a
-            folder of them, in which each task may occur once.
-        metric: which score counts, as lm-eval names it: "exact_match,strict-match"; by default the first metric of the first
-            filter.
-
-    Raises:
-        EvidenceError: the folder holds two runs of a task; a results file is damaged.
-        UsageError: no score has the name that was asked for.
-    """
+    """Read all tasks of the files, by the score that `metric` names as lm-eval does, or else the first one of the first filter."""
     reading = ReadResults(unit="sample")
     for samples, results in _pairs(source.path):
         stated = read_object(results) if results else {}
@@ -175,7 +164,7 @@ def _line(text: str, *keys: str) -> int:
 
 
 def _pairs(path: Path) -> Iterator[tuple[Path | None, Path | None]]:
-    """Yield each samples file with the results file of its run: both names end in the same date."""
+    """Yield each samples file with the results file of its run, whichever was named: both names end in the same date."""
     files = _files(path) if path.is_dir() else [path]
     if path.is_file() and path.suffix == ".json":
         files += sorted(path.parent.glob(f"samples_*_{_date(path)}.jsonl"))

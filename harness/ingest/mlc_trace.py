@@ -149,10 +149,7 @@ _FIXED = {
 
 
 def _line_of(text: str) -> TraceLine | None:
-    """Read a line that stands alone; None if no rule knows it.
-
-    The text of an answer goes on over further lines, which only their place tells: they follow the line with its beginning.
-    """
+    """Read a line that stands alone; None if no rule knows it."""
     if (known := _FIXED.get(text)) is not None:
         return known
     if text.startswith(_OUTPUT):
@@ -181,7 +178,8 @@ def read_steps(source: SourceFile) -> StepTrace:
     parts, excerpts, unread, number, requests, answering = [_Part(0)], list[Excerpt](), 0, 0, 0, False
     for number, text in source.lines():
         part, line = parts[-1], _line_of(text)
-        # A further line of an answer is blank, or neither the engine nor the driver prints it.
+        # The text of an answer goes on over further lines, which only their place tells: a line that follows its beginning, and
+        # is blank or printed by neither the engine nor the driver.
         if answering and (not text or (line is None and not text.startswith(_ENGINE))):
             part.output.append(text)
             part.output_at = (part.output_at[0], number)

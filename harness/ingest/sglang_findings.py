@@ -293,10 +293,8 @@ def _decode_not_shown(log: Log) -> Iterator[CitedFinding]:
 
 
 def _roles(log: Log) -> tuple[str, str, Server | None]:
-    """Return the candidate and the reference, as far as the log tells, and a server of the candidate.
-
-    The candidate is the backend of a test that failed, or the one that most servers have; the reference is the other one.
-    """
+    """Return the candidate and the reference, as far as the log tells, and a server of the candidate."""
+    # The candidate is the backend of a test that failed, or the one that most servers have; the reference is the other one.
     known = [server for server in log.servers if server.arguments]
     failed = [server for server in known if server.test >= 0 and log.tests[server.test].outcome == "failed"]
     often = Counter(server.backend for server in known)

@@ -245,14 +245,11 @@ class _LogReader:
         self.log.calls[self._kernel] += 1
 
     def _value(self, number: int, text: str) -> str:
-        """Read a line of a call's arguments or of its result, and note NaN in a result of inputs that had none.
-
-        Inputs may be buffers that were never written to.
-        """
+        """Read a line of a call's arguments or of its result, and note NaN in a result of inputs that had none."""
         if text in _VALUES_OF:
             self._values = _VALUES_OF[text]
         elif self._values and _VALUE.fullmatch(text):
-            if _NAN_COUNT.fullmatch(text) and self._values == "input":
+            if _NAN_COUNT.fullmatch(text) and self._values == "input":  # perhaps of a buffer that was never written to
                 self._finite = False
             elif _NAN_COUNT.fullmatch(text) and self._finite:
                 self.log.nan_from.setdefault(self._kernel, CitedLines()).see(number, text)

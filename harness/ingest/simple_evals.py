@@ -43,11 +43,7 @@ def _recognises(source: SourceFile) -> bool:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one.
-
-    Raises:
-        EvidenceError: the JSON is damaged.
-    """
+    """Read the evaluation of the file. Of the JSON, the report beside it is read if there is one."""
     path = source.path
     reading = ReadResults(unit="example")
     report = path if path.suffix == ".html" else path.with_suffix(".html")
@@ -111,8 +107,7 @@ def _item(example: dict[str, str]) -> ResultItem:
 
 
 class _Report(HTMLParser):
-    """Collects the examples of a report: a heading opens a part, ``<pre>`` has a message, ``<p>`` a result, ``<hr>`` ends an
-    example."""
+    """Collects the examples of a report: headings open parts, ``<pre>`` has a message, ``<p>`` a result; ``<hr>`` is the end."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

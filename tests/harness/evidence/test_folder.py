@@ -14,7 +14,7 @@ from assay.harness.evidence import jsonl
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.manifest import FailureResult, Manifest, Progress, hash_items
-from assay.harness.evidence.records import Answer, Item, Token
+from assay.harness.evidence.records import Answer, Item
 
 BATCHES = (("rid-0", "rid-1"), ("rid-0",))
 ITEMS = [Item(suite="accuracy", id=f"q{i}", prompt=f"prompt {i}", prompt_hash="h", expected="A") for i in range(3)]
@@ -22,19 +22,10 @@ ITEMS = [Item(suite="accuracy", id=f"q{i}", prompt=f"prompt {i}", prompt_hash="h
 
 def manifest(**changes: object) -> Manifest:
     fields = {
-        "run_id": "r",
-        "nonce": "n",
-        "created": "2026-01-01T00:00:00Z",
-        "spec": {"candidate": {"backend": "mine"}, "workload": {"concurrency": 32}},
-        "command": "assay run",
-        "packages": {"torch": "2"},
-        "hardware": "h",
-        "python": "3",
-        "git": "",
-        "model": "m",
-        "model_hashes": {"reference": "1", "candidate": "1"},
-        "items_hash": hash_items(ITEMS),
-    }
+        "run_id": "r", "nonce": "n", "created": "2026-01-01T00:00:00Z", "command": "assay run", "packages": {"torch": "2"},
+        "spec": {"candidate": {"backend": "mine"}, "workload": {"concurrency": 32}}, "hardware": "h", "python": "3", "git": "",
+        "model": "m", "model_hashes": {"reference": "1", "candidate": "1"}, "items_hash": hash_items(ITEMS),
+    }  # fmt: skip
     return Manifest(**{**fields, **changes})
 
 
@@ -97,45 +88,28 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
 
 
-def test_a_damaged_record_is_named_by_its_line(tmp_path: Path) -> None:
+def test_a_damaged_record_is_named_by_its_line_and_a_full_disk_by_its_file(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "run", manifest(), ITEMS)
     folder.append(answer("q0"))
-    with (tmp_path / "run" / "records.jsonl").open("a") as file:
-        file.write('{"suite": 7}\n')
+    records = tmp_path / "run" / "records.jsonl"
+    records.write_text(records.read_text() + '{"suite": 7}\n')
     with pytest.raises(EvidenceError, match="line 2 is damaged"):
         folder.answers()
-
-
-def test_a_full_disk_is_an_evidence_error(tmp_path: Path) -> None:
-    folder = RunFolder.open(tmp_path / "run", manifest(), ITEMS)
-    os.symlink("/dev/full", tmp_path / "run" / "records.jsonl")
+    records.unlink()
+    os.symlink("/dev/full", records)
     with pytest.raises(EvidenceError, match="No space left"):
         folder.append(answer("q0"))
 
 
-def test_text_with_line_separators_stays_on_one_line(tmp_path: Path) -> None:
+def test_answers_are_read_back_whatever_a_model_writes(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    odd = answer("q0").model_copy(update={"text": "a\u2028b\u0085c\x0bd\ne"})
+    tokens = [{"text": "\ud83d", "logprob": math.nan, "top": [["\ud83d", -1]]}]
+    odd = Answer(**answer("q0").model_dump() | {"text": "a\u2028b\u0085c\x0bd\ne half \ud83d", "tokens": tokens})
     jsonl.append(path, [odd, odd])
-    assert jsonl.read(path, Answer) == [odd, odd]
-
-
-def test_a_lone_surrogate_can_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    fields = answer("q0").model_dump() | {
-        "text": "half \ud83d",
-        "tokens": [{"text": "\ud83d", "logprob": -1, "top": [["\ud83d", -1]]}],
-    }
-    jsonl.append(path, [Answer(**fields)])
-    (read,) = jsonl.read(path, Answer)
-    assert (read.text, read.tokens[0].text, read.tokens[0].top) == ("half ?", "?", (("?", -1.0),))
-
-
-def test_a_nan_log_probability_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    jsonl.append(path, [answer("q0").model_copy(update={"tokens": (Token(text="a", logprob=math.nan),)})])
-    (read,) = jsonl.read(path, Answer)
-    assert math.isnan(read.tokens[0].logprob)
+    first, second = jsonl.read(path, Answer)
+    assert first.text == second.text == "a\u2028b\u0085c\x0bd\ne half ?"
+    assert (first.tokens[0].text, first.tokens[0].top) == ("?", (("?", -1.0),))
+    assert math.isnan(first.tokens[0].logprob)
 
 
 HOLDER = """

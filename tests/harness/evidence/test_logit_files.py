@@ -52,17 +52,12 @@ def test_a_scoring_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "logits").iterdir()] == ["candidate-0.safetensors"]
 
 
-def test_a_sequence_knows_its_tokens_and_positions() -> None:
+def test_a_sequence_knows_its_tokens_its_positions_and_whether_the_cache_was_as_it_should() -> None:
     logits = example()
-    assert logits.ids_of(0) == tuple(range(24))
-    assert logits.ids_of(1) == tuple(range(24, 46))
-    assert (logits.rows_of(0), logits.rows_of(1)) == (slice(0, 6), slice(6, 10))
-
-
-def test_a_condition_is_checked_by_the_servers_count_of_cached_tokens() -> None:
-    first, second = example().header.sequences
-    assert [first.honoured(c) for c in CACHE_STATES] == [True, True]
-    assert [second.honoured(c) for c in CACHE_STATES] == [False, False]
+    assert [logits.ids_of(n) for n in (0, 1)] == [tuple(range(24)), tuple(range(24, 46))]
+    assert [logits.rows_of(n) for n in (0, 1)] == [slice(0, 6), slice(6, 10)]
+    honoured = [[sequence.honoured(state) for state in CACHE_STATES] for sequence in logits.header.sequences]
+    assert honoured == [[True, True], [False, False]], "by the server's count of cached tokens"
 
 
 def test_missing_and_damaged_files_are_errors(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest
 
+from assay.harness.ingest.guessing import _guessed_share, below_guessing
 from assay.harness.ingest.recognise import ingest
 from assay.harness.ingest.result import FileDocument
 
@@ -50,3 +52,21 @@ def test_the_output_of_sglangs_gsm8k_names_unparsed_answers_beside_the_accuracy(
     assert [row[:2] for row in metrics.rows] == [
         ("Accuracy", "0.015"), ("Invalid", "0.72"), ("Latency", "115.612"), ("Output throughput", "886.12"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "share"), [("mmlu", 0.25), ("MMLU_anatomy", 0.25), ("mmlu_pro_law", 0.1), ("mmlux", None), ("gsm8k", None)]
+)
+def test_guessing_is_known_by_the_longest_name(task: str, share: float | None) -> None:
+    assert _guessed_share(task) == share
+
+
+@pytest.mark.parametrize(
+    ("task", "score", "severity"), [("mmlu", 0.125, "serious"), ("mmlu", 0.24, "info"), ("mmlu", 0.26, ""), ("gsm8k", 0.0, "")]
+)
+def test_a_score_below_guessing_has_its_exact_p_value(task: str, score: float, severity: str) -> None:
+    made = below_guessing(task, score, 64, task, (), ())
+    assert (made.severity if made else "") == severity
+    if made:
+        exact = binomtest(round(64 * score), 64, 0.25, alternative="less").pvalue
+        assert f"p = {exact:.2g}" in made.evidence[0]

@@ -81,7 +81,7 @@ def test_two_runs_in_one_folder_are_refused(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["inspect_a.eval", "inspect_a.json"])
 def test_inspect_ai_gives_the_same_from_both_forms_of_a_log(data: Path, name: str) -> None:
-    (found,) = inspect_ai.READER.results(SourceFile.of(data / name), "").sets
+    (found,) = load(data / name).sets
     assert (found.tool, found.version, found.task, found.metric) == ("inspect_ai", "0.3.285", "synthetic", "pattern")
     assert found.sampling == {"temperature": "0.0", "max_tokens": "32"}
     other = inspect_ai.READER.results(SourceFile.of(data / "inspect_a.json"), "").sets[0]
