@@ -55,7 +55,7 @@ def test_the_times_of_a_block() -> None:
     assert block.time("throughput") == pytest.approx(0.121 / 10)
     assert block.cached_tokens == 16
     assert [blocks_of([timing(cached=each)])[0].cached_tokens for each in (0, None)] == [0, None]
-    assert throughput(blocks_of([timing(block=0), timing(block=1, sent_s=500.0)])) == pytest.approx(10 / 0.142)
+    assert throughput([block, *blocks_of([timing(block=1, sent_s=500.0)])]) == pytest.approx(15 / (0.121 + 0.071))
 
 
 def test_chunks_that_a_busy_client_read_at_once_do_not_change_the_inter_token_latency() -> None:
