@@ -52,26 +52,6 @@ def test_a_run_is_named_by_its_folder(
     assert call("compare", two[0], tmp_path / "run") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["fingerprint", "not-a-url"], "is no URL"),
-        (["fingerprint", "http://me:hunter2@x"], "'http://***@x' is no URL of a server"),
-        (["compare", "{two}", "{two}", "--allow=nonsense"], "--allow=nonsense is no part of a fingerprint"),
-        (["compare", "{two}", "{two}", "--allow=package"], "packages"),
-        (["fingerprint", "http://x", "--files"], "--files does nothing with a URL"),
-        (["fingerprint", "http://x", "--env=A=1"], "--env does nothing with a URL"),
-        (["fingerprint", "http://x", "--engine-arg=--page-size=16"], "--engine-arg does nothing with a URL"),
-        (["fingerprint", "--env=NAME", "--files"], "--env=NAME has no value"),
-    ],
-)
-def test_wrong_uses(
-    call: Callable[..., int], two: tuple[Path, Path], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(*(word.format(two=two[0]) for word in words)) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_nothing_in_common_exits_with_3(call: Callable[..., int], two: tuple[Path, Path], tmp_path: Path) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text(Fingerprint(source="files", engine="e", model="m").model_dump_json())

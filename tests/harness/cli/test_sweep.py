@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from assay.harness.cli.app import load_command
 from assay.harness.cli.sweep import _options_of
 from assay.harness.drivers.sweep.spec import COMMANDS
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 KERNELS = """\
 import time
 from assay import declares
@@ -32,11 +30,6 @@ FAST = ["--set", "case=no-case-has-this-name"]
 """A check of no case is a wrong use: a cell of a second or two, which is an error."""
 
 
-def sweep(folder: Path, *words: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "assay", "sweep", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300, **kwargs)
-
-
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -48,29 +41,6 @@ def test_every_option_of_a_command_is_an_axis_but_those_of_its_place(command: st
     assert "candidate" in options
     assert not {"out", "json", "html", "junit", "quiet", "verbose", "help"} & set(options)
     assert {"run": "margin", "check": "head_dim", "replay": "pack", "bench": "latency_bound"}[command] in options
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["check", "--set", "candidate=a:f", "--set", "colour=red"], "The axis colour is no option of assay check."),
-        (["check", "--set", "candidate=a:f", "--set", "calls=one"], "assay check --calls=one a:f: invalid value for '--calls'"),
-        (["run", "--set", "candidate=a:f", "--set", "margin=7"], "assay run --candidate=a:f --margin=7: --margin is 7.0."),
-        (["check"], "check: axes is {}."),
-        (["check", "--set", "size=small,full"], "assay check --size=small: missing argument"),
-        (["missing.toml"], "There is no file missing.toml."),
-        (["check", "--set", "candidate=a:f", "--set", "accelerator=H100,L4"], "names kinds of GPUs with accelerator."),
-    ],
-)
-def test_wrong_use_is_named_and_starts_nothing(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], told: str
-) -> None:
-    assert call("sweep", *words) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert told.lower() in said.lower()
-    assert "Expected:" in said
-    assert "What to do:" in said
-    assert not [*tmp_path.iterdir()]
 
 
 def test_cells_are_shown_before_they_run_and_an_error_hides_nothing(
@@ -97,18 +67,8 @@ def test_a_driver_that_is_killed_loses_no_cell_and_leaves_no_process(tmp_path: P
     (tmp_path / f"{mark}.py").write_text(
         "from kernels import refuses\n\n\ndef forward(call):\n    import time\n    time.sleep(600)\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "assay",
-        "sweep",
-        "check",
-        "--set",
-        f"candidate=kernels:refuses,{mark}:forward",
-        "--set",
-        "phase=decode",
-    ]
-    with subprocess.Popen([*command, "--out", "swept"], cwd=tmp_path, stdout=subprocess.DEVNULL) as driver:
+    words = ["check", "--set", f"candidate=kernels:refuses,{mark}:forward", "--set", "phase=decode", "--out", "swept"]
+    with subprocess.Popen([sys.executable, "-m", "assay", "sweep", *words], cwd=tmp_path, stdout=subprocess.DEVNULL) as driver:
         until = time.monotonic() + 200
         while len(done := [*tmp_path.glob("swept/cells/*/cell.json")]) < 1 and time.monotonic() < until:
             time.sleep(0.2)
@@ -120,7 +80,8 @@ def test_a_driver_that_is_killed_loses_no_cell_and_leaves_no_process(tmp_path: P
     while (left := running(mark)) and time.monotonic() < until:
         time.sleep(0.5)
     assert not left
-    again = sweep(tmp_path, *command[4:], "--out", "swept", "--dry-run")
+    command = [sys.executable, "-m", "assay", "sweep", *words, "--dry-run"]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert "2 cells, 1 to run" in " ".join(again.stdout.split())
     assert done[0].read_bytes() == first
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from assay.evals.loads import prompts
 from assay.harness.config import make_spec
-from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import TIMINGS, BenchFolder, Timing
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run import bench as module
@@ -134,19 +134,3 @@ def test_roles_share_prompts_within_a_round_and_rounds_share_none() -> None:
 )
 def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode(candidate: str, eager: bool) -> None:
     assert planned(candidate=candidate).run.has_decode_kernel == eager
-
-
-@pytest.mark.parametrize(
-    ("policy", "flags", "says"),
-    [
-        ({"bound": 0.9}, {}, "--latency-bound"),
-        ({"seconds": 0}, {}, "--latency-seconds"),
-        ({"concurrency": (0,)}, {}, "--latency-concurrency"),
-        ({"shapes": ("shot",)}, {}, "shot is not a shape"),
-        ({"shapes": ("5000:8",)}, {}, r"5000 \+ 8"),
-        ({}, {"servers": "in-turn"}, "at the same time"),
-    ],
-)
-def test_wrong_use(policy: dict[str, Any], flags: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        planned(policy, **flags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sglang")
+if find_spec("sglang") is None:  # which takes seconds to import
+    pytest.skip("needs SGLang", allow_module_level=True)
 
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.engines.sglang.fingerprint import FingerprintWriter, describe

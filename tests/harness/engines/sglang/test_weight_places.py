@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("sglang")
+if find_spec("sglang") is None:  # which takes seconds to import
+    pytest.skip("needs SGLang", allow_module_level=True)
 
 from assay.harness.engines.sglang.launch import STAND_INS
 from assay.harness.engines.sglang.weight_places import place_of
