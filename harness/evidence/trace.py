@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,8 +132,7 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
         header, arrays = read_arrays(file, TraceHeader, run, _DO)
         if not {"tokens", "positions"} <= arrays.keys():
             raise damaged(file, "tokens or positions are missing", _DO)
-        part = header, arrays.pop("tokens"), arrays.pop("positions"), arrays
-        passes.setdefault(part[0].number, []).append(part)
+        passes.setdefault(header.number, []).append((header, arrays))
     if not passes:
         raise EvidenceError(
             f"{place} is empty: no pass was traced.",
@@ -141,45 +140,35 @@ def read_trace(folder: Path, label: str, run: str = "") -> Trace:
             "check that the server was started with ASSAY_TRACE, and see its log; "
             "passes that are replayed CUDA graphs cannot be traced: start the server without them",
         )
-    if len({header.request for parts in passes.values() for header, *_ in parts}) > 1:
+    if len({header.request for parts in passes.values() for header, _ in parts}) > 1:
         raise EvidenceError(
             f"The trace {label!r} has more than one request.", "one request under each label", "use a new label"
         )
     if sorted(passes) != list(range(len(passes))):
         raise damaged(place, f"there are {len(passes)} passes, but their numbers go up to {max(passes)}", _DO)
-    return _joined(place, label, [passes[number] for number in sorted(passes)])
-
-
-# One file, one process's share of one pass: its header, tokens, positions, and what was kept of each layer by name.
-_Part = tuple[TraceHeader, NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.float32]]]
-
-
-def _joined(place: Path, label: str, passes: Sequence[Sequence[_Part]]) -> Trace:
-    complete = [_heads_joined(place, parts) for parts in passes]
+    joined = [_heads_joined(place, passes[number]) for number in sorted(passes)]
 
     def rows(prefix: str) -> dict[int, NDArray[np.float32]]:
-        by_pass = [_of_layers(kept, prefix) for kept in complete]
-        if any(set(layers) != set(by_pass[0]) for layers in by_pass):
+        by_pass = [_layers(kept, prefix) for kept in joined]
+        if any(layers.keys() != by_pass[0].keys() for layers in by_pass):
             raise damaged(place, "the passes have different layers", _DO)
         return {layer: np.concatenate(_widened([layers[layer] for layers in by_pass])) for layer in sorted(by_pass[0])}
 
-    firsts = [parts[0] for parts in passes]
-    reads = [_of_layers(complete[-1], prefix) for prefix in READ]
     return Trace(
         label=label,
-        tokens=np.concatenate([tokens for _, tokens, _, _ in firsts]),
-        positions=np.concatenate([positions for _, _, positions, _ in firsts]),
-        phases=tuple(header.phase for header, tokens, _, _ in firsts for _ in tokens),
-        outputs=rows(OUTPUT),
-        queries=rows(QUERY),
-        new_keys=rows(NEW[0]),
-        new_values=rows(NEW[1]),
-        keys=reads[0],
-        values=reads[1],
-    )
+        tokens=np.concatenate([kept["tokens"] for kept in joined]),
+        positions=np.concatenate([kept["positions"] for kept in joined]),
+        phases=tuple(passes[number][0][0].phase for number, kept in enumerate(joined) for _ in kept["tokens"]),
+        outputs=rows(OUTPUT), queries=rows(QUERY), new_keys=rows(NEW[0]), new_values=rows(NEW[1]),
+        keys=_layers(joined[-1], READ[0]), values=_layers(joined[-1], READ[1]),
+    )  # fmt: skip
 
 
-def _of_layers(kept: Mapping[str, NDArray[np.float32]], prefix: str) -> dict[int, NDArray[np.float32]]:
+# One file, one process's share of one pass: its header, and by name the tokens, the positions, and what was kept of each layer.
+_Part = tuple[TraceHeader, dict[str, NDArray[Any]]]
+
+
+def _layers(kept: Mapping[str, NDArray[Any]], prefix: str) -> dict[int, NDArray[np.float32]]:
     """Return the tensors of one kind by layer."""
     return {int(name.removeprefix(prefix)): array for name, array in kept.items() if name.startswith(prefix)}
 
@@ -191,15 +180,14 @@ def _widened(passes: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
     return [np.pad(outputs, ((0, 0), (0, 0), (0, widest - outputs.shape[2]))) for outputs in passes]
 
 
-def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[str, NDArray[np.float32]]:
+def _heads_joined(place: Path, parts: Sequence[_Part]) -> dict[str, NDArray[Any]]:
     """Join what was kept of one pass, with the heads of all processes in rank order."""
-    first, *rows, _ = parts[0]
-    for _, *others, _ in parts:
-        if not all(map(np.array_equal, rows, others)):
-            raise damaged(place, f"the processes kept different rows of pass {first.number}", _DO)
-    joined = {}
-    for name in sorted({name for *_, kept in parts for name in kept}):
-        shares = {header.rank: kept[name] for header, *_, kept in parts if name in kept}
+    first, kept = parts[0]
+    joined = {name: kept[name] for name in ("tokens", "positions")}
+    if not all(np.array_equal(rows, other[name]) for _, other in parts for name, rows in joined.items()):
+        raise damaged(place, f"the processes kept different rows of pass {first.number}", _DO)
+    for name in sorted({name for _, kept in parts for name in kept} - joined.keys()):
+        shares = {header.rank: kept[name] for header, kept in parts if name in kept}
         if sorted(shares) != list(range(first.ranks)):
             layer = name.rpartition(".")[2]
             wrote = f"{len(shares)} of {first.ranks} processes wrote layer {layer} of pass {first.number}"

@@ -20,8 +20,8 @@ from torch import Tensor
 from assay.harness.evidence.counters import CounterFile
 
 _MAX_GRAPHS = 1024
-READ_INTERVAL_S = 0.1
-"""Seconds between two reads of the device counters, and the most by which the counter file lags."""
+# Seconds between two reads of the device counters, and the most by which the counter file lags.
+_READ_INTERVAL_S = 0.1
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class GraphCounts:
 
     def _read_forever(self) -> None:
         pause = threading.Event()
-        while not pause.wait(READ_INTERVAL_S):
+        while not pause.wait(_READ_INTERVAL_S):
             self.read()
 
 

@@ -113,7 +113,7 @@ class KernelTracer:
                     torch.cuda.synchronize()
         finally:
             self.on = False
-        return out, interpreted + kernels_in(profiler.profiler.kineto_results.events())
+        return out, interpreted + _kernels_in(profiler.profiler.kineto_results.events())
 
     def _keep(self, kind: tuple[str, bool], kernels: Counter[_Seen]) -> None:
         self._traced.add(kind)
@@ -128,7 +128,7 @@ class KernelTracer:
             noise=str(self._declared.noise),
             package=self._declared.package,
             kernels=self._declared.kernels,
-            in_package=triton_functions(self._declared.package),
+            in_package=_triton_functions(self._declared.package),
             passes=tuple(self._passes),
         )
         KERNEL_TRACES.write(self._folder, trace)
@@ -146,7 +146,7 @@ def _order(item: tuple[_Seen, int]) -> tuple[Any, ...]:
     return attention is False, kind, -launches, name
 
 
-def kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
+def _kernels_in(events: Sequence[Any]) -> Counter[_Seen]:
     """Count launches by kernel, in the events of a profile.
 
     Kernels on a device are listed wherever they were launched. PyTorch's operators are listed only inside of attention calls.
@@ -198,7 +198,7 @@ def _interpreter_launches(note: Callable[[Any], None]) -> Iterator[None]:
         interpreter.GridExecutor.__call__ = launch
 
 
-def triton_functions(package: str) -> tuple[str, ...]:
+def _triton_functions(package: str) -> tuple[str, ...]:
     """Return the names of the Triton functions that the imported modules of a distribution define; empty without one."""
     if not package or "triton" not in sys.modules:
         return ()

@@ -22,8 +22,8 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.pack import CANDIDATE, MANIFEST, PackEntry, PackManifest, Source
 from assay.harness.files import write_whole
 
-RESERVOIR = 4
-"""Most sampled calls per stratum."""
+# Most sampled calls per stratum.
+_RESERVOIR = 4
 # Shares of the budget: of one call, of one sequence with one kv head (which cannot be cut further without losing queries), and of
 # the worst calls together.
 _MAX_CALL_SHARE, _MAX_CUT_SHARE, _MAX_WORST_SHARE = 1 / 32, 1 / 8, 1 / 2
@@ -61,7 +61,7 @@ class PackWriter:
     """
 
     def __init__(
-        self, folder: Path, source: Source, budget_bytes: int, seed: int = 0, reservoir: int = RESERVOIR
+        self, folder: Path, source: Source, budget_bytes: int, seed: int = 0, reservoir: int = _RESERVOIR
     ) -> None:
         """Write a pack in a new or empty folder, or replace the folder's pack; at most `reservoir` samples per stratum.
 
@@ -146,8 +146,8 @@ class PackWriter:
         """
         if not self._changed:
             return
-        kept = [*self._worst.values(), *(kept_call for stratum in self._samples.values() for kept_call in stratum)]
-        entries = tuple(kept_call.entry or self._write(kept_call) for kept_call in kept)
+        every = [*self._worst.values(), *(kept for alike in self._samples.values() for kept in alike)]
+        entries = tuple(kept.entry or self._write(kept) for kept in every)
         manifest = PackManifest(source=self._source, seen=self._seen, too_large=self._too_large, calls=entries)
         write_whole(self._folder / MANIFEST, manifest.model_dump_json(indent=1), durable=False)
         named = {entry.file for entry in entries}
@@ -175,17 +175,12 @@ class PackWriter:
 
     def _evict(self) -> None:
         """Drop calls until the budget is met: mild worst calls if they exceed their share, then calls of the largest stratum."""
-        while self._worst_bytes() > _MAX_WORST_SHARE * self._budget:
+        while sum(kept.bytes for kept in self._worst.values()) > _MAX_WORST_SHARE * self._budget:
             mildest = min(self._worst, key=lambda key: self._worst[key].relative_l1 or 0.0)
             self._release(self._worst.pop(mildest))
         while self._bytes > self._budget:
-            largest = max(
-                self._samples.values(), key=lambda kept: (len(kept), sum(kept_call.bytes for kept_call in kept))
-            )
+            largest = max(self._samples.values(), key=lambda alike: (len(alike), sum(kept.bytes for kept in alike)))
             self._release(largest.pop(self._random.randrange(len(largest))))
-
-    def _worst_bytes(self) -> int:
-        return sum(kept.bytes for kept in self._worst.values())
 
     def _cut(
         self, call: AttentionCall, outputs: dict[str, Tensor], prefix: tuple[int, ...], relative_l1: float | None,

@@ -158,7 +158,7 @@ class TruthSums:
         # One family if both roles declare the same, each [members, rows, heads, head_dim_v].
         honest = [honest_outputs(call, family, at, seed=seed) for family in self._families]
         self._members = [len(members) for members in honest]
-        unstored = [with_given(call, *given)] if given is not None else []
+        unstored = [_with_given(call, *given)] if given is not None else []
         moved, seen = _as_asked(call, at, reference[at].double(), right, _windows(call), unstored)
         own, of_candidate = _as_asked(
             call, at, candidate[at].double(), right, [], unstored if self._reads_given else []
@@ -333,7 +333,7 @@ def _new_rows(call: AttentionCall) -> Tensor:
     return torch.cat([torch.arange(end - n, end) for end, n in zip(ends, new, strict=True)]).to(call.k.device)
 
 
-def with_given(call: AttentionCall, k: Tensor, v: Tensor) -> AttentionCall:
+def _with_given(call: AttentionCall, k: Tensor, v: Tensor) -> AttentionCall:
     """Return a call of a cache of fewer bits with K and V of the new tokens as they were given, before they were stored."""
     rows = _new_rows(call)
     k, v = (

@@ -89,7 +89,7 @@ def agree(
     """Find what both servers must be given so that only the treatment differs. Nothing is started.
 
     `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names what was asked to
-    differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
+    differ. What could not be common out or made equal is in `impossible` of the result; the servers then show it.
     """
     resolve = resolve or _resolved_arguments
     names = {role: launches[role].backend for role in ROLES}
@@ -103,14 +103,12 @@ def agree(
             return agreed.model_copy(update={"impossible": (str(error),)})
         common = _common_settings(reference, candidate, names, asked)
         new = tuple(flag for flag in common.flags if flag not in agreed.flags)
-        still = tuple(f"{reason}, although both were given it" for reason in common.because) if not new else ()
-        agreed = CommonSettings(
-            flags=agreed.flags + new,
-            because=agreed.because + (common.because if new else ()),
-            impossible=common.impossible + still,
-        )
         if not new:
-            break
+            vain = tuple(f"{reason}, although both were given it" for reason in common.because)
+            return agreed.model_copy(update={"impossible": common.impossible + vain})
+        agreed = CommonSettings(
+            flags=agreed.flags + new, because=agreed.because + common.because, impossible=common.impossible
+        )
     return agreed
 
 

@@ -13,7 +13,7 @@ import torch
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.sample_calls import call_of
-from assay.harness.engines.inside.pack_writer import RESERVOIR, PackWriter, stratum
+from assay.harness.engines.inside.pack_writer import _RESERVOIR, PackWriter, stratum
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.pack import PackEntry, Source, hash_pack, rank_folder, read_manifest, read_pack
 
@@ -67,7 +67,7 @@ def test_the_sample_is_stratified_and_the_budget_is_kept(tmp_path: Path) -> None
     assert size(tmp_path / "pack") <= budget
     counts = Counter((one.call.layer, one.entry.prefix) for one in read_pack(tmp_path / "pack"))
     assert len(counts) == 12
-    assert max(counts.values()) <= RESERVOIR
+    assert max(counts.values()) <= _RESERVOIR
     assert read_manifest(tmp_path / "pack").seen == 300
 
 
@@ -77,7 +77,7 @@ def test_a_reservoir_also_keeps_late_calls(tmp_path: Path) -> None:
         offer(writer, [(2, 0)], scale=float(step))
     writer.flush()
     kept = [one.call.scale for one in read_pack(tmp_path / "pack")]
-    assert len(kept) == RESERVOIR
+    assert len(kept) == _RESERVOIR
     assert max(kept) >= 50
 
 

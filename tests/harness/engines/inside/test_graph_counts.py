@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.engines.inside.graph_counts import READ_INTERVAL_S, GraphCounts
+from assay.harness.engines.inside.graph_counts import _READ_INTERVAL_S, GraphCounts
 from assay.harness.engines.sglang.meter import meter
 from assay.harness.evidence.counters import CounterFile, CounterRow, read_counters
 
@@ -64,7 +64,7 @@ def replayed(run: Any, backend: Any, folder: Path) -> dict[tuple[bool, bool], in
         for _ in range(times):
             graph.replay()
     torch.cuda.synchronize()
-    time.sleep(5 * READ_INTERVAL_S)
+    time.sleep(5 * _READ_INTERVAL_S)
     return by_kind(folder)
 
 

@@ -14,7 +14,7 @@ from assay.harness.attention import kernels
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.engines.inside.control import Control, set_control
-from assay.harness.engines.inside.kernel_tracer import KernelTracer, kernel_tracer, kernels_in, triton_functions
+from assay.harness.engines.inside.kernel_tracer import KernelTracer, _kernels_in, _triton_functions, kernel_tracer
 from assay.harness.engines.sglang.meter import watch
 from assay.harness.evidence.executed import KERNEL_TRACES, KernelTrace, passes_of
 
@@ -124,8 +124,8 @@ def test_the_interpreter_is_as_it_was_after_a_trace(tmp_path: Path) -> None:
 
 
 def test_a_package_without_triton_functions_defines_none() -> None:
-    assert triton_functions("") == ()
-    assert triton_functions("numpy") == ()
+    assert _triton_functions("") == ()
+    assert _triton_functions("numpy") == ()
 
 
 @pytest.mark.cuda
@@ -187,7 +187,7 @@ def test_device_kernels_are_assigned_to_the_call_that_launched_them() -> None:
         event("Memcpy DtoD (Device -> Device)", "CUDA", 700, 1, correlation=3),
         event("unlinked", "CUDA", 700, 1, correlation=9),
     ]
-    found = {name: attention for _, name, _, attention in kernels_in(launches)}
+    found = {name: attention for _, name, _, attention in _kernels_in(launches)}
     assert found == {"gemm": False, "_attn_fwd": True, "unlinked": None}
     replay = [event("cudaGraphLaunch", "CPU", 12, 1, correlation=1), event("_attn_fwd", "CUDA", 500, 1, correlation=1)]
-    assert [attention for _, _, _, attention in kernels_in(replay)] == [None]
+    assert [attention for _, _, _, attention in _kernels_in(replay)] == [None]

@@ -27,7 +27,7 @@ from assay.harness.engines.inside.candidates import KernelCandidate
 from assay.harness.engines.inside.control import Control, set_control
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.engines.inside.shadow import Shadow
-from assay.harness.engines.inside.truth_sums import TruthSums, with_given
+from assay.harness.engines.inside.truth_sums import TruthSums, _with_given
 from assay.harness.engines.sglang.kv_pool import _scales_of, spec_of
 from assay.harness.errors import UsageError
 from assay.harness.evidence.error_table import relative_l1
@@ -83,7 +83,7 @@ def serving(stand_in: ModuleType, tmp_path: Path) -> Serving:
             for x, buffers, scale in ((k, pool.keys, self.writes[0]), (v, pool.values, self.writes[1])):
                 buffers[layer.layer_id][batch.out_cache_loc] = x.div_(scale).to(STORED)
             call = self.pages.packed_call(spec_of(layer, {}, phase, "it"), q, layer, batch, batch.new, batch.prefix)
-            return rounded_oracle(with_given(call, *given) if phase == "extend" else call).reshape(q.shape[0], -1)
+            return rounded_oracle(_with_given(call, *given) if phase == "extend" else call).reshape(q.shape[0], -1)
 
     def make(kernel: Kernel, budget: int = 2**20, writes: tuple[float, float] = (K_SCALE, V_SCALE)) -> tuple[Any, Shadow]:
         server = stand_in.Server()
