@@ -37,8 +37,8 @@ from assay.reports.document import (
 from assay.reports.summary import number
 from assay.reports.trace_timeline import timeline_svg
 
+# Rows of a table, and flips, that the terminal shows.
 _SHOWN, _FLIPS = 20, 5
-"""Rows of a table, and flips, that the terminal shows."""
 # Most rows and names of tensors on the page.
 _TENSORS_SHOWN = 100
 _TASK_COLUMNS = ("task", "metric", "pairs", "A", "B", "lost", "gained", "loss in points", "McNemar p", "verdict")

@@ -94,8 +94,8 @@ def bound_and_policy(metric: Metric) -> str:
     return bound(metric) + (f", set by {one_line(metric.policy, 120)}" if metric.policy else "")
 
 
+# One cell of a layer x head heat map: layer, head, which calls, error and bound.
 _WorstCell = tuple[str, str, str, OwnError, float | None]
-"""One cell of a layer x head heat map: layer, head, which calls, error and bound."""
 
 
 def worst_cells(layers: LayersResult, most: int) -> list[_WorstCell]:

@@ -10,10 +10,10 @@ from assay.reports import svg
 
 _WIDTH = 1000  # CSS pixels: a narrow page scrolls it in its own frame
 _LEGEND = 24
+# Heights in CSS pixels: of a lane, of the name of a track, and between tracks.
 _ROW, _HEAD, _GAP = 15, 20, 8
-"""Heights in CSS pixels: of a lane, of the name of a track, and between tracks."""
+# Room for the name of a lane: CSS pixels, and characters.
 _NAME_WIDTH, _NAME_LENGTH = 150, 24
-"""Room for the name of a lane: CSS pixels, and characters."""
 _COLOURS = {
     "extend": svg.CANDIDATE, "decode": svg.PALETTE["chart-right"], "other": svg.PALETTE["chart-unparsed"],
 }  # fmt: skip

@@ -23,11 +23,11 @@ from assay.harness.stats.bootstrap import Floats, bootstrap_t
 from assay.harness.stats.share import mcnemar
 from assay.harness.verdict import Check, Finding
 
-LENGTH_BOUND = 0.05
-"""Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too."""
-SURE = 1e-3
-"""Error rate of calling a change of length a regression. It is added to that of a run, since lengths are tested beside the suites
-and are not corrected for their number."""
+# Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too.
+_LENGTH_BOUND = 0.05
+# Error rate of calling a change of length a regression. It is added to that of a run, since lengths are tested beside the suites
+# and are not corrected for their number.
+_SURE = 1e-3
 
 
 LIMIT = "length"
@@ -54,8 +54,8 @@ class AnswerEnd(NamedTuple):
         return cls(answer.finish_reason, answer.completion_tokens, answer.stopped_at)
 
 
-EndPairs = Sequence[tuple[AnswerEnd, AnswerEnd]]
-"""The reference's and the candidate's end of the answer to each prompt."""
+# The reference's and the candidate's end of the answer to each prompt.
+_EndPairs = Sequence[tuple[AnswerEnd, AnswerEnd]]
 
 
 # Error rate of the statement that lengths differ at all, or that answers of one role run to the limit more often.
@@ -77,7 +77,7 @@ class AnswerLengths(Part):
     high: float | None = Field(None, description="upper bound of the ratio, of the same level")
     p_beyond: float = Field(1.0, description='p value of "the ratio is within the bound", two-sided')
     p_cut: float = Field(1.0, description='exact McNemar p value of "as many ran to the token limit"')
-    bound: float = Field(LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
+    bound: float = Field(_LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
 
     @property
     def uninformative(self) -> str:
@@ -97,7 +97,7 @@ class AnswerLengths(Part):
         """
         if self.low is None or self.high is None:
             return False
-        return 1 - self.bound <= self.low and self.high <= 1 + self.bound and self.p_cut >= SURE
+        return 1 - self.bound <= self.low and self.high <= 1 + self.bound and self.p_cut >= _SURE
 
     @property
     def differ(self) -> bool:
@@ -109,8 +109,8 @@ class AnswerLengths(Part):
 
     @property
     def beyond(self) -> bool:
-        """True if the lengths are shown to differ by more than the bound, at the level `SURE`."""
-        return (self.p_beyond < SURE and self._enough(SURE)) or self._more_cut(SURE)
+        """True if the lengths are shown to differ by more than the bound, at the level `_SURE`."""
+        return (self.p_beyond < _SURE and self._enough(_SURE)) or self._more_cut(_SURE)
 
     def _enough(self, alpha: float) -> bool:
         """Return True if as many lengths changed as a sign test needs at least: a bootstrap of two changes shows nothing."""
@@ -134,7 +134,7 @@ class AnswerLengths(Part):
 
 
 def compare_lengths(
-    pairs: EndPairs, alpha: float, bound: float = LENGTH_BOUND, units: Sequence[str] = ()
+    pairs: _EndPairs, alpha: float, bound: float = _LENGTH_BOUND, units: Sequence[str] = ()
 ) -> AnswerLengths:
     """Compare both roles' lengths, prompt by prompt.
 
@@ -196,7 +196,7 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
     if lengths.differ or lengths.beyond:
         return requirement.check("missing", lengths.text, "compare the answers themselves; see assay run")
     if not lengths.same:
-        cut = lengths.p_cut < SURE
+        cut = lengths.p_cut < _SURE
         why = "one ran to the limit more often" if cut else f"not shown to be within {lengths.bound:.0%}"
         return requirement.check(
             "not checked", f"{lengths.text}: {why}", "a higher token limit" if cut else "more questions"
@@ -204,7 +204,7 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
     return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
 
 
-def check_ends(pairs: EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
+def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no role's answers end more often for a reason, such as an abort or another stop token, but for the limit.
 
     What an answer stopped at counts where both servers always tell. Prompts with an unknown reason are left out.
@@ -227,19 +227,19 @@ def check_ends(pairs: EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
             counts.append((mcnemar(ours - both, theirs - both), reason, ours, theirs))
     # Bonferroni's correction for the number of reasons. Those that differ come first, then the most frequent.
     corrected = [(min(1.0, len(counts) * p), reason, ours, theirs) for p, reason, ours, theirs in counts]
-    corrected.sort(key=lambda count: (count[0] >= SURE, -(count[2] + count[3])))
+    corrected.sort(key=lambda count: (count[0] >= _SURE, -(count[2] + count[3])))
     text = "; ".join(
-        f"{reason}: {ours:,} against {theirs:,}{f' (p = {p:.1g})' if p < SURE else ''}"
+        f"{reason}: {ours:,} against {theirs:,}{f' (p = {p:.1g})' if p < _SURE else ''}"
         for p, reason, ours, theirs in corrected
     )
-    if any(p < SURE for p, *_ in corrected):
+    if any(p < _SURE for p, *_ in corrected):
         return requirement.check("failed", text, "see the answers that end so, and the server's log")
     return requirement.check("ok", text or "all ran to the limit")
 
 
 def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:
     """Describe a difference beyond the bound, in a sentence that names the test."""
-    sure = f"above {lengths.bound:.0%} at an error rate of {SURE:g}, which is not corrected for other suites"
+    sure = f"above {lengths.bound:.0%} at an error rate of {_SURE:g}, which is not corrected for other suites"
     return f"{whose}'s answers are {_other(lengths)}: {lengths.text}; {sure}."
 
 

@@ -44,10 +44,10 @@ from assay.harness.verdict import Verdict
 
 CHANCE = 0.25
 """Accuracy of guessing among four options; a number or a text cannot be guessed."""
-HEADROOM = 2.0
-"""The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly."""
-MOST_UNPARSED = 0.05
-"""Largest share of answers without a letter: a comparison of more is one of formats."""
+# The reference must be shown to beat guessing by this multiple of the margin: less could not be lost visibly.
+_HEADROOM = 2.0
+# Largest share of answers without a letter: a comparison of more is one of formats.
+_MOST_UNPARSED = 0.05
 
 _Reason = Literal["regression", "non-inferior", "nothing", "no headroom", "unparsed", "undecided"]
 _VERDICTS: dict[_Reason, Verdict] = {"regression": "regression", "non-inferior": "pass"}
@@ -207,7 +207,7 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
 
     - *regression*: the loss is above the margin. Unparsed answers are wrong ones, so a candidate that only stops answering in the
       required form has regressed.
-    - *non-inferior*: the loss is below the margin, no more than `MOST_UNPARSED` of either side's answers are unparsed, and the
+    - *non-inferior*: the loss is below the margin, no more than `_MOST_UNPARSED` of either side's answers are unparsed, and the
       reference is so much better than guessing that a loss would show.
 
     Unless `Rule.loss_suffices`, there is neither where the reference has no headroom or too many unparsed answers: it is not fit to
@@ -223,7 +223,7 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
     losses = np.array([_mean(each.loss for each in unit) for unit in units.values()])
     references = np.array([_mean(each.reference for each in unit) for unit in units.values()])
     exact = fixed and len(units) == len(scores) and all({each.reference, each.candidate} <= {0, 1} for each in scores)
-    floor = chance + HEADROOM * rule.margin
+    floor = chance + _HEADROOM * rule.margin
     hopeless, p_regression, p_inferior = False, 1.0, 1.0
     reason: _Reason = "nothing"
     if scores:
@@ -264,13 +264,13 @@ def _reason(
     above = p_regression <= rule.regression_alpha
     if above and rule.loss_suffices:
         return "regression"
-    if unparsed[0] > MOST_UNPARSED:
+    if unparsed[0] > _MOST_UNPARSED:
         return "unparsed"
     if not headroom:
         return "no headroom"
     if above:
         return "regression"
-    if unparsed[1] > MOST_UNPARSED:
+    if unparsed[1] > _MOST_UNPARSED:
         return "unparsed"
     return "non-inferior" if p_inferior <= rule.alpha else "undecided"
 
@@ -286,13 +286,13 @@ def accuracy_sentence(result: Accuracy, sides: tuple[str, str] = ("the reference
             f"{_percent(share)} of {side}'s" for side, share in zip(sides, result.unparsed, strict=True)
         )
         return (
-            f"{shares} answers to {n:,} questions are unparsed, where {_percent(MOST_UNPARSED, 0)} is the most that allows a "
+            f"{shares} answers to {n:,} questions are unparsed, where {_percent(_MOST_UNPARSED, 0)} is the most that allows a "
             "verdict. To resolve: raise the token limit, or use questions that the model answers in the required form."
         )
     if result.reason == "no headroom":
         return (
             f"{reference[0].upper()}{reference[1:]} scores {result.references.mean():.3f}, {_percent(result.least_reference)} or "
-            f"more: not shown to beat guessing ({_percent(result.chance, 0)}) by {HEADROOM:g} margins of {_points(rule.margin)} "
+            f"more: not shown to beat guessing ({_percent(result.chance, 0)}) by {_HEADROOM:g} margins of {_points(rule.margin)} "
             f"points, so a broken {candidate.removeprefix('the ')} could look no worse."
         )
     interval, loss = result.interval, result.loss
@@ -354,5 +354,5 @@ def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> in
 
 def _more_than(unparsed: int, of: int, alpha: float) -> bool:
     """Return True if the share of unparsed answers is clearly above the limit, in whatever order they came."""
-    odds = unparsed * math.log(0.5 / MOST_UNPARSED) + (of - unparsed) * math.log(0.5 / (1 - MOST_UNPARSED))
+    odds = unparsed * math.log(0.5 / _MOST_UNPARSED) + (of - unparsed) * math.log(0.5 / (1 - _MOST_UNPARSED))
     return odds >= math.log(1 / alpha)

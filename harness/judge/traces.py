@@ -86,9 +86,9 @@ def _rows(trace: Trace) -> dict[int, int]:
     return rows
 
 
+# Where two passes part: before attention, in the K and V of earlier tokens that it reads, in attention itself, or behind the
+# last layer's.
 _Place = Literal["input", "cache", "attention", "behind attention"]
-"""Where two passes part: before attention, in the K and V of earlier tokens that it reads, in attention itself, or behind the last
-layer's."""
 _Name = Literal["q", "k", "v", "output"]
 _Tensor = tuple[_Place, _Name]
 # What is compared of a layer: q, K and V of new tokens as they are computed, K and V of all as they are read, and the

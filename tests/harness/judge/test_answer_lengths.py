@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from assay.harness.judge.answer_lengths import SURE, AnswerEnd, AnswerLengths, check_ends, check_lengths, compare_lengths
+from assay.harness.judge.answer_lengths import _SURE, AnswerEnd, AnswerLengths, check_ends, check_lengths, compare_lengths
 
 LIMIT = 64
 
@@ -79,7 +79,7 @@ def test_simulated_lengths(true: float, called: bool) -> None:
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= true <= found.high
-    assert seen == sets if called else seen <= 1, f"an error rate of {SURE}"
+    assert seen == sets if called else seen <= 1, f"an error rate of {_SURE}"
     assert covered >= 0.8 * sets, "two ends of 0.05 each"
 
 
