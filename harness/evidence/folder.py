@@ -282,10 +282,14 @@ def _differing(earlier: Manifest, now: Manifest) -> list[str]:
         for key in sorted({*before, *after} - _RESUMABLE_CHANGES)
         if before.get(key) != after.get(key)
     ]
-    changes += [f"the {what} changed" for what, same in _same(earlier, now).items() if not same]
+    compared = {
+        "model's files": (earlier.model_hashes, now.model_hashes), "questions": (earlier.items_hash, now.items_hash),
+        "packages": (earlier.packages, now.packages), "hardware": (earlier.hardware, now.hardware),
+    }  # fmt: skip
+    changes += [f"the {what} changed" for what, (old, new) in compared.items() if old != new]
     for role in ROLES:
-        old, new = earlier.code.get(role, {}), now.code.get(role, {})
-        parts = sorted(part for part in {**old, **new} if old.get(part) != new.get(part))
+        had, has = earlier.code.get(role, {}), now.code.get(role, {})
+        parts = sorted(part for part in {**had, **has} if had.get(part) != has.get(part))
         changes += [f"the {role}'s kernel changed ({', '.join(parts)})"] if parts else []
     return changes
 
@@ -299,12 +303,3 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
             f"{part} {name}".strip() if part in ROLES or not name else name: setting for name, setting in inside.items()
         }
     return flat
-
-
-def _same(earlier: Manifest, now: Manifest) -> dict[str, bool]:
-    return {
-        "model's files": earlier.model_hashes == now.model_hashes,
-        "questions": earlier.items_hash == now.items_hash,
-        "packages": earlier.packages == now.packages,
-        "hardware": earlier.hardware == now.hardware,
-    }

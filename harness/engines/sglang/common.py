@@ -89,7 +89,7 @@ def agree(
     """Find what both servers must be given so that only the treatment differs. Nothing is started.
 
     `resolve` returns the resolved arguments of a launch; by default SGLang itself is asked. `asked` names what was asked to
-    differ. What could not be common out or made equal is in `impossible` of the result; the servers then show it.
+    differ. What could not be found out or made equal is in `impossible` of the result; the servers then show it.
     """
     resolve = resolve or _resolved_arguments
     names = {role: launches[role].backend for role in ROLES}

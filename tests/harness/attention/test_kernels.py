@@ -21,15 +21,12 @@ from assay.harness.localize.guard import compute, run_calls
 CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 
 
-def test_published_kernels_can_be_loaded() -> None:
+@pytest.mark.parametrize(
+    ("name", "phases"), [("sage_attn", ("extend",)), ("assay.harness.attention.oracle:oracle", ("extend", "decode"))]
+)
+def test_a_published_name_and_a_path_are_loaded_with_their_declarations(name: str, phases: tuple[str, ...]) -> None:
     assert {"sage_attn", "sage_attn_as_shipped"} <= set(kernels.published())
-    assert kernels.declaration(kernels.load("sage_attn")).phases == ("extend",)
-
-
-def test_a_path_is_loaded_and_declares_every_phase() -> None:
-    found = kernels.load("assay.harness.attention.oracle:oracle")
-    assert found is oracle
-    assert kernels.declaration(found).phases == ("extend", "decode")
+    assert kernels.declaration(kernels.load(name)).phases == phases
 
 
 @pytest.mark.parametrize(
@@ -55,15 +52,24 @@ def test_an_engine_and_a_colon_name_a_backend_of_the_engine(name: str, backend: 
     assert (native[1] if native else "") == backend
 
 
-def test_an_unknown_phase_cannot_be_declared() -> None:
-    with pytest.raises(ValueError, match="prefill"):
-        kernels.declares(phases=("prefill",))
-
-
-@pytest.mark.parametrize("pattern", ["", ".", ".*", "[a-z]", "_attend|", "aten|:"])
-def test_a_pattern_that_any_name_matches_proves_nothing(pattern: str) -> None:
-    with pytest.raises(ValueError, match="which any kernel's name matches"):
-        kernels.declares(kernels=(pattern,))
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        *(
+            ({"kernels": (pattern,)}, "which any kernel's name matches")
+            for pattern in ("", ".", ".*", "[a-z]", "_attend|", "aten|:")
+        ),
+        ({"kernels": ("(",)}, "which is no regular expression"),
+        ({"phases": ("prefill",)}, "prefill"),
+        ({"phases": ("decode",), "prefix": False}, "a decode call has a cached prefix"),
+        ({"head_dims": ()}, "expected a tuple of at least one"),
+        ({"features": ("relative bias",)}, r"declares the features \['relative bias'\]; expected some of window, softcap"),
+        ({"noise": "int4"}, "no noise family is called 'int4'"),
+    ],
+)
+def test_a_declaration_that_no_kernel_can_have_is_refused(declared: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        kernels.declares(**declared)
 
 
 def test_a_path_is_not_a_url() -> None:

@@ -14,6 +14,8 @@ import typer
 
 from assay.harness.cli.app import main
 
+app_module = sys.modules["assay.harness.cli.app"]  # the package has a function of this name
+
 DATA = Path(__file__).parents[2] / "data"
 KERNEL = "import torch\ndef wrong(call):\n    print('computing', flush=True)\n    return torch.zeros_like(call.q)\n"
 RESULTS = DATA / "results"
@@ -79,6 +81,24 @@ def test_output_that_cannot_be_written_is_no_verdict_and_says_so(tmp_path: Path)
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("assay: standard output could not be written: No space left on device")
+
+
+def test_what_an_encoding_lacks_is_written_as_an_escape(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from assay.harness.cli.streams import keep_open; keep_open(); print('gr\\u00f6\\u00dfe')"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, rb"gr\xf6\xdfe" + b"\n"), done.stderr
+
+
+def test_ctrl_c_outside_of_a_command_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:  # as Typer ends where a module is being imported
+        sys.exit(app_module._CTRL_C)
+
+    monkeypatch.setattr(app_module, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    assert "interrupted; there is no verdict" in capsys.readouterr().err
 
 
 def test_a_question_that_nobody_answers_is_no_regression(

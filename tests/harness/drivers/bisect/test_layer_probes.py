@@ -171,6 +171,22 @@ def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) ->
     assert server.tokens == {2048, 48}, "texts are short, whatever the limit of an answer"
 
 
+def test_a_reference_that_never_repeats_itself_is_inconclusive(tmp_path: Path) -> None:
+    result = bisect(Server(tmp_path, lambda candidate, item, before: f"text {before}"))
+    assert (result.by, result.outcome, result.probes) == ("text", "inconclusive", ())
+    assert "a broken candidate could not look worse" in result.why
+
+
+def test_a_candidate_that_does_not_repeat_itself_asks_for_repeats(tmp_path: Path) -> None:
+    def says(candidate: frozenset[int], item: Item, before: int) -> str:
+        return f"Answer: {'none' if 2 in candidate else item.expected} {before if candidate else ''}"
+
+    result = bisect(Server(tmp_path, says))
+    assert (result.floor, result.candidate_floor) == (0, 16)
+    assert [one.layer for one in result.restored] == [2]
+    assert len(result.probes) > len({probe.candidate for probe in result.probes})
+
+
 def test_a_floor_that_is_not_identical_asks_for_repeats(tmp_path: Path) -> None:
     # Every third time a set is asked, two of sixteen answers differ.
     def says(candidate: frozenset[int], item: Item, before: int) -> str:

@@ -101,9 +101,7 @@ def test_triton_rounds_what_it_adds_up_for_a_score_where_each_q_head_has_its_own
     done = assay("check", "sglang:triton@16", "--read-out", "0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search("sglang:triton@16 computes something other than attention; wrong on [1-9] of ", done.stdout)
-    for failing in ("decode (4/193); Correct extend", "MHA 4/4 (4/72)", "float16 (4/246); Correct float32"):
-        assert f"Fails (of calls) {failing}" in done.stdout
-    assert "data: Fails (of calls) K offset (1/36), peaky (2/36), K outliers (1/35); Correct normal" in done.stdout
+    assert "No known bug explains the output in decode" in done.stdout
     assert "Not covered: bfloat16, by declaration" in done.stdout
 
 

@@ -56,7 +56,7 @@ def test_a_commit_is_described_with_its_diffstat(made: object) -> None:
     assert "attn.py | 1 +" in repository.describe(commits[0]).diffstat, "the root, compared with an empty tree"
 
 
-def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> None:
+def test_the_checkout_is_not_touched(made: object, histories: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     path, commits = made.path, made.commits  # type: ignore[attr-defined]
     (path / "attn.py").write_text("edited\n")
     (path / "new.py").write_text("untracked\n")
@@ -65,7 +65,13 @@ def test_the_checkout_is_not_touched(made: object, histories: ModuleType) -> Non
     hook.write_text(f"#!/bin/sh\ntouch {path}/hook-ran\n")
     hook.chmod(0o755)
     before = contents(path)
-    repository = Repository(path)
+    with monkeypatch.context() as hook_of_git:  # it sets these for what it starts
+        hook_of_git.setenv("GIT_DIR", str(path.parent / "elsewhere"))
+        hook_of_git.setenv("GIT_INDEX_FILE", str(path / ".git" / "index"))
+        repository = Repository(path)
+        with repository.worktree() as tree:
+            repository.checkout(tree, commits[0])
+    assert contents(path) == before
     with repository.worktree() as tree:
         for commit, number in ((commits[1], 1), (commits[4], 4), (commits[0], 0)):
             repository.checkout(tree, commit)
