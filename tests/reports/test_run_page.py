@@ -99,6 +99,13 @@ def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
     assert [word for word in wanted if re.sub(r"\s+", " ", word) not in text] == []
 
 
+def test_the_figures_of_a_suite_end_without_a_separator(examples: ModuleType) -> None:
+    report = examples.passing()
+    suites = tuple(suite.model_copy(update={"flips": (), "divergences": ()}) for suite in report.suites)
+    shown = to_html(report.model_copy(update={"suites": suites}))
+    assert re.findall(r'<span class="quiet">(bound[^<]*)</span></a>', shown)[-1] == "bound ≤ 10"
+
+
 def test_a_number_and_its_percent_sign_stay_on_one_line(examples: ModuleType) -> None:
     report = examples.regression().model_copy(update={"reasons": ("Lost 12 % of them.",)})
     assert "Lost 12\N{NO-BREAK SPACE}% of them." in to_html(report)
