@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from assay.harness.attention.call import KernelRefused as KernelRefused
     from assay.harness.attention.call import Mask as Mask
     from assay.harness.attention.call import Outputs as Outputs
-    from assay.harness.attention.kernels import declares as declares
+    from assay.harness.attention.declaration import declares as declares
     from assay.harness.attention.oracle import oracle as oracle
     from assay.harness.checks.check import assert_correct as assert_correct
     from assay.harness.checks.jobs import check as check
@@ -40,7 +40,7 @@ _HOME = {
     "Mask": "assay.harness.attention.call",
     "Outputs": "assay.harness.attention.call",
     "KernelRefused": "assay.harness.attention.call",
-    "declares": "assay.harness.attention.kernels",
+    "declares": "assay.harness.attention.declaration",
     "oracle": "assay.harness.attention.oracle",
     "check": "assay.harness.checks.jobs",
     "assert_correct": "assay.harness.checks.check",

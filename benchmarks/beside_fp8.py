@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 
 _OPS = "sglang.srt.layers.attention.triton_ops" if find_spec("sglang") and not find_spec("sglang.kernels") else (
     "sglang.kernels.ops.attention"

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Outputs
-from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family as family_of

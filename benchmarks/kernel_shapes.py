@@ -22,6 +22,7 @@ from triton.testing import do_bench
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.declaration import declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.guard import compute
 from assay.harness.localize.kernel_runs import measure
@@ -64,7 +65,7 @@ def main() -> None:
         columns = ("new, cached", "PyTorch, ms", "ms", "ratio", "PyTorch, TFLOP/s", "TFLOP/s", "own error over bound")
         table = Table(*columns, title=name)
         for shape, call in zip(SHAPES, calls, strict=True):
-            own = measure(call, compute(kernel, call.clone()), kernels.declaration(kernel).noise).worst
+            own = measure(call, compute(kernel, call.clone()), declaration(kernel).noise).worst
             theirs, ours = (milliseconds(partial(run, call), given.seconds) for run in (pytorch, kernel))
             right = own <= 1
             table.add_row(

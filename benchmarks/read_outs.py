@@ -51,7 +51,7 @@ from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel, Mask
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import named

@@ -28,8 +28,9 @@ from torch import Tensor
 from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel, default_device, tensor_of
+from assay.harness.attention.declaration import Declaration, declaration, declares
 from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.kernels import Declaration, declaration, declares, find
+from assay.harness.attention.kernels import find
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.attention.oracle import oracle

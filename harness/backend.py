@@ -11,7 +11,7 @@ from assay.harness.conditions import PHASES
 
 if TYPE_CHECKING:
     from assay.harness.attention.call import Kernel
-    from assay.harness.attention.kernels import Declaration
+    from assay.harness.attention.declaration import Declaration
 
 URL_FORM = "http://HOST:PORT or https://HOST"
 """What the URL of a server looks like."""
@@ -101,9 +101,9 @@ class Backend:
         return kernels.load(self.name)
 
     def _declaration(self) -> Declaration:
-        from assay.harness.attention import kernels
+        from assay.harness.attention.declaration import declaration
 
-        return kernels.declaration(self.kernel())
+        return declaration(self.kernel())
 
     def __str__(self) -> str:
         return self.name

@@ -174,7 +174,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"What to do: mark the test with @pytest.mark.{_MARKER}('module:function')"
         )
     _prepare(metafunc.config)
-    from assay.harness.attention.kernels import declaration
+    from assay.harness.attention.declaration import declaration
     from assay.harness.checks.check_findings import LEAST_LEFT
     from assay.harness.checks.kernel_matrix import matrix_of, named
     from assay.harness.errors import UsageError

@@ -251,7 +251,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 
 VERSIONS = """
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import oracle
 
 @declares(phases=("extend",))

@@ -20,7 +20,7 @@ from itertools import pairwise
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import oracle
 
 @declares(phases=("extend",))

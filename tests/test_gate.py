@@ -31,7 +31,7 @@ margin = 0.1
 """
 KERNEL = """
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 
 attend = declares(phases=("extend",))({kernel})
 """

@@ -1,9 +1,9 @@
-"""Kernels: what they declare, and how they are loaded and run.
+"""Kernels: how they are named, loaded and run.
 
 A kernel is a function of the contract (`assay.harness.attention.call.Kernel`), published in the entry-point group ``assay.kernels``
-or named directly as ``module:function``. It declares what it computes with `declares`. A kernel without a declaration is taken to
-compute every phase. One of an engine's own attention backends is a kernel too, as ``sglang:triton``; and so is a function with a
-signature that is known (`assay.harness.attention.adapters`), as ``flash_attn:flash_attn_varlen_func``.
+or named directly as ``module:function``. It may declare what it computes (`assay.harness.attention.declaration`). One of
+an engine's own attention backends is a kernel too, as ``sglang:triton``; and so is a function with a signature that is known
+(`assay.harness.attention.adapters`), as ``flash_attn:flash_attn_varlen_func``.
 """
 
 from __future__ import annotations
@@ -12,143 +12,26 @@ import importlib
 import importlib.util
 import inspect
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, tensor_of
-from assay.harness.attention.forms import FORMS, lacking, unknown
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, tensor_of
+from assay.harness.attention.declaration import declaration
+from assay.harness.attention.forms import lacking
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.noise import NoiseFamily, family
 from assay.harness.attention.published import adapter_and_path, module_of, native_backend, working_folder_searched
 from assay.harness.attention.published import is_path as is_path
 from assay.harness.attention.published import published as published
-from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
 from assay.harness.text import did_you_mean, one_line
 
 if TYPE_CHECKING:  # see assay.harness.attention.call
     from torch import Tensor
-
-
-# What a pattern must not match by itself: it would be found in every name, and prove nothing.
-_LETTERS = ("", "a", "k", "_", ":", "0")
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """A kernel's declaration: the arguments of `declares`, with `noise` as a name. By default that of a kernel without one."""
-
-    phases: tuple[str, ...] = PHASES
-    package: str = ""
-    about: str = ""
-    noise: str = ""
-    kernels: tuple[str, ...] = ()
-    head_dims: tuple[int, ...] | None = None
-    dtypes: tuple[str, ...] | None = None
-    prefix: bool = True
-    head_dims_v: tuple[int, ...] = ()
-    features: tuple[str, ...] = ()
-
-    def excludes(self, call: AttentionCall) -> str:
-        """Explain why it does not cover a call, "head_dim 80" for example; empty if it does."""
-        head_dim, dtype = call.q.shape[2], str(call.q.dtype).removeprefix("torch.")
-        if self.head_dims is not None and head_dim not in self.head_dims:
-            return f"head_dim {head_dim}"
-        if self.dtypes is not None and dtype not in self.dtypes:
-            return dtype
-        if not self.prefix and call.causal and max(call.prefixes, default=0) > 0:
-            return "a cached prefix"
-        return ", ".join(lacking(self.features, call))
-
-
-def declares(
-    phases: tuple[str, ...] | None = None,
-    package: str = "",
-    about: str = "",
-    noise: str | NoiseFamily = "",
-    kernels: tuple[str, ...] = (),
-    head_dims: tuple[int, ...] | None = None,
-    dtypes: tuple[str, ...] | None = None,
-    prefix: bool = True,
-    head_dims_v: tuple[int, ...] = (),
-    features: tuple[str, ...] = (),
-) -> Callable[[Kernel], Kernel]:
-    """Declare what a kernel computes: a decorator. A kernel without a declaration is taken to compute every phase.
-
-    Args:
-        phases: phases that it computes. The reference backend computes the others, and the report says so. None for both; for
-            extend alone if `prefix` is false.
-        package: distribution that contains it, whose version reports show; empty for none.
-        about: one line of description.
-        noise: noise family that its output has: a name, for example "int8_qk", or a composition, for example
-            `NoiseFamily(k=Quantised("int8", "token"), v=Quantised("e4m3", "head"))`. Empty if it has only the rounding of its
-            dtype. It limits the error from above and from below: a kernel with less noise than it declares fails a check.
-        kernels: device kernels that it launches, such as ``("_attn_fwd$", "quant_per_block")``: regular expressions, each to be
-            found in the name of a kernel that ran. Names are those that a profiler shows: of a Triton function, of a CUDA
-            kernel, or of an operator of PyTorch (``aten::bmm``). A run traces passes of each phase, and passes only if all of
-            these kernels ran. Empty for the Triton functions that `package` defines; a kernel that declares `noise` but neither
-            of them cannot pass a run.
-
-        head_dims: head dims that it computes; None for all. A check covers no others, and says so.
-        dtypes: dtypes that it computes, for example ``("float16", "bfloat16")``; None for all.
-        prefix: whether it computes calls with a cached prefix. A kernel for complete prompts alone does not, and has no decode.
-        head_dims_v: head dims of v that it computes, besides that of q and k: ``(128,)`` with ``head_dims=(192,)`` for DeepSeek's
-            prefill. A check asks for no others.
-        features: what it supports of `assay.harness.attention.call.FEATURES`, by name. A call that asks for anything else is
-            refused. With "lse" it returns log-sum-exps on every call; see `Outputs`. Of "stored_kv" it may name the forms that it
-            takes: ``"stored_kv: e4m3 per tensor"``. A check asks for these, and lists others as not covered.
-
-    Raises:
-        ValueError: no phase or an unknown one, an unknown feature or form, no head dim or dtype, no such noise family, or a name
-            that is no regular expression or is found in any name.
-    """
-    if strange := unknown(features):
-        raise ValueError(
-            f"a kernel declares the features {strange}; expected some of {', '.join(FEATURES)}; or forms of stored_kv, "
-            f"as 'stored_kv: {FORMS[0]}', of: {', '.join(FORMS)}"
-        )
-    if phases is None:
-        phases = PHASES if prefix else ("extend",)
-    if not phases or set(phases) - set(PHASES):
-        raise ValueError(f"a kernel declares the phases {phases}; expected one or more of {PHASES}")
-    if not prefix and "decode" in phases:
-        raise ValueError(
-            "a kernel declares decode and prefix=False; expected extend alone: a decode call has a cached prefix"
-        )
-    for what, values in (("head_dims", head_dims), ("dtypes", dtypes)):
-        if values is not None and (not values or isinstance(values, str)):
-            raise ValueError(f"a kernel declares {what}={values!r}; expected a tuple of at least one, or None for all")
-    name = noise.name if isinstance(noise, NoiseFamily) else family(noise).name
-    for pattern in kernels:
-        try:
-            in_any_name = any(re.search(pattern, letter) for letter in _LETTERS)
-        except re.error as error:
-            raise ValueError(f"a kernel declares {pattern!r}, which is no regular expression: {error}") from None
-        if in_any_name:
-            raise ValueError(
-                f"a kernel declares {pattern!r}, which any kernel's name matches; expected a part of its own kernels' names"
-            )
-
-    def attach(kernel: Kernel) -> Kernel:
-        vars(kernel)["assay"] = Declaration(
-            phases, package, about, name, kernels, head_dims, dtypes, prefix, tuple(head_dims_v), tuple(features)
-        )
-        return kernel
-
-    return attach
-
-
-def declaration(kernel: Kernel) -> Declaration:
-    """Return the kernel's declaration; the default, with every phase, if it has none."""
-    declaration = getattr(kernel, "assay", None)
-    return declaration if isinstance(declaration, Declaration) else Declaration()
 
 
 def load(name: str) -> Kernel:

@@ -27,7 +27,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, covering
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, NINE, SIZES, WITHOUT_PREFIX
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
 from assay.harness.attention.matrix_features import ASKED, MLA, STORED, values_of

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 
 _HEAD_DIMS = (64, 128)
 _PACKAGE = "sageattention"

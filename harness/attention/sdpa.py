@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 
 
 @declares(about="PyTorch's scaled_dot_product_attention, one sequence at a time")

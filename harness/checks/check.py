@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, Kernel
+from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.attention.kernels import exits_raised
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
@@ -73,7 +74,7 @@ class _Task:
     name: str
     path: str
     kernel: Kernel
-    declared: kernels.Declaration
+    declared: Declaration
     asked: tuple[str, ...]
     made: Sequence[tuple[Case, AttentionCall]]
     excluded: tuple[tuple[Case, str], ...]
@@ -181,7 +182,7 @@ def _task(
 ) -> _Task:
     """Choose the calls of a check."""
     name, loaded = named(kernel)
-    declared = declared_with(kernels.declaration(loaded), noise)
+    declared = declared_with(declaration(loaded), noise)
     path = name if isinstance(kernel, str) or kernels.is_path(name) else ""
     phases, size = options.get("phases"), options.get("size", "small")
     asked = declared.phases if phases is None else tuple(phases)
@@ -302,7 +303,7 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     """
     __tracebackhide__ = True  # pytest shows the test and the kernel
     name, loaded = named(kernel)
-    declared = declared_with(kernels.declaration(loaded), noise)
+    declared = declared_with(declaration(loaded), noise)
     guard = Guard(loaded, declared)
     given, where = call.clone(), f"{name} on {describe(call)}"
     with exits_raised():

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
-from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import Case
 from assay.harness.checks.coverage import DECLARABLE, advice_on, separating
 from assay.harness.conditions import has_cached_prefix

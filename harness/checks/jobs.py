@@ -167,7 +167,7 @@ def check_each_here(
     kernel: str | Kernel, names: Sequence[str], journal: worker.Journal, **options: Unpack[MatrixOptions]
 ) -> None:
     """Check a kernel on each of these cases: the job of `check_each`."""
-    from assay.harness.attention.kernels import declaration
+    from assay.harness.attention.declaration import declaration
     from assay.harness.checks.check import check as run
     from assay.harness.checks.kernel_matrix import matrix_of, named
     from assay.harness.checks.observed import Reader

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import declaration
+from assay.harness.attention.declaration import declaration
 from assay.harness.attention.matrix import Case, model_cases
 from assay.harness.backend import Backend
 from assay.harness.checks.check import check

@@ -12,8 +12,8 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused, default_device
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
 from assay.harness.attention.matrix import cases as cases_of
 from assay.harness.attention.model_shapes import SHAPES

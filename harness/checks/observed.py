@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure

@@ -1,4 +1,4 @@
-"""The part that all commands share: the application, which imports a command only when it runs, consoles, and error handling."""
+"""The application, which imports a command only when it runs, and turns errors into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import signal
 import sys
 import traceback
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from assay import __version__
+from assay.harness.cli.output import add_output_flags, console, detail, errors, report_error
 from assay.harness.cli.streams import keep_open
 from assay.harness.errors import AssayError, ExitCode, UsageError
 from assay.harness.files import portable
@@ -132,34 +131,6 @@ app = typer.Typer(
     "Exit codes: 0 pass, 1 regression, 2 usage error, 3 no verdict.",
     epilog="See also assay COMMAND --help, --version, --install-completion.",
 )
-console = Console()
-errors = Console(stderr=True)
-
-
-# What a command prints besides its result; ``--quiet`` silences `console`.
-detail = SimpleNamespace(verbose=False)
-
-
-def say(text: str) -> None:
-    """Print text as it is, without markup or highlighting; see `assay.reports.terminal.say`."""
-    from assay.reports.terminal import say as print_text
-
-    print_text(console, text)
-
-
-def report_error(error: Exception) -> None:
-    """Print the message of an error, with its traceback only if the user asked for it."""
-    trace(error)
-    from assay.reports.terminal import say as print_text
-
-    print_text(errors, f"assay: {error}")
-
-
-def trace(error: Exception) -> None:
-    """Print the traceback of an error, and of what it came from, if the user asked for it."""
-    if detail.verbose:
-        lines = traceback.format_exception(error)
-        errors.print(visible("".join(lines)), markup=False, highlight=False, soft_wrap=True)
 
 
 def wrong_use(error: Exception) -> UsageError | None:
@@ -223,8 +194,6 @@ def load_command(name: str) -> Any:
         require(EXTRAS[name], f"assay {name}")
     importlib.import_module(f"assay.harness.cli.{COMMANDS[name][0]}")
     command = typer.main.get_group(app).commands[name]
-    from assay.harness.cli.output import add_output_flags
-
     add_output_flags(command)
     return command
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from assay.harness.cli.app import app, errors, report_error, say, wrong_use
+from assay.harness.cli.app import app, wrong_use
 from assay.harness.cli.flags import STARTED, Config, existing, instrumented_spec, spec_flags
-from assay.harness.cli.output import Json, deliver, new_folder, progress
+from assay.harness.cli.output import Json, deliver, errors, new_folder, progress, report_error, say
 from assay.harness.config import BISECT_FLAGS
 from assay.harness.errors import GIT_ABORT, AssayError, ExitCode
 from assay.harness.extras import require

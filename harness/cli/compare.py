@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.harness.cli.app import app, as_given, trace
-from assay.harness.cli.output import Html, Json, Junit, deliver, new_folder
+from assay.harness.cli.app import app, as_given
+from assay.harness.cli.output import Html, Json, Junit, deliver, new_folder, trace
 from assay.harness.config import points_meant
 from assay.harness.errors import UsageError
 from assay.harness.extras import require

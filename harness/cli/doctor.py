@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, console
+from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, spec_flags
-from assay.harness.cli.output import Json, deliver
+from assay.harness.cli.output import Json, console, deliver
 from assay.harness.config import SERVER_FLAGS, make_spec
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from assay.harness.cli.app import app, console, say
+from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, RunFolderArgument, existing, refuse_flags_before, spec_flags
-from assay.harness.cli.output import Json
+from assay.harness.cli.output import Json, console, say
 from assay.harness.config import FLAGS, make_spec
 from assay.harness.errors import ExitCode
 

@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.cli.app import app, say
+from assay.harness.cli.app import app
+from assay.harness.cli.output import say
 from assay.harness.errors import UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
 from assay.harness.policy import Policy

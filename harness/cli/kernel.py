@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.harness.cli.app import app, as_given, console, detail, errors, report_error, say
-from assay.harness.cli.output import Html, Json, Junit, deliver, progress
+from assay.harness.cli.app import app, as_given
+from assay.harness.cli.output import Html, Json, Junit, console, deliver, detail, errors, progress, report_error, say
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.extras import require

@@ -1,29 +1,56 @@
-"""Output options of every command: ``--json``, ``-q``, ``-v``, a progress display, and a last line with the verdict."""
+"""What commands print: consoles, errors, options such as ``--json`` and ``-q``, progress, and a last line with the verdict."""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from typer.core import TyperGroup
 
-from assay.harness.cli.app import console, detail, say
 from assay.harness.errors import UsageError
 from assay.harness.files import write_whole
+from assay.harness.text import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from assay.harness.progress import ProgressDisplay
     from assay.reports.document import Document
 
+console = Console()
+errors = Console(stderr=True)
+# What a command prints besides its result; ``--quiet`` silences `console`.
+detail = SimpleNamespace(verbose=False)
 # Seconds between two lines of progress where the output is no terminal.
 _LINES_S, _VERBOSE_LINES_S = 10.0, 1.0
+
+
+def say(text: str) -> None:
+    """Print text as it is, without markup or highlighting; see `assay.reports.terminal.say`."""
+    from assay.reports.terminal import say as print_text
+
+    print_text(console, text)
+
+
+def report_error(error: Exception) -> None:
+    """Print the message of an error, with its traceback only if the user asked for it."""
+    trace(error)
+    from assay.reports.terminal import say as print_text
+
+    print_text(errors, f"assay: {error}")
+
+
+def trace(error: Exception) -> None:
+    """Print the traceback of an error, and of what it came from, if the user asked for it."""
+    if detail.verbose:
+        lines = traceback.format_exception(error)
+        errors.print(visible("".join(lines)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _json(given: bool) -> bool:
@@ -108,8 +135,6 @@ def deliver(document: Document, json: bool = False, html: Path | None = None, ju
 
 def progress(on: Console = console) -> ProgressDisplay:
     """Make a display of the command's progress; ``--quiet`` silences it."""
-    from rich.console import Console
-
     from assay.harness.progress import ProgressDisplay
 
     return ProgressDisplay(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.harness.cli.app import app, say
+from assay.harness.cli.app import app
 from assay.harness.cli.flags import Config, Out, instrumented_spec, spec_flags
-from assay.harness.cli.output import Html, Json, deliver, new_folder, print_json, progress
+from assay.harness.cli.output import Html, Json, deliver, new_folder, print_json, progress, say
 from assay.harness.config import RUN_FLAGS, RUNS, RunSpec, make_spec
 from assay.harness.errors import UsageError
 from assay.harness.extras import require
@@ -176,12 +176,13 @@ def backends(
         )
     from assay.harness.attention import kernels
     from assay.harness.attention.call import KernelRefused
+    from assay.harness.attention.declaration import declaration
     from assay.harness.engines.sglang import catalog
 
     listed: list[dict[str, Any]] = []
     for name, path in sorted(kernels.published().items()):
         try:
-            declared = kernels.declaration(kernels.load(name))
+            declared = declaration(kernels.load(name))
             about = {"phases": declared.phases, "about": declared.about, "noise": declared.noise}
         except KernelRefused as error:
             about = {"problem": str(error)}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.harness.cli.app import app, as_given, load_command, say
-from assay.harness.cli.output import Json, deliver, new_folder, progress
+from assay.harness.cli.app import app, as_given, load_command
+from assay.harness.cli.output import Json, deliver, new_folder, progress, say
 from assay.harness.config import BENCH_FLAGS, RUN_FLAGS, RUNS, make_spec
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.extras import require

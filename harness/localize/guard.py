@@ -15,14 +15,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, refusal_behind, tensor_of
-from assay.harness.attention.kernels import (
-    Declaration,
-    declaration,
-    lse_fault,
-    missing_package,
-    output_fault,
-    refuse_features,
-)
+from assay.harness.attention.declaration import Declaration, declaration
+from assay.harness.attention.kernels import lse_fault, missing_package, output_fault, refuse_features
 from assay.harness.errors import AssayError
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import deviation, same_values

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import STORED, AttentionCall, KernelRefused, cumulative
-from assay.harness.attention.kernels import declaration
+from assay.harness.attention.declaration import declaration
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.call_conditions import describe

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from assay.harness.attention.kernels import declaration
+from assay.harness.attention.declaration import declaration
 from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS, Compared
 from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter

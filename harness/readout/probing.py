@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Kernel, KernelRefused, Mask, cumulative, tensor_of
-from assay.harness.attention.kernels import declaration, output_fault
+from assay.harness.attention.declaration import declaration
+from assay.harness.attention.kernels import output_fault
 from assay.harness.localize.threads import kernel_threads
 
 _Lens = tuple[tuple[int, int], ...]

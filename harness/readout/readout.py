@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from assay.harness.attention.call import Kernel
-from assay.harness.attention.kernels import declaration
+from assay.harness.attention.declaration import declaration
 from assay.harness.localize.threads import few_threads
 from assay.harness.readout.asking import Compared
 from assay.harness.readout.finding import Finder

@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.checks import kernel_matrix
 from assay.harness.checks.check import check as check_and_read

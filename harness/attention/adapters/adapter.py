@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
+from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.attention.forms import feature_of, lacking
-from assay.harness.attention.kernels import Declaration, declaration
 from assay.harness.conditions import PHASES
 
 Attend = Callable[[], "Tensor | Outputs"]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused
+from assay.harness.attention.declaration import declaration
 from assay.harness.engines.inside.observed_call import ObservedCall
 
 
@@ -46,7 +47,7 @@ class KernelCandidate:
 
     def __init__(self, name: str, kernel: Kernel) -> None:
         self.name, self._kernel = name, kernel
-        declared = kernels.declaration(kernel)
+        declared = declaration(kernel)
         self.computes = Computes(declared.phases, declared.noise)
 
     def run(self, call: ObservedCall) -> Tensor:

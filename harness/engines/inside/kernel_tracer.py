@@ -22,7 +22,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.engines.inside.attachment import ControlReader
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.evidence.executed import (

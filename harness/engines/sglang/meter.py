@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.engines.inside.graph_counts import capturing
 from assay.harness.engines.inside.kernel_tracer import kernel_tracer

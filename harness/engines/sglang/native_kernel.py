@@ -24,7 +24,7 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused, cumulative, default_device
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.attention.paging import STALE, shuffled_pages, slots_in
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.launch import STAND_INS
@@ -154,7 +154,7 @@ def kernel(backend: str) -> NativeKernel:
         package="sglang", about=f"{sglang}'s own {name}", dtypes=dtypes.get(name), features=_OF_LAYERS
     )
     if name in kernels.published():  # assay's plugin registers them
-        declared = kernels.declaration(kernels.load(name))
+        declared = declaration(kernels.load(name))
     made = NativeKernel(f"sglang:{backend}", name, int(page or LATENT_PAGES.get(name, 1)), declared)
     device, of_latents = default_device(), name in LATENT_PAGES
     for phase in declared.phases:

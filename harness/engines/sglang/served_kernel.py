@@ -17,7 +17,8 @@ from torch import Tensor
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused
-from assay.harness.attention.kernels import declaration, run_kernel, title
+from assay.harness.attention.declaration import declaration
+from assay.harness.attention.kernels import run_kernel, title
 from assay.harness.backend import Backend
 from assay.harness.conditions import PHASES
 from assay.harness.engines.inside.candidates import Candidate, Computes, KernelCandidate, LazyCandidate

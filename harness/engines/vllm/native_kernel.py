@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.paging import STALE, paged
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.text import did_you_mean

@@ -7,11 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from assay.harness.attention import kernels
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.declaration import Declaration, declares
 from assay.harness.attention.honest import _WAYS, _Draw, _rounded_to, added_key_by_key, here, honest_outputs, sample_rows
-from assay.harness.attention.kernels import Declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.matrix_features import _stored
 from assay.harness.attention.noise import FAMILIES, FORMATS, NoiseFamily, Quantised
@@ -83,7 +82,7 @@ def test_members_compute_what_is_asked_for_and_its_log_sum_exp(asked: str, name:
     assert float((added_key_by_key(wide) - oracle(wide)).abs().max()) < 1e-5
 
 
-@kernels.declares(features=("softcap",))
+@declares(features=("softcap",))
 def _caps_by_sigmoid(call: AttentionCall) -> torch.Tensor:
     """Cap scores as the Triton kernels of SGLang and vLLM do: tanh(x) as 2 sigmoid(2x) - 1, in float32. One sequence."""
     q = call.q.transpose(0, 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from assay.harness.attention import kernels
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs
+from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.published import native_backend
 from assay.harness.attention.sample_calls import call_of
@@ -26,7 +27,7 @@ CALL = call_of([(5, 3)], (4, 2), 16, torch.bfloat16, "cpu")
 )
 def test_a_published_name_and_a_path_are_loaded_with_their_declarations(name: str, phases: tuple[str, ...]) -> None:
     assert {"sage_attn", "sage_attn_as_shipped"} <= set(kernels.published())
-    assert kernels.declaration(kernels.load(name)).phases == phases
+    assert declaration(kernels.load(name)).phases == phases
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_an_engine_and_a_colon_name_a_backend_of_the_engine(name: str, backend: 
 )
 def test_a_declaration_that_no_kernel_can_have_is_refused(declared: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        kernels.declares(**declared)
+        declares(**declared)
 
 
 def test_a_path_is_not_a_url() -> None:
@@ -181,11 +182,11 @@ def test_a_call_with_a_feature_that_is_not_declared_is_refused_by_name() -> None
     plain: Kernel = lambda call: call.q.clone()  # noqa: E731
     with pytest.raises(KernelRefused, match="plain does not declare softcap, sinks"):
         kernels.run_kernel("plain", plain, call)
-    capped = kernels.declares(features=("softcap",))(lambda call: call.q.clone())
+    capped = declares(features=("softcap",))(lambda call: call.q.clone())
     with pytest.raises(KernelRefused, match="capped does not declare sinks"):
         kernels.run_kernel("capped", capped, call)
     with pytest.raises(KernelRefused, match="the kernel does not declare sinks"):
         compute(capped, call)
-    assert kernels.declaration(capped).excludes(call) == "sinks"
-    both = kernels.declares(features=("softcap", "sinks"))(lambda call: call.q.clone())
+    assert declaration(capped).excludes(call) == "sinks"
+    both = declares(features=("softcap", "sinks"))(lambda call: call.q.clone())
     assert torch.equal(kernels.run_kernel("both", both, call), call.q)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix import _HEADS, DTYPES, HEAD_DIMS, Case, Size, _core_axes, cases, model_cases
 from assay.harness.attention.oracle import oracle
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.noise import FAMILIES, NoiseFamily, Quantised, family
 
 

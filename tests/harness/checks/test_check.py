@@ -13,8 +13,8 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import OTHER_HEAD_DIMS, cases
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sage import sage_attn, sage_attn_as_shipped

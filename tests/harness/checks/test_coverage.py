@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.matrix import cases
 from assay.harness.checks.check import check as check_and_read
 from assay.harness.checks.coverage import coverage_of

@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.harness.attention import matrix_features
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, Mask
-from assay.harness.attention.kernels import declaration, declares
+from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.checks import check as checking
 from assay.harness.checks.check import check

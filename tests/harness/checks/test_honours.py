@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks import honours
 from assay.harness.checks.honours import ATTRIBUTES, measure_backend

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.harness.cli.app import errors
+from assay.harness.cli.output import errors
 
 COMMAND = ("check",)
 """What `call` begins with."""

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.matrix import Size, cases
 from assay.harness.attention.noise import FAMILIES, NoiseFamily, family
 from assay.harness.attention.oracle import oracle, requests, scores, sequences

@@ -7,8 +7,8 @@ from torch import Tensor
 from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.kernels import declares
 from assay.harness.attention.noise import family
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.errors import AssayError

@@ -13,8 +13,8 @@ from assay.harness.attention.bugs.bug import Bug
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.bugs.lse import BUGS
 from assay.harness.attention.call import AttentionCall, Kernel, Mask, Outputs
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.kernels import declares
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.oracle import log_sum_exp, requests, scores

@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize import shrink as shrink_module
 from assay.harness.localize.diagnose import diagnose

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import matrix_of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import oracle
 from assay.harness.readout.probing import CallPlan, Prober, budget_clock
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.bugs.quantisation import _int8
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import Request, attend, requests
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.readout import probing

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.backend import Backend
 from assay.harness.checks import honours
 from assay.harness.config import RunSpec

@@ -35,7 +35,7 @@ KERNEL = f'''
 from dataclasses import replace
 
 from assay.harness.attention.bugs.faults import fault
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 
 _wrong = fault("mask-top-left", when=lambda new, prefix: prefix % {CHUNK} > 0)
 

@@ -19,7 +19,7 @@ from assay.harness.sides import ROLES, Role
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 SILENT = """
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.sdpa import torch_sdpa
 
 @declares(phases=("extend",), noise="int8_qk", kernels=("_attn_fwd",))

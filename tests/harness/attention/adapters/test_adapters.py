@@ -17,6 +17,7 @@ from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
+from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.forms import feature_of
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.attention.matrix_features import _padded, _stored
@@ -69,7 +70,7 @@ def error(kernel: Any, call: AttentionCall) -> float:
     """Relative L1 error of the worst query and head, or the error of the worst log-sum-exp if that is larger."""
     result, truth = kernel(call), oracle(call)
     own = ((tensor_of(result)[: call.rows].double() - truth).abs().mean(-1) / truth.abs().mean(-1)).max()
-    if "lse" in kernels.declaration(kernel).features:
+    if "lse" in declaration(kernel).features:
         own = max(own, (result.lse[: call.rows].double() - log_sum_exp(call)).abs().max())
     return float(own)
 
@@ -84,7 +85,7 @@ def test_a_known_signature_is_recognised_and_computes_what_a_call_asks_for(name:
     kernel = kernels.load(name)
     assert isinstance(kernel, Adapted)
     signature, features = RIGHT[name]
-    declared = kernels.declaration(kernel)
+    declared = declaration(kernel)
     assert set(map(feature_of, declared.features)) == set(features)
     for phase in declared.phases:
         for call in calls(phase):
@@ -96,7 +97,7 @@ def test_a_known_signature_is_recognised_and_computes_what_a_call_asks_for(name:
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_a_signature_lacks_is_refused_by_name(name: str) -> None:
     kernel = kernels.load(name)
-    [call, *_] = calls(kernels.declaration(kernel).phases[-1])
+    [call, *_] = calls(declaration(kernel).phases[-1])
     for feature in set(FEATURES) - {*RIGHT[name][1], "lse", "not_causal", "mla"}:
         with pytest.raises(KernelRefused, match=f"does not declare {feature}"):
             kernels.run_kernel(name, kernel, ASKED[feature][0](call))
@@ -136,8 +137,8 @@ def test_features_are_those_of_parameters_that_are_there() -> None:
     def more(*args: Any, softcap: float = 0.0, **kwargs: Any) -> None:
         pass
 
-    assert kernels.declaration(kernels.taking_calls("plain", plain)).features == ("padding", "not_causal")
-    assert kernels.declaration(kernels.taking_calls("more", more, "flash_attn")).features == ("softcap", "padding", "not_causal")
+    assert declaration(kernels.taking_calls("plain", plain)).features == ("padding", "not_causal")
+    assert declaration(kernels.taking_calls("more", more, "flash_attn")).features == ("softcap", "padding", "not_causal")
 
 
 def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> None:
@@ -191,7 +192,7 @@ def test_a_name_with_a_signature_is_that_of_its_module() -> None:
 
 def some_cases(name: str, feature: str = "") -> list[Case]:
     """Every 46th case of the check of a kernel: of each axis that a bug here depends on, some; and a few that ask for a feature."""
-    every = cases(("extend", "decode"), "cpu", declared=kernels.declaration(kernels.load(name)))
+    every = cases(("extend", "decode"), "cpu", declared=declaration(kernels.load(name)))
     asking = [case for case in every if feature in case.condition["asked for"]][::9] if feature else []
     return every[::46] + asking
 
@@ -245,7 +246,7 @@ def test_a_function_that_is_wrong_with_a_feature_fails_where_it_is_asked_for(nam
 )
 def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: set[str]) -> None:
     kernel = kernels.load(f"sglang.kernels.ops.attention.{name}")
-    declared = kernels.declaration(kernel)
+    declared = declaration(kernel)
     assert set(declared.features) == features
     [phase] = declared.phases
     for call in calls(phase):
@@ -268,9 +269,9 @@ E4M3, OTHERWISE = ASKED["stored_kv"][0], [("int8", "head"), ("e4m3", "token"), (
 def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs(name: str) -> None:
     function = kernels.load(name).function  # type: ignore[attr-defined]
     undeclared = kernels.taking_calls(name, function)
-    assert "stored_kv" not in map(feature_of, kernels.declaration(undeclared).features)
-    kernel = kernels.taking_calls(name, kernels.declares(noise="fp8_qp")(partial(function)))
-    declared = kernels.declaration(kernel)
+    assert "stored_kv" not in map(feature_of, declaration(undeclared).features)
+    kernel = kernels.taking_calls(name, declares(noise="fp8_qp")(partial(function)))
+    declared = declaration(kernel)
     assert ("stored_kv: e4m3 per tensor" in declared.features, declared.noise) == (True, "fp8_qp")
     some = calls(declared.phases[0], torch.float16)
     run = run_calls(kernel, [*some, *map(E4M3, some)], repeats=0)
@@ -286,7 +287,7 @@ def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs
 @pytest.mark.parametrize("per", ["tensor", "head"])
 def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str) -> None:
     function = kernels.load("signatures:flash_attn_3").function  # type: ignore[attr-defined]
-    kernel = kernels.taking_calls("fa3", kernels.declares(noise="fp8_qp")(partial(function)))
+    kernel = kernels.taking_calls("fa3", declares(noise="fp8_qp")(partial(function)))
     for call in calls("extend", torch.bfloat16):
         asked = _stored("e4m3", per, call)
         assert not measure(asked, tensor_of(kernel(asked)), "fp8_qp").fails
@@ -311,7 +312,7 @@ def test_scales_that_a_signature_has_no_place_for_are_refused_by_name(name: str)
         with pytest.raises(
             KernelRefused, match=r"the signature has no stored_kv in .*: it takes e4m3 per tensor or e5m2 per tensor"
         ):
-            kernel(_stored(form, per, calls(kernels.declaration(kernel).phases[-1])[0]))
+            kernel(_stored(form, per, calls(declaration(kernel).phases[-1])[0]))
 
 
 PAGED_DECODE = "signatures:BatchDecodeWithPagedKVCacheWrapper"
@@ -319,7 +320,7 @@ PAGED_DECODE = "signatures:BatchDecodeWithPagedKVCacheWrapper"
 
 def of_stored(kernel: Any) -> list[Case]:
     """Cases of the check of a paged decode kernel: those that ask for stored K and V, and some that do not."""
-    every = cases(("decode",), "cpu", declared=kernels.declaration(kernel))
+    every = cases(("decode",), "cpu", declared=declaration(kernel))
     return [case for number, case in enumerate(every) if "K and V" in case.condition["asked for"] or number % 40 == 0]
 
 

@@ -14,7 +14,7 @@ from assay.harness.attention.bugs.catalogue import public_reports
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.features import BUGS
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Mask, StoredKV
-from assay.harness.attention.kernels import declares
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import run_and_repeat

@@ -19,8 +19,8 @@ from torch import Tensor
 from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.bugs.faults import rounded_oracle as right
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.kernels import declares
 from assay.harness.attention.noise import family as noise_family
 from assay.harness.engines.inside.candidates import Candidate, KernelCandidate, LazyCandidate
 from assay.harness.engines.inside.control import Control, TracedRequest, set_control, substituted_calls

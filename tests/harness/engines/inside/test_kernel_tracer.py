@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from assay.harness.attention import kernels
+from assay.harness.attention.declaration import declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.sdpa import torch_sdpa
 from assay.harness.engines.inside.control import Control, set_control
@@ -47,7 +48,7 @@ def watched(folder: Path, kernel: Any) -> tuple[Runner, KernelTracer]:
                 kernel(CALL)
 
     runner = Runner(attend)
-    backend = SimpleNamespace(assay_declared=kernels.declaration(kernel))
+    backend = SimpleNamespace(assay_declared=declaration(kernel))
     watch(runner, "mine", backend, folder)
     watch(runner, "mine", backend, folder)
     return runner, tracer
@@ -101,7 +102,7 @@ def test_interpreted_triton_functions_are_listed_with_their_module(tmp_path: Pat
     triton = {(k.name, k.module.partition(".")[0]): k.launches for k in trace.passes[0].kernels if k.kind == "triton"}
     assert triton == {("_attn_fwd", "sageattention"): 1, ("quant_per_block_int8_kernel", "sageattention"): 2}
     assert all(k.attention for k in trace.passes[0].kernels)
-    assert trace.kernels == kernels.declaration(sage).kernels
+    assert trace.kernels == declaration(sage).kernels
     assert {"_attn_fwd", "quant_per_block_int8_kernel"} <= set(trace.in_package)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle as right
 from assay.harness.attention.call import AttentionCall, CallSpec, Kernel, Mask
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import MEMBERS
-from assay.harness.attention.kernels import declares
 from assay.harness.attention.noise import NoiseFamily
 from assay.harness.attention.oracle import attend, oracle, requests, scores
 from assay.harness.backend import Backend

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, Kernel, StoredKV
+from assay.harness.attention.declaration import declares
 from assay.harness.attention.honest import honest_outputs
-from assay.harness.attention.kernels import declares
 from assay.harness.attention.noise import FAMILIES
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.backend import Backend

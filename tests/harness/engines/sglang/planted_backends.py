@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention import kernels
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import matrix_of
 

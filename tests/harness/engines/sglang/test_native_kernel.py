@@ -17,7 +17,7 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
-from assay.harness.attention.kernels import Declaration
+from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang import native_kernel
 from assay.harness.engines.sglang.catalog import checked_backend

@@ -10,6 +10,7 @@ import torch
 
 from assay.harness.attention import kernels
 from assay.harness.attention.call import KernelRefused, Mask, tensor_of
+from assay.harness.attention.declaration import declaration
 from assay.harness.attention.matrix import cases
 from assay.harness.attention.oracle import oracle
 from assay.harness.attention.published import native_backend
@@ -46,7 +47,7 @@ def test_without_vllm_the_remedy_is_to_install_it() -> None:
 @installed
 @pytest.mark.parametrize("name", ["vllm:CPU_ATTN", "vllm:CPU_ATTN@96", "vllm:CPU_MLA"])
 def test_vllms_attention_is_correct(name: str) -> None:
-    declared = kernels.declaration(kernels.load(name))
+    declared = declaration(kernels.load(name))
     dtypes = (torch.float16, torch.float32)  # bfloat16 is cut, see below
     some = cases(declared.phases, "cpu", dtypes, head_dims=declared.head_dims, declared=declared)
     result = check(name, cases=some[::11], read_out=0)
