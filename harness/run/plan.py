@@ -15,10 +15,11 @@ from assay.harness.config import RunSpec
 from assay.harness.engines.model import fit_of, resolve_model
 from assay.harness.engines.sglang.catalog import checked_backend
 from assay.harness.engines.sglang.launch import check_engine_args
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.envelope import Envelope
 from assay.harness.evidence.records import Item, Suite
+from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.paired_accuracy import Rule
-from assay.harness.run.preflight import check_fingerprint
 from assay.harness.sides import ROLES, Role
 from assay.harness.workload import Workload
 
@@ -119,7 +120,7 @@ def prepare(spec: RunSpec) -> Plan:
     shapes_of(spec.workload.latency_shapes, spec.device)
     reference = checked_backend("--reference", spec.reference.backend)
     candidate = checked_backend("--candidate", spec.candidate.backend)
-    check_fingerprint(spec.policy.fingerprint)
+    _check_fingerprint(spec.policy.fingerprint)
     models = {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()}
     return ask(Plan(spec, models, (), reference, candidate), spec.workload)
 
@@ -169,3 +170,13 @@ def _item(suite: Suite, question: Question, place: int | None = None) -> Item:
         unit="" if question.unit == question.id else question.unit,
         cold=place is not None and place < _COLD_EVERY * _MAX_COLD and place % _COLD_EVERY == _COLD_EVERY - 1,
     )
+
+
+def _check_fingerprint(name: str) -> None:
+    """Refuse an accepted fingerprint that is missing or damaged. An empty name stands for none."""
+    if not name:
+        return
+    try:
+        read_fingerprint(Path(name))
+    except (UsageError, EvidenceError) as error:
+        raise UsageError(f"--fingerprint: {error.found}", error.expected, error.do) from None

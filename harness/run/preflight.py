@@ -11,7 +11,7 @@ from assay.harness.attention.forms import feature_of
 from assay.harness.backend import Backend
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang import memory
-from assay.harness.errors import ChangedError, EvidenceError, ExitCode, UsageError
+from assay.harness.errors import ChangedError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.honours import BackendResult
 from assay.harness.fingerprint.stored import read_fingerprint
@@ -52,20 +52,6 @@ def check_environment(plan: Plan) -> None:
     free = memory.available_bytes(device)
     for role, folder in plan.models.items():
         check_memory(device, plan.spec.sides[role], memory.model_bytes(folder), free)
-
-
-def check_fingerprint(name: str) -> None:
-    """Refuse an accepted fingerprint that is missing or damaged; empty for none.
-
-    Raises:
-        UsageError: it is missing or damaged.
-    """
-    if not name:
-        return
-    try:
-        read_fingerprint(Path(name))
-    except (UsageError, EvidenceError) as error:
-        raise UsageError(f"--fingerprint: {error.found}", error.expected, error.do) from None
 
 
 def check_accepted(accepted: Path, made: Fingerprint) -> None:
