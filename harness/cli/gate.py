@@ -66,7 +66,7 @@ def accept(
     baselines: Annotated[Path | None, _BASELINES] = None,
     config: Config = None,
 ) -> None:
-    """Show how a run differs from the accepted baselines, and accept its results."""
+    """Accept the results of a run as baselines."""
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge import baselines as accepted
     from assay.harness.judge.build import build

@@ -100,13 +100,16 @@ class State:
 
     def tell(self) -> None:
         """Write the fingerprint that is asked for, as the plugin does after a pass."""
-        from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint
+        from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved
 
         path = self.folder / "control.json"
         label = json.loads(path.read_text())["control"]["fingerprint"] if path.exists() else ""
         if label:
             model = sys.argv[sys.argv.index("--model-path") + 1]
-            made = Fingerprint(source="server", engine="SGLang 0.5.23 on cpu", model=model, packages={"stand-in": "1"})
+            backends = (Resolved(operation="attention", runs=self.arguments["attention_backend"]),)
+            made = Fingerprint(
+                source="server", engine="SGLang 0.5.23 on cpu", model=model, packages={"stand-in": "1"}, backends=backends
+            )
             OF_PROCESS.write(self.folder, made, process=f"{label}-0000")
 
     def note(self, prompt: str, rid: str, what: str) -> None:
