@@ -61,6 +61,9 @@ def exits_when_it_is_read(call):
 @declares(phases=("decode",), dtypes=("float32",), head_dims=(64,))
 def exits_in_decode(call):
     os._exit(0)
+
+def exits_when_it_is_shrunk(call):
+    return os._exit(0) if call.q.shape[1] == 1 else rounded_oracle(call) * 2
 """
 SOME = ("--phase", "decode", "--dtype", "float32", "--case", "1+16-")
 NO_VERDICT = "The process that ran the kernel {} before its work was done; there is no verdict."
@@ -109,6 +112,13 @@ def test_a_kernel_that_exits_on_recorded_calls_does_not_pass(assay: Run, tmp_pat
     done = assay(tmp_path, "replay", str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits")
     assert done.returncode == 3, done.stderr
     assert NO_VERDICT.format("exited with status 0") in done.stderr
+
+
+def test_a_kernel_that_exits_while_a_recorded_call_is_shrunk_stays_wrong(assay: Run, tmp_path: Path) -> None:
+    done = assay(tmp_path, "replay", str(pack(tmp_path / "pack")), "--candidate", "ending_kernels:exits_when_it_is_shrunk")
+    assert done.returncode == 1, done.stderr
+    assert "exited with status 0 before its work was done; what it had found is below" in done.stderr
+    assert "1 of 1 recorded call" in done.stdout
 
 
 def test_sys_exit_where_no_guard_expects_it_does_not_pass(assay: Run, tmp_path: Path) -> None:
