@@ -14,6 +14,7 @@ from pydantic import Field, computed_field, model_validator
 from assay.harness.errors import ExitCode
 from assay.harness.picture import Picture
 from assay.harness.schema import Part
+from assay.harness.statement import Statement, Worded, state
 from assay.harness.text import one_line
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
@@ -102,65 +103,51 @@ class Decided(Part):
         return {key: value for key, value in data.items() if key != "exit_code"} if isinstance(data, dict) else data
 
 
-class Check(Part):
+class Check(Worded):
     """One requirement of a pass, and whether it was met. `missing` and `failed` forbid a pass; `not checked` does not."""
 
-    id: str = Field(description='stable, such as "kernel-ran-extend"')
-    title: str = Field(description="what is the case, by the status")
+    words: ClassVar[tuple[str, ...]] = ("title", "found", "settles")
+
+    id: str = Field(description='stable: the requirement and its part, such as "kernel-ran-extend"')
+    requirement: str = Field(description='such as "kernel-ran"')
+    part: str = Field("", description='what it is required of, such as "extend"; empty for a requirement without parts')
+    sides: tuple[str, str] = Field(("the reference", "the candidate"), description="names of the two sides")
     status: CheckStatus
-    found: str
-    settles: str = Field("", description="what would resolve it, where it is not ok")
+    outcome: Statement = Field(description="what was found")
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A requirement of a pass, with what is the case by the outcome of its check, each a clause.
+    """A requirement of a pass, whose check says how it came out. `assay.reports.wording.requirements` has its titles.
 
     Attributes:
         id: of its check.
-        ok: what is required.
-        failed: of a check that shows that it is not met; by default as `missing`.
-        missing: of one that does not show that it is met; by default it says so.
-        unchecked: of one that does not look; by default it says so.
         part: what it is required of, such as a phase; empty for a requirement without parts.
-        sides: names of the two sides, which clauses may use.
+        shown: the part as titles name it.
+        sides: names of the two sides.
     """
 
     id: str
-    ok: str
-    failed: str = ""
-    missing: str = ""
-    unchecked: str = ""
     part: str = ""
+    shown: str = ""
     sides: tuple[str, str] = ("the reference", "the candidate")
 
-    def of(self, part: str, title: str = "") -> Requirement:
-        """Return the same requirement of a part, such as a phase; the title names it by `title`, or by its id."""
-        return replace(self, id=f"{self.id}-{part}", part=title or part)
+    def of(self, part: str, shown: str = "") -> Requirement:
+        """Return the same requirement of a part, such as a phase; titles name it as `shown`, or by its id."""
+        return replace(self, part=part, shown=shown or part)
 
-    def check(self, status: CheckStatus, found: str, settles: str = "") -> Check:
-        """Make its check, whose title says how it came out.
+    def check(self, status: CheckStatus, outcome: Statement | str, settles: str = "") -> Check:
+        """Make its check, with what was found."""
+        if isinstance(outcome, str):  # TRANSITION
+            outcome = state("as-is-check", said=outcome, settles=settles)
+        return Check(
+            id=f"{self.id}-{self.part}" if self.part else self.id,
+            requirement=self.id, part=self.shown, sides=self.sides, status=status, outcome=outcome,
+        )  # fmt: skip
 
-        Args:
-            status: whether it was met.
-            found: what was found.
-            settles: what would resolve it; left out where it is met.
-        """
-        missing = self.missing or f"it is not shown that {self.ok}"
-        clause = {
-            "ok": self.ok,
-            "failed": self.failed or missing,
-            "missing": missing,
-            "not checked": self.unchecked or f"it was not checked that {self.ok}",
-        }[status]
-        title = clause.format(reference=self.sides[0], candidate=self.sides[1]) + (
-            f": {self.part}" if self.part else ""
-        )
-        return Check(id=self.id, title=title, status=status, found=found, settles="" if status == "ok" else settles)
-
-    def met(self, met: bool, found: str, settles: str) -> Check:
+    def met(self, met: bool, outcome: Statement | str, settles: str = "") -> Check:
         """Make its check, which is missing if it was not met."""
-        return self.check("ok" if met else "missing", found, settles)
+        return self.check("ok" if met else "missing", outcome, settles)
 
 
 class Finding(Part):
@@ -180,18 +167,20 @@ class Finding(Part):
         description='values of the axes of a matrix outside of which it does not show, such as "head_dim is 128"; empty if there '
         "are none, or if what was read tells where it shows",
     )
-    diagnosis: str
+    diagnosis: str = Field("", description="what is wrong; empty where `claim` states it")
     does: str = Field(
         "",
         description='what the kernel does and when, in words that follow its name, such as "applies a top-left causal mask once a '
         'prefix is cached"; the diagnosis then states where; empty for findings that are no bug of a kernel',
     )
-    evidence: tuple[str, ...]
+    evidence: tuple[str, ...] = ()
     reproduce: str
     equivalent: tuple[str, ...] = Field(
         (), description="ids of further hypotheses that explain the same calls as well as `id` does"
     )
     operator: str = Field("", description="what the kernel was observed to compute, in words; empty if it was not read")
+    claim: Statement | None = Field(None, description="what is wrong, as numbers; null where `diagnosis` says it")
+    shown_by: tuple[Statement, ...] = Field((), description="further evidence, as numbers")
     picture: Picture | None = Field(
         None,
         description="the weights of the smallest telling call: expected, read, and what differs; null if there is none",

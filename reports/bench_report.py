@@ -22,6 +22,7 @@ from assay.reports.document import (
 )
 from assay.reports.summary import latency_lines
 from assay.reports.svg import interval_chart
+from assay.reports.wording import headline, reasons
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
@@ -29,7 +30,8 @@ _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", 
 
 def bench_document(result: LatencyResult) -> Document:
     """Build the document of a benchmark: the verdict and its reasons, the findings, the ratios, and the environment."""
-    why = Section("Why", [Items([one_line(reason, 600) for reason in result.reasons], ordered=True)], "why")
+    because = [one_line(reason, 600) for reason in reasons(result)]
+    why = Section("Why", [Items(because, ordered=True)], "why")
     names = ("device", "hardware", "git", "model")
     environment: list[tuple[Words, ...]] = [(name.capitalize(), getattr(result, name) or "–") for name in names]
     environment.append(("Engine flags", Cell(" ".join(result.engine_args) or "–", code=True)))
@@ -38,12 +40,12 @@ def bench_document(result: LatencyResult) -> Document:
         command="bench",
         title=f"latency of {one_line(result.candidate, 60)} against {one_line(result.reference, 60)}",
         verdict=result.verdict,
-        headline=result.headline,
+        headline=headline(result),
         created=result.created,
         crumbs=[f"{result.seconds:.0f} s"],
         body=[
             Facts([(name, Cell(getattr(result, name), code=True)) for name in ("reference", "candidate", "model")]),
-            *([why] if result.reasons and result.verdict != "pass" else []),
+            *([why] if because and result.verdict != "pass" else []),
             Section("Findings", [Findings(result.findings)] if result.findings else [], "findings"),
             latency_section(result),
             Section("Environment", [facts], "environment", detail=True),

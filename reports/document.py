@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from assay.harness.text import one_line
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict, exit_code_of
+from assay.reports.wording import SaidCheck, said_check, said_finding, worded_json
 
 Outcome = Verdict | Literal["ok", "failed", "missing", "not checked"]
 CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
@@ -105,15 +106,25 @@ class Findings:
             but a line for each.
     """
 
-    findings: Sequence[Finding]
+    of: Sequence[Finding]
     style: Literal["", "brief", "folded"] = ""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings in words."""
+        return list(map(said_finding, self.of))
 
 
 @dataclass(frozen=True)
 class Checks:
     """The requirements of a pass. A terminal and Markdown show those that are not met."""
 
-    checks: Sequence[Check]
+    of: Sequence[Check]
+
+    @property
+    def checks(self) -> list[SaidCheck]:
+        """The checks in words."""
+        return list(map(said_check, self.of))
 
 
 @dataclass(frozen=True)
@@ -210,8 +221,9 @@ class CaseResult:
     @classmethod
     def of(cls, check: Check, classname: str) -> CaseResult:
         """The case of a requirement of a pass."""
-        line = f"{check.title}: {check.found}"
-        resolve = [f"To resolve: {check.settles}"] if check.settles and check.status != "ok" else []
+        said = said_check(check)
+        line = f"{said.title}: {said.found}"
+        resolve = [f"To resolve: {said.settles}"] if said.settles else []
         return cls(check.id, classname, check.status, line, [line, *resolve])
 
 
@@ -223,10 +235,6 @@ class Suite:
     cases: Sequence[CaseResult]
     properties: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
-
-
-def _json(result: BaseModel) -> str:
-    return result.model_dump_json(indent=2, by_alias=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +276,7 @@ class Document:
     foot: str = ""
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None
-    json: Callable[[Any], str] = _json
+    json: Callable[[Any], str] = worded_json
     page: str = ""
 
     @property

@@ -21,6 +21,7 @@ from assay.reports.document import (
     Words,
 )
 from assay.reports.summary import NOTHING
+from assay.reports.wording import headline
 
 _ARMS = ("arm", "features", "prefill KL", "worst", "decode KL", "worst", "server", "seconds", "verdict")
 
@@ -31,7 +32,7 @@ def invariance_document(result: InvarianceResult) -> Document:
         command="invariance",
         title=f"features of {one_line(result.backend, 60)} that must change nothing",
         verdict=result.verdict,
-        headline=result.headline,
+        headline=headline(result),
         created=result.created,
         crumbs=[f"{counted(len(result.arms), 'arm')}, {counted(result.servers, 'server')}, {duration(result.seconds)}"],
         body=_body(result),

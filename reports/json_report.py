@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.harness.judge.report import NOT_FINITE, Report
+from assay.harness.statement import WORDS
+from assay.reports.wording import with_words
 
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 _NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'
@@ -27,7 +29,7 @@ def to_json(report: Report) -> str:
     Raises:
         pydantic.ValidationError: a value is not of its type, or a number that must be there is not finite.
     """
-    document = _writable(report.model_dump(by_alias=True))
+    document = _writable(report.model_dump(by_alias=True, context={WORDS: with_words}))
     # Not jsonschema, which takes 0.2 s to import: tests check that the model, the committed schema and the output agree.
     Report.model_validate(document)
     return _one_line_rows(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 
 from assay.harness.text import one_line, visible
-from assay.harness.verdict import Check, Finding, Verdict
+from assay.harness.verdict import Finding, Verdict
 from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
 from assay.reports.terminal import PLAIN_WIDTH, explaining
+from assay.reports.wording import SaidCheck
 
 _SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
 # Most characters of a command, findings and checks of a block, and lines of a list: GitHub refuses a comment of 65,536 characters.
@@ -153,6 +154,6 @@ def _span(command: str) -> str:
     )
 
 
-def _check(check: Check) -> str:
+def _check(check: SaidCheck) -> str:
     settles = f" To resolve: {_escape(check.settles)}" if check.settles else ""
     return f"- {doc.CHECK_SIGNS[check.status]} {check.status}: **{_escape(check.title)}**: {_escape(check.found)}.{settles}"

@@ -33,6 +33,8 @@ from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.suite_section import suite_section
 from assay.reports.terminal import plain_text
+from assay.reports.wording import headline, measured_of, say
+from assay.reports.wording import reasons as reasons_of
 from assay.reports.words import counted_calls, envelope_lines, traced_kernels
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
@@ -48,7 +50,7 @@ def run_document(report: Report, page: str | Path = "") -> Document:
         command="run",
         title=f"{code[0]} against {code[1]}",
         verdict=report.verdict,
-        headline=report.headline,
+        headline=headline(report),
         remedy=report.failure.do if report.failure else "",
         meaning=summary.MEANINGS[report.verdict],
         created=report.created,
@@ -73,7 +75,7 @@ def _body(report: Report) -> list[Block]:
     cause = summary.main_finding(report)
     further = [finding for finding in report.findings if finding is not cause]
     title = "Cause" if report.verdict == "regression" else "Finding"
-    reasons = [] if report.failure else report.reasons  # the remedy of a failure is below the headline
+    reasons = [] if report.failure else reasons_of(report)  # the remedy of a failure is below the headline
     why = Section("Why", [Items(reasons, ordered=True)] if reasons else [], "why")
     steps = _steps(report)
     table = Table(_COLUMNS, _rows(report.suites), numbers=(4, 5), style="cards", most=12)
@@ -211,7 +213,7 @@ def _cases(report: Report, body: Sequence[Block]) -> list[Suite]:
     prefix = f"assay.{_name(report.candidate.backend)}"
     said = [f"What to do: {report.failure.do}", ""] if report.failure else []
     said += [*plain_text(body).split("\n"), f"Repeat this run: {report.reproduce}"]
-    verdict = CaseResult("verdict", prefix, report.verdict, report.headline, said, report.seconds)
+    verdict = CaseResult("verdict", prefix, report.verdict, headline(report), said, report.seconds)
     cases = [verdict, *(CaseResult.of(check, f"{prefix}.checks") for check in report.checks)]
     candidate, environment = report.candidate, report.environment
     properties = {
@@ -228,10 +230,10 @@ def _cases(report: Report, body: Sequence[Block]) -> list[Suite]:
 def _suite_case(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
     properties = {"synthetic": str(suite.synthetic).lower()}
     for metric in suite.metrics:
-        properties[metric.id] = metric.text
+        properties[metric.id] = measured_of(metric).text
         if metric.bound is not None:
             properties[f"bound of {metric.id}"] = summary.bound_and_policy(metric)
-    said = f"{summary.suite_title(suite)}: {suite.why}"
+    said = f"{summary.suite_title(suite)}: {say(*suite.why)}"
     output = [
         said,
         *(f"accuracy: {tally.role} {summary.share(tally.right, tally.total)}" for tally in suite.tallies),
@@ -245,7 +247,7 @@ def _suite_case(suite: SuiteResult, classname: str, ended_early: bool) -> Suite:
     ]
     case = CaseResult("verdict", classname, suite.verdict, said, output)
     if ended_early and suite.verdict != "pass":  # one cause is one error: that of the run
-        case = replace(case, outcome="not checked", message=f"the run ended early; {suite.why}", lines=())
+        case = replace(case, outcome="not checked", message=f"the run ended early; {say(*suite.why)}", lines=())
     return Suite(suite.id, [case], properties)
 
 

@@ -50,7 +50,7 @@ def runs_document(listed: RunList) -> Document:
         word=counted(len(listed.runs), "run"),
         headline=f"The newest of each treatment: {now}."
         if len(latest) > 1
-        else f"The newest: {one_line(newest.headline, 400)}"
+        else f"The newest: {newest.verdict}{f': {one_line(newest.cause, 400)}' if newest.cause else ''}."
         if newest
         else "None of them has a verdict.",
         meaning=f"{when(newest.created)}, {treated}." if newest else "",

@@ -12,6 +12,7 @@ from assay.reports import summary
 from assay.reports.document import Block, Cell, Drawing, Entries, Entry, Line, Section, Table, Words
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.svg import interval_chart
+from assay.reports.wording import measured_of, say, suite_title
 
 FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""
@@ -21,25 +22,26 @@ _DIVERGENCES = 60
 def suite_section(anchor: str, suite: SuiteResult) -> Section:
     """Build the section of a suite, folded if it passed."""
     badge: list[str | Cell] = [" ", Cell("synthetic questions", "badge")] if suite.synthetic else []
-    sign = Cell(suite.verdict, suite.verdict, sign=suite.verdict)
+    title, sign = suite_title(suite), Cell(suite.verdict, suite.verdict, sign=suite.verdict)
     blocks: list[Block] = [Section("", list(map(_metric, suite.metrics)), style="cards")] if suite.metrics else []
     blocks += [*_answers(suite), *_conditions(suite), *_flips(suite), *_logits(suite.logits), *_divergences(suite)]
     return Section(
-        (sign, f" {suite.title}", *badge), blocks, anchor, detail=True, folded=suite.verdict == "pass", lead=suite.why,
-        short=one_line(suite.title, 40), sign=suite.verdict, style="suite",
+        (sign, f" {title}", *badge), blocks, anchor, detail=True, folded=suite.verdict == "pass", lead=say(*suite.why),
+        short=one_line(title, 40), sign=suite.verdict, style="suite",
     )  # fmt: skip
 
 
 def _metric(metric: Metric) -> Section:
+    said = measured_of(metric)
     limits = [f"Interval {summary.interval(metric)}."] if metric.low is not None else []
     limits += [f"Bound {summary.bound_and_policy(metric)}."] if metric.bound is not None else []
-    says = f"{one_line(metric.title)}: {summary.number(metric.value)}, interval {summary.interval(metric)}"
+    says = f"{one_line(said.title)}: {summary.number(metric.value)}, interval {summary.interval(metric)}"
     says += f", bound {summary.bound(metric)}" if metric.bound is not None else ""
     chart = interval_chart(says, metric.value, metric.low, metric.high, metric.bound)
-    blocks: list[Block] = [Line(metric.text, "value"), Drawing(chart)]
+    blocks: list[Block] = [Line(said.text, "value"), Drawing(chart)]
     blocks += [Line(" ".join(limits), "quiet")] if limits else []
-    blocks += [Line(metric.explain, "quiet")] if metric.explain else []
-    return Section(metric.title, blocks, style="card")
+    blocks += [Line(said.explain, "quiet")] if said.explain else []
+    return Section(said.title, blocks, style="card")
 
 
 def _answers(suite: SuiteResult) -> list[Block]:

@@ -19,6 +19,8 @@ from assay.harness.judge.report import (
 )
 from assay.harness.text import one_line, percent, two_digits
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
+from assay.reports import wording
+from assay.reports.wording.lengths import nothing_compared
 
 NOTHING = "–"
 
@@ -33,15 +35,16 @@ _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 def suite_title(suite: SuiteResult) -> str:
     """The title of a suite, which says whether its questions are synthetic."""
-    return one_line(f"{suite.title} (synthetic)" if suite.synthetic else suite.title)
+    title = wording.suite_title(suite)
+    return one_line(f"{title} (synthetic)" if suite.synthetic else title)
 
 
 def deciding(suite: SuiteResult) -> tuple[str, str, str]:
     """The suite's deciding metric with its interval, its bound, and the line of policy that sets it; or why there is none."""
     metric = _shown_metric(suite)
     if metric is None:
-        return one_line(suite.why, 80), NOTHING, ""
-    text = one_line(metric.text, 60)
+        return one_line(wording.say(*suite.why), 80), NOTHING, ""
+    text = one_line(wording.measured_of(metric).text, 60)
     ends = "" if metric.low is None and metric.high is None else f" ({interval(metric)})"
     return text + ends, bound(metric), one_line(metric.policy, 120)
 
@@ -133,8 +136,10 @@ def next_steps(report: Report) -> list[tuple[str, str]]:
     again = [("Repeat this run", report.reproduce)] if report.reproduce else []
     if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
         return again
-    unmet = [check for check in report.checks if check.status in ("failed", "missing") and check.settles]
-    settle = [(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}", "") for check in unmet[:3]]
+    unmet = [wording.said_check(check) for check in report.checks if check.status in ("failed", "missing")]
+    settle = [(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}", "") for check in unmet if check.settles][
+        :3
+    ]
     if report.verdict != "regression":
         return [*settle, *again]
     cause = main_finding(report)
@@ -208,7 +213,7 @@ def latency_lines(latency: LatencyResult) -> list[str]:
     if (lengths := latency.lengths) is not None:
         differ = "they differ" if lengths.differ else "no significant difference"
         if nothing := lengths.uninformative:
-            differ = f"{nothing}, so they prove nothing"
+            differ = f"{nothing_compared(nothing, lengths.prompts)}, so they prove nothing"
         lines.append(
             f"Answer lengths when not forced: candidate {lengths.candidate:.1f} tokens on average, reference "
             f"{lengths.reference:.1f}; {differ}."

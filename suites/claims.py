@@ -6,6 +6,7 @@ import pytest
 
 from assay.harness.judge.report import Report
 from assay.harness.workload import Workload
+from assay.reports.wording import headline, reasons, said_check, say, suite_title
 
 
 def needs(workload: Workload, *suites: str) -> None:
@@ -20,8 +21,10 @@ def check(report: Report, *ids: str) -> None:
     checks = {each.id: each for each in report.checks}
     for id_ in ids:
         if id_ not in checks:
-            pytest.fail(f"the report has no check {id_!r}: the run ended early ({report.headline} {report.reasons[0]})")
-        wanted = checks[id_]
+            pytest.fail(
+                f"the report has no check {id_!r}: the run ended early ({headline(report)} {reasons(report)[0]})"
+            )
+        wanted = said_check(checks[id_])
         if wanted.status == "not checked":
             pytest.skip(f"{wanted.title}: {wanted.found}")
         if wanted.status != "ok":
@@ -33,6 +36,6 @@ def suite(report: Report, id_: str) -> None:
     __tracebackhide__ = True
     suites = {each.id: each for each in report.suites}
     if id_ not in suites:
-        pytest.fail(f"the suite {id_!r} did not run: {report.headline} {report.reasons[0]}", pytrace=False)
+        pytest.fail(f"the suite {id_!r} did not run: {headline(report)} {reasons(report)[0]}", pytrace=False)
     if suites[id_].verdict != "pass":
-        pytest.fail(f"{suites[id_].verdict}: {suites[id_].title}: {suites[id_].why}", pytrace=False)
+        pytest.fail(f"{suites[id_].verdict}: {suite_title(suites[id_])}: {say(*suites[id_].why)}", pytrace=False)

@@ -34,5 +34,6 @@ def bench(
     folder = out or Path(f"{default_folder(spec.candidate.backend)}-bench")
     with progress() as display:
         result = bench_servers(spec, folder, display=display)
-    write_whole(folder / "bench.json", result.model_dump_json(indent=2) + "\n")
-    raise typer.Exit(deliver(bench_document(result), json, folder / "bench.html"))
+    document = bench_document(result)
+    write_whole(folder / "bench.json", document.json(result) + "\n")
+    raise typer.Exit(deliver(document, json, folder / "bench.html"))

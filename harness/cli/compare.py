@@ -132,5 +132,5 @@ def ingest(
     document = ingest_document(result)
     if out is None:
         raise typer.Exit(deliver(document, json))
-    write_whole(out / "ingest.json", result.model_dump_json(indent=2) + "\n")
+    write_whole(out / "ingest.json", document.json(result) + "\n")
     raise typer.Exit(deliver(document, json, out / "ingest.html", out / "ingest.junit.xml"))

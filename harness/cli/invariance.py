@@ -60,5 +60,6 @@ def show_features(result: InvarianceResult, folder: Path, json: bool) -> int:
     """Write a result and its page into its folder, and show it; return the exit code."""
     from assay.reports.invariance import invariance_document
 
-    write_whole(folder / "invariance.json", result.model_dump_json(indent=2) + "\n")
-    return deliver(invariance_document(result), json, folder / "invariance.html")
+    document = invariance_document(result)
+    write_whole(folder / "invariance.json", document.json(result) + "\n")
+    return deliver(document, json, folder / "invariance.html")

@@ -28,7 +28,7 @@ def _recognises(source: SourceFile) -> bool:
 
 def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
     report = report_of(source)
-    verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=f"{report.verdict}: {report.headline}")
+    verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=report.verdict)
     return document.model_copy(update={"facts": (verdict, *document.facts)})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from assay.harness.files import timestamp
@@ -29,7 +29,6 @@ from assay.harness.judge.answer_lengths import (
 )
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.judge.report import Report
-from assay.harness.judge.requirements import REQUIRED
 from assay.harness.text import one_line
 from assay.harness.verdict import WORST_FIRST, Check, Requirement, Verdict, cause_of
 
@@ -212,7 +211,7 @@ _COMPUTED = "the kernel under test computed the answers"
 _EXECUTION = Requirement("execution", _COMPUTED, unchecked=f"whether {_COMPUTED}").check(
     "not checked", "these files do not record which kernels ran", "assay run --reference … --candidate …"
 )
-_NO_LENGTHS = replace(REQUIRED["answer-lengths"], sides=("A", "B")).check(
+_NO_LENGTHS = Requirement("answer-lengths", sides=("A", "B")).check(
     "not checked", "these files do not record the tokens of each answer", "a tool that does: inspect_ai or assay run"
 )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from assay.harness.ingest.comparison import ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet
-from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, accuracy_sentence
+from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
@@ -160,7 +160,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     means = [float(np.mean(side)) for side in zip(*((each.reference, each.candidate) for each in scores), strict=True)]
     mean_a, mean_b = means or (0.0, 0.0)
     return ComparedTask(
-        task="", verdict=result.verdict, why=accuracy_sentence(result, ("A", "B")),
+        task="", verdict=result.verdict, why=(state_accuracy(result, ("A", "B")),),
         test="betting" if scores and not result.exact else "exact", pairs=len(scores), a=mean_a, b=mean_b, lost=lost, gained=gained,
         loss=result.loss, low=result.interval.low, high=result.interval.high, p_mcnemar=result.p_mcnemar,
         p_inferior=result.p_inferior, p_regression=result.p_regression,

@@ -8,15 +8,14 @@ from assay.harness.evidence import baseline as stored
 from assay.harness.judge.accuracy_suite import loss_metric
 from assay.harness.judge.answers import pair
 from assay.harness.judge.baselines import Status, growth, own_errors_of, since_accepted
-from assay.harness.judge.decide import BASELINE
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.paired_accuracy import Accuracy, accuracy_of, accuracy_sentence, beginning
-from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.judge.requirements import REQUIRED
+from assay.harness.judge.judgement import BASELINE, measure
+from assay.harness.judge.paired_accuracy import Accuracy, accuracy_of, beginning, state_accuracy
+from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import Policy
 from assay.harness.sides import Role, Side
-from assay.harness.text import percent, two_digits
-from assay.harness.verdict import Check, Verdict
+from assay.harness.statement import state
+from assay.harness.verdict import Check, Requirement, Verdict
 
 _LOSS, _GROWTH = "loss-since-accepted", "own-error-growth"
 
@@ -69,25 +68,21 @@ def _compare_accepted(
     why, lines, metrics = [], [], []
     if answers is not None:
         lines.append(policy.line("margin"))
-        why.append(f"Against the accepted answers: {accuracy_sentence(answers)}")
-        title = "loss of accuracy since it was accepted"
-        metrics.append(loss_metric(policy, answers, _LOSS, title, "Accepted minus now"))
+        why += [state("against-accepted"), state_accuracy(answers)]
+        metrics.append(loss_metric(policy, answers, _LOSS))
     if most is not None:
         lines.append(policy.line("growth"))
-        why.append(
-            f"Own error grew most at {worst}: {percent(before[worst])} accepted, {percent(now[worst])} now, "
-            f"a factor {'above' if grown else 'within'} the policy's {policy.line('growth')}."
-        )
-        metrics.append(_growth_metric(policy, most))
+        shares = {"accepted": before[worst], "now": now[worst]}
+        why.append(state("own-error-grew", where=worst, above=grown, line=policy.line("growth"), **shares))
+        metrics.append(measure(_GROWTH, most, bound=policy.growth, policy=policy.line("growth")))
     if answers is not None and answers.verdict == "inconclusive" and non_inferior:
-        why.append("No loss beyond the margin is shown, and the candidate is non-inferior to the reference.")
-    stated = f"Policy: {' and '.join(lines)}." if lines else "The run and the baseline measured nothing in common."
+        why.append(state("non-inferior-anyway"))
+    why.append(state("policy", lines=lines) if lines else state("nothing-in-common"))
     return SuiteResult(
         id=BASELINE,
-        title="Accepted baseline",
         synthetic=synthetic,
         verdict=verdict,
-        why=" ".join([*why, stated]),
+        why=tuple(why),
         metrics=tuple(metrics),
         decided_by=decided_by,
         p_regression=p_regression,
@@ -106,18 +101,6 @@ def _judge(
     return "regression", _LOSS if verdict == "regression" else _GROWTH, None
 
 
-def _growth_metric(policy: Policy, most: float) -> Metric:
-    return Metric(
-        id=_GROWTH,
-        title="growth of own error",
-        value=most,
-        text=f"{two_digits(most)} times",
-        bound=policy.growth,
-        explain="Largest over layers and conditions",
-        policy=policy.line("growth"),
-    )
-
-
 def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status, served: str = "") -> list[Check]:
     """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale.
 
@@ -126,7 +109,11 @@ def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status,
     again = f"assay gate accept on a current run, and remove the stale baseline from {policy.baselines}"
     candidate, reference = sides["candidate"].backend, sides["reference"].backend
     unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
-    required, used, stale = REQUIRED["candidate-baseline"], status.used.get("candidate"), status.stale.get("candidate")
+    required, used, stale = (
+        Requirement("candidate-baseline"),
+        status.used.get("candidate"),
+        status.stale.get("candidate"),
+    )
     if served:
         stale = f"its server (A) did not serve what this one (B) does: {served}"
     if stale:
@@ -135,7 +122,11 @@ def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status,
         checks = [required.check("ok", f"{used}{unused}")]
     else:
         checks = [required.check("not checked", f"none was accepted for {candidate}{unused}", "assay gate accept RUN")]
-    required, used, stale = REQUIRED["reference-baseline"], status.used.get("reference"), status.stale.get("reference")
+    required, used, stale = (
+        Requirement("reference-baseline"),
+        status.used.get("reference"),
+        status.stale.get("reference"),
+    )
     if policy.reference_from != "baseline" and not stale:
         return checks
     if used:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.manifest import order_hash
-from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.judge.answer_lengths import (
-    LENGTH_RATIO,
     AnswerEnd,
     AnswerLengths,
-    beyond_words,
     check_ends,
     check_lengths,
     compare_lengths,
     lengths_finding,
+    state_beyond,
 )
-from assay.harness.judge.answers import Pair, by_condition, flips, most_telling, tally
+from assay.harness.judge.answers import ConditionRow, Pair, by_condition, flips, most_telling, tally
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.paired_accuracy import Accuracy, accuracy_sentence
-from assay.harness.judge.report import Flip, Metric, SuiteResult
-from assay.harness.judge.requirements import REQUIRED
+from assay.harness.judge.judgement import LENGTH_RATIO, Metric, measure
+from assay.harness.judge.paired_accuracy import Accuracy, state_accuracy
+from assay.harness.judge.report import Flip, SuiteResult
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check, Finding
-from assay.harness.workload import Workload
+from assay.harness.statement import state
+from assay.harness.verdict import Check, Finding, Requirement
 
 LOSS = "loss-of-accuracy"
 
@@ -35,8 +33,7 @@ def claim(run: RunEvidence) -> Judged:
     """Judge the questions, and check that they were asked as planned and answered, or say that accuracy was not tested."""
     checks = []
     if "accuracy" not in run.spec.workload.suites:  # own errors within bounds prove nothing about answers
-        settles = "assay run, or add accuracy to --suites"
-        checks.append(REQUIRED["accuracy-tested"].check("not checked", "the suite accuracy was not requested", settles))
+        checks.append(Requirement("accuracy-tested").check("not checked", state("accuracy-not-requested")))
     if "accuracy" in run.compared:
         checks.append(_check_question_plan(run))
     if run.compared:
@@ -52,9 +49,7 @@ def claim(run: RunEvidence) -> Judged:
     lengths = compare_lengths(ends, policy.alpha, policy.length_bound, [pair.item.unit for pair in run.read])
     findings = []
     if lengths.beyond:
-        findings.append(
-            lengths_finding(lengths, run.manifest.command, "every answer costs as much more or less.", serious=True)
-        )
+        findings.append(lengths_finding(lengths, run.manifest.command, "costs", serious=True))
     suite = _accuracy_suite(run, lengths)
     return Judged(suite=suite, checks=[*checks, check_lengths(lengths), check_ends(ends)], findings=findings)
 
@@ -74,28 +69,29 @@ def _check_question_plan(run: RunEvidence) -> Check:
     """Check that order and stopping rule were recorded before the first question was asked, and are those of the run."""
     plan, rule = run.question_plan, run.accuracy.rule
     expected = (run.spec.workload.order_seed, rule.margin, rule.alpha, rule.regression_alpha)
+    required = Requirement("question-plan")
     if plan is None:
-        observed = "no record"
+        differs = "no record"
     elif (plan.seed, plan.margin, plan.alpha, plan.regression_alpha) != expected:
-        observed = "a record of another seed, margin or alpha than the run's"
+        differs = "settings"
     elif plan.order_hash != order_hash(run.questions):
-        observed = "a record of other questions, or of another order"
+        differs = "questions"
     elif plan.population < len({item.unit or item.id for item in run.questions}):
-        observed = "a record of a smaller set of questions"
+        differs = "population"
     else:
-        at_most = f"at most {plan.most:,} questions in the random order of seed {plan.seed}"
-        stop = f"; stopped after {plan.pairs:,}: {plan.stopped}" if plan.stopped else ""
-        return REQUIRED["question-plan"].check("ok", f"{at_most}, margin {plan.margin:g}, alpha {plan.alpha:g}{stop}")
-    return REQUIRED["question-plan"].check("missing", observed, RUN_AGAIN)
+        planned = {name: getattr(plan, name) for name in ("most", "seed", "margin", "alpha", "pairs", "stopped")}
+        return required.check("ok", state("questions-planned", **planned))
+    return required.check("missing", state("questions-not-planned", differs=differs))
 
 
 def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) -> Check:
     """Check that both roles answered every question."""
-    observed, settles = f"{answered} of {asked}", "repeat the command, which resumes where it stopped"
+    numbers = {"answered": answered, "asked": asked}
+    required = Requirement("all-answered")
     if mismatched:
-        observed += f"; answers to another prompt: {len(mismatched)}, the first to {mismatched[0]}"
-        settles = "run again with a new --out: these answers do not belong to this run's questions"
-    return REQUIRED["all-answered"].met(bool(asked) and answered == asked and not mismatched, observed, settles)
+        found = state("another-prompt-answered", mismatched=len(mismatched), first=mismatched[0], **numbers)
+        return required.check("missing", found)
+    return required.met(bool(asked) and answered == asked, state("all-answered", **numbers))
 
 
 def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
@@ -105,13 +101,13 @@ def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
     lost, gained = flips(pairs)
     tallies = (tally(pairs, "reference"), tally(pairs, "candidate"))
     by_length = lengths.beyond and result.verdict != "regression"
-    why = f"{accuracy_sentence(result)} Policy: {policy.line('margin')}."
+    why = state_accuracy(result), state("policy", lines=[policy.line("margin")])
     return SuiteResult(
         id="accuracy",
-        title=_title(workload),
+        asked="" if workload.synthetic else workload.data,
         synthetic=workload.synthetic,
         verdict="regression" if by_length else result.verdict,
-        why=f"{beyond_words(lengths)} {why}" if by_length else why,
+        why=(state_beyond(lengths), *why) if by_length else why,
         p_regression=None if by_length else result.p_regression,
         metrics=(
             *_metrics(run),
@@ -124,68 +120,37 @@ def _accuracy_suite(run: RunEvidence, lengths: AnswerLengths) -> SuiteResult:
     )
 
 
-def _title(workload: Workload) -> str:
-    if workload.synthetic:
-        return "Multiple-choice questions"
-    named = any(workload.data.partition(":")[0] == name for name in ("gsm8k", "retrieval", "lm-eval"))
-    return f"Questions of {workload.data}" if named else f"Multiple-choice questions of {workload.data}"
-
-
 def _metrics(run: RunEvidence) -> tuple[Metric, ...]:
-    n, most, result = len(run.read), len(run.questions), run.accuracy
+    n, flips = len(run.read), sum(run.again)
+    again = flips / len(run.again) if run.again else None
     return (
-        loss_metric(
-            run.spec.policy,
-            result,
-            LOSS,
-            "loss of accuracy",
-            f"Over the first {n:,} questions: reference minus candidate",
-        ),
-        Metric(
-            id="flip-floor",
-            title="reference's own flips",
-            value=sum(run.again) / len(run.again) if run.again else None,
-            text=f"{sum(run.again)} of {len(run.again)}" if run.again else "not measured",
-            explain="Questions that the reference, asked twice, got right only once",
-        ),
-        Metric(
-            id="questions",
-            title="questions until the verdict",
-            value=n,
-            text=f"{n:,} of at most {most:,}",
-            explain="The test looks after each question, in random order, and asking stops when it has decided",
-        ),
+        loss_metric(run.spec.policy, run.accuracy, LOSS, questions=n),
+        measure("flip-floor", again, flips=flips, questions=len(run.again)),
+        measure("questions", n, most=len(run.questions)),
     )
 
 
 def _ratio_metric(lengths: AnswerLengths, policy: Policy) -> Metric:
-    """Express the ratio with its interval and its bound."""
+    """Make the metric of the ratio of lengths."""
+    numbers = lengths.model_dump(exclude={"p_beyond", "p_cut"})
     return Metric(
-        id=LENGTH_RATIO,
-        title="length of answers, candidate over reference",
-        value=lengths.ratio,
-        text="not measured" if lengths.ratio is None else f"{lengths.ratio:.3f}",
-        low=lengths.low,
-        high=lengths.high,
-        bound=1 + lengths.bound,
-        policy=policy.line("length_bound"),
-        explain=f"{lengths.text[0].upper()}{lengths.text[1:]}; as far below 1 is out of bounds too",
-    )
+        id=LENGTH_RATIO, quantity=LENGTH_RATIO, value=lengths.ratio, low=lengths.low, high=lengths.high, bound=1 + lengths.bound,
+        policy=policy.line("length_bound"), values=numbers,
+    )  # fmt: skip
 
 
-def loss_metric(policy: Policy, result: Accuracy, id_: str, title: str, difference: str) -> Metric:
-    """Express a loss of accuracy; `difference` says what is subtracted from what, and starts a sentence."""
-    level = f"{100 * result.interval.level:.0f} %"
-    return Metric(
-        id=id_,
-        title=title,
-        value=100 * result.loss,
-        text=f"{100 * result.loss:.1f} points",
-        low=100 * result.interval.low,
-        high=100 * result.interval.high,
+def loss_metric(policy: Policy, result: Accuracy, quantity: str, **values: Any) -> Metric:
+    """Make the metric of a loss of accuracy, in points."""
+    interval = result.interval
+    return measure(
+        quantity,
+        100 * result.loss,
+        low=100 * interval.low,
+        high=100 * interval.high,
         bound=100 * policy.margin,
         policy=policy.line("margin"),
-        explain=f"{difference}, with its {level} interval by betting, which holds at every look",
+        level=interval.level,
+        **values,
     )
 
 
@@ -209,26 +174,28 @@ def accuracy_finding(pairs: Sequence[Pair], reproduce: str) -> Finding:
     telling = most_telling(by_condition(pairs))
     unparsed = tally(pairs, "candidate").unparsed
     lost, _ = flips(pairs)
-    evidence = [f"{len(lost)} questions lost; the first: {', '.join(pair.item.id for pair in lost[:3])}"]
+    evidence = [state("questions-lost", count=len(lost), first=[pair.item.id for pair in lost[:3]])]
     if unparsed:
-        evidence.append(f"{unparsed} of the candidate's {len(pairs)} answers could not be parsed")
+        evidence.append(state("candidate-unparsed", unparsed=unparsed, answers=len(pairs)))
     if telling is None:
-        where, diagnosis = "all observed conditions", "No condition separates right from wrong answers."
+        where, claim = "all observed conditions", state("no-telling-condition")
     else:
-        _, broken, summary = telling
+        broken = telling.broken
         where = f"{broken[0].title} {', '.join(row.bucket for row in broken)}"
-        diagnosis = f"{summary}."
-        if broken[0].by == CACHED_PREFIX.id:
-            diagnosis += (
-                " The kernel is correct without a cached prefix: check how its causal mask is aligned when there are more keys"
-                " than queries (query i must see keys j <= i + len_k - len_q)."
-            )
+        rows = {name: [_row(row) for row in getattr(telling, name)] for name in ("intact", "broken")}
+        cached = broken[0].by == CACHED_PREFIX.id
+        claim = state("telling-condition", split=broken[0].title, p=telling.p, cached_prefix=cached, **rows)
     return Finding(
         id="accuracy",
         title="loss of accuracy",
         severity="serious",
         where=where,
-        diagnosis=diagnosis,
-        evidence=tuple(evidence),
+        claim=claim,
+        shown_by=tuple(evidence),
         reproduce=reproduce,
     )
+
+
+def _row(row: ConditionRow) -> tuple[str, int, int, int]:
+    """Return the bucket of a condition, the answers that the candidate and the reference got right in it, and the questions."""
+    return row.bucket, row.candidate_right, row.reference_right, row.items

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from assay.harness.evidence.records import Answer
-from assay.harness.judge.requirements import REQUIRED
 from assay.harness.schema import Part
+from assay.harness.statement import Statement, state
 from assay.harness.stats.bootstrap import Floats, bootstrap_t
 from assay.harness.stats.share import mcnemar
-from assay.harness.verdict import Check, Finding
+from assay.harness.verdict import Check, Finding, Requirement
 
 # Largest change of length that passes by default. NVIDIA's gate of model releases applies it to completion tokens too.
 _LENGTH_BOUND = 0.05
@@ -80,14 +79,13 @@ class AnswerLengths(Part):
     bound: float = Field(_LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
 
     @property
-    def uninformative(self) -> str:
-        """The reason why no lengths are compared, in words; empty if they are."""
+    def uninformative(self) -> Literal["", "no prompt", "no tokens", "all cut"]:
+        """Why lengths are not compared: no prompt was answered by both, the reference's answers are empty, or all were cut."""
         if not self.prompts:
-            return "no prompt was answered by both"
+            return "no prompt"
         if self.ratio is None:
-            return f"the reference's {self.prompts:,} answers have no tokens"
-        all_cut = min(self.reference_cut, self.candidate_cut) == self.prompts
-        return f"all {self.prompts:,} answers of both ran to the limit" if all_cut else ""
+            return "no tokens"
+        return "all cut" if min(self.reference_cut, self.candidate_cut) == self.prompts else ""
 
     @property
     def same(self) -> bool:
@@ -119,18 +117,6 @@ class AnswerLengths(Part):
     def _more_cut(self, alpha: float) -> bool:
         apart = abs(self.candidate_cut - self.reference_cut) > self.bound * self.prompts
         return apart and self.p_cut < alpha
-
-    @property
-    def text(self) -> str:
-        """The numbers in words: "31.0 tokens on average against 24.0: a ratio of 1.292 (1.210 to 1.381) over 200 prompts"."""
-        ends = (self.low, self.high)
-        interval = f" ({self.low:.3f} to {self.high:.3f})" if None not in ends else ""
-        ratio = "" if self.ratio is None else f": a ratio of {self.ratio:.3f}{interval}"
-        return (
-            f"{self.candidate:.1f} tokens on average against {self.reference:.1f}{ratio} over {self.prompts:,} prompts "
-            f"({self.longer:,} longer, {self.shorter:,} shorter; ran to the limit: {self.candidate_cut:,} against "
-            f"{self.reference_cut:,})"
-        )
 
 
 def compare_lengths(
@@ -182,26 +168,25 @@ def _ratio(reference: Floats, candidate: Floats, alpha: float, bound: float) -> 
     }
 
 
-LENGTH_RATIO = "answer-length-ratio"
-"""Id of the metric."""
 _SIDES = ("the reference", "the candidate")
+
+
+def state_lengths(id: str, lengths: AnswerLengths, **values: object) -> Statement:
+    """Make a statement that has the numbers of the lengths."""
+    return state(id, **lengths.model_dump(exclude={"p_beyond", "p_cut"}), **values)
 
 
 def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
-    requirement = replace(REQUIRED["answer-lengths"], sides=sides)
-    if nothing := lengths.uninformative:
-        observed = f"{nothing}, so their lengths prove nothing"
-        return requirement.check("not checked", observed, "use a model that ends its answers, or a higher token limit")
+    requirement = Requirement("answer-lengths", sides=sides)
+    if why := lengths.uninformative:
+        return requirement.check("not checked", state("lengths-prove-nothing", why=why, prompts=lengths.prompts))
     if lengths.differ or lengths.beyond:
-        return requirement.check("missing", lengths.text, "compare the answers themselves; see assay run")
+        return requirement.check("missing", state_lengths("lengths-differ", lengths))
     if not lengths.same:
-        cut = lengths.p_cut < _SURE
-        why = "one ran to the limit more often" if cut else f"not shown to be within {lengths.bound:.0%}"
-        return requirement.check(
-            "not checked", f"{lengths.text}: {why}", "a higher token limit" if cut else "more questions"
-        )
-    return requirement.check("ok", f"{lengths.text}: within {lengths.bound:.0%}")
+        more_cut = state_lengths("lengths-undecided", lengths, more_cut=lengths.p_cut < _SURE)
+        return requirement.check("not checked", more_cut)
+    return requirement.check("ok", state_lengths("lengths-within", lengths))
 
 
 def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
@@ -209,10 +194,10 @@ def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
 
     What an answer stopped at counts where both servers always tell. Prompts with an unknown reason are left out.
     """
-    requirement = replace(REQUIRED["finish-reasons"], sides=sides)
+    requirement = Requirement("finish-reasons", sides=sides)
     known = [pair for pair in pairs if all(end.reason for end in pair)]
     if not known:
-        return requirement.check("not checked", "why they ended is not recorded", "results that record finish reasons")
+        return requirement.check("not checked", state("ends-not-recorded"))
     told = all(end.at for pair in known for end in pair if end.reason == _STOP)
     named = [
         tuple(f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason for end in pair) for pair in known
@@ -228,35 +213,30 @@ def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
     # Bonferroni's correction for the number of reasons. Those that differ come first, then the most frequent.
     corrected = [(min(1.0, len(counts) * p), reason, ours, theirs) for p, reason, ours, theirs in counts]
     corrected.sort(key=lambda count: (count[0] >= _SURE, -(count[2] + count[3])))
-    text = "; ".join(
-        f"{reason}: {ours:,} against {theirs:,}{f' (p = {p:.1g})' if p < _SURE else ''}"
-        for p, reason, ours, theirs in corrected
-    )
-    if any(p < _SURE for p, *_ in corrected):
-        return requirement.check("failed", text, "see the answers that end so, and the server's log")
-    return requirement.check("ok", text or "all ran to the limit")
+    failed = any(p < _SURE for p, *_ in corrected)
+    ends = [(reason, ours, theirs, p if p < _SURE else None) for p, reason, ours, theirs in corrected]
+    return requirement.check("failed" if failed else "ok", state("ends", ends=ends))
 
 
-def beyond_words(lengths: AnswerLengths, whose: str = "The candidate") -> str:
-    """Describe a difference beyond the bound, in a sentence that names the test."""
-    sure = f"above {lengths.bound:.0%} at an error rate of {_SURE:g}, which is not corrected for other suites"
-    return f"{whose}'s answers are {_other(lengths)}: {lengths.text}; {sure}."
+def state_beyond(lengths: AnswerLengths, whose: str = "The candidate") -> Statement:
+    """State a difference beyond the bound, and the error rate of saying so."""
+    return state_lengths("lengths-beyond", lengths, whose=whose, error_rate=_SURE)
 
 
-def lengths_finding(lengths: AnswerLengths, reproduce: str, consequence: str, *, serious: bool) -> Finding:
-    """Make the finding of answers of another length."""
+def lengths_finding(
+    lengths: AnswerLengths, reproduce: str, consequence: Literal["costs", "faster", "slower"], *, serious: bool
+) -> Finding:
+    """Make the finding of answers of another length.
+
+    Args:
+        consequence: every answer costs as much more or less, or a candidate that was timed whole would look faster or slower.
+    """
     return Finding(
         id="answer-lengths",
         title="answers differ in length",
         severity="serious" if serious else "warning",
         where="answer lengths when not forced",
-        diagnosis=f"The candidate's answers are {_other(lengths)}: {consequence}",
-        evidence=(lengths.text,),
+        claim=state_lengths("other-lengths", lengths, consequence=consequence),
+        shown_by=(state_lengths("lengths", lengths),),
         reproduce=reproduce,
     )
-
-
-def _other(lengths: AnswerLengths) -> str:
-    """Return "longer" or "shorter"; of equal means, by the answers that ran to the limit."""
-    theirs, ours = (lengths.candidate, lengths.candidate_cut), (lengths.reference, lengths.reference_cut)
-    return "longer" if theirs > ours else "shorter"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -206,7 +207,21 @@ def _row(by: str, title: str, bucket: tuple[float, str], pairs: Sequence[Pair]) 
     )
 
 
-def most_telling(rows: Sequence[ConditionRow]) -> tuple[float, Sequence[ConditionRow], str] | None:
+class Telling(NamedTuple):
+    """A split of the questions that separates where the candidate is right from where it is not.
+
+    Attributes:
+        p: p value of its worst condition, corrected for the number of conditions.
+        broken: its conditions under which the candidate loses more than elsewhere, worst first.
+        intact: those under which it loses hardly anything.
+    """
+
+    p: float
+    broken: Sequence[ConditionRow]
+    intact: Sequence[ConditionRow]
+
+
+def most_telling(rows: Sequence[ConditionRow]) -> Telling | None:
     """Find the split that best separates where the candidate is right from where it is not.
 
     Of the questions that the reference got right, the share that the candidate lost in a bucket is compared with the share in the
@@ -215,8 +230,7 @@ def most_telling(rows: Sequence[ConditionRow]) -> tuple[float, Sequence[Conditio
     in another of its buckets. Unknown conditions are left out.
 
     Returns:
-        The p value of its worst condition, corrected for the number of conditions; its conditions under which the candidate loses
-        more than elsewhere, worst first; and a sentence, without its full stop. None if no split separates them.
+        The split, or None if no split separates them.
     """
     known = [row for row in rows if row.known and row.reference_right]
     tested = [(row, others) for row in known if (others := [o for o in known if o.by == row.by and o != row])]
@@ -230,20 +244,17 @@ def most_telling(rows: Sequence[ConditionRow]) -> tuple[float, Sequence[Conditio
     broken = [(float(p), row) for p, (row, _) in zip(corrected, tested, strict=True) if p < _CAUSE_ALPHA]
     splits = [_telling(by, broken, known) for by in dict.fromkeys(row.by for row in known)]
     # Of two equivalent splits, the one that comes first in `_SPLITS` is nearer to a cause.
-    return min(filter(None, splits), key=lambda telling: telling[0], default=None)
+    return min(filter(None, splits), key=lambda telling: telling.p, default=None)
 
 
-def _telling(
-    by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]
-) -> tuple[float, Sequence[ConditionRow], str] | None:
-    """Describe a split whose buckets are partly broken and partly intact, as `most_telling` does; None if they are not."""
+def _telling(by: str, broken: Sequence[tuple[float, ConditionRow]], known: Sequence[ConditionRow]) -> Telling | None:
+    """Return a split whose buckets are partly broken and partly intact, as `most_telling` does; None if they are not."""
     here = sorted(((p, row) for p, row in broken if row.by == by), key=lambda entry: (entry[0], -_share_lost(entry[1])))
     worst = [row for _, row in here]
     intact = [row for row in known if row.by == by and row not in worst and _share_lost(row) <= _INTACT_SHARE]
     if not worst or not intact:
         return None
-    p_value = here[0][0]
-    return p_value, worst, _summary(worst, intact, p_value)
+    return Telling(here[0][0], worst, intact)
 
 
 def _lost(row: ConditionRow) -> int:
@@ -252,16 +263,3 @@ def _lost(row: ConditionRow) -> int:
 
 def _share_lost(row: ConditionRow) -> float:
     return _lost(row) / row.reference_right
-
-
-def _summary(broken: Sequence[ConditionRow], intact: Sequence[ConditionRow], p_value: float) -> str:
-    return (
-        f"Correct answers by {broken[0].title}: {_counts(intact)}, but {_counts(broken)}; "
-        f"p = {p_value:.2g} (Fisher's exact test, Holm's correction)"
-    )
-
-
-def _counts(rows: Sequence[ConditionRow]) -> str:
-    return ", ".join(
-        f"{r.candidate_right}/{r.items} at {r.bucket} (reference {r.reference_right}/{r.items})" for r in rows
-    )

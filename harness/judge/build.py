@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,16 +22,14 @@ from assay.harness.judge import (
     same_servers,
     sensitivity,
 )
-from assay.harness.judge.answer_lengths import LENGTH_RATIO
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.decide import BASELINE, WHOLE, decide, holm_corrected
+from assay.harness.judge.decide import decide, holm_corrected
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.judgement import WHOLE
 from assay.harness.judge.latency_result import LatencyResult
-from assay.harness.judge.report import EnvelopeResult, Environment, Report, ServerSummary, SuiteResult
+from assay.harness.judge.report import Environment, Report, ServerSummary, SuiteResult
 from assay.harness.reading import reading
-from assay.harness.sides import Role, differing
-from assay.harness.text import one_line
-from assay.harness.verdict import cause_of
+from assay.harness.sides import Role
 
 CLAIMS: tuple[Callable[[RunEvidence], Judged], ...] = (
     executed_kernels.claim,
@@ -69,7 +67,7 @@ def _build(folder: RunFolder) -> Report:
     times = latency.timed(folder) if "latency" in spec.workload.suites else ""
     run = RunEvidence.of(folder, timed=not isinstance(times, str))
     judged = _judged(run, times)
-    # Before `decide`: a headline names a regression only if it stands among all suites of the run.
+    # Before `decide`: a regression must stand among all suites of the run.
     suites = holm_corrected(_suites(judged), spec.policy.alpha)
     checks = list(chain.from_iterable(part.checks for part in judged))
     if progress.failure:
@@ -77,28 +75,14 @@ def _build(folder: RunFolder) -> Report:
         checks = [check for check in checks if check.status == "ok"]
     causes = list(chain.from_iterable(part.causes for part in judged))
     parts: dict[str, Any] = dict(chain.from_iterable(part.parts.items() for part in judged))
-    covered = parts.get("envelope")
-    questions = len(run.read)
     # The condition in which answers were lost is named only if Holm's correction has left the loss standing.
     stands = any(
         (suite.id, suite.verdict, suite.decided_by) == ("accuracy", "regression", accuracy_suite.LOSS)
         for suite in suites
     )
     lost = [accuracy_suite.accuracy_finding(run.read, manifest.command)] if stands else []
-    judgement = decide(
-        differing(spec.treatment) or spec.candidate.backend,
-        suites,
-        checks,
-        progress.failure,
-        cause=cause_of(causes),
-        left_out=[suite for suite in WHOLE if suite not in spec.workload.suites],
-        shown=_shown_by(suites),
-        scope=_scope_of(manifest.model, questions, spec.workload.synthetic, covered, run.claimed),
-    )
     return Report(
-        verdict=judgement.verdict,
-        headline=judgement.headline,
-        reasons=judgement.reasons,
+        verdict=decide(suites, checks, progress.failure),
         run_id=manifest.run_id,
         created=manifest.created,
         seconds=progress.seconds,
@@ -117,6 +101,8 @@ def _build(folder: RunFolder) -> Report:
         checks=tuple(checks),
         suites=tuple(suites),
         findings=(*causes, *lost, *chain.from_iterable(part.findings for part in judged)),
+        causes=len(causes),
+        left_out=tuple(suite for suite in WHOLE if suite not in spec.workload.suites),
         reproduce=manifest.command,
         treatment=spec.treatment,
         kernels=executed_kernels.listed_passes(run.kernels),
@@ -154,34 +140,3 @@ def _server(run: RunEvidence, role: Role, instead: str) -> ServerSummary:
         startup_s=server.startup_s,
         launch_command=server.launch_command,
     )
-
-
-def _shown_by(suites: Sequence[SuiteResult]) -> str:
-    """Describe how a regression shows: accuracies if they regressed, else the deciding number of the first suite that did."""
-    for suite in (each for each in suites if each.verdict == "regression"):
-        if suite.id == "accuracy" and len(suite.tallies) == 2 and suite.decided_by != LENGTH_RATIO:
-            before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
-            return f"accuracy {before:.3f} -> {after:.3f}"
-        if suite.deciding_metric and suite.id != BASELINE:
-            return f"{suite.deciding_metric.title} {suite.deciding_metric.text}"
-    return ""
-
-
-def _scope_of(
-    model: str, questions: int, synthetic: bool, envelope: EnvelopeResult | None, claimed: Sequence[str]
-) -> str:
-    """Describe what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's"."""
-
-    def tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
-        return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
-
-    reach = [f"{questions:,} {'synthetic ' if synthetic else ''}questions"] if questions else []
-    if envelope and (most := tokens(envelope.reached)):
-        served = tokens(envelope.served_reached)
-        reach.append(f"up to {most:,} tokens")
-        if served < most:
-            reach[-1] += f" ({f'{served:,}' if served else 'none'} of them served)"
-    name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
-    others = [phase for phase in ("extend", "decode") if claimed and phase not in claimed]
-    delegated = f"; {' and '.join(others)} is the reference's" if others else ""
-    return f"on the {name} model{': ' if reach else ''}{', '.join(reach)}{delegated}"

@@ -12,9 +12,8 @@ from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import first_divergence
 from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
-from assay.harness.judge.requirements import REQUIRED
 from assay.harness.text import counted, few, listed
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
 _MOST_WORDS = 4
 _START = "let assay start the servers, without a URL"
@@ -97,7 +96,7 @@ def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, 
 
 def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase."""
-    counts, required = run.envelope, REQUIRED["envelope-covered"]
+    counts, required = run.envelope, Requirement("envelope-covered")
     if "layers" not in run.spec.workload.suites:
         return required.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
     if counts is None or not run.claimed:
@@ -111,7 +110,7 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
 
 def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> Check:
     """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope."""
-    counts, required = run.envelope, REQUIRED["envelope-served"]
+    counts, required = run.envelope, Requirement("envelope-served")
     if lacking := listed([suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]):
         observed = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
         return required.check("not checked", observed, f"add {lacking} to --suites")

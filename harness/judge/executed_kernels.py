@@ -21,7 +21,6 @@ from assay.harness.evidence.executed import (
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import KernelRow, PassKernels
-from assay.harness.judge.requirements import REQUIRED
 from assay.harness.sides import ENGINES, ROLES, Role, profile_of
 from assay.harness.text import percent
 from assay.harness.verdict import Check, Requirement
@@ -57,11 +56,11 @@ def check_kernel_ran(
     """
     if server is None:
         settles = "start it; see candidate.log for why it did not"
-        return [REQUIRED["kernel-ran"].check("missing", "its server never started", settles)]
+        return [Requirement("kernel-ran").check("missing", "its server never started", settles)]
     if not server.started:
         observed = f"{server.backend} is a server that assay did not start and cannot instrument"
         return [
-            REQUIRED["kernel-ran"].check("missing", observed, "let assay start the candidate, by its backend's name")
+            Requirement("kernel-ran").check("missing", observed, "let assay start the candidate, by its backend's name")
         ]
     return [_check_counts(phase, server, counts, reference) for phase in server.claimed_phases]
 
@@ -69,7 +68,7 @@ def check_kernel_ran(
 def _check_counts(
     phase: str, server: ServerManifest, counts: Sequence[CallCount], reference: Sequence[CallCount]
 ) -> Check:
-    ran = REQUIRED["kernel-ran"].of(phase)
+    ran = Requirement("kernel-ran").of(phase)
     here = [count for count in counts if count.phase == phase]
     own = [count for count in here if count.backend == server.backend and not count.delegated_by]
     other = [count for count in here if count not in own]
@@ -110,7 +109,7 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
         met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
     observed = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
     settles = "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none"
-    return [REQUIRED["decode-compiled"].met(met, observed, settles)]
+    return [Requirement("decode-compiled").met(met, observed, settles)]
 
 
 def _check_kernels_executed(
@@ -172,7 +171,7 @@ def _matches(kernel: ExecutedKernel, patterns: Iterable[str]) -> bool:
 def _check_traces(
     phase: str, server: ServerManifest, traces: Mapping[Role, Sequence[KernelTrace]], stored: bool
 ) -> Check:
-    executed, passes = REQUIRED["kernel-executed"].of(phase), passes_of(traces["candidate"], phase)
+    executed, passes = Requirement("kernel-executed").of(phase), passes_of(traces["candidate"], phase)
     own, theirs = _kernel_patterns(traces["candidate"]), _kernel_patterns(traces["reference"])
     if not passes or not (stored or passes_of(traces["reference"], phase)):
         whose = f"{phase} pass of the reference" if passes else f"{phase} pass"

@@ -10,8 +10,9 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
+from assay.harness.judge.judgement import Metric
 from assay.harness.judge.noise_limits import MAX_SWING, explained_by, swing_limit
-from assay.harness.judge.report import DivergenceRow, Metric, SuiteResult
+from assay.harness.judge.report import DivergenceRow, SuiteResult
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
 from assay.harness.stats.share import clopper_pearson, p_not_above
@@ -53,7 +54,6 @@ def claim(run: RunEvidence) -> Judged:
     tests = [p_not_above(bad, len(of), margin) for bad, of in ((apart, pairs), (len(beyond), envelope)) if of]
     suite = SuiteResult(
         id="greedy",
-        title="Greedy texts",
         synthetic=run.spec.workload.synthetic,
         verdict=verdict,
         why=f"{why} Policy: {policy.line('greedy_margin')}.",

@@ -11,11 +11,10 @@ from pydantic import Field
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.report import NOT_FINITE, OwnError, Report, excess, read_report
-from assay.harness.judge.requirements import REQUIRED
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, CheckStatus, Verdict, serious
+from assay.harness.verdict import Check, CheckStatus, Requirement, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
@@ -31,7 +30,6 @@ class RunLine(Part):
     run_id: str = ""
     created: str = Field("", description="ISO 8601, UTC; empty where no report tells")
     verdict: Verdict | None = Field(None, description="null where the run has no report that can be read")
-    headline: str = ""
     cause: str = Field("", description="title of the first serious finding; empty for none")
     reference: str = ""
     candidate: str = ""
@@ -116,7 +114,7 @@ def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
     observed = f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {last}"
     status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
     return [
-        REQUIRED["repeated"].check(status, observed, "judge the treatment by all of its runs: assay runs lists them")
+        Requirement("repeated").check(status, observed, "judge the treatment by all of its runs: assay runs lists them")
     ]
 
 
@@ -206,7 +204,6 @@ def line_of(report: Report, folder: str) -> RunLine:
         run_id=report.run_id,
         created=report.created,
         verdict=report.verdict,
-        headline=report.headline,
         cause=wrong[0].title if wrong else "",
         reference=report.reference.backend,
         candidate=report.candidate.backend,

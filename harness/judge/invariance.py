@@ -12,7 +12,6 @@ from assay.harness.engines.sglang.features import Feature, features_of
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, invariance_folder
 from assay.harness.fingerprint.differences import compare_fingerprints
-from assay.harness.judge.decide import INVARIANCE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out
 from assay.harness.judge.invariance_outcome import (
@@ -28,6 +27,7 @@ from assay.harness.judge.invariance_outcome import (
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
+from assay.harness.judge.judgement import INVARIANCE, Metric
 from assay.harness.judge.probe_scores import (
     MEASURES,
     Bound,
@@ -38,11 +38,10 @@ from assay.harness.judge.probe_scores import (
     in_common,
     places,
 )
-from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.judge.requirements import REQUIRED
+from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.traces import least_error
 from assay.harness.text import counted, listed
-from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
+from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
 
 _FINDING = "feature-changes-output"
 _VERDICTS: Mapping[State, Verdict] = {
@@ -65,7 +64,7 @@ def claim(run: RunEvidence) -> Judged:
     wanted, line = run.spec.policy.invariance, run.spec.policy.line("invariance")
     if not wanted:
         return Judged()
-    required, again = REQUIRED["features-switched"], "repeat the command, which switches them again"
+    required, again = Requirement("features-switched"), "repeat the command, which switches them again"
     folder = invariance_folder(run.folder)
     try:
         if not folder.complete:
@@ -91,10 +90,9 @@ def claim(run: RunEvidence) -> Judged:
     )
     suite = SuiteResult(
         id=INVARIANCE,
-        title="Invariance",
         synthetic=False,
         verdict=result.verdict,
-        why=f"{result.headline} Policy: {line}.",
+        why=f"{result.said} Policy: {line}.",
         metrics=(metric,),
         decided_by=_LARGEST,
     )
@@ -206,10 +204,10 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     unmet = [check for check in checks if check.status == "missing"]
     return InvarianceResult(
         verdict=_verdict(unmet, shown),
-        headline=_headline(findings, unmet, shown, lost, manifest),
-        reasons=(
+        said=_headline(findings, unmet, shown, lost, manifest),
+        because=(
             *(finding.sentence for finding in findings),
-            *(f"{check.title}: {check.found}. {check.settles.capitalize()}." for check in unmet),
+            *(f"{check.id}: {check.outcome.values}" for check in unmet),
         ),
         created=manifest.created,
         command=manifest.command,
@@ -266,7 +264,7 @@ def _same_servers(ran: _Arms) -> tuple[Check, dict[int, str]]:
             elif diff.undeclared:
                 differs = "; ".join(difference.says for difference in diff.undeclared)
                 says[record.number] = f"of what its server served (A its base's, B its own), {differs}"
-    required = REQUIRED["same-servers"]
+    required = Requirement("same-servers")
     if says:
         said = f"{next(iter(says.values()))}; {counted(len(says), 'arm')} in all"
         return required.check("missing", said, "see assay compare of both servers' folders, and run it again"), says
@@ -296,8 +294,8 @@ def _name_of(arm: Iterable[str]) -> str:
 def _ended(ran: _Arms) -> Check:
     arms = counted(len(ran.records), "arm")
     if not ran.folder.complete:
-        return REQUIRED["invariance-ended"].check("missing", f"it ended early, after {arms}", "run it again")
-    return REQUIRED["invariance-ended"].check("ok", arms)
+        return Requirement("invariance-ended").check("missing", f"it ended early, after {arms}", "run it again")
+    return Requirement("invariance-ended").check("ok", arms)
 
 
 def _answered(ran: _Arms) -> Check:
@@ -307,9 +305,9 @@ def _answered(ran: _Arms) -> Check:
     short = [probe for probe in {**asked, **written} if asked.get(probe) != written.get(probe)]
     if not short:
         said = f"{counted(len(asked), 'probe')}, {sum(asked.values()):,} tokens"
-        return REQUIRED["probes-answered"].check("ok", said)
+        return Requirement("probes-answered").check("ok", said)
     said = f"{len(short)} were not, the first, {short[0]}, with {written.get(short[0], 0)} of {asked.get(short[0], 0)} tokens"
-    return REQUIRED["probes-answered"].check("missing", said, "see why in the log of its server")
+    return Requirement("probes-answered").check("missing", said, "see why in the log of its server")
 
 
 def _means(distances: Mapping[Measure, Distance]) -> str:
@@ -320,12 +318,12 @@ def _agrees(ran: _Arms) -> Check:
     said = _means(floor_of(ran.base, ran.again))
     apart = next((record for record in ran.again if not _holds(floor_of(ran.base, [record]), ran.limits)), None)
     if apart is None:
-        return REQUIRED["base-agrees"].check("ok", said)
+        return Requirement("base-agrees").check("ok", said)
     worst = max(floor_of(ran.base, [apart]).values(), key=lambda distance: distance.worst)
     changed = in_common(changed_probes(ran.base.replies, apart.replies, ran.limits), ran.manifest)
     at = f"at worst {worst.worst:.2g} at {ran.place(worst.at)}" if worst.at else ""
     do = _DECODES_OTHERWISE if apart.why == "base longer" else _DISAGREES
-    return REQUIRED["base-agrees"].check("missing", "; ".join(filter(None, [said, at, changed])), do)
+    return Requirement("base-agrees").check("missing", "; ".join(filter(None, [said, at, changed])), do)
 
 
 def _holds(distances: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> bool:
@@ -336,10 +334,12 @@ def _sensitive(ran: _Arms) -> Check:
     record = next((record for record in ran.records if record.why == "sensitivity"), None)
     if record is None or not record.complete:
         why = "no fault was seeded" if record is None else record.problem or "the probes were not answered"
-        return REQUIRED["probes-sensitive"].check("missing", why, "run it again")
+        return Requirement("probes-sensitive").check("missing", why, "run it again")
     distances = {measure: Distance.of(places(ran.base.replies, record.replies, measure)) for measure in MEASURES}
     seen = all(not ran.limits[measure].holds(distance) for measure, distance in distances.items())
-    return REQUIRED["probes-sensitive"].met(seen, _means(distances), "use real weights (without --load-format=dummy)")
+    return Requirement("probes-sensitive").met(
+        seen, _means(distances), "use real weights (without --load-format=dummy)"
+    )
 
 
 def _shown(ran: _Arms) -> Check:
@@ -349,13 +349,13 @@ def _shown(ran: _Arms) -> Check:
         said = "; ".join(f"{id_}: {whys.get(id_) or 'in no arm'}" for id_ in missing)
         spent = ran.manifest.minutes and not whys.keys() & set(missing)
         do = "give it more --minutes" if spent else "see why the server switched them off"
-        return REQUIRED["features-on"].check("missing", said, f"{do}, or leave them out with --features")
-    return REQUIRED["features-on"].check("ok", f"{counted(len(shown), 'feature')}: {', '.join(ran.known)}")
+        return Requirement("features-on").check("missing", said, f"{do}, or leave them out with --features")
+    return Requirement("features-on").check("ok", f"{counted(len(shown), 'feature')}: {', '.join(ran.known)}")
 
 
 def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Check:
     """Demand every planned arm; those that a budget leaves out of a covering array only leave pairs out."""
-    required = REQUIRED["arms-decided"]
+    required = Requirement("arms-decided")
     ran = {judged.arm for judged in outcomes}
     unrun = [arm for arm in map(frozenset, manifest.arms) if arm not in ran]
     if unrun and not (outcomes and manifest.mode == "pairs" and manifest.minutes):
@@ -370,7 +370,7 @@ def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Ch
 
 
 def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> Check:
-    required = REQUIRED["pairs-covered"]
+    required = Requirement("pairs-covered")
     if manifest.mode != "pairs":
         said = f"features were not switched in pairs, but as --{manifest.mode}"
         return required.check("not checked", said, "leave it out")

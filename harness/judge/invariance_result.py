@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from assay.harness.judge.decide import Judgement
+from assay.harness.judge.judgement import Judgement
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import Check, Finding, Verdict
 
@@ -73,6 +73,8 @@ class PartingRow(Part):
 class InvarianceResult(Judgement):
     __doc__ = f"A complete comparison of features. {RULE}"
 
+    said: str  # TRANSITION
+    because: tuple[str, ...]  # TRANSITION
     created: str = Field(description="ISO 8601, UTC")
     command: str
     backend: str

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Literal
 
 from assay.evals.loads import Shape
 from assay.harness.conditions import MIN_CACHED_SHARE
@@ -35,17 +36,17 @@ from assay.harness.judge.blocks import (
     throughput,
 )
 from assay.harness.judge.call_counts import call_summaries
-from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.decide import decide
 from assay.harness.judge.evidence import Judged, argument_differences
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
+from assay.harness.judge.judgement import Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
-from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.judge.requirements import REQUIRED
+from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.stats.ratio import decide_ratios
-from assay.harness.verdict import WORST_FIRST, Check, Finding
+from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
 
 
 def judge_bench(folder: BenchFolder) -> LatencyResult:
@@ -90,11 +91,9 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     )
     # The rows of a load follow one another.
     verdicts = [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
-    judgement = decide(spec.candidate.backend, verdicts, checks)
     return LatencyResult(
-        verdict=judgement.verdict,
-        headline=judgement.headline,
-        reasons=judgement.reasons,
+        verdict=decide(verdicts, checks),
+        suites=tuple(verdicts),
         created=manifest.created,
         reference=spec.reference.backend,
         candidate=spec.candidate.backend,
@@ -201,7 +200,7 @@ def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     if verdict == "pass":
         made = [max(made, key=lambda row: row.high or 0.0)]
     why = " ".join(f"{row.title.capitalize()}: {row.why}" for row in made)
-    return SuiteVerdict(id=f"{rows[0].shape}-{rows[0].concurrency}", title=rows[0].where, verdict=verdict, why=why)
+    return SuiteVerdict(id=f"{rows[0].shape}-{rows[0].concurrency}", asked=rows[0].where, verdict=verdict, why=why)
 
 
 def _server_checks(
@@ -213,7 +212,7 @@ def _server_checks(
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
         observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
-        checks.append(REQUIRED["device-kernels"].check("failed", observed, "run with --device cuda"))
+        checks.append(Requirement("device-kernels").check("failed", observed, "run with --device cuda"))
     return checks
 
 
@@ -221,7 +220,7 @@ def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
     chunks = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
-    required = REQUIRED["chunked"].of(shape.name)
+    required = Requirement("chunked").of(shape.name)
     return required.met(chunked, chunks, "set a chunk length below the prompt's; see --chunked-prefill-size")
 
 
@@ -232,7 +231,7 @@ def _check_shared_prefix(load: LoadRow) -> Check:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    required = REQUIRED["shared-prefix"].of(f"{load.shape}-{load.concurrency}", load.where)
+    required = Requirement("shared-prefix").of(f"{load.shape}-{load.concurrency}", load.where)
     settles = "keep the prefix cache on, and use servers that report cached tokens"
     return required.met(met, f"{reported} of the prompt tokens were cached", settles)
 
@@ -263,11 +262,8 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
         if row.verdict == "regression"
     ]
     if lengths and lengths.differ:
-        faster = "faster" if lengths.candidate < lengths.reference else "slower"
-        consequence = (
-            f"timed whole, it would look {faster} than it is. These ratios were measured at one forced length."
-        )
-        findings.append(lengths_finding(lengths, manifest.command, consequence, serious=False))
+        faster: Literal["faster", "slower"] = "faster" if lengths.candidate < lengths.reference else "slower"
+        findings.append(lengths_finding(lengths, manifest.command, faster, serious=False))
     return findings
 
 
@@ -297,15 +293,15 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
         return Judged()
     if isinstance(result, str):
         return Judged(
-            checks=[REQUIRED["servers-timed"].check("missing", result, "repeat the command, which times both again")]
+            checks=[Requirement("servers-timed").check("missing", result, "repeat the command, which times both again")]
         )
     if wrong and result.verdict == "pass":
         note = _no_gain(result, wrong)
-        result = result.model_copy(update={"verdict": "inconclusive", "headline": note, "note": note})
+        result = result.model_copy(update={"verdict": "inconclusive", "note": note, "note_decides": True})
     observed = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
     return Judged(
         suite=_suite(result),
-        checks=[REQUIRED["servers-timed"].check("ok", observed)],
+        checks=[Requirement("servers-timed").check("ok", observed)],
         findings=result.findings,
         parts={"latency": result},
     )
@@ -314,14 +310,13 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
 def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
     """Explain why the times of a candidate that computes something else are no gain."""
     faster = any(row.high is not None and row.high < 1 for row in result.rows)
-    suites = f"wrong answers ({', '.join(suite.title for suite in wrong)})"
+    suites = f"wrong answers ({', '.join(suite.id for suite in wrong)})"
     return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
 
 
 def _suite(result: LatencyResult) -> SuiteResult:
     return SuiteResult(
         id="latency",
-        title="Latency",
         synthetic=False,
         verdict=result.verdict,
         why=_why(result),
@@ -337,7 +332,8 @@ def _why(result: LatencyResult) -> str:
     ratio = f"{worst.title[0].upper()}{worst.title[1:]}, {worst.where}: {worst.why}"
     # The ratios may be sound while a check is not met: kernels may have been interpreted.
     overruled = result.verdict == "inconclusive" and worst.verdict == "pass" and not result.note
-    unmet = result.reasons[0] if overruled else ""
+    first = next((check.id for check in result.checks if check.status in ("failed", "missing")), "")
+    unmet = f"The check {first} is not met." if overruled else ""
     return " ".join(part for part in (result.note, unmet, ratio, f"Policy: {result.policy}.") if part)
 
 

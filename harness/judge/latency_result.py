@@ -9,7 +9,7 @@ from pydantic import Field
 from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.blocks import TimeMetric
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.decide import Judgement
+from assay.harness.judge.judgement import Judgement, SuiteVerdict
 from assay.harness.schema import RULE, Part
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
 
@@ -81,6 +81,8 @@ class LatencyResult(Judgement):
         "", description='the line of policy that sets the bound, such as "latency_bound = 1.1 (default)"'
     )
     note: str = Field("", description="what limits the meaning of every ratio; empty for nothing")
+    note_decides: bool = Field(False, description="whether the note forbids a pass of these ratios")
+    suites: tuple[SuiteVerdict, ...] = Field((), description="the verdict on each load")
     alpha: float
     rounds: int
     warm_up_rounds: int

@@ -12,7 +12,8 @@ from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.error_table import CONDITIONS, DIMENSIONS, QUERY
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.report import NOT_FINITE, Metric, SuiteResult
+from assay.harness.judge.judgement import Metric
+from assay.harness.judge.report import NOT_FINITE, SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, MeasuredCells
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
@@ -93,7 +94,6 @@ def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) ->
     verdict, why, decided_by, p_regression = _judge(policy, evidence)
     return SuiteResult(
         id="layers",
-        title="Own error",
         synthetic=synthetic,
         verdict=verdict,
         why=why,

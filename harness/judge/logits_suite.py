@@ -17,16 +17,16 @@ import numpy as np
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.judgement import Metric
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
 from assay.harness.judge.noise_limits import change_limit, explained_by, kl_limit
-from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.judge.requirements import REQUIRED
+from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
 from assay.harness.text import percent
-from assay.harness.verdict import Verdict
+from assay.harness.verdict import Requirement, Verdict
 
 MIN_PROMPTS = 64
 """Fewer prompts under a condition give no verdict: the interval's coverage is measured from here on."""
@@ -77,7 +77,7 @@ def claim(run: RunEvidence) -> Judged:
     if "logits" not in workload.suites:
         return Judged()
     settles = "let assay start both servers, without a URL, or leave logits out of --suites"
-    return Judged(checks=[REQUIRED["logits-compared"].check("missing", "nothing was scored", settles)])
+    return Judged(checks=[Requirement("logits-compared").check("missing", "nothing was scored", settles)])
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:
@@ -93,7 +93,6 @@ def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[s
     verdict, why, decided_by, p = _judge(comparison, tests, policy.alpha)
     return SuiteResult(
         id="logits",
-        title="Logits",
         synthetic=synthetic,
         verdict=verdict,
         why=why,

@@ -19,15 +19,15 @@ from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHead
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
+from assay.harness.judge.judgement import Metric
 from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, times_noise
-from assay.harness.judge.report import Metric, SuiteResult
-from assay.harness.judge.requirements import REQUIRED
+from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.traces import free_running_errors
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.text import one_line, percent, ranges, two_digits
-from assay.harness.verdict import Check, kernel_verdict, serious
+from assay.harness.verdict import Check, Requirement, kernel_verdict, serious
 
 
 def _recorded_phases(header: ShadowHeader, candidate: Backend) -> Collection[str]:
@@ -124,7 +124,7 @@ def _check_layers(
     has_url: bool = False,
 ) -> Check:
     """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head."""
-    required = REQUIRED["layers-compared"]
+    required = Requirement("layers-compared")
     if "layers" not in suites:
         return required.check("not checked", "the suite layers was not requested", "add layers to --suites")
     if errors is None and has_url:
@@ -166,7 +166,7 @@ def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tu
 
 def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
     """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
-    required, settles = REQUIRED["cached-prefix"], "keep the prefix cache on (without --disable-radix-cache)"
+    required, settles = Requirement("cached-prefix"), "keep the prefix cache on (without --disable-radix-cache)"
     if errors is not None:
         longest = CACHED_PREFIX.labels[-1]
         some = bool(elements(errors.cells.distance((), {"prefix": longest})) > 0)
@@ -214,7 +214,6 @@ def _suite(record: KernelResult) -> SuiteResult:
     measured = record.worst_own is not None
     return SuiteResult(
         id="matrix",
-        title="Op-level matrix",
         synthetic=True,
         verdict=verdict,
         why=_why(record, outside, missing),
@@ -236,7 +235,7 @@ def _check_ran(run: RunEvidence) -> list[Check]:
     elif record and record.not_run:
         ran, observed = False, one_line(record.not_run, 300)
         settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
-    return [REQUIRED["matrix-ran"].met(ran, observed, settles)]
+    return [Requirement("matrix-ran").met(ran, observed, settles)]
 
 
 def _why(record: KernelResult, outside: bool, missing: Sequence[str]) -> str:

@@ -37,6 +37,7 @@ import numpy as np
 from assay.evals.questions import LETTERS
 from assay.harness.evidence.records import Item
 from assay.harness.judge.answers import Pair
+from assay.harness.statement import Statement, state
 from assay.harness.stats import paired_margin
 from assay.harness.stats.betting import Array, betting_interval, log_wealth, log_wealth_below, p_value
 from assay.harness.stats.share import Interval, clopper_pearson, mcnemar
@@ -275,60 +276,32 @@ def _reason(
     return "non-inferior" if p_inferior <= rule.alpha else "undecided"
 
 
-def accuracy_sentence(result: Accuracy, sides: tuple[str, str] = ("the reference", "the candidate")) -> str:
-    """Explain the decision about a loss of accuracy: the numbers, and the margin."""
-    n, rule, (lost, gained) = len(result.scores), result.rule, result.flips
-    reference, candidate = sides
+def state_accuracy(result: Accuracy, sides: tuple[str, str] = ("the reference", "the candidate")) -> Statement:
+    """State the decision about a loss of accuracy: the numbers, and the margin."""
+    n, rule, (reference, candidate) = len(result.scores), result.rule, sides
+    names = {"reference": reference, "candidate": candidate}
     if result.reason == "nothing":
-        return "Nothing was compared: no question was answered by both roles."
+        return state("nothing-compared")
     if result.reason == "unparsed":
-        shares = " and ".join(
-            f"{_percent(share)} of {side}'s" for side, share in zip(sides, result.unparsed, strict=True)
-        )
-        return (
-            f"{shares} answers to {n:,} questions are unparsed, where {_percent(_MOST_UNPARSED, 0)} is the most that allows a "
-            "verdict. To resolve: raise the token limit, or use questions that the model answers in the required form."
-        )
+        return state("answers-unparsed", questions=n, unparsed=result.unparsed, most=_MOST_UNPARSED, **names)
     if result.reason == "no headroom":
-        return (
-            f"{reference[0].upper()}{reference[1:]} scores {result.references.mean():.3f}, {_percent(result.least_reference)} or "
-            f"more: not shown to beat guessing ({_percent(result.chance, 0)}) by {_HEADROOM:g} margins of {_points(rule.margin)} "
-            f"points, so a broken {candidate.removeprefix('the ')} could look no worse."
-        )
-    interval, loss = result.interval, result.loss
-    seen = f"{lost:,} lost and {gained:,} gained of {n:,} questions"
-    ends = f"{_points(interval.low)} to {_points(interval.high)}"
-    of = "" if loss > 0 else "loss of "
-    measured = f"{_change(loss)} ({of}{ends} points with {_percent(interval.level, 0)} confidence; {seen})"
-    bound, test = f"the margin of {_points(rule.margin)} points", "exact" if result.exact else "anytime-valid"
+        return state(
+            "no-headroom", accuracy=result.references.mean(), least=result.least_reference, chance=result.chance,
+            margins=_HEADROOM, margin=rule.margin, **names,
+        )  # fmt: skip
+    (lost, gained), interval = result.flips, result.interval
+    measured = {
+        "loss": result.loss, "low": interval.low, "high": interval.high, "level": interval.level, "lost": lost, "gained": gained,
+        "questions": n, "margin": rule.margin, "test": "exact" if result.exact else "anytime-valid",
+    }  # fmt: skip
     if result.reason == "regression":
-        return f"{measured}: above {bound} ({test} p = {result.p_regression:.2g})."
-    significant = loss > 0 and result.p_mcnemar < rule.alpha
+        return state("accuracy-lost", p=result.p_regression, **measured)
+    shown = result.p_mcnemar if result.loss > 0 and result.p_mcnemar < rule.alpha else None
     if result.reason == "non-inferior":
-        but = f"; within it, the loss is significant (exact McNemar p = {result.p_mcnemar:.2g})" if significant else ""
-        return f"{measured}: non-inferior, below {bound} ({test} p = {result.p_inferior:.2g}){but}."
-    known = (
-        f" A loss is shown (exact McNemar p = {result.p_mcnemar:.2g}), but not how large it is." if significant else ""
+        return state("accuracy-kept", p=result.p_inferior, p_mcnemar=shown, **measured)
+    return state(
+        "accuracy-undecided", p=result.p_inferior, p_regression=result.p_regression, p_mcnemar=shown, **measured
     )
-    return (
-        f"{measured}: shown neither to be below {bound} ({test} p = {result.p_inferior:.2g}) nor above it "
-        f"(p = {result.p_regression:.2g}). To resolve: more questions.{known}"
-    )
-
-
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
-
-
-def _points(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:.1f}"  # adding 0 turns -0.0 into 0.0
-
-
-def _change(loss: float) -> str:
-    """Describe the loss in points."""
-    if _points(loss) == "0.0":
-        return "No loss" if loss <= 0 else f"A loss of {100 * loss:.2g} points"
-    return f"A loss of {_points(loss)} points" if loss > 0 else f"A gain of {_points(-loss)} points"
 
 
 def soonest_pass(items: Sequence[Item], pairs: Sequence[Pair], rule: Rule) -> int:

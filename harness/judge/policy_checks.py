@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.harness.judge.decide import WHOLE
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.history import check_repeated
-from assay.harness.judge.requirements import REQUIRED
+from assay.harness.judge.judgement import WHOLE
 from assay.harness.text import listed
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
 
 def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
@@ -37,15 +36,15 @@ def _check_policy(run: RunEvidence) -> Check:
     if declared and declared not in run.spec.policy.bounds:
         weakened.append(f"noise = {declared} (declared by the kernel alone)")
     if not weakened:
-        return REQUIRED["policy"].check("ok", "margins, error rates and envelope are the defaults, or stricter")
+        return Requirement("policy").check("ok", "margins, error rates and envelope are the defaults, or stricter")
     settles = "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]"
-    return REQUIRED["policy"].check("not checked", "; ".join(weakened), settles)
+    return Requirement("policy").check("not checked", "; ".join(weakened), settles)
 
 
 def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
     """Check that the suites ran that the policy requires; `line` is the policy's."""
     return [
-        REQUIRED["required"]
+        Requirement("required")
         .of(suite)
         .met(
             suite in ran,

@@ -15,9 +15,9 @@ from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.decide import SCHEMA, Judgement, SuiteVerdict
 from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.judge.judgement import SCHEMA, Judgement, Metric, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.logits import LogitsRow
 from assay.harness.reading import reading, whole_file
@@ -99,23 +99,6 @@ class Environment(Part):
     argument_differences: dict[str, tuple[str, str]] = Field(
         description="server arguments that differ between the roles beyond the backend: (reference, candidate)"
     )
-
-
-class Metric(Part):
-    """A measured number with its interval and the bound that applies."""
-
-    id: str = Field(description='stable, such as "loss-of-accuracy"')
-    title: str
-    value: float | None
-    text: str = Field(description="the number as a person reads it, with its unit")
-    low: float | None = None
-    high: float | None = None
-    bound: float | None = Field(None, description="the most that the entire interval may reach")
-    policy: str = Field(
-        "",
-        description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
-    )
-    explain: str = ""
 
 
 class Flip(Part):
@@ -339,6 +322,10 @@ class Report(Judgement):
     checks: tuple[Check, ...]
     suites: tuple[SuiteResult, ...]
     findings: tuple[Finding, ...]
+    causes: int = Field(
+        description="the number of findings, the first of them, that tell what is wrong with the kernel"
+    )
+    left_out: tuple[str, ...] = Field((), description="suites of a whole run that were not requested")
     reproduce: str = Field(description="the command that repeats this run")
     treatment: dict[str, tuple[str, str]] = Field(
         description="what differs between the roles, as asked: (reference, candidate) by name of the setting"

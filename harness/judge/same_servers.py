@@ -14,10 +14,9 @@ from assay.harness.evidence.records import Answer
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.requirements import REQUIRED
 from assay.harness.sides import HIDDEN, ROLES, Role, Side, treatment
 from assay.harness.text import counted, listed
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -43,7 +42,7 @@ def check_same_servers(
         servers: by role.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
     """
-    required = REQUIRED["same-servers"]
+    required = Requirement("same-servers")
     if len(servers) < 2:
         return required.check("missing", "not both servers started", "start both; see the servers' logs")
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
@@ -89,7 +88,7 @@ def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) ->
         return check.model_copy(update={"found": f"{check.found}; {agree}"})
     says = "; ".join(difference.says for difference in diff.undeclared)
     observed = f"of what they served (A the reference, B the candidate), {says}"
-    return REQUIRED["same-servers"].check(
+    return Requirement("same-servers").check(
         "failed", observed, "run again so that only the treatment differs; see assay compare of both"
     )
 
@@ -116,7 +115,7 @@ _MOST_WORDS = 3
 
 def _check_reconciled(run: RunEvidence) -> Check:
     """Check that the counted attention calls are those of the requests that were admitted and answered."""
-    required = REQUIRED["calls-reconciled"]
+    required = Requirement("calls-reconciled")
     admitted = {role: run.folder.admissions(role) for role in run.measured}
     if absent := [role for role in run.measured if role not in run.servers or not admitted[role]]:
         observed = f"no admitted request was noted in the server of the {' or the '.join(absent)}"
@@ -213,7 +212,7 @@ def _check_parsed(run: RunEvidence) -> list[Check]:
     answers = [answer for answer in run.answers if answer.suite == "accuracy"]
     if not answers:
         return []
-    required, n = REQUIRED["answers-parsed"], f"{len(answers):,}"
+    required, n = Requirement("answers-parsed"), f"{len(answers):,}"
     other = sum(answer.parsed != parse_answer(answer.text, expected.get(answer.item)) for answer in answers)
     if not other:
         return [required.check("ok", f"{n} of {n} letters are those of the texts")]

@@ -21,13 +21,12 @@ from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.logits import compare_roles
 from assay.harness.judge.logits_suite import limit_of
 from assay.harness.judge.report import FaultSeen, SensitivityResult
-from assay.harness.judge.requirements import REQUIRED
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
 from assay.harness.stats.betting import log_wealth, p_value
 from assay.harness.stats.share import p_not_above
-from assay.harness.verdict import Check
+from assay.harness.verdict import Check, Requirement
 
 # Suites that have to see the fault.
 _SUITES = ("accuracy", "logits", "layers")
@@ -112,7 +111,7 @@ def _check_sensitive(
     suites: Sequence[str], result: SensitivityResult | None, records: Mapping[Role, SensitivityRecord], url: bool
 ) -> Check:
     """Check that every suite of the run saw the fault."""
-    required = REQUIRED["workload-sensitive"]
+    required = Requirement("workload-sensitive")
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
         observed = "no suite that could see a fault was requested"

@@ -55,12 +55,13 @@ def run(
         from pathlib import Path
 
         from assay import RunSpec, run
+        from assay.reports.wording import headline
         from assay.reports.write import write_reports
 
         out = Path("runs/mine")
         report = run(RunSpec.of(reference="torch_native", candidate="mine:forward", questions=512), out)
         write_reports(report, out)
-        assert report.verdict == "pass", report.headline
+        assert report.verdict == "pass", headline(report)
 
     Args:
         spec: what to run.

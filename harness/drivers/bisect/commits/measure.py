@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
-from assay.harness.judge.report import read_report
+from assay.harness.reading import whole_file
 from assay.worker import Done, Job, Limits, TimedOut, run, run_command
 
 
@@ -90,9 +91,9 @@ def _run_accuracy(spec: BisectSpec, tree: Path, folder: Path, log: Path) -> dict
         raise UsageError(said, "arguments that it accepts", "check --run-arg")
     reason = "assay run timed out" if code is None else f"assay run exited with {code}: {_tail(log)}"
     if code is not None:
-        with suppress(EvidenceError):
-            report = read_report(folder / "report.json")
-            reason = f"{report.verdict}: {report.headline}"
+        with suppress(EvidenceError, OSError, ValueError, KeyError):
+            document = json.loads(whole_file(folder / "report.json"))
+            reason = f"{document['verdict']}: {document['headline']}"
     return {"status": "undecided" if code == ExitCode.NO_VERDICT else "died", "reason": reason}
 
 

@@ -1,0 +1,93 @@
+"""The parts that every judgement is made of: numbers with their bounds, verdicts of suites, and the base of a result."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from assay.harness.policy import SuiteName
+from assay.harness.schema import RULE
+from assay.harness.statement import Statement, Worded, state
+from assay.harness.verdict import Decided, Verdict
+
+WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
+"""Suites without which a run is partial. The latency suite is asked for on its own: a time is no accuracy."""
+BASELINE = "baseline"
+"""Id of the suite that compares the candidate with its accepted baseline."""
+INVARIANCE = "invariance"
+"""Id of the suite that switches features of the candidate that must change nothing."""
+LENGTH_RATIO = "answer-length-ratio"
+"""Id of the number that compares the lengths of both roles' answers."""
+SCHEMA: Literal["assay.report/2"] = "assay.report/2"
+
+
+class Metric(Statement):
+    """A measured number with its interval and the bound that applies."""
+
+    words: ClassVar[tuple[str, ...]] = ("title", "text", "explain")
+
+    id: str = Field(description='stable: the quantity and its part, such as "mean-kl-cold"')
+    quantity: str = Field(description='such as "mean-kl"')
+    part: str = Field("", description='what it was measured of, such as "cold"; empty for a quantity without parts')
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    bound: float | None = Field(None, description="the most that the entire interval may reach")
+    policy: str = Field(
+        "",
+        description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _transition(cls, data: Any) -> Any:
+        if "quantity" not in data:  # TRANSITION
+            words = {key: data.get(key, "") for key in cls.words}
+            return {key: value for key, value in data.items() if key not in cls.words} | {
+                "quantity": "as-is-metric",
+                "values": words,
+            }
+        return data
+
+
+def measure(
+    quantity: str, value: float | None, *, part: str = "", low: float | None = None, high: float | None = None,
+    bound: float | None = None, policy: str = "", **values: Any,
+) -> Metric:  # fmt: skip
+    """Make a metric. The function of `assay.reports.wording` that has the quantity as name says it, with these `values`."""
+    return Metric(
+        id=f"{quantity}-{part}" if part else quantity, quantity=quantity, part=part, value=value, low=low, high=high, bound=bound,
+        policy=policy, values=values,
+    )  # fmt: skip
+
+
+class SuiteVerdict(Worded):
+    """The verdict of a suite, or of a load of a bench, with its reason."""
+
+    words = ("title",)
+
+    id: str = Field(description='stable, such as "accuracy"')
+    asked: str = Field(
+        "", description="the data set of questions, or the load; empty for a suite that needs no name for it"
+    )
+    verdict: Verdict
+    why: tuple[Statement, ...] = Field(description="the number that decided, the bound that applies, and what else did")
+    p_regression: float | None = Field(
+        None, description="p value of no regression: small where the suite shows one; null where it tests nothing"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _transition(cls, data: Any) -> Any:
+        if isinstance(data.get("why"), str):  # TRANSITION
+            return data | {"why": (state("as-is", said=data["why"]),)}
+        return data
+
+
+class Judgement(Decided, Worded):
+    __doc__ = f"""Base of the results of a run, of a bench and of a comparison of features. {RULE}"""
+
+    words = ("headline", "reasons")
+
+    schema_id: Literal["assay.report/2"] = Field(SCHEMA, alias="schema")

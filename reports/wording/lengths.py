@@ -1,0 +1,105 @@
+"""The words of answer lengths, and of why answers ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.harness.judge.judgement import Metric
+from assay.reports.wording.say import Found, Measured, says
+
+
+@says
+def _lengths(
+    candidate: float, reference: float, prompts: int, longer: int, shorter: int, candidate_cut: int, reference_cut: int,
+    ratio: float | None, low: float | None, high: float | None, bound: float,
+) -> str:  # fmt: skip
+    interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+    of = "" if ratio is None else f": a ratio of {ratio:.3f}{interval}"
+    return (
+        f"{candidate:.1f} tokens on average against {reference:.1f}{of} over {prompts:,} prompts ({longer:,} longer, "
+        f"{shorter:,} shorter; ran to the limit: {candidate_cut:,} against {reference_cut:,})"
+    )
+
+
+_UNINFORMATIVE = {
+    "no prompt": "no prompt was answered by both",
+    "no tokens": "the reference's {:,} answers have no tokens",
+    "all cut": "all {:,} answers of both ran to the limit",
+}
+
+
+def nothing_compared(why: str, prompts: int) -> str:
+    """Say why no lengths are compared."""
+    return _UNINFORMATIVE[why].format(prompts)
+
+
+@says
+def _lengths_prove_nothing(why: str, prompts: int) -> Found:
+    return Found(
+        f"{nothing_compared(why, prompts)}, so their lengths prove nothing",
+        "use a model that ends its answers, or a higher token limit",
+    )
+
+
+@says
+def _lengths_differ(**numbers: Any) -> Found:
+    return Found(_lengths(**numbers), "compare the answers themselves; see assay run")
+
+
+@says
+def _lengths_undecided(more_cut: bool, **numbers: Any) -> Found:
+    if more_cut:
+        return Found(f"{_lengths(**numbers)}: one ran to the limit more often", "a higher token limit")
+    return Found(f"{_lengths(**numbers)}: not shown to be within {numbers['bound']:.0%}", "more questions")
+
+
+@says
+def _lengths_within(**numbers: Any) -> Found:
+    return Found(f"{_lengths(**numbers)}: within {numbers['bound']:.0%}")
+
+
+@says
+def _lengths_beyond(whose: str, error_rate: float, **numbers: Any) -> str:
+    sure = f"above {numbers['bound']:.0%} at an error rate of {error_rate:g}, which is not corrected for other suites"
+    return f"{whose}'s answers are {_other(**numbers)}: {_lengths(**numbers)}; {sure}."
+
+
+def _other(candidate: float, reference: float, candidate_cut: int, reference_cut: int, **_: Any) -> str:
+    """Return "longer" or "shorter"; of equal means, by the answers that ran to the limit."""
+    return "longer" if (candidate, candidate_cut) > (reference, reference_cut) else "shorter"
+
+
+_CONSEQUENCES = {
+    "costs": "every answer costs as much more or less.",
+    "faster": "timed whole, it would look faster than it is. These ratios were measured at one forced length.",
+    "slower": "timed whole, it would look slower than it is. These ratios were measured at one forced length.",
+}
+
+
+@says
+def _other_lengths(consequence: str, **numbers: Any) -> str:
+    return f"The candidate's answers are {_other(**numbers)}: {_CONSEQUENCES[consequence]}"
+
+
+@says
+def _answer_length_ratio(metric: Metric, **numbers: Any) -> Measured:
+    said = _lengths(**numbers)
+    return Measured(
+        "length of answers, candidate over reference",
+        "not measured" if metric.value is None else f"{metric.value:.3f}",
+        f"{said[0].upper()}{said[1:]}; as far below 1 is out of bounds too",
+    )
+
+
+@says
+def _ends_not_recorded() -> Found:
+    return Found("why they ended is not recorded", "results that record finish reasons")
+
+
+@says
+def _ends(ends: list[tuple[str, int, int, float | None]]) -> Found:
+    counts = (
+        f"{reason}: {ours:,} against {theirs:,}{'' if p is None else f' (p = {p:.1g})'}"
+        for reason, ours, theirs, p in ends
+    )
+    return Found("; ".join(counts) or "all ran to the limit", "see the answers that end so, and the server's log")

@@ -1,0 +1,158 @@
+"""The requirements of a pass, with titles that say how a check of one came out.
+
+A check that is not met never prints what it requires as if that held: where no other words are given, its title says that it is
+not shown, or that it was not checked.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from assay.harness.verdict import Check, CheckStatus
+from assay.reports.wording.say import found_of
+
+
+class _Titles(NamedTuple):
+    """What is the case by the outcome of a requirement's check, each a clause. They may name the two sides.
+
+    Attributes:
+        ok: what is required.
+        failed: where the check shows that it is not met; by default as `missing`.
+        missing: where the check does not show that it is met; by default it says so.
+        unchecked: where the check does not look; by default it says so.
+    """
+
+    id: str
+    ok: str
+    failed: str = ""
+    missing: str = ""
+    unchecked: str = ""
+
+
+_ALL = (
+    _Titles(
+        "kernel-ran", "the candidate's own kernel ran in every phase that it claims",
+        failed="something else computed calls that the candidate claims",
+    ),
+    _Titles(
+        "kernel-executed", "the candidate's own kernels ran in a traced pass",
+        failed="a traced pass does not show that the candidate's own kernels ran",
+        unchecked="the names of the candidate's own kernels are not known",
+    ),
+    _Titles(
+        "decode-compiled", "decode ran compiled, as --enable-torch-compile asks",
+        missing="decode did not run compiled, as --enable-torch-compile asks",
+    ),
+    _Titles(
+        "same-servers", "the servers differed in the treatment alone",
+        failed="the servers did not differ in the treatment alone",
+    ),
+    _Titles(
+        "calls-reconciled", "the counted calls are those of the answered requests",
+        failed="the counted calls are not those of the answered requests",
+    ),
+    _Titles(
+        "answers-parsed", "the letters of the answers are those of their texts",
+        failed="letters were recorded that are not those of the texts",
+    ),
+    _Titles("question-plan", "the order of the questions and the rule to stop were fixed before the first was asked"),
+    _Titles("all-answered", "both servers answered every question", missing="a question was not answered by both servers"),
+    _Titles("accuracy-tested", "accuracy was tested", unchecked="accuracy was not tested"),
+    _Titles(
+        "answer-lengths", "{candidate}'s answers are as long as {reference}'s, where no length is forced",
+        missing="{candidate}'s answers are not as long as {reference}'s, where no length is forced",
+        unchecked="it is not known if {candidate}'s answers are as long as {reference}'s",
+    ),
+    _Titles(
+        "finish-reasons", "{candidate}'s answers end as {reference}'s do",
+        failed="{candidate}'s answers do not end as {reference}'s do",
+        unchecked="it is not known if {candidate}'s answers end as {reference}'s do",
+    ),
+    _Titles(
+        "layers-compared", "every layer's output was compared with the truth",
+        failed="the candidate did not compute every call",
+        unchecked="no layer's output was compared with the truth",
+    ),
+    _Titles("cached-prefix", "the cached-prefix condition was exercised"),
+    _Titles(
+        "matrix-ran", "the candidate's kernel ran on the op-level matrix",
+        missing="the candidate's kernel did not run on the op-level matrix",
+    ),
+    _Titles(
+        "candidate-baseline", "an accepted baseline of the candidate matches",
+        missing="the accepted baseline of the candidate is stale",
+        unchecked="no baseline of the candidate was accepted",
+    ),
+    _Titles(
+        "reference-baseline", "an accepted baseline of the reference matches",
+        unchecked="no accepted baseline of the reference matches",
+    ),
+    _Titles(
+        "workload-sensitive", "every suite saw a fault that was seeded in the running servers",
+        missing="not every suite saw a fault that was seeded in the running servers",
+        unchecked="no fault was seeded in the running servers",
+    ),
+    _Titles("envelope-covered", "the envelope of the policy was covered", missing="the envelope of the policy was not covered"),
+    _Titles(
+        "envelope-served", "the candidate's own server answered over the envelope",
+        missing="the candidate's own server was not compared over the whole envelope",
+    ),
+    _Titles("logits-compared", "the logits were compared", missing="the logits were not compared"),
+    _Titles("features-switched", "the candidate's features that must change nothing were switched"),
+    _Titles(
+        "policy", "no limit of the policy is wider than its default",
+        unchecked="a limit of the policy is wider than its default",
+    ),
+    _Titles("required", "a required suite ran", missing="a required suite did not run"),
+    _Titles(
+        "repeated", "no run of the treatment came out otherwise before",
+        unchecked="a run of the treatment came out otherwise before",
+    ),
+    _Titles("servers-timed", "both servers were timed", missing="the servers were not timed"),
+    _Titles(
+        "device-kernels", "kernels ran on the device, not interpreted",
+        failed="kernels were interpreted and did not run on a device",
+    ),
+    _Titles("chunked", "long prompts were prefilled in chunks"),
+    _Titles("shared-prefix", "the shared prefix came from the cache"),
+    _Titles("invariance-ended", "every arm was recorded, up to the last", missing="not every arm was recorded"),
+    _Titles("probes-answered", "the base answered every probe to its end"),
+    _Titles(
+        "base-agrees", "the base agrees with itself in other batches",
+        missing="the base does not agree with itself in other batches",
+    ),
+    _Titles("probes-sensitive", "the probes see a fault that was seeded in the running server"),
+    _Titles("features-on", "every feature was on in some arm"),
+    _Titles("arms-decided", "every arm decided", missing="an arm did not decide"),
+    _Titles("pairs-covered", "every two features were on together", unchecked="not every two features were on together"),
+)  # fmt: skip
+_TITLES = {titles.id: titles for titles in _ALL}
+
+
+def title_of(check: Check) -> str:
+    """Say in a clause how a check came out, such as "a question was not answered by both servers"."""
+    titles = _TITLES.get(check.requirement) or _Titles(check.requirement, check.requirement)
+    missing = titles.missing or f"it is not shown that {titles.ok}"
+    clause = {
+        "ok": titles.ok,
+        "failed": titles.failed or missing,
+        "missing": missing,
+        "not checked": titles.unchecked or f"it was not checked that {titles.ok}",
+    }[check.status]
+    reference, candidate = check.sides
+    return clause.format(reference=reference, candidate=candidate) + (f": {check.part}" if check.part else "")
+
+
+class SaidCheck(NamedTuple):
+    """A check in words."""
+
+    id: str
+    status: CheckStatus
+    title: str
+    found: str
+    settles: str
+
+
+def said_check(check: Check) -> SaidCheck:
+    """Put a check into words."""
+    return SaidCheck(check.id, check.status, title_of(check), *found_of(check))

@@ -1,0 +1,89 @@
+"""The one way from numbers and ids to words: a function for each id, which any renderer reaches by `say`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from assay.harness.judge.judgement import Metric
+from assay.harness.statement import Statement
+from assay.harness.verdict import Check, Finding
+
+
+class Found(NamedTuple):
+    """The words of a check's outcome: what was found, and what would resolve it where the check is not met."""
+
+    found: str
+    settles: str = ""
+
+
+class Measured(NamedTuple):
+    """The words of a metric: its name, its number with its unit, and where it comes from."""
+
+    title: str
+    text: str
+    explain: str = ""
+
+
+_Said = TypeVar("_Said", str, Found, Measured)
+_SAYS: dict[str, Callable[..., Any]] = {}
+
+
+def says(function: Callable[..., _Said]) -> Callable[..., _Said]:
+    """Let a function say the statements of one id: that of its name, so ``_all_answered`` says "all-answered"."""
+    _SAYS[function.__name__.strip("_").replace("_", "-")] = function
+    return function
+
+
+def say(*statements: Statement) -> str:
+    """Say statements, one sentence after the other. One of an unknown id, as a later assay may write, is shown as it is."""
+    return " ".join(text for text in map(_sentence, statements) if text)
+
+
+def _sentence(statement: Statement) -> str:
+    said = _said(statement.id, statement.values)
+    return said if isinstance(said, str) else said[0]
+
+
+def _said(id_: str, values: dict[str, Any], *more: Metric) -> str | Found | Measured:
+    if id_ in _SAYS:
+        said: str | Found | Measured = _SAYS[id_](*more, **values)
+        return said
+    return f"{id_}: {', '.join(f'{name} {value}' for name, value in values.items())}" if values else id_
+
+
+def found_of(check: Check) -> Found:
+    """Say what a check found, and what would resolve it; nothing would where it is met."""
+    said = _said(check.outcome.id, check.outcome.values)
+    found = said if isinstance(said, Found) else Found(said if isinstance(said, str) else said.text)
+    return found._replace(settles="") if check.status == "ok" else found
+
+
+def measured_of(metric: Metric) -> Measured:
+    """Say what a metric is, with its number."""
+    said = _said(metric.quantity, metric.values, metric)
+    return (
+        said if isinstance(said, Measured) else Measured(metric.id, "" if metric.value is None else f"{metric.value:g}")
+    )
+
+
+def said_finding(finding: Finding) -> Finding:
+    """Return a finding with all that it states in words."""
+    diagnosis = say(finding.claim) if finding.claim else finding.diagnosis
+    evidence = (*finding.evidence, *map(say, finding.shown_by))
+    return finding.model_copy(update={"diagnosis": diagnosis, "evidence": evidence, "shown_by": ()})
+
+
+@says
+def _as_is(said: str) -> str:
+    return said
+
+
+@says
+def _as_is_check(said: str, settles: str) -> Found:
+    return Found(said, settles)
+
+
+@says
+def _as_is_metric(metric: Metric, title: str, text: str, explain: str) -> Measured:
+    return Measured(title, text, explain)

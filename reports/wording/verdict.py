@@ -1,0 +1,152 @@
+"""The words of a verdict: its headline, its reasons, and the titles of its suites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.judge.judgement import BASELINE, INVARIANCE, LENGTH_RATIO, Judgement, SuiteVerdict
+from assay.harness.judge.latency_result import LatencyResult
+from assay.harness.judge.report import Report, SuiteResult
+from assay.harness.sides import differing
+from assay.harness.text import listed, one_line
+from assay.harness.verdict import Check, Finding, Verdict, cause_of
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, said_finding, say, says
+
+_TITLES = {
+    "greedy": "Greedy texts", "logits": "Logits", "layers": "Own error", "matrix": "Op-level matrix",
+    "baseline": "Accepted baseline", "invariance": "Invariance", "latency": "Latency",
+}  # fmt: skip
+
+
+def suite_title(suite: SuiteVerdict) -> str:
+    """Name a suite, such as "Greedy texts" or "Questions of gsm8k"."""
+    if suite.id == "accuracy":
+        # Data sets whose answers are no letters.
+        free = suite.asked.partition(":")[0] in ("gsm8k", "retrieval", "lm-eval")
+        return f"{'Questions' if free else 'Multiple-choice questions'}{f' of {suite.asked}' if suite.asked else ''}"
+    return suite.asked or _TITLES.get(suite.id, suite.id)
+
+
+def headline(result: Judgement) -> str:
+    """Say the verdict in one sentence."""
+    return _words(result)[0]
+
+
+def reasons(result: Judgement) -> list[str]:
+    """Say why a result has its verdict, most important first."""
+    return _words(result)[1]
+
+
+def _words(result: Judgement) -> tuple[str, list[str]]:
+    if isinstance(result, Report):
+        return _of_report(result)
+    if isinstance(result, LatencyResult):
+        said = _verdict_of(result.verdict, result.candidate, result.suites, result.checks)
+        return (result.note, said[1]) if result.note_decides else said
+    assert isinstance(result, InvarianceResult)
+    return result.said, list(result.because)
+
+
+def _of_report(report: Report) -> tuple[str, list[str]]:
+    if failure := report.failure:
+        todo = f"What to do: {failure.do.rstrip('.')}." if failure.do else failure.found
+        said = f"the{failure.found[3:]}" if failure.found.startswith("The ") else failure.found
+        return f"No verdict: {said}", [todo]
+    candidate = differing(report.treatment) or report.candidate.backend
+    cause, scope = cause_of(report.findings[: report.causes]), _scope_of(report)
+    text, why = _verdict_of(report.verdict, candidate, report.suites, report.checks, cause, report.left_out, scope)
+    return f"{'Partial run: ' * bool(report.left_out)}{text}", why
+
+
+def _verdict_of(
+    verdict: Verdict, candidate: str, suites: Sequence[SuiteVerdict], checks: Sequence[Check], cause: Finding | None = None,
+    left_out: Sequence[str] = (), scope: str = "",
+) -> tuple[str, list[str]]:  # fmt: skip
+    """Say a verdict on a candidate and its reasons.
+
+    Args:
+        cause: the finding that says what a wrong kernel does; None if there is none.
+        left_out: suites of a whole run that were not requested.
+        scope: what a pass covers.
+    """
+    unmet = [unmet_sentence(check) for check in checks if check.status in ("failed", "missing")]
+    regressed = [suite for suite in suites if suite.verdict == "regression"]
+    if verdict == "regression":
+        why = [said_finding(cause).sentence] if cause else []
+        return f"Do not merge: {candidate} {_wrong(regressed, cause)}.", [*why, *map(_sentence, regressed), *unmet]
+    if verdict == "pass":
+        return f"{candidate} {_passed(suites, left_out, scope)}.", [_sentence(suite) for suite in suites]
+    undecided = [_sentence(suite) for suite in suites if suite.verdict != "pass"] if suites else ["No suite ran."]
+    return f"Inconclusive: not enough evidence about {candidate}.", [*unmet, *undecided]
+
+
+def unmet_sentence(check: Check) -> str:
+    """Say that a requirement is not met, and what would resolve it."""
+    said = said_check(check)
+    return f"{said.title}: {said.found}. To resolve: {said.settles}."
+
+
+def _sentence(suite: SuiteVerdict) -> str:
+    return f"{suite_title(suite)}: {say(*suite.why)}"
+
+
+def _passed(suites: Sequence[SuiteVerdict], left_out: Sequence[str], scope: str) -> str:
+    """Say what a candidate passed, in words that follow its name."""
+    scope = f", {scope}" if scope else ""
+    if not left_out:
+        return f"is no worse than the reference, within the stated margins{scope}"
+    out = f"{listed(left_out)} {'was' if len(left_out) == 1 else 'were'} left out"
+    return f"passes {listed([suite.id for suite in suites])}{scope}; {out}"
+
+
+def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:
+    """Say what the candidate does wrong, and how it shows, in words that follow its name."""
+    shown = next(filter(None, map(_shown_by, regressed)), "")
+    shown = f" ({shown})" if shown else ""
+    if cause is not None and cause.does:
+        return f"{cause.does}{shown}"
+    ids = {suite.id for suite in regressed}
+    if ids == {INVARIANCE}:
+        return f"changes its output with features that must change nothing{shown}"
+    other = "its accepted baseline" if ids == {BASELINE} else "the reference"
+    return f"is {'slower' if ids == {'latency'} else 'worse'} than {other}{f': {cause.title}' if cause else ''}{shown}"
+
+
+def _shown_by(suite: SuiteVerdict) -> str:
+    """Say how the regression of a suite shows: by accuracies, or by its deciding number."""
+    if not isinstance(suite, SuiteResult):
+        return ""
+    if suite.id == "accuracy" and len(suite.tallies) == 2 and suite.decided_by != LENGTH_RATIO:
+        before, after = (tally.right / tally.total if tally.total else 0.0 for tally in suite.tallies)
+        return f"accuracy {before:.3f} -> {after:.3f}"
+    if suite.deciding_metric and suite.id != BASELINE:
+        return f"{measured_of(suite.deciding_metric).title} {measured_of(suite.deciding_metric).text}"
+    return ""
+
+
+def _scope_of(report: Report) -> str:
+    """Say what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's"."""
+
+    def tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
+        return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
+
+    asked = next((suite for suite in report.suites if suite.id == "accuracy" and suite.tallies), None)
+    reach = [f"{asked.tallies[0].total:,} {'synthetic ' if asked.synthetic else ''}questions"] if asked else []
+    if report.envelope and (most := tokens(report.envelope.reached)):
+        served = tokens(report.envelope.served_reached)
+        reach.append(f"up to {most:,} tokens")
+        if served < most:
+            reach[-1] += f" ({f'{served:,}' if served else 'none'} of them served)"
+    model = report.environment.model
+    name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
+    claimed = report.candidate.claimed_phases or (report.layers.phases if report.layers else ())
+    others = [phase for phase in ("extend", "decode") if claimed and phase not in claimed]
+    delegated = f"; {' and '.join(others)} is the reference's" if others else ""
+    return f"on the {name} model{': ' if reach else ''}{', '.join(reach)}{delegated}"
+
+
+@says
+def _not_below_alpha(suites: int, p: float, alpha: float) -> str:
+    return f"Holm's correction over {suites} suites gives p = {p:.2g}, not below {alpha:g}: no regression is shown."
