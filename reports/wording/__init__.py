@@ -11,10 +11,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from assay.harness.judge.judgement import Judgement, Metric, SuiteVerdict
+from assay.harness.judge.latency_result import LatencyRow
 from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
 from assay.reports.wording import gate as gate
+from assay.reports.wording import latency as latency
 from assay.reports.wording import lengths as lengths
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say
@@ -51,6 +53,11 @@ def _(part: Check) -> dict[str, Any]:
 @with_words.register
 def _(part: SuiteVerdict) -> dict[str, Any]:
     return {"title": suite_title(part)}
+
+
+@with_words.register
+def _(part: LatencyRow) -> dict[str, Any]:
+    return {"title": latency.TIMES[part.metric]}
 
 
 @with_words.register
