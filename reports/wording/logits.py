@@ -122,7 +122,7 @@ _CHANGE = "mean change of the log-likelihood"
 
 
 def _of_change(limit: Statement) -> str:
-    return f"In either direction; the bound is the root of twice that of the KL: {say(limit)}"
+    return f"in either direction; the bound is the root of twice that of the KL: {say(limit)}"
 
 
 @says
@@ -132,7 +132,8 @@ def _mean_kl(metric: Metric, limit: Statement) -> Measured:
 
 @says
 def _likelihood_change(metric: Metric, change: float, limit: Statement) -> Measured:
-    return Measured(f"{_CHANGE}, {metric.part}", f"{change:+.3g} nats", _of_change(limit))
+    explain = f"In{_of_change(limit)[2:]}"
+    return Measured(f"{_CHANGE}, {metric.part}", f"{change:+.3g} nats", explain)
 
 
 @says
