@@ -137,7 +137,7 @@ class BisectResult(Record):
 class BisectState(Record):
     """``state.json``; `history` has the subject of each commit of the range by its hash, oldest commit first."""
 
-    schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect/6"] = Field(SCHEMA, alias="schema")
     spec: BisectSpec
     command: str
     history: dict[str, str]
