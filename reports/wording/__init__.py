@@ -14,8 +14,11 @@ from assay.harness.judge.judgement import Judgement, Metric, SuiteVerdict
 from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
+from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
+from assay.reports.wording import greedy as greedy
 from assay.reports.wording import lengths as lengths
+from assay.reports.wording import sensitivity as sensitivity
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.verdict import headline, reasons, suite_title, unmet_sentence
