@@ -18,6 +18,7 @@ from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
 from assay.reports.wording import greedy as greedy
 from assay.reports.wording import lengths as lengths
+from assay.reports.wording import logits as logits
 from assay.reports.wording import sensitivity as sensitivity
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say

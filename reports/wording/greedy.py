@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from assay.harness.judge.judgement import Metric
 from assay.harness.text import few
+from assay.reports.wording.logits import explained_by
 from assay.reports.wording.say import Measured, says
 
 _MOST_NAMED = 4
@@ -78,11 +79,6 @@ def _texts_apart(metric: Metric, apart: int, texts: int) -> Measured:
 def _close_limit(metric: Metric, factor: float | None, declared: list[str]) -> Measured:
     source = f"What is explained by {explained_by(declared)}" if factor is None else f"{factor:g} times the floor"
     return Measured("limit of the log-odds' change", f"{metric.value:.2g} nats", source)
-
-
-def explained_by(noise: list[str]) -> str:
-    """Name what explains a limit: the declared noise of both roles, or rounding."""
-    return f"declared noise {' and '.join(noise)}" if noise else "rounding, since no other noise is declared"
 
 
 @says
