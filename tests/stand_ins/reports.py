@@ -283,9 +283,9 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     ratio = 2.0 if verdict == "regression" else 1.04
     finding = Finding(id=text, title=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
     row = LatencyRow(
-        shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
-        candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
-        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios=16,
+        shape=text, concurrency=4, metric="ttft", reference_s=0.0123, candidate_s=0.0123 * ratio, ratio=ratio,
+        low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987, floor_high=1.013, p=0.5, bound=1.1,
+        verdict=verdict, why=state(text, said=text), ratios=16,
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,
@@ -300,8 +300,9 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     return LatencyResult(
         created=text, verdict=verdict, reference=text, candidate=text, device="cpu",
         hardware=text, packages={text: text}, git=text, model=text, eager=True, engine_args=(text,), bound=1.1,
-        policy="latency_bound = 1.1 (default)" if text == "short" else text, note="" if text == "short" else text, alpha=0.05,
-        rounds=10, warm_up_rounds=1, seconds=8.0, loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
+        policy="latency_bound = 1.1 (default)" if text == "short" else text, alpha=0.05,
+        note=None if text == "short" else state(text, said=text), rounds=10, warm_up_rounds=1, seconds=8.0,
+        loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
         lengths=lengths, checks=(_hostile_check(text, "missing"),), findings=(finding,),
         reproduce=text,
     )  # fmt: skip
