@@ -1,0 +1,172 @@
+"""The words of an envelope: which conditions and lengths were compared, and what a verdict does not cover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, GRAPH
+from assay.harness.evidence.envelope import Ranges
+from assay.harness.judge.report import EnvelopeResult
+from assay.harness.statement import Statement
+from assay.harness.text import counted, few, listed
+from assay.reports.wording.say import Found, say, says
+
+_FEATURES = {
+    "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
+}  # fmt: skip
+# Features of calls of which no report says that they were lacking: hardly any model asks for them.
+_RARE = {"temperature"}
+_NEVER = ("cross attention", "latent KV caches")
+_BEYOND = {
+    "new-tokens": "more than {} new tokens at once",
+    "new-behind-prefix": "more than {} new tokens at once behind a cached prefix",
+    "prefix-tokens": "a cached prefix of more than {} tokens",
+    "total-tokens": "sequences of more than {} tokens",
+    "batch": "batches of more than {}",
+    "depth": "answers of more than {} tokens",
+}
+
+
+def envelope_lines(envelope: EnvelopeResult | None) -> list[str]:
+    """Say what a verdict covers and what it does not, in a few sentences; nothing where no call was counted."""
+    if envelope is None:
+        return []
+    features = [_FEATURES[name] for name in _FEATURES if name in envelope.features]
+    asked = f"; layers have {listed(features)}" if features else ""
+    lines = [f"Compared in every layer: {'; '.join(_compared(envelope))}{asked}. Set by {envelope.policy}."]
+    if envelope.served:
+        graphs = ", in CUDA graphs" if envelope.served_in_graphs and "decode" in envelope.claimed else ""
+        served = "; ".join(_lengths(envelope, envelope.served, envelope.served_reached).values())
+        served += "" if "decode" in envelope.claimed else "; decode is the reference's"
+        lines.append(f"Served by the candidate's own server: {served}{graphs}.")
+    lines += [f"Gaps: {'; '.join(map(say, envelope.gaps))}."] if envelope.gaps else []
+    return [*lines, f"Not covered: {'; '.join(_outside(envelope))}."]
+
+
+def _lengths(
+    envelope: EnvelopeResult, compared: Mapping[str, Mapping[str, Ranges]], reached: Mapping[str, Mapping[str, int]]
+) -> dict[str, str]:
+    words = {}
+    if "extend" in envelope.claimed:
+        at = {quantity: _in_words(ranges) for quantity, ranges in compared["extend"].items()}
+        words["extend"] = (
+            f"prefill at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
+            f"{at['prefix-tokens']} cached and at {at['total-tokens']} in all"
+        )
+    if "decode" in envelope.claimed:
+        lengths = _in_words(compared["decode"]["total-tokens"])
+        words["decode"] = f"decode at {lengths} tokens and to a depth of {reached['decode']['depth']:,}"
+    return words
+
+
+def _compared(envelope: EnvelopeResult) -> Iterator[str]:
+    """Say which lengths were compared in the shadow, and how many of the calls CUDA graphs served."""
+    for phase, words in _lengths(envelope, envelope.compared, envelope.reached).items():
+        of_graphs = envelope.calls(phase, GRAPH.id, *GRAPH.labels)
+        calls = sum(envelope.calls(phase, "batch", label) for label in BATCHES.labels)
+        graphs = f", {'all' if of_graphs == calls else 'some'} of them in CUDA graphs" if of_graphs else ""
+        yield f"{words}, in batches of up to {envelope.reached[phase]['batch']:,}{graphs}"
+    if "decode" not in envelope.claimed:
+        yield "decode is the reference's"
+
+
+def _outside(envelope: EnvelopeResult) -> Iterator[str]:
+    """Say what lies outside of the counted conditions."""
+    limits, extend = envelope.limits, "extend" in envelope.claimed
+    for phase, values in envelope.reached.items():
+        yield from (f"{phase}: {_BEYOND[quantity].format(f'{value:,}')}" for quantity, value in values.items())
+    if "decode" not in envelope.claimed:
+        yield "decode by the candidate: it claims none"
+    if extend and not envelope.calls("extend", "chunk", "later chunk"):
+        starts = (
+            f", which starts beyond {limits.chunk_tokens:,} tokens" if limits.chunk_tokens else ": it is switched off"
+        )
+        yield f"extend: chunked prefill{starts}"
+    elif extend and not envelope.calls("extend", "chunk", "later chunk of full length"):
+        yield "extend: a later chunk of full length"
+    if extend and not envelope.calls("extend", "mix", "extend and decode"):
+        why = "no such call was made" if limits.mixed else "the servers ran without --enable-mixed-chunk"
+        yield f"extend and decode in one call: {why}"
+    for phase in envelope.claimed:
+        if phase in limits.graphs and not envelope.calls(phase, GRAPH.id, *GRAPH.labels):
+            yield f"{phase} in CUDA graphs: " + (
+                "the servers ran it without"
+                if limits.graphs[phase] == "disabled"
+                else "calls were compared in passes without; what graphs answered is compared as text"
+            )
+    yield f"page sizes other than {limits.page_tokens}"
+    lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features}]
+    yield f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
+    yield "speculative decoding"
+
+
+def _in_words(ranges: Ranges, most: int = 6) -> str:
+    """Say ranges, for example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` the last are counted."""
+    words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in ranges]
+    if len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more ranges to {ranges[-1][1]:,}"]
+    return listed(words) or "none"
+
+
+@says
+def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> str:
+    title = f"an end against borders of {BORDER_TOKENS} tokens" if condition == "border" else ENVELOPE[condition].title
+    if isinstance(lacking, int):
+        return f"{phase}: {title} up to {lacking:,}"
+    return f"{phase}: {title} {lacking if isinstance(lacking, str) else _in_words(lacking)}"
+
+
+_MOST_WORDS = 4
+_START = "let assay start the servers, without a URL"
+_REMEDIES = {
+    "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
+    "no prefix cache": "keep the prefix cache on (without --disable-radix-cache)",
+    "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
+}
+
+
+def _some(lacking: Sequence[Statement]) -> str:
+    return few(list(map(say, lacking)), _MOST_WORDS)
+
+
+@says
+def _envelope_not_requested(line: str) -> Found:
+    return Found(f"the suite layers was not requested; {line}", "add layers to --suites")
+
+
+@says
+def _envelope_not_counted(line: str) -> Found:
+    return Found(f"no compared call was counted; {line}", _START)
+
+
+@says
+def _conditions_lacking(lacking: Sequence[Statement], cause: str, line: str) -> Found:
+    return Found(f"in some layer no call was compared with {_some(lacking)}; {line}", _REMEDIES[cause])
+
+
+@says
+def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
+    return Found(f"{' and '.join(f'{count} layers in {phase}' for phase, count in layers)}; {line}")
+
+
+@says
+def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
+    lacking = listed(suites)
+    said = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
+    return Found(said, f"add {lacking} to --suites")
+
+
+@says
+def _envelope_not_answered(line: str) -> Found:
+    said = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
+    return Found(said, _START)
+
+
+@says
+def _answers_lacking(lacking: Sequence[Statement], cause: str, line: str) -> Found:
+    return Found(f"no answer was compared with {_some(lacking)}; {line}", _REMEDIES[cause])
+
+
+@says
+def _envelope_answered(answers: int, line: str) -> Found:
+    return Found(f"{counted(answers, 'answer')}; {line}")
