@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from assay.harness.conditions import BATCHES, GRAPH
 from assay.harness.evidence.envelope import Ranges, in_words
-from assay.harness.evidence.executed import pass_title, some_kernels
-from assay.harness.judge.report import CallSummary, EnvelopeResult, PassKernels
+from assay.harness.judge.report import EnvelopeResult
 from assay.harness.text import listed
 
 _FEATURES = {
@@ -97,20 +96,3 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features}]
     yield f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
     yield "speculative decoding"
-
-
-def counted_calls(call: CallSummary) -> str:
-    """Say how often a kernel was called in a phase: "decode: torch_native 1,020 calls, delegated"."""
-    kinds = {"in CUDA graphs": call.calls_in_graphs, "compiled": call.calls_compiled}
-    delegated = ", delegated" if call.delegated_by else ""
-    ways = "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)
-    return f"{call.phase}: {call.kernel} {call.calls:,} calls{delegated}{ways}"
-
-
-def traced_kernels(traced: PassKernels) -> str:
-    """Say what ran in a pass: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8)"."""
-    own = [kernel for kernel in traced.kernels if kernel.of and kernel.attention is not False]
-    others = len(traced.kernels) - len(own)
-    named = some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none that is known by name"
-    rest = f"; {others} others" if others else ""
-    return f"{traced.role}, {pass_title(traced.phase, traced.cached_prefix)}: {named}{rest}"

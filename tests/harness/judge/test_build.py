@@ -23,6 +23,7 @@ from assay.harness.judge.build import CLAIMS, build
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.policy_checks import claim
 from assay.harness.judge.report import Report, read_report
+from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
@@ -92,7 +93,7 @@ def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pas
     checks = {check.id: check for check in report.checks}
     assert checks["kernel-ran-extend"].status == "ok"
     assert checks["kernel-executed-extend"].status == "failed"
-    assert "aten::scaled_dot_product_attention" in checks["kernel-executed-extend"].found
+    assert "aten::scaled_dot_product_attention" in dict(checks["kernel-executed-extend"].outcome.values["ran"])
 
 
 def test_a_workload_that_does_not_see_a_seeded_fault_is_no_pass(evidence: Evidence) -> None:
@@ -169,18 +170,22 @@ def test_no_claim_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("flags", "noise", "status", "found"),
     [
-        ({}, {"reference": "int8_qk", "candidate": ""}, "ok", "margins, error rates and envelope are the defaults"),
-        ({}, {"candidate": "int8_qk"}, "not checked", "noise = int8_qk (declared by the kernel alone)"),
-        ({"margin": 0.1, "alpha": 0.2}, {}, "not checked", "margin = 0.1 (--margin); alpha = 0.2 (--alpha)"),
+        ({}, {"reference": "int8_qk", "candidate": ""}, "ok", state("policy-strict")),
+        ({}, {"candidate": "int8_qk"}, "not checked", state("policy-weakened", lines=[], declared="int8_qk")),
+        (
+            {"margin": 0.1, "alpha": 0.2}, {}, "not checked",
+            state("policy-weakened", lines=["margin = 0.1 (--margin)", "alpha = 0.2 (--alpha)"], declared=""),
+        ),
     ],
-)
-def test_a_weaker_policy_is_named(tmp_path: Path, flags: dict[str, Any], noise: dict[str, str], status: str, found: str) -> None:
+)  # fmt: skip
+def test_a_weaker_policy_is_named(
+    tmp_path: Path, flags: dict[str, Any], noise: dict[str, str], status: str, found: Statement
+) -> None:
     manifest = SimpleNamespace(noise=noise, model="tiny", created="")
     folder = SimpleNamespace(path=tmp_path / "run")
     run = SimpleNamespace(spec=make_spec(flags), manifest=manifest, baselines=None, folder=folder)
     check = claim(cast(RunEvidence, run), ()).checks[-1]
-    assert (check.id, check.status) == ("policy", status)
-    assert check.found.startswith(found)
+    assert (check.id, check.status, check.outcome) == ("policy", status, found)
 
 
 @pytest.mark.parametrize(
