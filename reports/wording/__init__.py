@@ -16,6 +16,7 @@ from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
 from assay.reports.wording import gate as gate
 from assay.reports.wording import lengths as lengths
+from assay.reports.wording import logits as logits
 from assay.reports.wording import servers as servers
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say

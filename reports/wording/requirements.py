@@ -139,8 +139,9 @@ def title_of(check: Check) -> str:
         "missing": missing,
         "not checked": titles.unchecked or f"it was not checked that {titles.ok}",
     }[check.status]
-    reference, candidate = check.sides
-    return clause.format(reference=reference, candidate=candidate) + (f": {check.part}" if check.part else "")
+    for name, side in zip(("{reference}", "{candidate}"), check.sides, strict=True):
+        clause = clause.replace(name, side)
+    return clause + (f": {check.part}" if check.part else "")
 
 
 class SaidCheck(NamedTuple):

@@ -85,7 +85,7 @@ def _verdict_of(
 def unmet_sentence(check: Check) -> str:
     """Say that a requirement is not met, and what would resolve it."""
     said = said_check(check)
-    return f"{said.title}: {said.found}. To resolve: {said.settles}."
+    return f"{said.title}: {said.found}." + (f" To resolve: {said.settles}." if said.settles else "")
 
 
 def _sentence(suite: SuiteVerdict) -> str:
