@@ -11,12 +11,17 @@ from typing import Any
 from pydantic import BaseModel
 
 from assay.harness.judge.judgement import Judgement, Metric, SuiteVerdict
+from assay.harness.judge.latency_result import LatencyRow
 from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
+from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
+from assay.reports.wording import greedy as greedy
+from assay.reports.wording import latency as latency
 from assay.reports.wording import lengths as lengths
 from assay.reports.wording import logits as logits
+from assay.reports.wording import sensitivity as sensitivity
 from assay.reports.wording import servers as servers
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say
@@ -53,6 +58,11 @@ def _(part: Check) -> dict[str, Any]:
 @with_words.register
 def _(part: SuiteVerdict) -> dict[str, Any]:
     return {"title": suite_title(part)}
+
+
+@with_words.register
+def _(part: LatencyRow) -> dict[str, Any]:
+    return {"title": latency.TIMES[part.metric]}
 
 
 @with_words.register

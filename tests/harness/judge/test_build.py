@@ -103,7 +103,9 @@ def test_a_workload_that_does_not_see_a_seeded_fault_is_no_pass(evidence: Eviden
     report = build(evidence(see={"lost": 0}))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     check = check_of(report, "workload-sensitive")
-    assert "not seen by accuracy (0 lost and 0 gained of 8 questions" in check.found
+    nothing = state("fault-in-answers", lost=0, gained=0, questions=8, p=1.0)
+    assert check.outcome.id == "faults-seen"
+    assert ["accuracy", False, nothing] in check.outcome.values["parts"]
     assert report.sensitivity is not None
 
 
@@ -111,7 +113,7 @@ def test_a_fault_that_changed_no_call_is_no_pass(evidence: Evidence) -> None:
     report = build(evidence(see={"changed": 0}))
     check = check_of(report, "workload-sensitive")
     assert (report.verdict, check.status) == ("inconclusive", "missing")
-    assert "none had a cached prefix" in check.found
+    assert check.outcome == state("fault-changed-nothing", fault="mask-top-left", changed=0, calls=40, why="")
 
 
 def test_without_a_seeded_fault_there_is_no_pass(evidence: Evidence) -> None:

@@ -1,13 +1,15 @@
-"""Sentences about what was judged: a report has numbers and ids, and here they are put into words, in one place for each claim."""
+"""The words of an envelope: which conditions and lengths were compared, and what a verdict does not cover."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BATCHES, GRAPH
-from assay.harness.evidence.envelope import Ranges, in_words
+from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, GRAPH
+from assay.harness.evidence.envelope import Ranges
 from assay.harness.judge.report import EnvelopeResult
-from assay.harness.text import listed
+from assay.harness.statement import Statement
+from assay.harness.text import counted, few, listed
+from assay.reports.wording.say import Found, say, says
 
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
@@ -37,7 +39,7 @@ def envelope_lines(envelope: EnvelopeResult | None) -> list[str]:
         served = "; ".join(_lengths(envelope, envelope.served, envelope.served_reached).values())
         served += "" if "decode" in envelope.claimed else "; decode is the reference's"
         lines.append(f"Served by the candidate's own server: {served}{graphs}.")
-    lines += [f"Gaps: {'; '.join(envelope.gaps)}."] if envelope.gaps else []
+    lines += [f"Gaps: {'; '.join(map(say, envelope.gaps))}."] if envelope.gaps else []
     return [*lines, f"Not covered: {'; '.join(_outside(envelope))}."]
 
 
@@ -46,13 +48,13 @@ def _lengths(
 ) -> dict[str, str]:
     words = {}
     if "extend" in envelope.claimed:
-        at = {quantity: in_words(ranges) for quantity, ranges in compared["extend"].items()}
+        at = {quantity: _in_words(ranges) for quantity, ranges in compared["extend"].items()}
         words["extend"] = (
             f"prefill at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
             f"{at['prefix-tokens']} cached and at {at['total-tokens']} in all"
         )
     if "decode" in envelope.claimed:
-        lengths = in_words(compared["decode"]["total-tokens"])
+        lengths = _in_words(compared["decode"]["total-tokens"])
         words["decode"] = f"decode at {lengths} tokens and to a depth of {reached['decode']['depth']:,}"
     return words
 
@@ -96,3 +98,75 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features}]
     yield f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
     yield "speculative decoding"
+
+
+def _in_words(ranges: Ranges, most: int = 6) -> str:
+    """Say ranges, for example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` the last are counted."""
+    words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in ranges]
+    if len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more ranges to {ranges[-1][1]:,}"]
+    return listed(words) or "none"
+
+
+@says
+def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> str:
+    title = f"an end against borders of {BORDER_TOKENS} tokens" if condition == "border" else ENVELOPE[condition].title
+    if isinstance(lacking, int):
+        return f"{phase}: {title} up to {lacking:,}"
+    return f"{phase}: {title} {lacking if isinstance(lacking, str) else _in_words(lacking)}"
+
+
+_MOST_WORDS = 4
+_START = "let assay start the servers, without a URL"
+_REMEDIES = {
+    "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
+    "no prefix cache": "keep the prefix cache on (without --disable-radix-cache)",
+    "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
+}
+
+
+def _some(lacking: Sequence[Statement]) -> str:
+    return few(list(map(say, lacking)), _MOST_WORDS)
+
+
+@says
+def _envelope_not_requested(line: str) -> Found:
+    return Found(f"the suite layers was not requested; {line}", "add layers to --suites")
+
+
+@says
+def _envelope_not_counted(line: str) -> Found:
+    return Found(f"no compared call was counted; {line}", _START)
+
+
+@says
+def _conditions_lacking(lacking: Sequence[Statement], cause: str, line: str) -> Found:
+    return Found(f"in some layer no call was compared with {_some(lacking)}; {line}", _REMEDIES[cause])
+
+
+@says
+def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
+    return Found(f"{' and '.join(f'{count} layers in {phase}' for phase, count in layers)}; {line}")
+
+
+@says
+def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
+    lacking = listed(suites)
+    said = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
+    return Found(said, f"add {lacking} to --suites")
+
+
+@says
+def _envelope_not_answered(line: str) -> Found:
+    said = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
+    return Found(said, _START)
+
+
+@says
+def _answers_lacking(lacking: Sequence[Statement], cause: str, line: str) -> Found:
+    return Found(f"no answer was compared with {_some(lacking)}; {line}", _REMEDIES[cause])
+
+
+@says
+def _envelope_answered(answers: int, line: str) -> Found:
+    return Found(f"{counted(answers, 'answer')}; {line}")
