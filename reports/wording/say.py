@@ -54,9 +54,14 @@ def _said(id_: str, values: dict[str, Any], *more: Metric) -> str | Found | Meas
 
 def found_of(check: Check) -> Found:
     """Say what a check found, and what would resolve it; nothing would where it is met."""
-    said = _said(check.outcome.id, check.outcome.values)
-    found = said if isinstance(said, Found) else Found(said if isinstance(said, str) else said.text)
+    found = found_in(check.outcome)
     return found._replace(settles="") if check.status == "ok" else found
+
+
+def found_in(outcome: Statement) -> Found:
+    """Say what the outcome of a check states."""
+    said = _said(outcome.id, outcome.values)
+    return said if isinstance(said, Found) else Found(said if isinstance(said, str) else said.text)
 
 
 def measured_of(metric: Metric) -> Measured:
