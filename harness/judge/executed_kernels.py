@@ -178,7 +178,7 @@ def _check_traces(
         return executed.check("failed", state("declared-never-ran", names=unseen, ran=_what_ran(passes)))
     if names := _foreign(passes_of(traces["reference"], phase), theirs, own):
         return executed.check("failed", state("reference-ran-candidates", names=names))
-    return executed.check("ok", state("own-kernels-ran", ran=_what_ran(passes, own)))
+    return executed.check("ok", state("kernels-ran", ran=_what_ran(passes, own)))
 
 
 def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence[KernelTrace]) -> list[str]:

@@ -78,7 +78,7 @@ def _kernels_not_named(noise: str, package: str, ran: _Ran) -> Found:
         if claims
         else "it declares no names of kernels"
     )
-    return Found(f"{lacks}; {_what_ran(ran)}", "name what it launches with declares(kernels=...)")
+    return Found(f"{lacks}; {_kernels_ran(ran)}", "name what it launches with declares(kernels=...)")
 
 
 @says
@@ -90,7 +90,7 @@ def _reference_kernels_ran(phase: str, backend: str, names: list[str]) -> Found:
 @says
 def _known_names_lacking(backend: str, ran: _Ran) -> Found:
     return Found(
-        f"none of the kernels known of SGLang's {backend} ran under its known names; {_what_ran(ran)}",
+        f"none of the kernels known of SGLang's {backend} ran under its known names; {_kernels_ran(ran)}",
         "compare the names in the report with what SGLang launches",
     )
 
@@ -98,12 +98,12 @@ def _known_names_lacking(backend: str, ran: _Ran) -> Found:
 @says
 def _own_kernels_lacking(names: list[str], phase: str, cached_prefix: bool, ran: _Ran) -> Found:
     where = _pass_title(phase, cached_prefix)
-    return Found(f"none of {_some_kernels(names)} ran in {where}; {_what_ran(ran)}", _FIND_OUT)
+    return Found(f"none of {_some_kernels(names)} ran in {where}; {_kernels_ran(ran)}", _FIND_OUT)
 
 
 @says
 def _declared_never_ran(names: list[str], ran: _Ran) -> Found:
-    return Found(f"declared, but did not run: {_some_kernels(names)}; {_what_ran(ran)}", _FIND_OUT)
+    return Found(f"declared, but did not run: {_some_kernels(names)}; {_kernels_ran(ran)}", _FIND_OUT)
 
 
 @says
@@ -113,11 +113,7 @@ def _reference_ran_candidates(names: list[str]) -> Found:
 
 
 @says
-def _own_kernels_ran(ran: _Ran) -> str:
-    return _what_ran(ran)
-
-
-def _what_ran(ran: _Ran) -> str:
+def _kernels_ran(ran: _Ran) -> str:
     return f"ran: {_some_kernels(f'{name} ({launches})' for name, launches in ran)}" if ran else "nothing ran"
 
 

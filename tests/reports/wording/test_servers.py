@@ -27,9 +27,9 @@ SDPA = [("aten::scaled_dot_product_attention", 8)]
             state("decode-calls", shares=[("reference", 10, 19), ("candidate", 91, 100)], least=0.5),
             "10 of 19 decode calls of the reference, 91 of 100 decode calls of the candidate; more than 50 % of each are needed",
         ),
-        (state("own-kernels-ran", ran=RAN), "ran: _attn_fwd (8), quant_per_block_int8_kernel (4)"),
+        (state("kernels-ran", ran=RAN), "ran: _attn_fwd (8), quant_per_block_int8_kernel (4)"),
         (
-            state("own-kernels-ran", ran=[("x" * 100, 9), *(("y", 1),) * 4]),
+            state("kernels-ran", ran=[("x" * 100, 9), *(("y", 1),) * 4]),
             f"ran: {'x' * 80}…, y (1), y (1), y (1) and 1 more",
         ),
         (
