@@ -99,7 +99,7 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     if counts is None or counts.limits is None or not run.claimed:
         return required.check("missing", state("envelope-not-counted", line=line))
     if missing := envelope.missing(counts, run.claimed):
-        return required.check("missing", _state_missing("conditions-lacking", missing, counts.limits, line))
+        return required.check("missing", _state_missing(missing, counts.limits, line, served=False))
     layers = [(phase, len(counts.layers(phase))) for phase in run.claimed]
     return required.check("ok", state("envelope-covered", layers=layers, line=line))
 
@@ -112,16 +112,16 @@ def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Env
     if counts is None or counts.limits is None or served is None or not run.claimed:
         return required.check("missing", state("envelope-not-answered", line=line))
     if missing := envelope.gaps(served, run.claimed):
-        return required.check("missing", _state_missing("answers-lacking", missing, counts.limits, line))
+        return required.check("missing", _state_missing(missing, counts.limits, line, served=True))
     return required.check("ok", state("envelope-answered", answers=len(run.over_envelope), line=line))
 
 
-def _state_missing(id_: str, missing: Sequence[Missing], limits: EngineLimits, line: str) -> Statement:
+def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, *, served: bool) -> Statement:
     """State what is missing, and which setting of the servers is the likely cause."""
     cause = "" if limits.prefix_cache else "no prefix cache"
     if {phase for phase, _, _ in missing} == {"decode"}:
         cause = "CUDA graphs"
-    return state(id_, lacking=list(map(_lacking, missing)), cause=cause, line=line)
+    return state("envelope-lacking", served=served, lacking=list(map(_lacking, missing)), cause=cause, line=line)
 
 
 def _lacking(missing: Missing) -> Statement:

@@ -183,15 +183,9 @@ def _verdict(apart: int, pairs: Sequence[Pair], policy: Policy, urls: Collection
     if verdict == "pass" and n < MIN_PROMPTS:
         return "inconclusive", state("too-few-texts", prompts=n, least=MIN_PROMPTS)
     return verdict, state(
-        "share-of-texts-apart",
-        apart=apart,
-        texts=n,
-        low=share.low,
-        high=share.high,
-        level=share.level,
-        margin=margin,
+        "share-of-texts-apart", apart=apart, texts=n, low=share.low, high=share.high, level=share.level, margin=margin,
         verdict=verdict,
-    )
+    )  # fmt: skip
 
 
 def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:

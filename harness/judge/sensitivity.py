@@ -82,8 +82,7 @@ def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str],
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
     cached = next((prompt for prompt in compared.prompts if prompt.condition == "cached"), None)
     if cached is None or not len(cached.kl):
-        numbers = state("fault-not-finite", positions=lost) if lost else state("no-cached-prompt-scored")
-        return FaultSeen(suite="logits", seen=lost > 0, numbers=numbers)
+        return FaultSeen(suite="logits", seen=lost > 0, numbers=state("fault-without-divergences", not_finite=lost))
     limit, _ = limit_of(cached, policy.logits_limit, noise)
     # A divergence that is not a number counts as above, since the reference's was finite. An exact one-sided sign test.
     above = sum(not kl <= limit for kl in cached.kl.tolist())
@@ -114,10 +113,8 @@ def _check_sensitive(
     if result is None or not result.parts:
         return required.check("missing", state("fault-not-seedable" if url else "no-fault-seeded"))
     if (idle := next(_idle(records), None)) is not None:
-        changed = state(
-            "fault-changed-nothing", fault=result.fault, changed=idle.changed, calls=idle.calls, why=idle.why
-        )
-        return required.check("missing", changed)
+        numbers = {"changed": idle.changed, "calls": idle.calls}
+        return required.check("missing", state("fault-changed-nothing", fault=result.fault, why=idle.why, **numbers))
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     unmeasured = [suite for suite in wanted if suite not in seen]
     parts = [(part.suite, part.seen, part.numbers) for part in result.parts]

@@ -24,6 +24,7 @@ from assay.reports.wording import latency as latency
 from assay.reports.wording import lengths as lengths
 from assay.reports.wording import logits as logits
 from assay.reports.wording import sensitivity as sensitivity
+from assay.reports.wording import servers as servers
 from assay.reports.wording.comparison import COVERS, comparison_words, first_places, ingest_headline, unpaired_title
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say

@@ -116,17 +116,12 @@ def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> s
     return f"{phase}: {title} {lacking if isinstance(lacking, str) else _in_words(lacking)}"
 
 
-_MOST_WORDS = 4
 _START = "let assay start the servers, without a URL"
 _REMEDIES = {
     "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
     "no prefix cache": "keep the prefix cache on (without --disable-radix-cache)",
     "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
 }
-
-
-def _some(lacking: Sequence[Statement]) -> str:
-    return few(list(map(say, lacking)), _MOST_WORDS)
 
 
 @says
@@ -140,8 +135,9 @@ def _envelope_not_counted(line: str) -> Found:
 
 
 @says
-def _conditions_lacking(lacking: Sequence[Statement], cause: str, line: str) -> Found:
-    return Found(f"in some layer no call was compared with {_some(lacking)}; {line}", _REMEDIES[cause])
+def _envelope_lacking(served: bool, lacking: Sequence[Statement], cause: str, line: str) -> Found:
+    what = "no answer" if served else "in some layer no call"
+    return Found(f"{what} was compared with {few(list(map(say, lacking)), 4)}; {line}", _REMEDIES[cause])
 
 
 @says
@@ -160,11 +156,6 @@ def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
 def _envelope_not_answered(line: str) -> Found:
     said = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
     return Found(said, _START)
-
-
-@says
-def _answers_lacking(lacking: Sequence[Statement], cause: str, line: str) -> Found:
-    return Found(f"no answer was compared with {_some(lacking)}; {line}", _REMEDIES[cause])
 
 
 @says

@@ -7,8 +7,6 @@ from assay.harness.text import few
 from assay.reports.wording.logits import explained_by
 from assay.reports.wording.say import Measured, says
 
-_MOST_NAMED = 4
-
 
 @says
 def _no_texts_compared() -> str:
@@ -48,8 +46,7 @@ def _share_of_texts_apart(
 
 @says
 def _envelope_answers_apart(apart: list[str], answers: int) -> str:
-    named = few(apart, _MOST_NAMED)
-    return f"{len(apart)} of {answers} answers over the envelope differ by more than noise: {named}."
+    return f"{len(apart)} of {answers} answers over the envelope differ by more than noise: {few(apart, 4)}."
 
 
 @says

@@ -32,10 +32,8 @@ def _no_fault_seeded() -> Found:
 def _fault_changed_nothing(fault: str, changed: int, calls: int, why: str) -> Found:
     if changed:  # a damaged record
         return Found(f"{fault} is recorded to have changed {changed:,} of {calls:,} calls", RUN_AGAIN)
-    return Found(
-        f"{fault} changed none of {calls:,} calls{f': {why}' if why else ', since none had a cached prefix'}",
-        _ATTENTIVE,
-    )
+    because = f": {why}" if why else ", since none had a cached prefix"
+    return Found(f"{fault} changed none of {calls:,} calls{because}", _ATTENTIVE)
 
 
 @says
@@ -54,13 +52,8 @@ def _fault_in_answers(lost: int, gained: int, questions: int, p: float) -> str:
 
 
 @says
-def _fault_not_finite(positions: int) -> str:
-    return f"{positions} positions not finite"
-
-
-@says
-def _no_cached_prompt_scored() -> str:
-    return "no prompt was scored behind a cached prefix"
+def _fault_without_divergences(not_finite: int) -> str:
+    return f"{not_finite} positions not finite" if not_finite else "no prompt was scored behind a cached prefix"
 
 
 @says

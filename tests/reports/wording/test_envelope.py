@@ -89,15 +89,17 @@ def test_a_gap_is_said_with_its_phase_and_its_condition(said: str) -> None:
     assert f"Gaps: {said}; {said}." in lines(gaps=(gap, gap))
 
 
+@pytest.mark.parametrize("served", [False, True])
 @pytest.mark.parametrize(
     ("cause", "settles"), [("CUDA graphs", "--disable-cuda-graph"), ("no prefix cache", "--disable-radix-cache"), ("", "run again")]
 )
-def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, settles: str) -> None:
+def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, settles: str, served: bool) -> None:
     gaps = [lacking("extend", "batch", number) for number in range(1, 7)]
-    outcome = state("conditions-lacking", lacking=gaps, cause=cause, line=LINE)
+    outcome = state("envelope-lacking", served=served, lacking=gaps, cause=cause, line=LINE)
     said = said_check(Requirement("envelope-covered").check("missing", outcome))
     named = ", ".join(f"extend: batch size up to {number}" for number in range(1, 5))
-    assert said.found == f"in some layer no call was compared with {named} and 2 more; {LINE}"
+    what = "no answer" if served else "in some layer no call"
+    assert said.found == f"{what} was compared with {named} and 2 more; {LINE}"
     assert settles in said.settles
 
 
