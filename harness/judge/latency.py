@@ -42,7 +42,7 @@ from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ra
 from assay.harness.judge.judgement import Metric, SuiteVerdict, measure
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, worst_ratio
 from assay.harness.judge.report import SuiteResult
-from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
+from assay.harness.judge.same_servers import check_same_servers
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import Statement, state
@@ -78,8 +78,8 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     lengths = compare_lengths(ends, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     servers = {server.role: server for server in manifest.servers}
-    same = check_same_servers(spec.sides, servers, argument_differences(servers, spec.treatment))
-    same = with_fingerprints(same, folder.fingerprints())
+    unequal = argument_differences(servers, spec.treatment)
+    same = check_same_servers(spec.sides, servers, unequal, folder.fingerprints())
     checks = (
         *_server_checks(servers, calls, same),
         *(

@@ -229,7 +229,7 @@ def hostile() -> Report:
         run_id=h, created=h, seconds=1.0, verdict="regression", causes=1, left_out=(h,), reference=server,
         candidate=server, environment=environment, checks=(_hostile_check(h, "failed"),),
         kernels=(_kernels("candidate", h, h, "candidate"),), envelope=_envelope(h),
-        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, numbers=h),)),
+        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, numbers=state(h, said=h)),)),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, treatment={h: (h, h)},
         layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
@@ -398,6 +398,7 @@ def _accuracy(
 def _greedy(verdict: Verdict) -> SuiteResult:
     broken = verdict == "regression"
     apart, divergences = (29, []) if broken else (0, [])
+    low, high = (0.759, 0.975) if broken else (0.0, 0.089)
     for i, question in enumerate(built_in(apart + 2)):
         said = _said(question, question.answer)
         words = said.split(" ")
@@ -419,18 +420,8 @@ def _greedy(verdict: Verdict) -> SuiteResult:
         id="greedy",
         synthetic=True,
         verdict=verdict,
-        why=(state("greedy-share", apart=apart, of=32),),
-        metrics=(
-            measure(
-                "texts-apart",
-                100 * apart / 32,
-                low=75.9 if broken else 0.0,
-                high=97.5 if broken else 8.9,
-                bound=10.0,
-                apart=apart,
-                of=32,
-            ),
-        ),
+        why=(state("share-of-texts-apart", apart=apart, texts=32, low=low, high=high, level=0.9, margin=0.1, verdict=verdict),),
+        metrics=(measure("texts-apart", 100 * apart / 32, low=100 * low, high=100 * high, bound=10.0, apart=apart, texts=32),),
         divergences=tuple(divergences),
     )
 
@@ -473,7 +464,7 @@ def _envelope(text: str = "") -> EnvelopeResult:
         compared={"extend": compared},
         served={"extend": compared},
         reached={"extend": {"new-tokens": 512, "batch": 12}},
-        gaps=(text,) if text else (),
+        gaps=(state(text, said=text),) if text else (),
         rows=tuple(
             EnvelopeRow(
                 phase=text or "extend", condition=text or id_, title=text or title, label=text or label, calls=calls, wanted=True
@@ -525,7 +516,11 @@ def _report(
         envelope=_envelope(),
         sensitivity=SensitivityResult(
             fault="mask-top-left",
-            parts=(FaultSeen(suite="accuracy", seen=True, numbers="8 lost and 0 gained of 8 questions, p = 0.017"),),
+            parts=(
+                FaultSeen(
+                    suite="accuracy", seen=True, numbers=state("fault-in-answers", lost=8, gained=0, questions=8, p=0.017)
+                ),
+            ),
         ),
         reproduce=REPRODUCE.format(candidate=candidate),
         treatment={"backend": (NATIVE, candidate)},

@@ -12,6 +12,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.judge.blocks import METRICS
 from assay.harness.judge.latency import judge_bench
 from assay.harness.judge.latency_result import LatencyResult
+from assay.harness.statement import state
 from assay.reports.bench_report import bench_document
 from assay.reports.page import to_html
 from assay.reports.terminal import render
@@ -94,10 +95,10 @@ def test_servers_that_did_not_serve_the_same_are_no_pass(make_bench: MakeBench) 
 
     verdict, check = same_servers(reference="2", candidate="3")
     assert (verdict, check.status) == ("inconclusive", "failed")
-    assert "of what they served (A the reference, B the candidate), torch is 2 in A, 3 in B" in check.found
+    assert check.outcome == state("served-otherwise", said=["torch is 2 in A, 3 in B"])
     verdict, check = same_servers(reference="2", candidate="2")
     assert (verdict, check.status) == ("pass", "ok")
-    assert check.found.endswith("what they served agrees in 1 part")
+    assert check.outcome.values["parts"] == 1
 
 
 def test_timings_that_are_not_as_they_were_are_not_judged(make_bench: MakeBench) -> None:

@@ -72,6 +72,7 @@ def test_words_are_beside_the_numbers_in_json_and_do_not_count_when_it_is_read()
 
 def test_what_a_later_assay_states_is_shown_as_it_is() -> None:
     assert say(state("warp-stall", cycles=3, unit="SM"), state("short")) == "warp-stall: cycles 3, unit SM short"
+    assert say(state("all-answered", answered=7, asked=8, late=1)) == "all-answered: answered 7, asked 8, late 1"
     assert measured_of(measure("occupancy", 0.5, part="extend")).title == "occupancy-extend"
     assert said_check(Requirement("new").of("extend").check("failed", state("found"))).title == "it is not shown that new: extend"
 
