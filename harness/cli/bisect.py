@@ -44,6 +44,7 @@ def layers(
     require("serve", "assay bisect layers")
 
     from assay.harness.drivers.bisect.layer_probes import bisect_layers
+    from assay.harness.files import write_whole
     from assay.harness.run.plan import prepare
     from assay.harness.run.run_folder import default_folder
     from assay.reports.layer_bisection import layers_document
@@ -53,8 +54,10 @@ def layers(
     folder = out or default_folder(spec.candidate.backend)
     with progress() as display:
         result = bisect_layers(plan, folder, display)
+    document = layers_document(result)
+    write_whole(folder / "bisect.json", document.json(result) + "\n")
     say(f"Details: {folder / 'bisect.json'}")
-    raise typer.Exit(deliver(layers_document(result), json))
+    raise typer.Exit(deliver(document, json))
 
 
 # Exit codes of ``git bisect run``, by outcome.

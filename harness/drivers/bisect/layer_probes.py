@@ -29,7 +29,6 @@ from assay.harness.engines.inside.control import SHADOW, Control, set_control, s
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.layer_diff_record import layers_seen
 from assay.harness.evidence.records import Item
-from assay.harness.files import write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import check_environment
@@ -86,11 +85,8 @@ def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBi
 
     Args:
         plan: the validated run: roles, device, limits, alpha, and the questions of each probe, which share `PROMPT_HEADER`.
-        folder: new folder for the server's log and ``bisect.json``.
+        folder: new folder for the server's log.
         display: shows every probe.
-
-    Returns:
-        The result, which also lies in ``folder/bisect.json``.
 
     Raises:
         UsageError: `folder` is not empty, there are too few questions to detect a loss, or this machine cannot serve the run.
@@ -118,9 +114,7 @@ def bisect_layers(plan: Plan, folder: Path, display: ProgressDisplay) -> LayerBi
     with running([server], spec.device, display):
         display.say(f"Ready in {server.startup_s or 0:.0f} s.")
         probed = _ProbeServer(server, evidence, items, spec.workload.token_limit, spec.workload.concurrency)
-        result = _search_layers(probed, spec, display)
-    write_whole(folder / "bisect.json", result.model_dump_json(indent=2) + "\n")
-    return result
+        return _search_layers(probed, spec, display)
 
 
 def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay) -> LayerBisection:
