@@ -21,6 +21,7 @@ from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
 from assay.reports.wording import greedy as greedy
 from assay.reports.wording import latency as latency
+from assay.reports.wording import layers as layers
 from assay.reports.wording import lengths as lengths
 from assay.reports.wording import logits as logits
 from assay.reports.wording import sensitivity as sensitivity
