@@ -17,6 +17,7 @@ from assay.harness.judge.latency_result import LatencyRow
 from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
+from assay.reports.wording import bisection as bisection
 from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
 from assay.reports.wording import greedy as greedy
