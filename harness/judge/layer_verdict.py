@@ -137,20 +137,24 @@ def _missing(evidence: LayerEvidence) -> Statement | None:
     """State what a pass lacks; None if nothing."""
     errors, against, replay = evidence.errors, evidence.against, evidence.replay
     if not len(against.cells.index):
-        return state("no-truth-compared")
+        return _lacking("truth")
     if quiet := _quiet_finding(evidence):
         return state("found-at", where=quiet.where, claim=quiet.claim)
     if errors.failed_calls:
-        return state("call-not-computed", said=errors.failed_calls[0].text)
+        return _lacking("calls", errors.failed_calls[0].text)
     if not (against.cells.index[:, _CACHED[0]] == _CACHED[1]).any():
-        return state("no-prefix-compared", prefix=CACHED_PREFIX.labels[-1])
+        return _lacking("cached prefix", CACHED_PREFIX.labels[-1])
     if replay is None:
-        return state("no-call-examined")
+        return _lacking("examination")
     if evidence.foreign:
-        return state("other-calls-examined", said=evidence.foreign)
+        return _lacking("examination of these calls", evidence.foreign)
     if replay.not_run:
-        return state("calls-not-examined", said=replay.not_run)
+        return _lacking("examined calls", replay.not_run)
     return None
+
+
+def _lacking(what: str, said: str = "") -> Statement:
+    return state("evidence-lacking", what=what, said=said)
 
 
 def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
@@ -285,10 +289,11 @@ def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
     return [*metrics, *_policy_metrics(policy, evidence)]
 
 
-def times_bound(quantity: str, worst: float | None, **values: Any) -> Metric:
-    """Measure a multiple of a bound; None where nothing was measured."""
+def times_bound(id_: str, worst: float | None, **values: Any) -> Metric:
+    """Measure a multiple of a bound, for the metric with an id such as "worst-query"; None where nothing was measured."""
     finite = worst is None or bool(np.isfinite(worst))
-    return measure(quantity, worst if finite else None, bound=1.0, finite=finite, **values)
+    part = id_.removeprefix("worst-")
+    return measure("worst", worst if finite else None, part=part, bound=1.0, finite=finite, **values)
 
 
 def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]:

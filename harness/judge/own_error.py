@@ -117,34 +117,32 @@ def _check_layers(
     """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head."""
     required = Requirement("layers-compared")
     if "layers" not in suites:
-        return required.check("not checked", state("layers-not-requested"))
+        return required.check("not checked", state("layers-not-compared", why="not requested"))
     if errors is None:
-        return required.check("missing", state("no-server-instrumented") if has_url else state("no-call-compared"))
+        return required.check("missing", state("layers-not-compared", why="no server" if has_url else "no call"))
     if failed := errors.failed_calls:
         found = state("calls-not-computed", calls=sum(call.calls for call in failed), said=failed[0].text)
         return required.check("failed", found)
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
         return required.check("missing", state("calls-not-comparable", layers=[*untested], layer=layer, said=why))
-    covered = [_coverage(errors, phase, expected) for phase in claimed]
-    met = bool(covered) and all(met for _, met in covered)
-    return required.met(met, state("phases-compared", phases=[compared for compared, _ in covered]))
+    phases = [(phase, *_coverage(errors, phase, expected)) for phase in claimed]
+    met = bool(phases) and all(layers and not lacking for _, layers, lacking, _ in phases)
+    return required.met(met, state("phases-compared", phases=phases))
 
 
-def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[Statement, bool]:
-    """State which layers and heads of a phase were compared with the truth, and return True with it if these are all."""
+def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[int | None, list[int], list[int]]:
+    """Count the layers that were compared with the truth in a phase; None if none was. List the layers and heads that were not."""
     at_layer, at_head = (DIMENSIONS.index(name) for name in ("layer", "head"))
     own = errors.cells.candidate
     index, members = errors.cells.index[elements(own.own) > 0], own.honest.shape[1]
     here = index[index[:, DIMENSIONS.index("phase")] == PHASES.index(phase)] if members > 1 else index[:0]
     seen = {(int(row[at_layer]), int(row[at_head])) for row in here}
     if not seen:
-        return state("phase-not-compared", phase=phase), False
+        return None, [], []
     lacking = {(layer, head) for layer in expected for head in range(errors.heads.get(layer, 1))} - seen
-    if not lacking:
-        return state("phase-compared", phase=phase, layers=len(expected)), bool(expected)
     layers, heads = (sorted({place[axis] for place in lacking}) for axis in (0, 1))
-    return state("phase-lacks", phase=phase, layers=layers, heads=heads), False
+    return len(expected), layers, heads
 
 
 def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
@@ -176,7 +174,8 @@ def matrix_claim(run: RunEvidence) -> Judged:
 
 def _suite(record: KernelResult) -> SuiteResult:
     """Judge the kernel by itself."""
-    lacking = _lacking(record)
+    missing = [record.not_run] if record.not_run else [*record.missing] if record.computed else []
+    lacking = state("op-calls-not-tested", missing=missing) if missing or not record.computed else None
     # The numbers count, also without a finding.
     outside = bool(record.failing) or not record.worst <= 1
     verdict: Verdict = "regression" if outside or serious(record.findings) else "inconclusive" if lacking else "pass"
@@ -219,11 +218,3 @@ def _why(record: KernelResult, outside: bool, lacking: Statement | None) -> Stat
         return state("op-calls-unexplained", failing=failing, worst=worst)
     refused = len(record.refused) + len(record.excluded)
     return lacking or state("op-calls-within", worst=worst, calls=computed, shapes=record.shapes, refused=refused)
-
-
-def _lacking(record: KernelResult) -> Statement | None:
-    """State what a pass lacks; None if nothing."""
-    if not record.not_run and not record.computed:
-        return state("no-op-call-computed")
-    missing = [record.not_run] if record.not_run else record.missing
-    return state("op-calls-not-tested", missing=missing) if missing else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.judge.judgement import Metric
@@ -100,71 +101,49 @@ def _error_below_noise(own: float, noise: str, least: float) -> str:
     )
 
 
-@says
-def _no_truth_compared() -> str:
-    return "Nothing was compared with the truth."
+_LACKING = {
+    "truth": "Nothing was compared with the truth.",
+    "calls": "The candidate did not compute a call: {}.",
+    "cached prefix": "No compared call had {} cached tokens.",
+    "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",
+    "examination of these calls": "The examination of recorded calls does not belong to this run: {}.",
+    "examined calls": "Neither determinism nor overwritten inputs were tested: {}.",
+}
 
 
 @says
-def _call_not_computed(said: str) -> str:
-    return f"The candidate did not compute a call: {one_line(said)}."
+def _evidence_lacking(what: str, said: str) -> str:
+    return _LACKING[what].format(one_line(said, 300))
+
+
+# Of what a suite measures as a multiple of its bound: title, and what it is.
+_WORST = {
+    "own-error": ("worst own error, cells of the layer diff", "Relative L1 against fp64 on the same inputs, by cell"),
+    "query": (
+        "worst own error, single queries",
+        "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
+    ),
+    "gain": (
+        "worst gain, heads of the layer diff",
+        "Slope of the output on the truth, minus 1, by head, layer and phase",
+    ),
+    "difference": (
+        "worst difference from the reference",
+        "Relative L1 against the reference, by cell, over all queries",
+    ),
+    "recorded-call": (
+        "worst own error, recorded calls",
+        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls} recorded calls",
+    ),
+    "of-matrix": ("worst own error, op-level calls", "Relative L1 against fp64, over {calls} calls of {shapes}"),
+}
 
 
 @says
-def _no_prefix_compared(prefix: str) -> str:
-    return f"No compared call had {prefix} cached tokens."
-
-
-@says
-def _no_call_examined() -> str:
-    return "No recorded call was examined, so neither determinism nor overwritten inputs were tested."
-
-
-@says
-def _other_calls_examined(said: str) -> str:
-    return f"The examination of recorded calls does not belong to this run: {said}."
-
-
-@says
-def _calls_not_examined(said: str) -> str:
-    return f"Neither determinism nor overwritten inputs were tested: {one_line(said, 300)}."
-
-
-def _bounded(metric: Metric, finite: bool, title: str, explain: str) -> Measured:
-    """Say a multiple of a bound."""
+def _worst(metric: Metric, finite: bool, **over: Any) -> Measured:
+    title, explain = _WORST[metric.part]
     text = "not measured" if metric.value is None else f"{two_digits(metric.value)}x its bound"
-    return Measured(title, text if finite else NOT_FINITE, explain)
-
-
-@says
-def _worst_own_error(metric: Metric, finite: bool) -> Measured:
-    explain = "Relative L1 against fp64 on the same inputs, by cell"
-    return _bounded(metric, finite, "worst own error, cells of the layer diff", explain)
-
-
-@says
-def _worst_query(metric: Metric, finite: bool) -> Measured:
-    of = "of sampled queries and of those farthest from the reference"
-    explain = f"Relative L1 against fp64, by query and head, {of}"
-    return _bounded(metric, finite, "worst own error, single queries", explain)
-
-
-@says
-def _worst_gain(metric: Metric, finite: bool) -> Measured:
-    explain = "Slope of the output on the truth, minus 1, by head, layer and phase"
-    return _bounded(metric, finite, "worst gain, heads of the layer diff", explain)
-
-
-@says
-def _worst_difference(metric: Metric, finite: bool) -> Measured:
-    explain = "Relative L1 against the reference, by cell, over all queries"
-    return _bounded(metric, finite, "worst difference from the reference", explain)
-
-
-@says
-def _worst_recorded_call(metric: Metric, finite: bool, calls: int) -> Measured:
-    explain = f"Relative L1 against fp64 on the same inputs, by cell and head, over {calls} recorded calls"
-    return _bounded(metric, finite, "worst own error, recorded calls", explain)
+    return Measured(title, text if finite else NOT_FINITE, explain.format(**over))
 
 
 @says
@@ -231,19 +210,16 @@ def _calls_failed(layer: int, phase: str, calls: int, said: str) -> str:
     return f"layer {layer}, {phase}, {calls:,} calls: {one_line(said)}"
 
 
-@says
-def _layers_not_requested() -> Found:
-    return Found("the suite layers was not requested", "add layers to --suites")
+_NOT_COMPARED = {
+    "not requested": Found("the suite layers was not requested", "add layers to --suites"),
+    "no server": Found("no server could be instrumented", "let assay start the reference, without a URL"),
+    "no call": Found("no call was compared", RESUME),
+}
 
 
 @says
-def _no_server_instrumented() -> Found:
-    return Found("no server could be instrumented", "let assay start the reference, without a URL")
-
-
-@says
-def _no_call_compared() -> Found:
-    return Found("no call was compared", RESUME)
+def _layers_not_compared(why: str) -> Found:
+    return _NOT_COMPARED[why]
 
 
 @says
@@ -260,26 +236,17 @@ def _calls_not_comparable(layers: list[int], layer: int, said: str) -> Found:
 
 
 @says
-def _phases_compared(phases: list[Statement]) -> Found:
+def _phases_compared(phases: list[tuple[str, int, list[int], list[int]]]) -> Found:
     return Found(
-        "; ".join(map(say, phases)) or "no phase is claimed",
+        "; ".join(_compared(*phase) for phase in phases) or "no phase is claimed",
         "run so that each of these is shadowed; the report lists why calls were not observed",
     )
 
 
-@says
-def _phase_compared(phase: str, layers: int) -> str:
-    return f"{phase}: {layers} layers"
-
-
-@says
-def _phase_not_compared(phase: str) -> str:
-    return f"{phase}: not observed"
-
-
-@says
-def _phase_lacks(phase: str, layers: list[int], heads: list[int]) -> str:
-    return f"{phase}: not layer {ranges(layers)}, head {ranges(heads)}"
+def _compared(phase: str, layers: int | None, lacking: list[int], heads: list[int]) -> str:
+    if lacking:
+        return f"{phase}: not layer {ranges(lacking)}, head {ranges(heads)}"
+    return f"{phase}: not observed" if layers is None else f"{phase}: {layers} layers"
 
 
 _KEEP_ON = "keep the prefix cache on (without --disable-radix-cache)"
@@ -331,12 +298,6 @@ def _matrix_computed(calls: int) -> Found:
 
 
 @says
-def _worst_of_matrix(metric: Metric, finite: bool, calls: int, shapes: str) -> Measured:
-    explain = f"Relative L1 against fp64, over {calls} calls of {shapes}"
-    return _bounded(metric, finite, "worst own error, op-level calls", explain)
-
-
-@says
 def _op_calls_wrong(failing: int, calls: int, worst: float | None, title: str, said: str) -> str:
     at_worst = "" if worst is None else f", at worst {_times_noise(worst)}"
     named = one_line(f'"{title}"' if title else said, 300).rstrip(".")
@@ -353,13 +314,9 @@ def _are(count: int) -> str:
 
 
 @says
-def _no_op_call_computed() -> str:
-    return "Not tested: no call was computed."
-
-
-@says
 def _op_calls_not_tested(missing: list[str]) -> str:
-    return f"Not tested: {'; '.join(one_line(requirement, 300) for requirement in missing)}."
+    said = "; ".join(one_line(requirement, 300) for requirement in missing)
+    return f"Not tested: {said or 'no call was computed'}."
 
 
 @says

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,28 +35,29 @@ def cells(
     return ShadowErrors(ErrorTable(index, sums[:, :5], role, role), (legend,))
 
 
-def phases(*compared: Statement) -> Statement:
+def phases(*compared: tuple[str, int | None, list[int], list[int]]) -> Statement:
     return state("phases-compared", phases=compared)
 
 
 ALL = [0, 1, 2, 3]
-EXTEND, NOT_EXTEND = state("phase-compared", phase="extend", layers=4), state("phase-not-compared", phase="extend")
+EXTEND: Any = ("extend", 4, [], [])
+NOT_EXTEND: Any = ("extend", None, [], [])
 
 
 @pytest.mark.parametrize(
     ("seen", "claimed", "status", "found"),
     [
         (cells(ALL), ["extend"], "ok", phases(EXTEND)),
-        (cells([0, 1, 3]), ["extend"], "missing", phases(state("phase-lacks", phase="extend", layers=[2], heads=[0]))),
+        (cells([0, 1, 3]), ["extend"], "missing", phases(("extend", 4, [2], [0]))),
         (cells([]), ["extend"], "missing", phases(NOT_EXTEND)),
         (cells(ALL, phase="decode"), ["extend"], "missing", phases(NOT_EXTEND)),
-        (cells(ALL), ["extend", "decode"], "missing", phases(EXTEND, state("phase-not-compared", phase="decode"))),
+        (cells(ALL), ["extend", "decode"], "missing", phases(EXTEND, ("decode", None, [], []))),
         (cells(ALL), [], "missing", phases()),
-        (cells(ALL, heads=(0, 1)), ["extend"], "missing", phases(state("phase-lacks", phase="extend", layers=ALL, heads=[2, 3]))),
+        (cells(ALL, heads=(0, 1)), ["extend"], "missing", phases(("extend", 4, ALL, [2, 3]))),
         (cells(ALL, failed=True), ["extend"], "failed", state("calls-not-computed", calls=2, said="it raised")),
         (cells(ALL, members=0), ["extend"], "missing", phases(NOT_EXTEND)),
         (cells(ALL, untested=True), ["extend"], "missing", state("calls-not-comparable", layers=[3], layer=3, said="a window")),
-        (None, ["extend"], "missing", state("no-call-compared")),
+        (None, ["extend"], "missing", state("layers-not-compared", why="no call")),
     ],
 )
 def test_every_layer_and_head_in_a_phase_that_the_candidate_claims(

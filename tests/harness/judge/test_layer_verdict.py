@@ -231,14 +231,15 @@ def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any
     assert judge_layers(Policy(), LayerEvidence(errors, against, None), synthetic=True).verdict == "inconclusive"
     judged = judge(errors, replay("serious", worst_own=37.0), foreign="it examined another")
     assert judged.verdict == "inconclusive"
-    assert judged.why == (state("other-calls-examined", said="it examined another"),)
+    assert judged.why == (state("evidence-lacking", what="examination of these calls", said="it examined another"),)
 
 
 def test_no_cached_prefix_and_nothing_compared_are_no_pass(shadowed: Any) -> None:
-    assert judge(shadowed(prefixes=("0",))).verdict == "inconclusive"
+    without = judge(shadowed(prefixes=("0",)))
+    assert (without.verdict, without.why[0].values["what"]) == ("inconclusive", "cached prefix")
     errors = shadowed()
     nothing = replace(errors, cells=ErrorTable.of(errors.cells.index, errors.cells.apart))
-    assert judge(nothing).why == (state("no-truth-compared"),)
+    assert judge(nothing).why == (state("evidence-lacking", what="truth", said=""),)
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(1e-9, "regression"), (100.0, "pass")])

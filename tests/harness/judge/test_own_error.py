@@ -61,7 +61,7 @@ def test_an_examination_of_other_calls_is_not(evidence: RunFolder, changes: dict
     suite, _, _ = judged(evidence, changes | {"worst_own": 37.0, "worst_bound": 1.0})
     assert suite.verdict == "inconclusive"
     [stated] = suite.why
-    assert stated.id == "other-calls-examined"
+    assert stated.values["what"] == "examination of these calls"
     assert why in stated.values["said"]
 
 
@@ -72,4 +72,5 @@ def test_a_recorded_call_out_of_bounds_is_a_regression_without_a_finding(evidenc
 def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evidence: RunFolder) -> None:
     suite, _, _ = judged(evidence, {"not_run": "the kernel ended its process, which exited with status 0"})
     assert suite.verdict == "inconclusive"
-    assert suite.why == (state("calls-not-examined", said="the kernel ended its process, which exited with status 0"),)
+    text = "the kernel ended its process, which exited with status 0"
+    assert suite.why == (state("evidence-lacking", what="examined calls", said=text),)

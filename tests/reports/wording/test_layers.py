@@ -15,7 +15,6 @@ from assay.reports.wording.layers import grid_title
 
 WITHIN: dict[str, Any] = {"worst": 0.4, "query": 0.25, "gain": 0.031, "cells": 1_064, "queries": 640, "passes": 1_062}
 OUTSIDE: dict[str, Any] = {"failing": 2, "calls": 9, "worst": 37.0, "title": "", "said": "extend: it is wrong."}
-COMPUTED = state("phase-compared", phase="extend", layers=4)
 
 
 def beyond(test: str = "worst-own-error", observed: float = 0.5, excess: float = 12.0, query: list[int] | None = None) -> Statement:
@@ -65,6 +64,12 @@ def beyond(test: str = "worst-own-error", observed: float = 0.5, excess: float =
             state("own-error-above-policy", value=None, line="bounds.int8_qk = 1 (default)"),
             "The largest own error is not finite, above bounds.int8_qk = 1 (default).",
         ),
+        (
+            state("evidence-lacking", what="calls", said="it\nraised"),
+            "The candidate did not compute a call: it raised.",
+        ),
+        (state("op-calls-not-tested", missing=["no decode", "no\nGPU"]), "Not tested: no decode; no GPU."),
+        (state("op-calls-not-tested", missing=[]), "Not tested: no call was computed."),
         (state("layers-not-seen", phase="decode", layers=[1], of=[0, 1]), "decode: no call of layer 1 of 2 was seen"),
         (
             state("calls-not-recorded", layer=1, said="too\nlarge"),
@@ -98,12 +103,14 @@ def test_an_own_error_is_said_with_what_noise_explains(made: Statement, text: st
 @pytest.mark.parametrize(
     ("compared", "found"),
     [
-        ([COMPUTED, state("phase-not-compared", phase="decode")], "extend: 4 layers; decode: not observed"),
-        ([state("phase-lacks", phase="extend", layers=[0, 1, 2, 3], heads=[2, 3])], "extend: not layer 0-3, head 2-3"),
+        ([("extend", 4, [], []), ("decode", None, [], [])], "extend: 4 layers; decode: not observed"),
+        ([("extend", 4, [0, 1, 2, 3], [2, 3])], "extend: not layer 0-3, head 2-3"),
         ([], "no phase is claimed"),
     ],
 )
-def test_a_check_says_what_was_compared_in_each_phase(compared: list[Statement], found: str) -> None:
+def test_a_check_says_what_was_compared_in_each_phase(
+    compared: list[tuple[str, int | None, list[int], list[int]]], found: str
+) -> None:
     check = said_check(Requirement("layers-compared").check("missing", state("phases-compared", phases=compared)))
     assert check.found == found
     assert check.settles.startswith("run so that each of these is shadowed")
@@ -113,7 +120,7 @@ def test_a_check_says_what_was_compared_in_each_phase(compared: list[Statement],
     ("value", "finite", "text"), [(0.5, True, "0.5x its bound"), (None, True, "not measured"), (None, False, "not finite")]
 )
 def test_a_number_that_is_not_finite_is_not_one_that_was_not_measured(value: float | None, finite: bool, text: str) -> None:
-    said = measured_of(measure("worst-recorded-call", value, bound=1.0, finite=finite, calls=8))
+    said = measured_of(measure("worst", value, part="recorded-call", bound=1.0, finite=finite, calls=8))
     assert (said.title, said.text) == ("worst own error, recorded calls", text)
     assert said.explain.endswith("over 8 recorded calls")
 
