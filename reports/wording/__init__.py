@@ -15,6 +15,7 @@ from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
 from assay.reports.wording import gate as gate
+from assay.reports.wording import invariance as invariance
 from assay.reports.wording import lengths as lengths
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say

@@ -46,7 +46,9 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
         said = _verdict_of(result.verdict, result.candidate, result.suites, result.checks)
         return (result.note, said[1]) if result.note_decides else said
     assert isinstance(result, InvarianceResult)
-    return result.said, list(result.because)
+    return say(result.decided), [
+        *(said_finding(finding).sentence for finding in result.findings), *map(unmet_sentence, result.unmet),
+    ]  # fmt: skip
 
 
 def _of_report(report: Report) -> tuple[str, list[str]]:
