@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.harness.judge.call_counts import CallSummary
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, worst_ratio
 from assay.harness.text import one_line
 from assay.reports.document import (
     Block,
@@ -23,6 +23,7 @@ from assay.reports.document import (
 from assay.reports.summary import latency_lines
 from assay.reports.svg import interval_chart
 from assay.reports.wording import headline, reasons
+from assay.reports.wording.latency import TIMES, ratio_text
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
@@ -58,7 +59,7 @@ def bench_document(result: LatencyResult) -> Document:
 def latency_section(result: LatencyResult) -> Section:
     """Build the section on latency: sentences, the ratios of all loads, answer lengths, checks, and what was counted."""
     first, *lines = latency_lines(result)
-    titles = "; ".join(f"{metric}: {title}" for metric, title in {row.metric: row.title for row in result.rows}.items())
+    titles = "; ".join(f"{metric}: {TIMES[metric]}" for metric in dict.fromkeys(row.metric for row in result.rows))
     about = (
         "A ratio is the candidate’s time divided by the reference’s on the same prompts: above 1 is slower. "
         f"{result.rounds} rounds side by side in random order, the first {result.warm_up_rounds} discarded as warm-up; "
@@ -96,7 +97,9 @@ def _interval(result: LatencyResult) -> list[Block]:
     worst = worst_ratio(result)
     if worst is None:
         return []
-    says = f"candidate / reference, {worst.title}, {worst.where}: {ratio_text(worst.ratio, worst.low, worst.high)}"
+    says = (
+        f"candidate / reference, {TIMES[worst.metric]}, {worst.where}: {ratio_text(worst.ratio, worst.low, worst.high)}"
+    )
     return [Drawing(interval_chart(says, worst.ratio, worst.low, worst.high, result.bound))]
 
 

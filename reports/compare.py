@@ -13,9 +13,9 @@ from assay.harness.ingest.comparison import (
     ComparedTraces,
     Comparison,
     TensorRow,
+    TraceDifference,
 )
 from assay.harness.ingest.result import FileRead
-from assay.harness.ingest.tensor_diff import cell_text
 from assay.harness.text import counted, one_line
 from assay.harness.verdict import Verdict, exit_code_of
 from assay.reports.document import (
@@ -36,6 +36,8 @@ from assay.reports.document import (
 )
 from assay.reports.summary import number
 from assay.reports.trace_timeline import timeline_svg
+from assay.reports.wording import say
+from assay.reports.wording.comparison import COVERS, cell_text, comparison_words, first_places, layer_text
 
 # Rows of a table, and flips, that the terminal shows.
 _SHOWN, _FLIPS = 20, 5
@@ -49,21 +51,25 @@ _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "incon
 
 def compare_document(result: Comparison) -> Document:
     """Both sides, what differs, the checks, and the verdict, which a terminal shows last."""
-    reasons = [one_line(reason, 700) for reason in result.reasons]
+    headline, why = comparison_words(result)
+    reasons, covers = [one_line(reason, 700) for reason in why], COVERS[result.kind]
     body: list[Block] = [
         Facts([_side("A", result.a), _side("B", result.b)]),
-        *(Line(f"Note: {note}") for note in result.notes),
+        *(Line(f"Note: {say(note)}") for note in result.notes),
         Section("Reasons", [Items(reasons)] if len(reasons) > 1 else [], "reasons"),
         *(_answers(result.answers) if result.answers else []),
         *(_tensors(result.tensors) if result.tensors else []),
         *(_traces(result.trace) if result.trace else []),
         Section("Checks", [Checks(result.checks)] if result.checks else [], "checks"),
-        *([Line(result.covers)] if result.covers else []),
+        *([Line(covers)] if covers else []),
         *([Code(result.reproduce, "Repeat this comparison")] if result.reproduce else []),
     ]
     tasks = result.answers.tasks if result.answers else ()
-    cases = [CaseResult("verdict", "assay.compare", result.verdict, result.headline, [*result.reasons, result.covers])]
-    cases += [CaseResult(task.task, "assay.compare.tasks", task.verdict, task.why, [task.why]) for task in tasks]
+    cases = [CaseResult("verdict", "assay.compare", result.verdict, headline, [*why, covers])]
+    said = {task.task: say(*task.why) for task in tasks}
+    cases += [
+        CaseResult(task.task, "assay.compare.tasks", task.verdict, said[task.task], [said[task.task]]) for task in tasks
+    ]
     cases += [CaseResult.of(check, "assay.compare.checks") for check in result.checks]
     properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     return Document(
@@ -71,7 +77,7 @@ def compare_document(result: Comparison) -> Document:
         title=one_line(result.b.path, 60),
         verdict=result.verdict,
         word="" if result.kind in ("answers", "runs") else _WORDS[result.verdict],
-        headline=one_line(result.headline, 700),
+        headline=one_line(headline, 700),
         body=body,
         created=result.created,
         suites=[Suite("assay compare", cases, properties | {"A": result.a.path, "B": result.b.path})],
@@ -89,7 +95,7 @@ def _answers(answers: ComparedAnswers) -> Iterator[Block]:
     if answers.tasks:
         whole = [answers.overall] if len(answers.tasks) > 1 else []
         refused: list[Block] = [
-            Line(f"{one_line(task.task, 60)}: {one_line(task.why, 600)}", "quiet")
+            Line(f"{one_line(task.task, 60)}: {one_line(say(*task.why), 600)}", "quiet")
             for task in answers.tasks
             if task.refused
         ]
@@ -152,7 +158,7 @@ def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
         table = Table(_TENSOR_COLUMNS, rows, numbers=(0, 3, 4, 5), most=12)
         blocks = [table, *_left(tensors.differing - len(rows))]
         yield Section("Tensors that differ, in depth order", blocks, "tensors")
-    names = [one_line(line, 300) for line in tensors.not_compared[:_TENSORS_SHOWN]]
+    names = [one_line(say(line), 300) for line in tensors.not_compared[:_TENSORS_SHOWN]]
     if names:
         listed = [Items(names, most=8), *_left(tensors.not_compared_count - len(names))]
         yield Section("Not compared", listed, "not-compared")
@@ -177,10 +183,9 @@ def _cell(cell: CellAt | None) -> str:
 
 def _where(cell: CellAt) -> str:
     """Such as "layer 3, attention, head 2, token 17, of model.layers.3.self_attn.attn"."""
-    layer = f"layer {cell.layer}" if cell.layer is not None else "outside of the layers"
     step = f", pass {cell.step}" if cell.step else ""
     place = cell_text(cell.head, cell.token, cell.batch)
-    return one_line(f"{layer}, {cell.boundary}{place}{step}, of {cell.tensor}", 400)
+    return one_line(f"{layer_text(cell.layer)}, {cell.boundary}{place}{step}, of {cell.tensor}", 400)
 
 
 def _error(cell: CellAt) -> str:
@@ -192,7 +197,7 @@ def _error(cell: CellAt) -> str:
 def _traces(trace: ComparedTraces) -> Iterator[Block]:
     """A summary of all differences, and the timelines."""
     if trace.kinds:
-        kinds = [(kind.where, kind.a, kind.b, f"{kind.count:,}", kind.first) for kind in trace.kinds]
+        kinds = [(kind.where, *_sides(kind), f"{kind.count:,}", first_places(kind)) for kind in trace.kinds]
         of = len(kinds) + trace.kinds_left_out
         about = f"{trace.differences:,} differences of {counted(of, 'kind')}, each kind once, in the order of its first place."
         table = Table(("where", "first trace", "second trace", "times", "first at"), kinds, numbers=(3, 4), most=_SHOWN)
@@ -202,6 +207,10 @@ def _traces(trace: ComparedTraces) -> Iterator[Block]:
     for name, drawn in shown:
         if drawn:
             yield Section(name, [Drawing(drawn, "wide")], f"timeline-{name[0]}", detail=True)
+
+
+def _sides(kind: TraceDifference) -> tuple[str, str]:
+    return say(kind.a) if kind.a else "–", say(kind.b) if kind.b else "–"
 
 
 def _left(count: int) -> list[Block]:

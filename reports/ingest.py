@@ -24,6 +24,7 @@ from assay.reports.document import (
 )
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.trace_timeline import timeline_svg
+from assay.reports.wording.comparison import ingest_headline
 
 # Tables of facts that a terminal shows; the page has all of them.
 _BRIEF = frozenset(
@@ -35,13 +36,14 @@ _OUTCOMES: dict[Severity, Outcome] = {"serious": "failed", "warning": "error", "
 
 def ingest_document(result: IngestResult) -> Document:
     """Build the document: all findings first, the commands that prove them, then each file, and what was not read."""
+    headline = ingest_headline(result)
     steps = "\n".join(one_line(step, 600) for step in result.next_steps)
     proof = Section("To prove the cause", [Code(steps, "A file only suggests; these commands measure")], "next")
     return Document(
         command="ingest",
         title=one_line(result.documents[0].file.path, 60),
         verdict=result.verdict,
-        headline=result.headline,
+        headline=headline,
         body=[
             _findings(result),
             *([proof] if result.next_steps else []),
@@ -50,7 +52,7 @@ def ingest_document(result: IngestResult) -> Document:
         ],
         created=result.created,
         foot="Quoted text is from the files, not from assay.",
-        suites=_suites(result),
+        suites=_suites(result, headline),
         result=result,
     )
 
@@ -115,11 +117,9 @@ def _unread(result: IngestResult) -> Section:
     return Section("Not read", blocks or [Line("Nothing: all of it was read.", "empty")], "unread", detail=not blocks)
 
 
-def _suites(result: IngestResult) -> list[Suite]:
+def _suites(result: IngestResult, headline: str) -> list[Suite]:
     """A suite with the verdict, and one per file with a case for each finding; a warning and an unknown file are not green."""
-    verdict = CaseResult(
-        "verdict", "assay.ingest", result.verdict, result.headline, [result.headline, *result.next_steps]
-    )
+    verdict = CaseResult("verdict", "assay.ingest", result.verdict, headline, [headline, *result.next_steps])
     properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     suites = [Suite("assay", [verdict], properties, result.created)]
     for document in result.documents:

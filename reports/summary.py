@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from assay.harness.judge.latency_result import LatencyResult, ratio_text, worst_ratio
+from assay.harness.judge.latency_result import LatencyResult, worst_ratio
 from assay.harness.judge.report import (
     NOT_FINITE,
     LayersResult,
@@ -20,6 +20,7 @@ from assay.harness.judge.report import (
 from assay.harness.text import one_line, percent, two_digits
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports import wording
+from assay.reports.wording.latency import TIMES, ratio_text
 from assay.reports.wording.lengths import nothing_compared
 
 NOTHING = "–"
@@ -198,10 +199,10 @@ def _mass(row: LogitsRow) -> str:
 
 def latency_lines(latency: LatencyResult) -> list[str]:
     """Latency in a few sentences: the worst ratio and its floor, how many ratios are within the bound, answer lengths."""
-    lines = [latency.note] if latency.note else []
+    lines = [wording.say(latency.note)] if latency.note else []
     if (worst := worst_ratio(latency)) is not None:
         lines.append(
-            f"Worst ratio, candidate / reference: {worst.title}, {worst.where}: "
+            f"Worst ratio, candidate / reference: {TIMES[worst.metric]}, {worst.where}: "
             f"{ratio_text(worst.ratio, worst.low, worst.high)}, bound {latency.bound:g}, set by {latency.policy}; "
             f"reference / reference {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}."
         )

@@ -50,10 +50,10 @@ class Key(Record):
         """Name of the baseline's folder."""
         return f"{file_name(self.backend)}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
-    def differing(self, other: Key) -> list[str]:
-        """Describe each way in which `other` differs."""
+    def differing(self, other: Key) -> list[tuple[str, str, str]]:
+        """List what differs: its name, what it is in `other`, and what it is here."""
         return [
-            f"{name.replace('_', ' ')} was {_short(getattr(other, name))}, now {_short(getattr(self, name))}"
+            (name, _text(getattr(other, name)), _text(getattr(self, name)))
             for name in type(self).model_fields
             if getattr(self, name) != getattr(other, name)
         ]
@@ -134,6 +134,5 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _short(value: object) -> str:
-    text = " ".join(value) if isinstance(value, tuple) else str(value)
-    return repr(text if len(text) <= 60 else text[:12] + "…")
+def _text(value: object) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)

@@ -21,7 +21,6 @@ from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.run_file import RunFile
 from assay.harness.schema import Record
 from assay.harness.sides import ROLES, Device
-from assay.harness.text import listed
 
 Ranges = tuple[tuple[int, int], ...]
 """Disjoint ranges of whole numbers, ascending; both ends belong to a range, and between two ranges a number is missing."""
@@ -70,21 +69,13 @@ def gaps(met: Ranges, wanted: Sequence[int]) -> Ranges:
     return ranges_of(set(range(wanted[0], wanted[-1] + 1)) - _lengths(stood_for(met, wanted)))
 
 
-def in_words(ranges: Ranges, most: int = 6) -> str:
-    """Describe ranges, for example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` the last are counted."""
-    words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in ranges]
-    if len(words) > most:
-        words = [*words[: most - 1], f"{len(words) - most + 1} more ranges to {ranges[-1][1]:,}"]
-    return listed(words) or "none"
-
-
 def _lengths(ranges: Ranges) -> set[int]:
     return {length for first, last in ranges for length in range(first, last + 1)}
 
 
 FOLDER = "envelope"
-Missing = tuple[str, str, str]
-"""What some layer did not compare: a phase, the id of a condition, and its kinds or values in words."""
+Missing = tuple[str, str, Ranges | int | str]
+"""What some layer did not compare: a phase, the id of a condition, and its lengths, the value to reach, or the label of a kind."""
 
 
 class EngineLimits(Record):
@@ -242,10 +233,10 @@ class Envelope:
     def gaps(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:
         """List the lengths that some layer did not compare, in the phases that a candidate claims."""
         if counts.limits is None:
-            return [(phase, "total-tokens", "any") for phase in phases]
+            return [(phase, "total-tokens", ()) for phase in phases]
         lengths = self.reach(counts.limits).lengths
         return [
-            (phase, quantity, in_words(lacking))
+            (phase, quantity, lacking)
             for phase in PHASES
             if phase in phases
             for quantity, wanted in lengths[phase].items()
@@ -266,5 +257,5 @@ class Envelope:
                     ]
             for quantity, value in {"batch": self.batch, "depth": self.depth}.items():
                 if quantity in kinds[phase] and counts.reached(phase, quantity) < value:
-                    lacking.append((phase, quantity, f"up to {value:,}"))
+                    lacking.append((phase, quantity, value))
         return lacking

@@ -11,17 +11,12 @@ from typing import Literal
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
 from assay.harness.schema import Record
-from assay.harness.text import few
 
 FOLDER = "kernels"
 """Folder of these files, in a server's folder."""
 
 KernelKind = Literal["device", "triton", "operator"]
 """A kernel on a GPU, a Triton function that the interpreter ran, or an operator of PyTorch."""
-
-
-_SHOWN, _LONGEST = 4, 80
-"""Most names in a sentence, and most characters of each: names of C++ templates take whole pages."""
 
 
 class ExecutedKernel(Record):
@@ -82,13 +77,3 @@ KERNEL_TRACES = RunFile(f"{FOLDER}/*.json", KernelTrace, RUN_AGAIN, durable=Fals
 def passes_of(traces: Iterable[KernelTrace], phase: str) -> Sequence[TracedPass]:
     """Return the traced passes of a phase, of all processes."""
     return [pass_ for trace in traces for pass_ in trace.passes if pass_.phase == phase]
-
-
-def pass_title(phase: str, cached_prefix: bool) -> str:
-    """Describe a traced pass: "extend with a cached prefix"; decode always has one."""
-    return phase if phase == "decode" else f"{phase} {'with' if cached_prefix else 'without'} a cached prefix"
-
-
-def some_kernels(names: Iterable[str]) -> str:
-    """Name some kernels: the first four, each cut after 80 characters, and how many more there are."""
-    return few([name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names], _SHOWN)

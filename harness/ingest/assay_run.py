@@ -12,6 +12,7 @@ from assay.harness.ingest.result_set import ReadResults, ResultItem, ResultSet, 
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
 from assay.harness.judge.report import Report, read_report
+from assay.harness.verdict import cause_of
 
 _SUITE = "accuracy"
 _REPORT = "report.json"
@@ -28,8 +29,20 @@ def _recognises(source: SourceFile) -> bool:
 
 def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
     report = report_of(source)
-    verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=report.verdict)
+    basis = ", ".join(basis_of(report))
+    said = f"{report.verdict}: {basis}" if basis else report.verdict
+    verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=said)
     return document.model_copy(update={"facts": (verdict, *document.facts)})
+
+
+def basis_of(report: Report) -> list[str]:
+    """List what a run has its verdict from: the title of the cause, or the ids of what regressed and of what is not met."""
+    if report.failure:
+        return [report.failure.found.rstrip(".")]
+    if report.verdict == "regression" and (cause := cause_of(report.findings[: report.causes])):
+        return [cause.title]
+    regressed = [suite.id for suite in report.suites if suite.verdict == "regression"]
+    return [*regressed, *(check.id for check in report.checks if check.status in ("failed", "missing"))]
 
 
 def report_of(source: SourceFile) -> Report:

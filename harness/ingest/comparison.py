@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from assay.harness.ingest.result import Excerpt, FileRead, Timeline
+from assay.harness.ingest.result import FileRead, Timeline
 from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.report import ErrorGrid, OwnError
 from assay.harness.schema import RULE, Part
-from assay.harness.verdict import Check, Decided, Requirement, Verdict
+from assay.harness.statement import Statement, Worded
+from assay.harness.verdict import Check, Decided, Verdict
 
-_ComparedKind = Literal["answers", "runs", "tensors", "trace"]
+ComparedKind = Literal["answers", "runs", "tensors", "trace"]
+SIDES = ("A", "B")
 LISTED = 200
 """Most differing tensors and unpaired names in a result; they are counted beyond that."""
 
 
-class Unpaired(Part):
+class Unpaired(Worded):
     """Items of one task that were not compared, for one reason."""
+
+    words: ClassVar[tuple[str, ...]] = ("title",)
 
     id: str = Field(
         description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored, beyond-stop"
     )
-    title: str
     count: int
     examples: tuple[str, ...] = Field(description="keys of the first of them")
 
@@ -47,7 +50,7 @@ class ComparedTask(Part):
     metric: str = ""
     shots: int | None = None
     verdict: Verdict
-    why: str
+    why: tuple[Statement, ...]
     test: Literal["exact", "betting"] = Field(
         "exact", description="exact: one look; betting: valid whenever one stopped"
     )
@@ -63,7 +66,7 @@ class ComparedTask(Part):
     p_mcnemar: float = Field(1.0, description="two-sided, exact; it decides nothing")
     p_inferior: float = 1.0
     p_regression: float = 1.0
-    refused: tuple[str, ...] = Field((), description="why it cannot be compared at all")
+    refused: tuple[Statement, ...] = Field((), description="why it cannot be compared at all")
     unpaired: tuple[Unpaired, ...] = ()
 
 
@@ -121,59 +124,52 @@ class ComparedTensors(Part):
     tensors: tuple[TensorRow, ...] = Field(
         description=f"pairs that differ in some bit, in depth order: at most {LISTED}"
     )
-    not_compared: tuple[str, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
+    not_compared: tuple[Statement, ...] = Field(description=f"what could not be compared, and why: at most {LISTED}")
     not_compared_count: int
     grids: tuple[ErrorGrid, ...] = Field((), description="the worst error by layer and head, one heat map per boundary")
 
 
-class TraceDifference(Part):
-    """Differences of two traces that read the same, in one place or in many."""
+class TraceDifference(Worded):
+    """Differences of two traces that are alike, in one place or in many."""
+
+    words: ClassVar[tuple[str, ...]] = ("first",)
 
     where: str = Field(description='track and kind of segment, such as "request 2, decode"')
-    a: str = Field(description="what A does, in words")
-    b: str
+    a: Statement | None = Field(description="what A does; null for nothing")
+    b: Statement | None
     count: int
-    first: str = Field(description="the places of the first of them, in both files")
+    lines: tuple[int, int] = Field(
+        description="of the first of them, in both files; the line before where a side does nothing; 0: not known"
+    )
 
 
 class ComparedTraces(Part):
     """Two traces, step by step."""
 
-    cites: tuple[Excerpt, ...] = Field((), description="the first difference in both files")
     differences: int = 0
-    kinds: tuple[TraceDifference, ...] = ()
+    kinds: tuple[TraceDifference, ...] = Field((), description="in the order of their first places")
     kinds_left_out: int = 0
     timelines: tuple[Timeline, ...] = ()
 
 
-class Comparison(Decided):
+class Comparison(Decided, Worded):
     __doc__ = f"Two results, two files of tensors or two traces: is B as good as A, or equal to it? {RULE}"
+
+    words = ("headline", "reasons", "covers")
 
     schema_id: Literal["assay.compare/2"] = Field("assay.compare/2", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
-    kind: _ComparedKind
-    headline: str
-    reasons: tuple[str, ...]
-    covers: str = Field("", description="what the verdict covers, and what it does not")
+    kind: ComparedKind
+    why: tuple[Statement, ...] = Field(description="what the pairs show, most important first")
+    cause: Statement | None = Field(
+        None, description="what B's candidate does wrong and A's does not; null where no kernel was seen to"
+    )
     a: FileRead
     b: FileRead
-    notes: tuple[str, ...] = ()
+    notes: tuple[Statement, ...] = ()
     checks: tuple[Check, ...] = ()
     answers: ComparedAnswers | None = None
     tensors: ComparedTensors | None = None
     trace: ComparedTraces | None = None
     reproduce: str = ""
-
-
-def requirement(id: str, title: str, wrong: str, right: str, settles: str) -> Check:
-    """Make a requirement of a pass: missing where something is wrong.
-
-    Args:
-        id: of the check.
-        title: what is required.
-        wrong: what is wrong, without its full stop; empty if nothing is.
-        right: what was found otherwise.
-        settles: what to do about it.
-    """
-    return Requirement(id, title).met(not wrong, f"{wrong}." if wrong else right, settles)

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.harness.ingest.comparison import ComparedTask, Unpaired
+from assay.harness.ingest.comparison import SIDES, ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet
 from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
+from assay.harness.statement import Statement, state
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
+# What must be the same of two tasks, where both tools record it.
+_IDENTIFYING = ("shots", "tokenizer", "template", "task_version", "metric")
 # Keys that are named of what cannot be paired.
 _EXAMPLES = 3
 
@@ -35,20 +38,11 @@ class ItemPairing:
     unpaired: list[Unpaired] = field(default_factory=list)
     again: int = 0
     unverified: int = 0
-    refused: tuple[str, ...] = ()
+    refused: tuple[Statement, ...] = ()
 
 
 BEYOND_STOP = "beyond-stop"
 """Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
-_TITLES = {
-    BEYOND_STOP: "asked after the other run had stopped",
-    "other-prompt": "asked with another prompt",
-    "other-target": "with another expected answer",
-    "only-in-a": "in A alone",
-    "only-in-b": "in B alone",
-    "repeated": "more often in one than in the other",
-    "not-scored": "without a score in A or in B: the request failed, or the tool gave none",
-}
 
 
 def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
@@ -64,23 +58,16 @@ def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
     return pairing
 
 
-def _refusals(a: ResultSet, b: ResultSet) -> list[str]:
-    """Explain why two tasks cannot be compared at all; empty if they can. What a tool does not record refuses nothing."""
-    compared = {
-        "the number of worked examples (n-shot)": (
-            "" if a.shots is None else a.shots,
-            "" if b.shots is None else b.shots,
-        ),
-        "the tokenizer": (a.tokenizer, b.tokenizer),
-        "the chat template or prompt template": (a.template, b.template),
-        "the version of the task": (a.task_version, b.task_version),
-        "the metric": (a.metric, b.metric),
-    }
-    refused = [f"{what} is {x} in A and {y} in B" for what, (x, y) in compared.items() if "" not in (x, y) and x != y]
+def _refusals(a: ResultSet, b: ResultSet) -> list[Statement]:
+    """State why two tasks cannot be compared at all; empty if they can. What a tool does not record refuses nothing."""
+    compared = ((name, getattr(a, name), getattr(b, name)) for name in _IDENTIFYING)
+    refused = [
+        state("tasks-differ", what=name, a=x, b=y) for name, x, y in compared if x != y and not {x, y} & {"", None}
+    ]
     for name in sorted({*a.sampling, *b.sampling}):
-        x, y = a.sampling.get(name, "not set"), b.sampling.get(name, "not set")
+        x, y = a.sampling.get(name), b.sampling.get(name)
         if a.sampling and b.sampling and x != y:
-            refused.append(f"the setting {name} is {x} in A and {y} in B")
+            refused.append(state("sampling-differs", setting=name, a=x, b=y))
     return refused
 
 
@@ -110,7 +97,7 @@ def _pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing
 
 
 def _unpaired(reason: str, names: Sequence[str]) -> Unpaired:
-    return Unpaired(id=reason, title=_TITLES[reason], count=len(names), examples=tuple(names[:_EXAMPLES]))
+    return Unpaired(id=reason, count=len(names), examples=tuple(names[:_EXAMPLES]))
 
 
 def _by_key(items: Sequence[ResultItem]) -> dict[tuple[str, int], list[ResultItem]]:
@@ -160,7 +147,7 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
     means = [float(np.mean(side)) for side in zip(*((each.reference, each.candidate) for each in scores), strict=True)]
     mean_a, mean_b = means or (0.0, 0.0)
     return ComparedTask(
-        task="", verdict=result.verdict, why=(state_accuracy(result, ("A", "B")),),
+        task="", verdict=result.verdict, why=(state_accuracy(result, SIDES),),
         test="betting" if scores and not result.exact else "exact", pairs=len(scores), a=mean_a, b=mean_b, lost=lost, gained=gained,
         loss=result.loss, low=result.interval.low, high=result.interval.high, p_mcnemar=result.p_mcnemar,
         p_inferior=result.p_inferior, p_regression=result.p_regression,

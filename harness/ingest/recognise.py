@@ -14,7 +14,7 @@ from assay.harness.files import timestamp
 from assay.harness.ingest.result import UNKNOWN, FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading
-from assay.harness.text import counted, listed
+from assay.harness.text import listed
 from assay.harness.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -53,11 +53,9 @@ def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda
     if not paths:
         raise UsageError("No file was given.", "a log, a results file, a trace or a dump", "name one")
     documents = tuple(_read(SourceFile.of(path), damaged) for path in paths)
-    verdict = _verdict(documents)
     return IngestResult(
-        verdict=verdict,
+        verdict=_verdict(documents),
         created=timestamp(),
-        headline=_headline(documents, verdict),
         documents=documents,
         next_steps=tuple(dict.fromkeys(step for document in documents for step in document.next_steps)),
     )
@@ -91,18 +89,6 @@ def _verdict(documents: Iterable[FileDocument]) -> Verdict:
     """Return no pass: a log cannot prove one, since what it does not state may be wrong."""
     wrong = any(finding.severity == "serious" for document in documents for finding in document.findings)
     return "regression" if wrong else "inconclusive"
-
-
-def _headline(documents: Sequence[FileDocument], verdict: Verdict) -> str:
-    findings = [finding for document in documents for finding in document.findings]
-    unknown = [document.file.path for document in documents if document.file.format == UNKNOWN]
-    if len(unknown) == len(documents):
-        return f"{listed(unknown)}: not recognised, so nothing was read."
-    also = f" Not recognised: {listed(unknown)}." if unknown else ""
-    if verdict == "regression":
-        return " ".join(finding.diagnosis for finding in findings if finding.severity == "serious") + also
-    warned = sum(finding.severity == "warning" for finding in findings)
-    return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"
 
 
 def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = "", reproduce: str = "") -> Comparison:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.schema import RULE, Part
+from assay.harness.statement import Worded
 from assay.harness.text import one_line
 from assay.harness.verdict import Decided, Finding
 
@@ -182,12 +183,13 @@ class FormatReader:
     compared: bool = True
 
 
-class IngestResult(Decided):
+class IngestResult(Decided, Worded):
     __doc__ = f"All files of one ``assay ingest``. {RULE}"
+
+    words = ("headline",)
 
     schema_id: Literal["assay.ingest/1"] = Field("assay.ingest/1", alias="schema")
 
     created: str = Field(description="ISO 8601, UTC")
-    headline: str
     documents: tuple[FileDocument, ...]
     next_steps: tuple[str, ...] = Field((), description="commands that would prove what the files only suggest")

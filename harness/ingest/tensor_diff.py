@@ -22,7 +22,7 @@ from assay.harness.ingest.tensor_files import StoredTensor, open_dump
 from assay.harness.ingest.tensor_layout import Layout, ModelHeads, layout_of
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, OwnError
 from assay.harness.reading import reading
-from assay.harness.text import counted
+from assay.harness.statement import Statement, state
 
 # Tensors that are compared at once: one thread reads while the other adds up.
 _THREADS = 2
@@ -86,17 +86,16 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
     pairs, problems = _paired(tensors_a, tensors_b)
     with ThreadPoolExecutor(_THREADS) as pool:
         made = list(pool.map(lambda pair: _compared(pair, rule), pairs))
-    problems += [item for item in made if isinstance(item, str)]
-    problems += [f"not read: {why}" for why in (*read_a.notes, *read_b.notes)]
+    problems += [item for item in made if isinstance(item, Statement)]
+    problems += [state("tensors-not-read", said=why) for why in (*read_a.notes, *read_b.notes)]
     every = [pair for pair in made if isinstance(pair, _Compared)]
     full = [pair for pair in every if pair.bytes]
     changed = [(pair, pair.cells.worst) for pair in full if pair.cells.worst is not None]
     bad = [(pair, pair.cells.first) for pair in full if pair.cells.first is not None]
     worst = max(changed, key=lambda change: change[0].badness, default=None)
-    headline = f"{_headline(full, bad, problems, rule.exact)}."
     return Comparison(
         verdict="regression" if bad else "inconclusive" if problems or not full else "pass",
-        created=timestamp(), kind="tensors", headline=headline, reasons=(headline,), a=read_a, b=read_b,
+        created=timestamp(), kind="tensors", why=(_why(full, bad, len(problems), rule.exact),), a=read_a, b=read_b,
         tensors=ComparedTensors(
             exact=rule.exact, pairs=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
             differing=len(bad), empty=len(every) - len(full), bytes=sum(pair.bytes for pair in full),
@@ -107,34 +106,36 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
     )  # fmt: skip
 
 
-def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[_Pair], list[str]]:
+def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[_Pair], list[Statement]]:
     mine, theirs = ({tensor.key: tensor for tensor in tensors} for tensors in (a, b))
     pairs = [(tensor, theirs[key]) for key, tensor in mine.items() if key in theirs]
     if not pairs and len(mine) == len(theirs) == 1:  # two tensors were named, whatever they call themselves
         return [(a[0], b[0])], []
     return pairs, [
-        *(f"only in A: {key}" for key in mine if key not in theirs),
-        *(f"only in B: {key}" for key in theirs if key not in mine),
+        state("tensor-in-one", side=side, tensor=key)
+        for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
+        for key in these
+        if key not in those
     ]
 
 
-def _compared(pair: _Pair, rule: TensorRule) -> _Compared | str:
-    """Compare a pair by cells; return a sentence if it cannot be compared."""
+def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
+    """Compare a pair by cells; state why if it cannot be compared."""
     a, b = pair
     try:
         with reading(f"{a.path} or {b.path}", "tensor file"):
             tensor_a, tensor_b = a.map(), b.map()
             if tensor_a.shape != tensor_b.shape:
-                return f"shapes differ, {list(tensor_a.shape)} and {list(tensor_b.shape)}: {a.key}"
+                return state("shapes-differ", a=tuple(tensor_a.shape), b=tuple(tensor_b.shape), tensor=a.key)
             if rule.exact and tensor_a.dtype != tensor_b.dtype:
-                return f"dtypes differ, {tensor_a.dtype} and {tensor_b.dtype}, so that bits cannot be equal: {a.key}"
+                return state("dtypes-differ", a=str(tensor_a.dtype), b=str(tensor_b.dtype), tensor=a.key)
             rounding = max(_default_bound(tensor_a.dtype), _default_bound(tensor_b.dtype))
             bound = None if rule.exact else rounding if rule.tolerance is None else rule.tolerance
             layout = layout_of(a.place.name, tensor_a.shape, rule.model, rule.axes)
             cells = compare_cells(tensor_a, tensor_b, layout, bound)
             return _Compared(a, b, cells, bound, tensor_a.nbytes + tensor_b.nbytes)
     except EvidenceError as error:
-        return f"not read: {error.found}"
+        return state("tensors-not-read", said=error.found)
 
 
 def _row(compared: _Compared, worst: TensorCell) -> TensorRow:
@@ -150,26 +151,19 @@ def _error(value: float) -> OwnError:
     return float(value) if math.isfinite(value) else NOT_FINITE
 
 
-def _headline(
-    compared: Sequence[_Compared], bad: Sequence[tuple[_Compared, TensorCell]], problems: Sequence[str], exact: bool
-) -> str:
+def _why(
+    compared: Sequence[_Compared], bad: Sequence[tuple[_Compared, TensorCell]], not_compared: int, exact: bool
+) -> Statement:
     if not compared:
-        return "Nothing could be compared"
+        return state("no-tensor-compared")
     if bad:
-        first, cell = bad[0]
-        place = f"{first.a.place}{cell_text(cell.head, cell.token, cell.batch)}"
-        return f"{len(bad)} of {len(compared)} tensors differ; the first is {place}"
-    same = "equal bit for bit" if exact else "equal within bounds"
-    alone = compared[0]
-    names = f" ({alone.a.key} in A, {alone.b.key} in B)" if alone.a.key != alone.b.key else ""
-    said = f"{counted(len(compared), 'tensor')} {'is' if len(compared) == 1 else 'are'} {same}{names}"
-    return f"{said}, but {len(problems)} could not be compared" if problems else said
-
-
-def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
-    """Describe a cell, such as ", head 3, token 17"; empty parts are left out."""
-    named = (("sequence", batch), ("head", head), ("token", token))
-    return "".join(f", {what} {number}" for what, number in named if number is not None)
+        cell, place = bad[0][1], bad[0][0].a.place
+        return state(
+            "tensors-differ", differing=len(bad), compared=len(compared), layer=place.layer, boundary=place.boundary,
+            name=place.name, step=place.step, head=cell.head, token=cell.token, batch=cell.batch,
+        )  # fmt: skip
+    names = compared[0].a.key, compared[0].b.key
+    return state("tensors-equal", compared=len(compared), exact=exact, names=names, not_compared=not_compared)
 
 
 def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:

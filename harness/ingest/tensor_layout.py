@@ -56,11 +56,6 @@ class Place:
         layer = self.layer if self.layer is not None else (-1 if self.boundary == "embedding" else 1 << 30)
         return self.step, layer, depth
 
-    def __str__(self) -> str:
-        """Describe the place, such as "layer 3, attention (self_attn.attn.output)"."""
-        where = f"layer {self.layer}" if self.layer is not None else "outside of the layers"
-        return f"{where}, {self.boundary} ({self.name}){f', pass {self.step}' if self.step else ''}"
-
 
 def place_of(name: str, step: int = 0) -> Place:
     """Return the place that the name of a module or a tensor stands for, such as "model.layers.3.self_attn.attn"."""

@@ -1,4 +1,4 @@
-"""Compares two traces: the first difference in a sentence with both places, and a summary of all.
+"""Compares two traces: the first difference with both places, and a summary of all.
 
 What is compared is the structure: which steps a request takes, in which order, and what it answers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import cache
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -15,77 +16,57 @@ from assay.harness.files import timestamp
 from assay.harness.ingest.comparison import ComparedTraces, Comparison, TraceDifference
 from assay.harness.ingest.mlc_timeline import timeline
 from assay.harness.ingest.mlc_trace import ADD, FORK, Segment, StepTrace, TraceLine, Track
-from assay.harness.ingest.result import Excerpt
-from assay.harness.text import counted, one_line
+from assay.harness.statement import Statement, state
+from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
 
 # Most rows of the summary.
 _KINDS_SHOWN = 50
-_ONE = {ADD: ("adds its sequence", "adds one"), FORK: ("forks its sequence", "forks one")}
-_MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}
+_ONE = {ADD: ("add", "add-one"), FORK: ("fork", "fork-one")}
 # Pairs of equal items beyond which two sequences are not aligned: time grows with them.
 _MOST_COMPARED = 5_000_000
 
 
 class _Difference(NamedTuple):
-    """What each trace does at its line, in words; None for one that does nothing there: its line is the one before."""
+    """What each trace does at its line; None for one that does nothing there: its line is the one before, or 0 if not known."""
 
     where: str
     subject: str
-    left: str | None
-    right: str | None
+    left: Statement | None
+    right: Statement | None
     lines: tuple[int, int]
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Both places in words; empty where unknown."""
-        sides = zip(self.lines, (self.left, self.right), strict=True)
-        return tuple(f"{'after ' if does is None else ''}line {line:,}" if line else "" for line, does in sides)
-
-    @property
-    def sentence(self) -> str:
-        """It in a sentence, with both places where both are known."""
-        a, b = (f" ({place})" if place else "" for place in self.places)
-        if self.left is None:
-            said = f"{self.subject} {self.right} in the second trace{b} and not in the first{a}."
-        elif self.right is None:
-            said = f"{self.subject} {self.left} in the first trace{a} and not in the second{b}."
-        else:
-            said = f"{self.subject} {self.left}{a} where the other {self.right}{b}."
-        return said[0].upper() + said[1:].replace(", in the", " in the")
 
 
 def diff_traces(a: StepTrace, b: StepTrace) -> Comparison:
     """Compare two traces, as far as they can be."""
-    notes: list[str] = []
+    notes: list[Statement] = []
     differences = list(_differences(a, b, notes))
-    unread = [f"{side.file.path}: {side.file.unread:,}" for side in (a, b) if side.file.unread]
+    unread = [(side.file.path, side.file.unread) for side in (a, b) if side.file.unread]
     empty = [side for side in (a, b) if not any(segment.steps for track in side.tracks for segment in track.segments)]
     verdict: Verdict = "inconclusive"
     if empty:
         differences = []
-        headline = f"The traces cannot be compared: {empty[0].file.path} has no request with a step in it."
+        why = state("trace-without-steps", path=empty[0].file.path)
     elif differences:
-        verdict, headline = "regression", differences[0].sentence
+        verdict, first = "regression", differences[0]
+        why = state("traces-differ", subject=first.subject, a=first.left, b=first.right, lines=first.lines)
     elif unread:
-        headline = f"What was read of both is equal, but lines were not understood ({'; '.join(unread)})."
+        why = state("traces-not-understood", unread=unread)
     else:
         segments = [segment for track in a.tracks for segment in track.segments]
         steps = sum(len(segment.steps) for segment in segments)
-        counts = (counted(len(a.tracks), "request"), counted(len(segments), "segment"), counted(steps, "step"))
-        verdict, headline = "pass", f"Both traces take the same steps: {', '.join(counts)}."
+        verdict, why = "pass", state("traces-equal", requests=len(a.tracks), segments=len(segments), steps=steps)
     kinds = _summary(differences)
     return Comparison(
-        verdict=verdict, created=timestamp(), kind="trace", headline=headline, reasons=(headline,), a=a.file, b=b.file,
-        notes=tuple(notes),
+        verdict=verdict, created=timestamp(), kind="trace", why=(why,), a=a.file, b=b.file, notes=tuple(notes),
         trace=ComparedTraces(
-            cites=_cites(differences[0]) if differences else (), differences=len(differences), kinds=kinds[:_KINDS_SHOWN],
-            kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN), timelines=(timeline(a), timeline(b)),
+            differences=len(differences), kinds=kinds[:_KINDS_SHOWN], kinds_left_out=max(0, len(kinds) - _KINDS_SHOWN),
+            timelines=(timeline(a), timeline(b)),
         ),
     )  # fmt: skip
 
 
-def _differences(a: StepTrace, b: StepTrace, notes: list[str]) -> Iterator[_Difference]:
+def _differences(a: StepTrace, b: StepTrace, notes: list[Statement]) -> Iterator[_Difference]:
     """Yield all differences, in the order of the traces: the setup, then the requests, matched by their order."""
     if a.setup is not None or b.setup is not None:
         empty = Segment("setup", ())
@@ -96,19 +77,19 @@ def _differences(a: StepTrace, b: StepTrace, notes: list[str]) -> Iterator[_Diff
         else:
             only = ours or theirs
             at = only.segments[0].first if only.segments else 0
-            yield _only("tracks", only.name, "is there", ours is not None, at, 0)
+            yield _only("tracks", only.name, _does("is"), ours is not None, at, 0)
 
 
-def _only(where: str, subject: str, has: str, left: bool, at: int, after: int) -> _Difference:
+def _only(where: str, subject: str, has: Statement, left: bool, at: int, after: int) -> _Difference:
     """Make the difference that one trace alone has: at a line, and where it is missing after one."""
     return _Difference(where, subject, *((has, None, (at, after)) if left else (None, has, (after, at))))
 
 
-def _of_tracks(a: Track, b: Track, notes: list[str]) -> Iterator[_Difference]:
+def _of_tracks(a: Track, b: Track, notes: list[Statement]) -> Iterator[_Difference]:
     ours, theirs = ([(segment.kind, segment.steps) for segment in track.segments] for track in (a, b))
     blocks = _aligned(ours, theirs)
     if blocks is None:
-        notes.append(f"The segments of {a.name} differ so much that they were compared by their order alone.")
+        notes.append(state("segments-not-aligned", request=a.name))
         blocks = [(0, len(ours), 0, len(theirs))]
     for a1, a2, b1, b2 in blocks:
         for left, right in zip_longest(a.segments[a1:a2], b.segments[b1:b2]):
@@ -117,29 +98,29 @@ def _of_tracks(a: Track, b: Track, notes: list[str]) -> Iterator[_Difference]:
                     yield from _of_segments(a.name, left, right, notes)
                 continue
             only, beside = (left, b.segments[:b2]) if left else (right, a.segments[:a2])
-            has = f"has one more segment, {only.kind} with {counted(len(only.steps), 'step')},"
+            has = state("one-more-segment", kind=only.kind, steps=len(only.steps))
             after = beside[-1].last if beside else 0
             yield _only(f"{a.name}, {only.kind}", a.name, has, left is not None, only.first, after)
     if a.output != b.output:
         yield _of_answers(a, b)
 
 
-def _of_segments(name: str, a: Segment, b: Segment, notes: list[str]) -> Iterator[_Difference]:
+def _of_segments(name: str, a: Segment, b: Segment, notes: list[Statement]) -> Iterator[_Difference]:
     where = f"{name}, {a.kind}"
     blocks = _aligned(a.steps, b.steps)
     if blocks is None:
         first = next(i for i, (x, y) in enumerate(zip_longest(a.steps, b.steps)) if x != y)
-        notes.append(f"The steps of {name} ({a.kind}, from {a.first:,} and {b.first:,}) differ too much to align.")
+        notes.append(state("steps-not-aligned", request=name, kind=a.kind, lines=(a.first, b.first)))
         blocks = [(first, first + 1, first, first + 1)]
     if a.kind != b.kind and a.steps == b.steps:
-        yield _Difference(where, name, f"is in {a.kind}", f"is in {b.kind}", (a.first, b.first))
+        yield _Difference(where, name, _does("is-in", a.kind), _does("is-in", b.kind), (a.first, b.first))
     for a1, a2, b1, b2 in blocks:
         for i, j in zip_longest(range(a1, a2), range(b1, b2)):
             (ours, at), (theirs, there) = _step(a, a2, i), _step(b, b2, j)
-            right = _phrase(theirs)
+            right = _of_line(theirs)
             if ours is not None and theirs is not None and ours.name in _ONE and theirs.name in _ONE:
-                right = _ONE[theirs.name][1]
-            yield _Difference(where, name, _phrase(ours), right, (at, there))
+                right = _does(_ONE[theirs.name][1])
+            yield _Difference(where, name, _of_line(ours), right, (at, there))
 
 
 def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | None, int]:
@@ -150,25 +131,27 @@ def _step(segment: Segment, end: int, index: int | None) -> tuple[TraceLine | No
     return None, segment.lines[before].number if 0 <= before < len(segment.lines) else segment.last
 
 
-def _phrase(line: TraceLine | None) -> str | None:
+def _of_line(line: TraceLine | None) -> Statement | None:
     if line is None:
         return None
-    if line.kind == "mark":
-        return _MARKS.get(line.name, f"logs {line.name}")
-    if line.kind == "action":
-        return f"polls {line.name}"
-    return _ONE[line.name][0] if line.name in _ONE else f"calls {one_line(line.name, 200)}"
+    return _does(_ONE[line.name][0]) if line.name in _ONE else _does(line.kind or "call", one_line(line.name, 200))
+
+
+@cache
+def _does(does: str, name: str = "") -> Statement:
+    """State what a trace does at a line: which kind of thing, and the name of what it is done with."""
+    return state("trace-does", does=does, name=name)
 
 
 def _of_answers(a: Track, b: Track) -> _Difference:
     says, lines = (
-        [None if track.output is None else "has an answer" for track in (a, b)],
+        [None if track.output is None else _does("has-answer") for track in (a, b)],
         (a.output_at[0], b.output_at[0]),
     )
     if a.output is not None and b.output is not None:
         at = next(index for index, (x, y) in enumerate(zip_longest(a.output, b.output)) if x != y)
         lines = (lines[0] + a.output[:at].count("\n"), lines[1] + b.output[:at].count("\n"))
-        says = [f"answers {one_line(text[max(0, at - 20) : at + 40], 70)!r}" for text in (a.output, b.output)]
+        says = [_does("answers", one_line(text[max(0, at - 20) : at + 40], 70)) for text in (a.output, b.output)]
     return _Difference(f"{a.name}, answer", a.name, says[0], says[1], lines)
 
 
@@ -185,21 +168,11 @@ def _aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, in
     return [(start + a1, start + a2, start + b1, start + b2) for tag, a1, a2, b1, b2 in blocks if tag != "equal"]
 
 
-def _cites(first: _Difference) -> tuple[Excerpt, ...]:
-    """List the places of a difference, with what each trace does there in words."""
-    sides = zip(first.lines, (first.left, first.right), ("first", "second"), strict=True)
-    return tuple(
-        Excerpt(first=at, last=at, text=f"{which} trace: {words or 'nothing'}") for at, words, which in sides if at
-    )
-
-
 def _summary(differences: Sequence[_Difference]) -> tuple[TraceDifference, ...]:
-    groups: dict[tuple[str, str | None, str | None], list[_Difference]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[_Difference]] = defaultdict(list)
     for item in differences:
-        groups[item.where, item.left, item.right].append(item)
+        groups[item.where, str(item.left), str(item.right)].append(item)
     return tuple(
-        TraceDifference(
-            where=where, a=left or "–", b=right or "–", count=len(same), first=" and ".join(filter(None, same[0].places))
-        )
-        for (where, left, right), same in groups.items()
-    )  # fmt: skip
+        TraceDifference(where=first.where, a=first.left, b=first.right, count=1 + len(others), lines=first.lines)
+        for first, *others in groups.values()
+    )

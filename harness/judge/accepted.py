@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from assay.harness.evidence import baseline as stored
 from assay.harness.judge.accuracy_suite import loss_metric
@@ -34,7 +34,7 @@ def claim(run: RunEvidence) -> Judged:
     accepted = stored.read_baseline(place)
     told = run.fingerprints.get("candidate")
     other = since_accepted(accepted.fingerprint, told).undeclared if accepted.fingerprint and told else ()
-    served = "; ".join(difference.says for difference in other)
+    served = [difference.says for difference in other]
     checks = _check_baselines(run.spec.sides, run.spec.policy, run.baselines, served)
     before = [answer.model_copy(update={"role": "reference"}) for answer in stored.read_answers(place)]
     now = [answer for answer in run.answers if answer.role == "candidate"]
@@ -101,36 +101,31 @@ def _judge(
     return "regression", _LOSS if verdict == "regression" else _GROWTH, None
 
 
-def _check_baselines(sides: Mapping[Role, Side], policy: Policy, status: Status, served: str = "") -> list[Check]:
+def _check_baselines(
+    sides: Mapping[Role, Side], policy: Policy, status: Status, served: Sequence[str] = ()
+) -> list[Check]:
     """Check that accepted baselines match: the candidate's, and the reference's where it was to be stored, or is stale.
 
     A stale baseline of the candidate rules out a pass. Where that of the reference is stale, its server was asked instead.
+
+    Args:
+        served: how what the candidate's server served differs from what was accepted.
     """
-    again = f"assay gate accept on a current run, and remove the stale baseline from {policy.baselines}"
-    candidate, reference = sides["candidate"].backend, sides["reference"].backend
-    unused = f"; not used: {', '.join(status.unused)}" if status.unused else ""
-    required, used, stale = (
-        Requirement("candidate-baseline"),
-        status.used.get("candidate"),
-        status.stale.get("candidate"),
-    )
-    if served:
-        stale = f"its server (A) did not serve what this one (B) does: {served}"
-    if stale:
-        checks = [required.check("missing", f"the baseline of {candidate} is stale: {stale}{unused}", again)]
+    required, used = Requirement("candidate-baseline"), status.used.get("candidate")
+    known, stale = {"backend": sides["candidate"].backend, "unused": status.unused}, status.stale.get("candidate", ())
+    if served or stale:
+        found = state("baseline-stale", differs=stale, served=served, folder=policy.baselines, **known)
+        checks = [required.check("missing", found)]
     elif used:
-        checks = [required.check("ok", f"{used}{unused}")]
+        checks = [required.check("ok", state("baseline-matches", name=used, unused=status.unused))]
     else:
-        checks = [required.check("not checked", f"none was accepted for {candidate}{unused}", "assay gate accept RUN")]
-    required, used, stale = (
-        Requirement("reference-baseline"),
-        status.used.get("reference"),
-        status.stale.get("reference"),
-    )
+        checks = [required.check("not checked", state("no-baseline-accepted", **known))]
+    required, used = Requirement("reference-baseline"), status.used.get("reference")
+    stale = status.stale.get("reference", ())
     if policy.reference_from != "baseline" and not stale:
         return checks
     if used:
-        instead = "its answers serve as the reference's; no reference server was started"
-        return [*checks, required.check("ok", f"{used}: {instead if status.stored_reference else 'not needed'}")]
-    why = f"the baseline of {reference} is stale: {stale}" if stale else f"none was accepted for {reference}"
-    return [*checks, required.check("not checked", f"{why}; the reference server was queried instead", again)]
+        return [*checks, required.check("ok", state("reference-stored", name=used, needed=status.stored_reference))]
+    backend = sides["reference"].backend
+    found = state("reference-not-stored", backend=backend, differs=stale, folder=policy.baselines)
+    return [*checks, required.check("not checked", found)]

@@ -44,13 +44,13 @@ class Status(Record):
 
     Attributes:
         used: role -> name of the baseline that matches.
-        stale: role -> how the nearest baseline of its backend differs, in words, where none matches.
+        stale: role -> how the nearest baseline of its backend differs, where none matches: names, with what was and what is.
         unused: baselines of other backends or keys.
         stored_reference: whether the reference's answers came from the baseline, without a server.
     """
 
     used: dict[Role, str] = Field(default_factory=dict)
-    stale: dict[Role, str] = Field(default_factory=dict)
+    stale: dict[Role, tuple[tuple[str, str, str], ...]] = Field(default_factory=dict)
     unused: tuple[str, ...] = ()
     stored_reference: bool = False
 
@@ -78,7 +78,7 @@ def _find(keys: Mapping[Role, Key], baselines: Mapping[str, Baseline]) -> Status
         others = [b.key for b in baselines.values() if b.key.backend == key.backend]
         if role not in used and others:
             nearest = min(others, key=lambda other: len(key.differing(other)))
-            stale[role] = "; ".join(key.differing(nearest))
+            stale[role] = tuple(key.differing(nearest))
     return Status(used=used, stale=stale, unused=tuple(name for name in baselines if name not in used.values()))
 
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import Timing
@@ -19,12 +19,7 @@ from assay.harness.sides import Role
 from assay.harness.stats.ratio import warm_up
 
 TimeMetric = Literal["ttft", "itl", "e2e", "throughput"]
-METRICS: dict[TimeMetric, str] = {
-    "ttft": "time to first token",
-    "itl": "inter-token latency",
-    "e2e": "end-to-end latency",
-    "throughput": "seconds per token",
-}
+METRICS: tuple[TimeMetric, ...] = get_args(TimeMetric)
 """The metrics. Input and output throughput are one: with fixed lengths, both are the block's seconds."""
 Load = tuple[str, int]
 """Shape, by name, and concurrency."""

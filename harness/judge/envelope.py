@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BORDER_TOKENS, ENVELOPE, ENVELOPE_OF, PHASES
+from assay.harness.conditions import ENVELOPE, ENVELOPE_OF, PHASES
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, stood_for
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
@@ -12,11 +12,8 @@ from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import first_divergence
 from assay.harness.judge.report import EnvelopeResult, EnvelopeRow
-from assay.harness.text import counted, few, listed
+from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, Requirement
-
-_MOST_WORDS = 4
-_START = "let assay start the servers, without a URL"
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -47,7 +44,7 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
         served_in_graphs=in_graphs,
         reached=_reached(envelope, counts, counts.limits, phases),
         served_reached=_reached(envelope, served, counts.limits, phases) if served else {},
-        gaps=tuple(_words(missing) for missing in envelope.gaps(counts, phases)),
+        gaps=tuple(map(_lacking, envelope.gaps(counts, phases))),
         rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
     )
 
@@ -98,49 +95,38 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     """Check that every layer was compared under every condition of the policy's envelope, in each claimed phase."""
     counts, required = run.envelope, Requirement("envelope-covered")
     if "layers" not in run.spec.workload.suites:
-        return required.check("not checked", f"the suite layers was not requested; {line}", "add layers to --suites")
-    if counts is None or not run.claimed:
-        return required.check("missing", f"no compared call was counted; {line}", _START)
-    if lacking := envelope.missing(counts, run.claimed):
-        observed = f"in some layer no call was compared with {_some_words(lacking)}; {line}"
-        return required.check("missing", observed, _settles(lacking, counts.limits))
-    calls = " and ".join(f"{len(counts.layers(phase))} layers in {phase}" for phase in run.claimed)
-    return required.check("ok", f"{calls}; {line}")
+        return required.check("not checked", state("envelope-not-requested", line=line))
+    if counts is None or counts.limits is None or not run.claimed:
+        return required.check("missing", state("envelope-not-counted", line=line))
+    if missing := envelope.missing(counts, run.claimed):
+        return required.check("missing", _state_missing(missing, counts.limits, line, served=False))
+    layers = [(phase, len(counts.layers(phase))) for phase in run.claimed]
+    return required.check("ok", state("envelope-covered", layers=layers, line=line))
 
 
 def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope, line: str) -> Check:
     """Check that the candidate's own server answered, and was compared, with every length of the policy's envelope."""
     counts, required = run.envelope, Requirement("envelope-served")
-    if lacking := listed([suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]):
-        observed = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
-        return required.check("not checked", observed, f"add {lacking} to --suites")
+    if lacking := [suite for suite in ("layers", "greedy") if suite not in run.spec.workload.suites]:
+        return required.check("not checked", state("envelope-not-asked", suites=lacking, line=line))
     if counts is None or counts.limits is None or served is None or not run.claimed:
-        observed = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
-        return required.check("missing", observed, _START)
+        return required.check("missing", state("envelope-not-answered", line=line))
     if missing := envelope.gaps(served, run.claimed):
-        observed = f"no answer was compared with {_some_words(missing)}; {line}"
-        return required.check("missing", observed, _settles(missing, counts.limits))
-    return required.check("ok", f"{counted(len(run.over_envelope), 'answer')}; {line}")
+        return required.check("missing", _state_missing(missing, counts.limits, line, served=True))
+    return required.check("ok", state("envelope-answered", answers=len(run.over_envelope), line=line))
 
 
-def _some_words(lacking: Sequence[Missing]) -> str:
-    return few([_words(missing) for missing in lacking], _MOST_WORDS)
+def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, *, served: bool) -> Statement:
+    """State what is missing, and which setting of the servers is the likely cause."""
+    cause = "" if limits.prefix_cache else "no prefix cache"
+    if {phase for phase, _, _ in missing} == {"decode"}:
+        cause = "CUDA graphs"
+    return state("envelope-lacking", served=served, lacking=list(map(_lacking, missing)), cause=cause, line=line)
 
 
-def _words(missing: Missing) -> str:
-    phase, quantity, label = missing
-    border = f"an end against borders of {BORDER_TOKENS} tokens"
-    return f"{phase}: {border if quantity == 'border' else ENVELOPE[quantity].title} {label}"
-
-
-def _settles(lacking: Sequence[Missing], limits: EngineLimits | None) -> str:
-    if {phase for phase, _, _ in lacking} == {"decode"}:
-        return (
-            "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower"
-        )
-    if limits is not None and not limits.prefix_cache:
-        return "keep the prefix cache on (without --disable-radix-cache)"
-    return "run again, or set envelope_tokens to what the engine can reach; see the servers' logs"
+def _lacking(missing: Missing) -> Statement:
+    phase, condition, lacking = missing
+    return state("calls-lacking", phase=phase, condition=condition, lacking=lacking)
 
 
 # A request passes through all layers, so one stands for them.

@@ -10,19 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from assay.harness.evidence.counters import CallCount, total_calls
-from assay.harness.evidence.executed import (
-    ExecutedKernel,
-    KernelTrace,
-    TracedPass,
-    pass_title,
-    passes_of,
-    some_kernels,
-)
+from assay.harness.evidence.executed import ExecutedKernel, KernelTrace, TracedPass, passes_of
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.report import KernelRow, PassKernels
 from assay.harness.sides import ENGINES, ROLES, Role, profile_of
-from assay.harness.text import percent
+from assay.harness.statement import state
 from assay.harness.verdict import Check, Requirement
 
 # More than this share of each server's decode calls must have been compiled: capturing graphs alone compiles some.
@@ -55,13 +48,9 @@ def check_kernel_ran(
         reference: the calls counted in the reference's server, which say how many layers there are; may be empty.
     """
     if server is None:
-        settles = "start it; see candidate.log for why it did not"
-        return [Requirement("kernel-ran").check("missing", "its server never started", settles)]
+        return [Requirement("kernel-ran").check("missing", state("candidate-never-started"))]
     if not server.started:
-        observed = f"{server.backend} is a server that assay did not start and cannot instrument"
-        return [
-            Requirement("kernel-ran").check("missing", observed, "let assay start the candidate, by its backend's name")
-        ]
+        return [Requirement("kernel-ran").check("missing", state("not-instrumented", backend=server.backend))]
     return [_check_counts(phase, server, counts, reference) for phase in server.claimed_phases]
 
 
@@ -73,19 +62,16 @@ def _check_counts(
     own = [count for count in here if count.backend == server.backend and not count.delegated_by]
     other = [count for count in here if count not in own]
     if not own:
-        settles = f"run so that {server.backend} computes {phase}; see candidate.log for what ran instead"
-        return ran.check("missing", f"no {phase} call of {server.backend} was counted", settles)
-    calls, layers = total_calls(own), _layers(own)
+        return ran.check("missing", state("no-call-counted", phase=phase, backend=server.backend))
+    kernel, calls, layers = own[0].kernel, total_calls(own), _layers(own)
     if other:
-        observed = (
-            f"{own[0].kernel} {calls:,} calls, but also {', '.join(f'{c.kernel} {c.calls:,} calls' for c in other)}"
-        )
-        return ran.check("failed", observed, f"run so that nothing else computes {phase}")
+        others = [(count.kernel, count.calls) for count in other]
+        return ran.check("failed", state("others-called", phase=phase, kernel=kernel, calls=calls, others=others))
     expected = _layers(count for count in reference if count.phase == phase)
     if lacking := sorted(expected - layers):
-        observed = f"{own[0].kernel} ran in {len(layers)} of {len(expected)} layers; not in {lacking[:8]}"
-        return ran.check("failed", observed, "run so that it computes every layer")
-    return ran.check("ok", f"{own[0].kernel} {calls:,} calls in {len(layers)} layers")
+        found = state("layers-lacking", kernel=kernel, ran=len(layers), layers=len(expected), lacking=lacking)
+        return ran.check("failed", found)
+    return ran.check("ok", state("own-kernel-called", kernel=kernel, calls=calls, layers=len(layers)))
 
 
 def _layers(counts: Iterable[CallCount]) -> set[int]:
@@ -104,12 +90,10 @@ def check_compiled(servers: Mapping[Role, ServerManifest], counts: Mapping[Role,
     shares, met = [], True
     for role in asked:
         decode = [count for count in counts[role] if count.phase == "decode"]
-        compiled = total_calls(count for count in decode if count.compiled)
-        shares.append(f"{compiled:,} of {total_calls(decode):,} decode calls of the {role}")
-        met = met and compiled > _MIN_COMPILED_SHARE * total_calls(decode)
-    observed = f"{', '.join(shares)}; more than {percent(_MIN_COMPILED_SHARE)} of each are needed"
-    settles = "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none"
-    return [Requirement("decode-compiled").met(met, observed, settles)]
+        compiled, calls = total_calls(count for count in decode if count.compiled), total_calls(decode)
+        shares.append((role, compiled, calls))
+        met = met and compiled > _MIN_COMPILED_SHARE * calls
+    return [Requirement("decode-compiled").met(met, state("decode-calls", shares=shares, least=_MIN_COMPILED_SHARE))]
 
 
 def _check_kernels_executed(
@@ -174,43 +158,27 @@ def _check_traces(
     executed, passes = Requirement("kernel-executed").of(phase), passes_of(traces["candidate"], phase)
     own, theirs = _kernel_patterns(traces["candidate"]), _kernel_patterns(traces["reference"])
     if not passes or not (stored or passes_of(traces["reference"], phase)):
-        whose = f"{phase} pass of the reference" if passes else f"{phase} pass"
-        return executed.check("missing", f"no {whose} was traced", "run again, so that each server traces a pass")
-    if not own:
-        return _check_without_names(executed, traces["candidate"][0], passes)
-    if fault := _foreign(passes, own, theirs, "the reference's kernels ran in the candidate's server"):
-        return executed.check("failed", fault, f"run so that only {server.backend} computes {phase}")
-    without = [traced for traced in passes if not any(_matches(kernel, own) for kernel in traced.kernels)]
+        return executed.check("missing", state("no-pass-traced", phase=phase, of_reference=bool(passes)))
     declared = traces["candidate"][0]
+    if not own:
+        claims = {"noise": declared.noise, "package": declared.package}
+        found = state("kernels-not-named", **claims, ran=_what_ran(passes))
+        return executed.check("missing" if any(claims.values()) else "not checked", found)
+    if names := _foreign(passes, own, theirs):
+        found = state("reference-kernels-ran", phase=phase, backend=server.backend, names=names)
+        return executed.check("failed", found)
+    without = [traced for traced in passes if not any(_matches(kernel, own) for kernel in traced.kernels)]
     if without and not (declared.kernels or declared.in_package):
-        observed = (
-            f"none of the kernels known of SGLang's {server.backend} ran under its known names; {_what_ran(passes)}"
-        )
-        return executed.check("not checked", observed, "compare the names in the report with what SGLang launches")
-    find_out = "find out what the kernel computes instead, or declare what it launches"
+        found = state("known-names-lacking", backend=server.backend, ran=_what_ran(passes))
+        return executed.check("not checked", found)
     if without:
-        in_pass = pass_title(without[0].phase, without[0].cached_prefix)
-        return executed.check("failed", f"none of {some_kernels(own)} ran in {in_pass}; {_what_ran(without)}", find_out)
+        seen = {"phase": without[0].phase, "cached_prefix": without[0].cached_prefix, "ran": _what_ran(without)}
+        return executed.check("failed", state("own-kernels-lacking", names=own, **seen))
     if unseen := _never_ran(declared.kernels, server, traces["candidate"]):
-        observed = f"declared, but did not run: {some_kernels(unseen)}; {_what_ran(passes)}"
-        return executed.check("failed", observed, find_out)
-    ours = passes_of(traces["reference"], phase)
-    if fault := _foreign(ours, theirs, own, "the reference ran the candidate's kernels"):
-        return executed.check("failed", fault, "compare it with a reference that does not launch the same kernels")
-    return executed.check("ok", _what_ran(passes, own))
-
-
-def _check_without_names(executed: Requirement, declared: KernelTrace, passes: Sequence[TracedPass]) -> Check:
-    """Check a kernel whose launches are not known by name: it must name them if it claims more than plain PyTorch."""
-    settles = "name what it launches with declares(kernels=...)"
-    claims = [f"the quantisation {declared.noise}"] if declared.noise else []
-    claims += [f"the package {declared.package}"] if declared.package else []
-    if claims:
-        observed = (
-            f"it declares {' and '.join(claims)}, but no names of kernels that would prove it; {_what_ran(passes)}"
-        )
-        return executed.check("missing", observed, settles)
-    return executed.check("not checked", f"it declares no names of kernels; {_what_ran(passes)}", settles)
+        return executed.check("failed", state("declared-never-ran", names=unseen, ran=_what_ran(passes)))
+    if names := _foreign(passes_of(traces["reference"], phase), theirs, own):
+        return executed.check("failed", state("reference-ran-candidates", names=names))
+    return executed.check("ok", state("kernels-ran", ran=_what_ran(passes, own)))
 
 
 def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence[KernelTrace]) -> list[str]:
@@ -219,30 +187,26 @@ def _never_ran(declared: Sequence[str], server: ServerManifest, traces: Sequence
     return [pattern for pattern in declared if not any(_matches(kernel, (pattern,)) for kernel in kernels)]
 
 
-def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[str], what: str) -> str:
-    """Name the other role's kernels that ran in these passes' attention; empty for none, or if a role's are not known."""
+def _foreign(passes: Sequence[TracedPass], own: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    """Name the other role's kernels that ran in these passes' attention; none if a role's are not known."""
     if not own or not theirs:
-        return ""
-    names = {
-        kernel.name
-        for traced in passes
-        for kernel in traced.kernels
-        if kernel.attention is not False and _matches(kernel, theirs) and not _matches(kernel, own)
-    }
-    return f"{what}: {some_kernels(sorted(names))}" if names else ""
+        return []
+    kernels = [k for traced in passes for k in traced.kernels if k.attention is not False]
+    names = sorted({k.name for k in kernels if _matches(k, theirs) and not _matches(k, own)})
+    return [name[:_MAX_NAME] for name in names]
 
 
-def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> str:
-    """Describe what attention launched: "ran: _attn_fwd 4 times, …"."""
+def _what_ran(passes: Sequence[TracedPass], only: Sequence[str] = ()) -> list[tuple[str, int]]:
+    """Return what attention launched, and how often: what is likely to be attention's own first, and the most frequent."""
     launches: dict[str, int] = {}
     kernels = [k for traced in passes for k in traced.kernels if k.attention is not False]
     lower = [k for k in kernels if k.kind != "operator"] or kernels
     for kernel in [k for k in kernels if _matches(k, only)] if only else lower:
         launches[kernel.name] = launches.get(kernel.name, 0) + kernel.launches
     most = sorted(launches, key=lambda name: (-_weight(name), -launches[name]))
-    return f"ran: {some_kernels(f'{name} ({launches[name]})' for name in most)}" if launches else "nothing ran"
+    return [(name[:_MAX_NAME], launches[name]) for name in most]
 
 
 def _weight(name: str) -> bool:
-    """Return True if a name is likely to be attention's, so that it is shown first."""
+    """Return True if a name is likely to be attention's."""
     return re.search(r"attention|attn|flash|fmha|softmax|bmm|quant", name, re.IGNORECASE) is not None

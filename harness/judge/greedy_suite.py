@@ -10,13 +10,13 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import TextDivergence, compare_text, floor_between, is_finite
-from assay.harness.judge.judgement import Metric
-from assay.harness.judge.noise_limits import MAX_SWING, explained_by, swing_limit
+from assay.harness.judge.judgement import Metric, measure
+from assay.harness.judge.noise_limits import MAX_SWING, swing_limit
 from assay.harness.judge.report import DivergenceRow, SuiteResult
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
+from assay.harness.statement import Statement, state
 from assay.harness.stats.share import clopper_pearson, p_not_above
-from assay.harness.text import few
 from assay.harness.verdict import Finding, Verdict
 
 MIN_PROMPTS = 128
@@ -24,7 +24,6 @@ MIN_PROMPTS = 128
 98.5 % of runs, and one of which 10 % are apart in 2.3 % (``python benchmarks/logit_verdicts.py``)."""
 # The limit of "close" is at least this multiple of the reference's own floor, which is the largest over fewer prompts.
 _FLOOR_FACTOR = 3.0
-_MOST_NAMED = 4
 _APART, _OVER_ENVELOPE = "texts-apart", "envelope-texts-apart"
 
 
@@ -43,10 +42,11 @@ def claim(run: RunEvidence) -> Judged:
     limit = _limit_of(_floors(pairs, run.answers), [name for name in run.noise if name])
     differing = [(pair, parted) for pair in pairs if (parted := _divergence(pair, limit, run.urls))]
     apart = sum(divergence.kind == "apart" for _, divergence in differing)
-    alone, why = _verdict(apart, pairs, policy, run.urls)
+    alone, decided = _verdict(apart, pairs, policy, run.urls)
     steady = len(limit.erratic) <= margin * len(limit.floors)
+    why: Sequence[Statement] = [decided]
     if limit.erratic:
-        why = f"{_erratic_words(limit)} {why}"
+        why = [_state_erratic(limit), decided]
         alone = "inconclusive" if alone == "pass" or not steady else alone
     over, beyond = _compare_envelope(envelope, limit.floor, limit.nats)
     trusted = steady and all(is_finite(pair.reference.tokens) for pair in pairs)
@@ -56,7 +56,7 @@ def claim(run: RunEvidence) -> Judged:
         id="greedy",
         synthetic=run.spec.workload.synthetic,
         verdict=verdict,
-        why=f"{why} Policy: {policy.line('greedy_margin')}.",
+        why=(*why, state("policy", lines=[policy.line("greedy_margin")])),
         p_regression=min(1.0, len(tests) * min(tests)) if tests else None,
         metrics=tuple(_metrics(policy, apart, len(pairs), limit, len(beyond), len(envelope))),
         decided_by=_APART if verdict == alone else _OVER_ENVELOPE,
@@ -80,14 +80,14 @@ class _Limit:
 
     Attributes:
         nats: the limit.
-        source: where it comes from.
+        declared: the noise families that explain it.
         floors: the differences between the reference's two answers, in nats, by prompt that it was asked twice.
         floor: the largest of them that may set a limit; 0 for none.
         erratic: those that may not.
     """
 
     nats: float
-    source: str
+    declared: Sequence[str]
     floors: Sequence[float]
     floor: float
     erratic: Sequence[float]
@@ -100,53 +100,22 @@ def _limit_of(floors: Sequence[float], declared: Sequence[str]) -> _Limit:
     usual = min(_FLOOR_FACTOR * median(floors), MAX_SWING / _FLOOR_FACTOR) if floors else 0.0
     most = max(explained, usual)
     floor = max((each for each in floors if each <= most), default=0.0)
-    source = (
-        f"{_FLOOR_FACTOR:g} times the floor"
-        if _FLOOR_FACTOR * floor > explained
-        else f"What is explained by {explained_by(declared)}"
-    )
     erratic = [each for each in floors if each > most]
-    return _Limit(max(explained, _FLOOR_FACTOR * floor), source, floors, floor, erratic)
+    return _Limit(max(explained, _FLOOR_FACTOR * floor), declared, floors, floor, erratic)
 
 
 def _metrics(policy: Policy, apart: int, n: int, limit: _Limit, beyond: int, envelope: int) -> Iterator[Metric]:
     share = clopper_pearson(apart, n, 2 * policy.alpha)
-    yield Metric(
-        id=_APART,
-        title="texts that differ by more than noise",
-        value=100 * apart / n if n else 0.0,
-        text=f"{100 * apart / n if n else 0.0:.1f} %",
-        low=100 * share.low,
-        high=100 * share.high,
-        bound=100 * policy.greedy_margin,
-        policy=policy.line("greedy_margin"),
-        explain=f"{apart} of {n} texts: at the first difference, log-odds change by more than the limit, a token is not among "
-        "the other's best five, or a log-probability is not finite",
-    )
-    yield Metric(
-        id="close-limit",
-        title="limit of the log-odds' change",
-        value=limit.nats,
-        text=f"{limit.nats:.2g} nats",
-        explain=limit.source,
-    )
-    yield Metric(
-        id="reference-floor",
-        title="reference's own floor",
-        value=limit.floor if limit.floors else None,
-        text=f"{limit.floor:.2g} nats" if limit.floors else "not measured",
-        explain=f"Largest change of log-odds of the reference asked twice, over {len(limit.floors)} prompts, "
-        f"{len(limit.erratic)} of them erratic and left out",
-    )
+    yield measure(
+        _APART, 100 * apart / n if n else 0.0, low=100 * share.low, high=100 * share.high, bound=100 * policy.greedy_margin,
+        policy=policy.line("greedy_margin"), apart=apart, texts=n,
+    )  # fmt: skip
+    by_floor = limit.nats > swing_limit(limit.declared)
+    yield measure("close-limit", limit.nats, factor=_FLOOR_FACTOR if by_floor else None, declared=limit.declared)
+    floor = limit.floor if limit.floors else None
+    yield measure("reference-floor", floor, prompts=len(limit.floors), erratic=len(limit.erratic))
     if envelope:
-        yield Metric(
-            id=_OVER_ENVELOPE,
-            title="answers over the envelope that differ by more than noise",
-            value=float(beyond),
-            text=f"{beyond} of {envelope}",
-            bound=0.0,
-            explain="Equal tokens are compared by their log-probabilities",
-        )
+        yield measure(_OVER_ENVELOPE, float(beyond), bound=0.0, answers=envelope)
 
 
 def _comparable(pairs: Sequence[Pair]) -> Sequence[Pair]:
@@ -159,15 +128,14 @@ def _erratic_reference(limit: _Limit, reproduce: str) -> list[Finding]:
     """Make the finding that the reference, asked again, answers differently by more than noise."""
     if not limit.erratic:
         return []
-    largest = ", ".join(f"{nats:.2g}" for nats in sorted(limit.erratic)[:-6:-1])
     return [
         Finding(
             id="reference-erratic",
             title="erratic reference",
             severity="warning",
             where="the reference's greedy texts",
-            diagnosis=_erratic_words(limit),
-            evidence=(f"changes in nats, the largest first: {largest}",),
+            claim=_state_erratic(limit),
+            shown_by=(state("largest-changes", nats=sorted(limit.erratic)[:-6:-1]),),
             reproduce=reproduce,
         )
     ]
@@ -179,11 +147,10 @@ def _floors(pairs: Sequence[Pair], answers: Sequence[Answer]) -> list[float]:
     return [floor_between(p.reference.tokens, again[p.item.id].tokens) for p in pairs if p.item.id in again]
 
 
-def _erratic_words(limit: _Limit) -> str:
-    return (
-        f"The reference is erratic: asked again, {len(limit.erratic)} of {len(limit.floors)} of its answers changed by up to "
-        f"{max(limit.erratic):.2g} nats, beyond what noise and {_FLOOR_FACTOR:g} times their median explain."
-    )
+def _state_erratic(limit: _Limit) -> Statement:
+    return state(
+        "reference-erratic", erratic=len(limit.erratic), answers=len(limit.floors), largest=max(limit.erratic), factor=_FLOOR_FACTOR
+    )  # fmt: skip
 
 
 def _has_tokens(answer: Answer, urls: Collection[Role]) -> bool:
@@ -202,32 +169,23 @@ def _divergence(pair: Pair, limit: _Limit, urls: Collection[Role]) -> TextDiverg
     return divergence
 
 
-def _verdict(apart: int, pairs: Sequence[Pair], policy: Policy, urls: Collection[Role]) -> tuple[Verdict, str]:
+def _verdict(apart: int, pairs: Sequence[Pair], policy: Policy, urls: Collection[Role]) -> tuple[Verdict, Statement]:
     """Decide on the share of texts apart, unless the reference is broken or too few prompts were asked."""
     n, margin = len(pairs), policy.greedy_margin
     if not n:
-        return "inconclusive", "Nothing was compared: there are no greedy texts."
+        return "inconclusive", state("no-texts-compared")
     if broken := sum(not is_finite(pair.reference.tokens) for pair in pairs):
-        why = f"The reference's own log-probabilities are not finite in {broken} of {n} texts, so nothing can be compared."
-        return "inconclusive", why
+        return "inconclusive", state("reference-texts-not-finite", broken=broken, texts=n)
     verdict, share = decide_share(apart, n, margin, policy.alpha), clopper_pearson(apart, n, 2 * policy.alpha)
     bare = sum(not _has_tokens(answer, urls) for pair in pairs for answer in (pair.reference, pair.candidate))
     if verdict == "pass" and bare:
-        lack = f"{bare} of {2 * n} answers came without log-probabilities"
-        return "inconclusive", f"{lack}, or without finite ones; use a server that gives them."
+        return "inconclusive", state("log-probabilities-lacking", bare=bare, answers=2 * n)
     if verdict == "pass" and n < MIN_PROMPTS:
-        why = f"{n} distinct prompts were answered; at least {MIN_PROMPTS} are needed for a pass (--greedy-prompts)."
-        return "inconclusive", why
-    bound = {
-        "pass": f", at most the limit of {margin:.1%}",
-        "regression": f", above the limit of {margin:.1%}",
-    }.get(
-        verdict, f": neither shown to be at most the limit of {margin:.1%} nor above it; to resolve: more greedy texts"
-    )
-    ends = f"{share.low:.1%} to {share.high:.1%} with {share.level:.0%} confidence"
-    return verdict, f"{apart} of {n} greedy texts differ by more than noise ({apart / n:.1%}; {ends}){bound}.".replace(
-        "%", " %"
-    )
+        return "inconclusive", state("too-few-texts", prompts=n, least=MIN_PROMPTS)
+    return verdict, state(
+        "share-of-texts-apart", apart=apart, texts=n, low=share.low, high=share.high, level=share.level, margin=margin,
+        verdict=verdict,
+    )  # fmt: skip
 
 
 def _row(pair: Pair, divergence: TextDivergence) -> DivergenceRow:
@@ -258,14 +216,13 @@ def _compare_envelope(
 # Each request of the envelope stands for lengths of its own, so a single one that differs by more than noise rules out a pass; a
 # share that is shown to be above the policy's greedy margin is a regression.
 def _with_envelope(
-    verdict: Verdict, why: str, pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool
-) -> tuple[Verdict, str]:
+    verdict: Verdict, why: Sequence[Statement], pairs: Sequence[Pair], beyond: Sequence[Pair], policy: Policy, *, trusted: bool
+) -> tuple[Verdict, Sequence[Statement]]:  # fmt: skip
     """Combine the verdict on texts with that on the envelope's; `trusted`: the reference's own answers are steady and finite."""
     if not beyond:
         return verdict, why
-    named = few([pair.item.id for pair in beyond], _MOST_NAMED)
-    said = f"{len(beyond)} of {len(pairs)} answers over the envelope differ by more than noise: {named}."
+    apart = state("envelope-answers-apart", apart=[pair.item.id for pair in beyond], answers=len(pairs))
     share = decide_share(len(beyond), len(pairs), policy.greedy_margin, policy.alpha)
     if share == "regression" and trusted and all(is_finite(pair.reference.tokens) for pair in pairs):
-        return "regression", f"{said} {why}"
-    return ("regression", f"{why} {said}") if verdict == "regression" else ("inconclusive", f"{said} {why}")
+        return "regression", (apart, *why)
+    return ("regression", (*why, apart)) if verdict == "regression" else ("inconclusive", (apart, *why))

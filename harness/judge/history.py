@@ -13,8 +13,9 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.report import NOT_FINITE, OwnError, Report, excess, read_report
 from assay.harness.reading import whole_file
 from assay.harness.schema import RULE, Part
-from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, CheckStatus, Requirement, Verdict, serious
+from assay.harness.statement import state
+from assay.harness.text import listed
+from assay.harness.verdict import Check, Requirement, Verdict, serious
 
 SCHEMA: Literal["assay.runs/1"] = "assay.runs/1"
 REPORT, PAGE, MANIFEST = "report.json", "report.html", "manifest.json"
@@ -109,13 +110,9 @@ def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
     if not earlier:
         return []
     verdicts = Counter(each.verdict for each in sorted(earlier, key=lambda each: each.created))
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     last = Path(max(earlier, key=lambda each: each.created).folder).name
-    observed = f"{counted(len(earlier), 'earlier run')} beside this one: {counts}; the last is {last}"
-    status: CheckStatus = "ok" if set(verdicts) == {"pass"} else "not checked"
-    return [
-        Requirement("repeated").check(status, observed, "judge the treatment by all of its runs: assay runs lists them")
-    ]
+    found = state("ran-before", runs=len(earlier), verdicts=list(verdicts.items()), last=last)
+    return [Requirement("repeated").check("ok" if set(verdicts) == {"pass"} else "not checked", found)]
 
 
 def _changed(folder: Path) -> float:

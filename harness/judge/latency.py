@@ -39,13 +39,14 @@ from assay.harness.judge.call_counts import call_summaries
 from assay.harness.judge.decide import decide
 from assay.harness.judge.evidence import Judged, argument_differences
 from assay.harness.judge.executed_kernels import check_compiled, check_kernel_ran
-from assay.harness.judge.judgement import Metric, SuiteVerdict
-from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, ratio_text, worst_ratio
+from assay.harness.judge.judgement import Metric, SuiteVerdict, measure
+from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow, worst_ratio
 from assay.harness.judge.report import SuiteResult
-from assay.harness.judge.same_servers import check_same_servers, with_fingerprints
+from assay.harness.judge.same_servers import check_same_servers
 from assay.harness.policy import Policy
 from assay.harness.sides import ROLES, Role
-from assay.harness.stats.ratio import decide_ratios
+from assay.harness.statement import Statement, state
+from assay.harness.stats.ratio import MIN_RATIOS, RatioDecision, decide_ratios
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement
 
 
@@ -77,8 +78,8 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
     lengths = compare_lengths(ends, spec.policy.alpha, spec.policy.length_bound) if measured_answers else None
     calls: dict[Role, list[CallCount]] = {role: folder.counters(role) for role in ROLES}
     servers = {server.role: server for server in manifest.servers}
-    same = check_same_servers(spec.sides, servers, argument_differences(servers, spec.treatment))
-    same = with_fingerprints(same, folder.fingerprints())
+    unequal = argument_differences(servers, spec.treatment)
+    same = check_same_servers(spec.sides, servers, unequal, folder.fingerprints())
     checks = (
         *_server_checks(servers, calls, same),
         *(
@@ -140,7 +141,6 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
                 shape=shape,
                 concurrency=concurrency,
                 metric=metric,
-                title=METRICS[metric],
                 reference_s=_median([block.time(metric) for rounds in blocks for block in rounds.reference]),
                 candidate_s=_median([block.time(metric) for rounds in blocks for block in rounds.candidate]),
                 ratio=_finite(ratio.value),
@@ -152,11 +152,20 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
                 p=decision.p,
                 bound=policy.latency_bound,
                 verdict=decision.verdict,
-                why=decision.why,
+                why=_state_ratio(decision, policy.latency_bound),
                 ratios=ratio.n,
             )
         )
     return rows
+
+
+def _state_ratio(decision: RatioDecision, bound: float) -> Statement:
+    ratio, floor = decision.ratio, decision.floor
+    return state(
+        "time-ratio", reason=decision.reason, ratio=_finite(ratio.value), low=ratio.interval.low, high=ratio.interval.high,
+        level=ratio.interval.level, ratios=ratio.n, floor=_finite(floor.value), floor_low=floor.interval.low,
+        floor_high=floor.interval.high, floor_ratios=floor.n, least=MIN_RATIOS, bound=bound, p=decision.p,
+    )  # fmt: skip
 
 
 def _finite(value: float) -> float | None:
@@ -199,7 +208,7 @@ def _load_verdict(rows: Sequence[LatencyRow]) -> SuiteVerdict:
     made = [row for row in rows if row.verdict == verdict]
     if verdict == "pass":
         made = [max(made, key=lambda row: row.high or 0.0)]
-    why = " ".join(f"{row.title.capitalize()}: {row.why}" for row in made)
+    why = tuple(state("of-time", time=row.metric, load="", why=row.why) for row in made)
     return SuiteVerdict(id=f"{rows[0].shape}-{rows[0].concurrency}", asked=rows[0].where, verdict=verdict, why=why)
 
 
@@ -211,29 +220,23 @@ def _server_checks(
     checks.append(same)
     interpreted = sorted({count.kernel for role in ROLES for count in calls[role] if count.interpreted})
     if interpreted:
-        observed = f"{', '.join(interpreted)}: interpreted, so the time measured is the interpreter's"
-        checks.append(Requirement("device-kernels").check("failed", observed, "run with --device cuda"))
+        checks.append(Requirement("device-kernels").check("failed", state("interpreted", kernels=interpreted)))
     return checks
 
 
 def _check_chunked(manifest: BenchManifest, shape: Shape) -> Check:
     sizes = {server.role: server.arguments.get("chunked_prefill_size") for server in manifest.servers}
     chunked = all(isinstance(size, int) and 0 < size < shape.prompt for size in sizes.values())
-    chunks = f"{shape.prompt} tokens; chunks of {', '.join(f'{size} ({role})' for role, size in sizes.items())}"
-    required = Requirement("chunked").of(shape.name)
-    return required.met(chunked, chunks, "set a chunk length below the prompt's; see --chunked-prefill-size")
+    chunks = state("chunks", prompt=shape.prompt, sizes=[(role, str(size)) for role, size in sizes.items()])
+    return Requirement("chunked").of(shape.name).met(chunked, chunks)
 
 
 def _check_shared_prefix(load: LoadRow) -> Check:
     least = MIN_CACHED_SHARE * load.shared_tokens / load.prompt_tokens
-    shares: dict[Role, float | None] = {"reference": load.reference_cached, "candidate": load.candidate_cached}
+    shares = {"reference": load.reference_cached, "candidate": load.candidate_cached}
     met = all(share is not None and share >= least for share in shares.values())
-    reported = ", ".join(
-        f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
-    )
     required = Requirement("shared-prefix").of(f"{load.shape}-{load.concurrency}", load.where)
-    settles = "keep the prefix cache on, and use servers that report cached tokens"
-    return required.met(met, f"{reported} of the prompt tokens were cached", settles)
+    return required.met(met, state("prompt-tokens-cached", **shares))
 
 
 def _both_answered(measured: Sequence[Answer]) -> list[tuple[AnswerEnd, AnswerEnd]]:
@@ -251,10 +254,10 @@ def _findings(manifest: BenchManifest, rows: Sequence[LatencyRow], lengths: Answ
             title="slower than the bound allows",
             severity="serious",
             where=row.where,
-            diagnosis=f"{row.title}: slower, {row.why}",
-            evidence=(
-                f"{1e3 * row.candidate_s:.3g} ms against {1e3 * row.reference_s:.3g} ms in the median",
-                f"the reference against itself: {ratio_text(row.floor, row.floor_low, row.floor_high)}",
+            claim=state("slower", time=row.metric, why=row.why),
+            shown_by=(
+                state("median-times", candidate=row.candidate_s, reference=row.reference_s),
+                state("reference-against-itself", ratio=row.floor, low=row.floor_low, high=row.floor_high),
             ),
             reproduce=manifest.command,
         )
@@ -274,7 +277,7 @@ def timed(folder: RunFolder) -> LatencyResult | str:
     """Judge the times that a run's folder holds.
 
     Returns:
-        All ratios; in words, why there are none.
+        All ratios; what an error says where there are none.
     """
     try:
         return judge_bench(bench_folder(folder))
@@ -292,26 +295,18 @@ def claim(result: LatencyResult | str, wrong: Sequence[SuiteResult]) -> Judged:
     if not result:
         return Judged()
     if isinstance(result, str):
-        return Judged(
-            checks=[Requirement("servers-timed").check("missing", result, "repeat the command, which times both again")]
-        )
+        return Judged(checks=[Requirement("servers-timed").check("missing", state("not-timed", said=result))])
     if wrong and result.verdict == "pass":
-        note = _no_gain(result, wrong)
-        result = result.model_copy(update={"verdict": "inconclusive", "note": note, "note_decides": True})
-    observed = f"{result.rounds} rounds of {len(result.loads)} loads in {result.seconds:.0f} s"
+        faster = any(row.high is not None and row.high < 1 for row in result.rows)
+        note = state("no-gain", faster=faster, wrong=[(suite.id, suite.asked) for suite in wrong])
+        result = result.model_copy(update={"verdict": "inconclusive", "note": note})
+    observed = state("timed", rounds=result.rounds, loads=len(result.loads), seconds=result.seconds)
     return Judged(
         suite=_suite(result),
         checks=[Requirement("servers-timed").check("ok", observed)],
         findings=result.findings,
         parts={"latency": result},
     )
-
-
-def _no_gain(result: LatencyResult, wrong: Sequence[SuiteResult]) -> str:
-    """Explain why the times of a candidate that computes something else are no gain."""
-    faster = any(row.high is not None and row.high < 1 for row in result.rows)
-    suites = f"wrong answers ({', '.join(suite.id for suite in wrong)})"
-    return f"No speed-up: {suites}." if faster else f"{suites[0].upper()}{suites[1:]}: the times prove nothing."
 
 
 def _suite(result: LatencyResult) -> SuiteResult:
@@ -325,16 +320,18 @@ def _suite(result: LatencyResult) -> SuiteResult:
     )
 
 
-def _why(result: LatencyResult) -> str:
+def _why(result: LatencyResult) -> tuple[Statement, ...]:
     worst = worst_ratio(result)
     if worst is None:
-        return "No ratio was measured."
-    ratio = f"{worst.title[0].upper()}{worst.title[1:]}, {worst.where}: {worst.why}"
-    # The ratios may be sound while a check is not met: kernels may have been interpreted.
-    overruled = result.verdict == "inconclusive" and worst.verdict == "pass" and not result.note
-    first = next((check.id for check in result.checks if check.status in ("failed", "missing")), "")
-    unmet = f"The check {first} is not met." if overruled else ""
-    return " ".join(part for part in (result.note, unmet, ratio, f"Policy: {result.policy}.") if part)
+        return (state("no-ratio"),)
+    why = [state("of-time", time=worst.metric, load=worst.where, why=worst.why), state("policy", lines=[result.policy])]
+    if result.note:
+        why.insert(0, result.note)
+    elif result.verdict == "inconclusive" and worst.verdict == "pass":
+        # The ratios are sound, but a check is not met: kernels may have been interpreted.
+        unmet = next(check for check in result.checks if check.status in ("failed", "missing"))
+        why.insert(0, state("overruled", **unmet.model_dump()))
+    return tuple(why)
 
 
 def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
@@ -342,25 +339,22 @@ def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
     if worst is None:
         return ()
     return (
-        Metric(
-            id=_WORST,
-            title="worst ratio of times",
-            value=worst.ratio,
-            text="not measured" if worst.ratio is None else f"{worst.ratio:.3f} times",
+        measure(
+            _WORST,
+            worst.ratio,
             low=None if worst.high is None else worst.low,
             high=worst.high,
             bound=result.bound,
             policy=result.policy,
-            explain=f"{result.note}{' ' if result.note else ''}Candidate over reference: {worst.title}, {worst.where}; "
-            f"the worst of {len(result.rows)} ratios",
+            time=worst.metric,
+            load=worst.where,
+            ratios=len(result.rows),
+            note=result.note,
         ),
-        Metric(
-            id="reference-over-itself",
-            title="reference over itself",
-            value=worst.floor,
-            text="not measured" if worst.floor is None else f"{worst.floor:.3f} times",
+        measure(
+            "reference-over-itself",
+            worst.floor,
             low=None if worst.floor_high is None else worst.floor_low,
             high=worst.floor_high,
-            explain=f"The floor of that ratio: {ratio_text(worst.floor, worst.floor_low, worst.floor_high)}",
         ),
     )

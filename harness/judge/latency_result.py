@@ -11,6 +11,7 @@ from assay.harness.judge.blocks import TimeMetric
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.judgement import Judgement, SuiteVerdict
 from assay.harness.schema import RULE, Part
+from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
 
 
@@ -26,11 +27,12 @@ class _OfLoad(Part):
         return f"{self.shape}, {self.concurrency} in flight"
 
 
-class LatencyRow(_OfLoad):
+class LatencyRow(_OfLoad, Worded):
     """One metric of one load: the ratio candidate over reference, above 1 is slower."""
 
+    words = ("title",)
+
     metric: TimeMetric
-    title: str = Field(description="the metric in words")
     reference_s: float = Field(description="median seconds; of throughput the seconds a token of the answer")
     candidate_s: float
     ratio: float | None = Field(description="Hodges and Lehmann's estimate; null where nothing was measured")
@@ -42,7 +44,7 @@ class LatencyRow(_OfLoad):
     p: float = Field(description='of "at most the bound", corrected for the number of ratios (Holm)')
     bound: float
     verdict: Verdict
-    why: str
+    why: Statement
     ratios: int = Field(description="ratios measured; a round gives two")
 
 
@@ -80,8 +82,7 @@ class LatencyResult(Judgement):
     policy: str = Field(
         "", description='the line of policy that sets the bound, such as "latency_bound = 1.1 (default)"'
     )
-    note: str = Field("", description="what limits the meaning of every ratio; empty for nothing")
-    note_decides: bool = Field(False, description="whether the note forbids a pass of these ratios")
+    note: Statement | None = Field(None, description="what forbids a pass of these ratios; null for nothing")
     suites: tuple[SuiteVerdict, ...] = Field((), description="the verdict on each load")
     alpha: float
     rounds: int
@@ -104,10 +105,3 @@ def worst_ratio(latency: LatencyResult) -> LatencyRow | None:
         key=lambda row: (-WORST_FIRST.index(row.verdict), math.inf if row.high is None else row.high, row.ratio or 0.0),
         default=None,
     )
-
-
-def ratio_text(value: float | None, low: float | None, high: float | None) -> str:
-    """Format a ratio, such as "1.034 (0.998 to 1.071)"; with too few ratios the interval is open."""
-    if value is None:
-        return "not measured"
-    return f"{value:.3f} (too few ratios)" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"

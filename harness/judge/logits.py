@@ -36,6 +36,7 @@ from assay.harness.evidence.logit_files import (
     ScoredSequence,
 )
 from assay.harness.schema import Part
+from assay.harness.statement import Statement, state
 
 Array = npt.NDArray[np.float64]
 
@@ -94,12 +95,12 @@ class LogitsComparison:
     Attributes:
         rows: one for each condition under which something was compared.
         prompts: the same by prompt, in the same order.
-        not_observed: sentences: conditions, or sequences of a condition, that a server did not meet, with its cached tokens.
+        not_observed: conditions, or sequences of a condition, that a server did not meet, with its cached tokens.
     """
 
     rows: tuple[LogitsRow, ...]
     prompts: tuple[PromptMeans, ...]
-    not_observed: tuple[str, ...]
+    not_observed: tuple[Statement, ...]
 
 
 def merged_kl(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Array:
@@ -233,17 +234,23 @@ def _check_same(reference: Logits, other: Logits) -> None:
         )
 
 
-def _not_honoured(condition: CacheState, reference: Logits, candidate: Logits, held: Sequence[int]) -> str:
+def _not_honoured(condition: CacheState, reference: Logits, candidate: Logits, held: Sequence[int]) -> Statement:
     everything = range(len(reference.header.sequences))
     out = [i for i in everything if i not in set(held)]
-    said = " and ".join(
-        f"the {role.header.role} had {min(counts)} to {max(counts)}"
+    cached = [
+        (role.header.role, min(counts), max(counts))
         for role in (reference, candidate)
         for counts in [[role.header.sequences[i].cached[condition] for i in out]]
+    ]
+    required = MAX_COLD_TOKENS if condition == "cold" else CACHED_PREFIX_TOKENS
+    return state(
+        "not-cached-as-required",
+        condition=condition,
+        left_out=len(out),
+        sequences=len(everything),
+        required=required,
+        cached=cached,
     )
-    wanted = f"at most {MAX_COLD_TOKENS}" if condition == "cold" else f"at least {CACHED_PREFIX_TOKENS}"
-    which = "logits" if not held else f"logits of {len(out)} of {len(everything)} sequences"
-    return f"{which}, {condition}: {wanted} cached tokens were required; {said}"
 
 
 def _row(condition: CacheState, both: _Compared, top_k: int, floor: float | None) -> LogitsRow:

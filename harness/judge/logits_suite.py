@@ -11,21 +11,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import FLOOR_REPEAT
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.judgement import Metric
+from assay.harness.judge.judgement import Metric, measure
 from assay.harness.judge.logits import Array, LogitsComparison, LogitsRow, PromptMeans, compare_roles
-from assay.harness.judge.noise_limits import change_limit, explained_by, kl_limit
+from assay.harness.judge.noise_limits import change_limit, kl_limit
 from assay.harness.judge.report import SuiteResult
 from assay.harness.policy import WIDEST_LOGITS_LIMIT, Policy
 from assay.harness.sides import ROLES
+from assay.harness.statement import Statement, state
 from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.stats.share import clopper_pearson, p_not_above
-from assay.harness.text import percent
 from assay.harness.verdict import Requirement, Verdict
 
 MIN_PROMPTS = 64
@@ -46,6 +47,9 @@ _FAR_SHARE = 0.01
 _WIDEST_SPREAD = 0.95
 _NOT_FINITE, _FAR_PROMPTS = "not-finite", "far-prompts"
 
+# The verdict, why, the id of the deciding metric, and the p value of a regression.
+_Ruling = tuple[Verdict, tuple[Statement, ...], str, float | None]
+
 
 @dataclass(frozen=True)
 class _Test:
@@ -55,13 +59,13 @@ class _Test:
         metric: as the report shows it.
         reach: the far end of its interval over the limit: at most 1 passes.
         p: p value of "the true mean, or share, is within the limit", corrected for the number of tests.
-        doubt: why it is no pass, whatever its interval; empty if nothing is.
+        doubt: why it does not pass, whatever its interval; None if nothing is in doubt.
     """
 
     metric: Metric
     reach: float
     p: float
-    doubt: str = ""
+    doubt: Statement | None = None
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -76,8 +80,7 @@ def claim(run: RunEvidence) -> Judged:
         return Judged(suite=judge_logits(comparison, policy, run.noise, synthetic=workload.synthetic))
     if "logits" not in workload.suites:
         return Judged()
-    settles = "let assay start both servers, without a URL, or leave logits out of --suites"
-    return Judged(checks=[Requirement("logits-compared").check("missing", "nothing was scored", settles)])
+    return Judged(checks=[Requirement("logits-compared").check("missing", state("nothing-scored"))])
 
 
 def judge_logits(comparison: LogitsComparison, policy: Policy, noise: Sequence[str], *, synthetic: bool) -> SuiteResult:
@@ -110,76 +113,65 @@ def _compare_logits(folder: Path, run: str = "") -> LogitsComparison:
     return compare_roles(reference, candidate, read_logits(again, run) if again.exists() else None)
 
 
-def _judge(
-    comparison: LogitsComparison, tests: Sequence[_Test], alpha: float
-) -> tuple[Verdict, str, str, float | None]:
-    """Decide the verdict, with the sentence that explains it, the id of the deciding metric, and the p value of a regression."""
+def _judge(comparison: LogitsComparison, tests: Sequence[_Test], alpha: float) -> _Ruling:
+    """Decide by what is not finite and by the number of prompts, and else by the tests."""
     rows = comparison.rows
     fewest = min((row.sequences for row in rows), default=0) if len(rows) == 2 else 0
     if bad := [row for row in rows if row.reference_nonfinite]:
-        why = f"The reference's own log-probabilities are not finite at {_positions(bad)}, so nothing can be compared with them."
-        return "inconclusive", why, _NOT_FINITE, None
+        return "inconclusive", (state("reference-not-finite", places=_places(bad)),), _NOT_FINITE, None
     if bad := [row for row in rows if row.nonfinite]:
-        why = f"The candidate's log-probabilities are not finite at {_positions(bad)}; the reference's are."
-        return "regression", why, _NOT_FINITE, 0.0
+        return "regression", (state("candidate-not-finite", places=_places(bad)),), _NOT_FINITE, 0.0
     if fewest < MIN_PROMPTS:
-        unmet = f" Not observed: {'; '.join(comparison.not_observed)}." if comparison.not_observed else ""
-        why = f"{fewest} prompts were scored both cold and cached; at least {MIN_PROMPTS} are needed for a verdict.{unmet}"
-        return "inconclusive", why, "", None
+        why = state("too-few-scored", prompts=fewest, least=MIN_PROMPTS, not_observed=comparison.not_observed)
+        return "inconclusive", (why,), "", None
     return _judge_tests(tests, alpha, fewest)
 
 
-def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> tuple[Verdict, str, str, float | None]:
-    """Decide as `_judge` does, by tests of enough prompts."""
+def _judge_tests(tests: Sequence[_Test], alpha: float, fewest: int) -> _Ruling:
+    """Decide by tests of enough prompts."""
     p = min(test.p for test in tests)
     if worse := [test for test in tests if test.p < alpha]:
         most = max(worse, key=lambda test: test.reach)  # a mean before a share, which reaches nowhere
-        why = f"{_found(most, alpha, fewest)}, above {_limit(most.metric)}; p = {most.p:.2g}."
-        return "regression", why, most.metric.id, p
+        if most.metric.quantity == _FAR_PROMPTS:
+            far = {name: most.metric.values[name] for name in ("count", "prompts", "times")}
+            why = state("prompts-too-far", condition=most.metric.part, share=_FAR_SHARE, p=most.p, **far)
+        else:
+            why = state("logits-beyond", p=most.p, **_numbers(most.metric, alpha, fewest))
+        return "regression", (why,), most.metric.id, p
     if in_doubt := [test for test in tests if test.doubt]:
         doubted = min(in_doubt, key=lambda test: test.reach)  # a prompt that is far beyond, before a tail
-        why = f"{doubted.doubt} So the prompts that were asked do not show that the mean is within the limit."
-        return "inconclusive", why, doubted.metric.id, p
+        assert doubted.doubt is not None
+        return "inconclusive", (doubted.doubt, state("mean-not-shown")), doubted.metric.id, p
     worst = max(tests, key=lambda test: test.reach)
-    statement, limit = _found(worst, alpha, fewest), _limit(worst.metric)
+    numbers = _numbers(worst.metric, alpha, fewest)
     if worst.reach <= 1:
         # The share of prompts that may be wrong though all those that were asked are right.
-        share = percent(clopper_pearson(0, fewest, 2 * alpha).high)
-        unseen = f"A bug in less than {share} of prompts may have met none of them."
-        return "pass", f"{statement}, within {limit}. {unseen}", worst.metric.id, p
-    why = f"{statement}: neither shown to be within {limit} nor above it; more prompts (--logits-prompts) may resolve this."
-    return "inconclusive", why, worst.metric.id, p
+        unseen = state("bug-unseen", share=clopper_pearson(0, fewest, 2 * alpha).high)
+        return "pass", (state("logits-within", **numbers), unseen), worst.metric.id, p
+    return "inconclusive", (state("logits-undecided", **numbers),), worst.metric.id, p
 
 
-def _found(test: _Test, alpha: float, prompts: int) -> str:
-    """Describe what a test measured, as the beginning of a sentence."""
-    number, _, condition = test.metric.title.rpartition(", ")
-    if test.metric.id.startswith(_FAR_PROMPTS):
-        return f"Scored {condition}, {test.metric.text} are more than {_FAR:g} limits away from the reference"
-    return (
-        f"Scored {condition}, the {number} is {test.metric.text} (at most {_nats(test.metric.high)} in size with "
-        f"{percent(1 - alpha)} confidence, {prompts} prompts)"
-    )
-
-
-def _limit(metric: Metric) -> str:
-    if metric.id.startswith(_FAR_PROMPTS):
-        return f"the limit of {percent(_FAR_SHARE)}"
-    return f"the limit of {_nats(metric.bound)} ({metric.policy or metric.explain})"
+def _numbers(metric: Metric, alpha: float, prompts: int) -> dict[str, Any]:
+    """Return what the statement about a mean says of it."""
+    return {
+        "quantity": metric.quantity, "condition": metric.part, "value": metric.values.get("change", metric.value),
+        "high": metric.high, "level": 1 - alpha, "prompts": prompts, "bound": metric.bound, "policy": metric.policy,
+        "limit": metric.values["limit"],
+    }  # fmt: skip
 
 
 def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -> Iterator[_Test]:
     tested = [prompts for prompts in comparison.prompts if len(prompts.kl)]
     number = 3 * len(tested)
     for prompts in tested:
-        limit, explain = limit_of(prompts, policy.logits_limit, noise)
+        limit, source = limit_of(prompts, policy.logits_limit, noise)
         condition, line = prompts.condition, policy.line("logits_limit") if policy.logits_limit else ""
         # Two-sided intervals of level 1 - alpha. A divergence can only be too large; a log-likelihood can change either way.
         kl, change = bootstrap_t(prompts.kl, policy.alpha / 2), bootstrap_t(prompts.change, policy.alpha / 2)
         yield _Test(
-            Metric(
-                id=f"mean-kl-{condition}", title=f"mean KL, {condition}", value=kl.value, text=_nats(kl.value),
-                low=_finite(kl.low), high=_finite(kl.high), bound=limit, policy=line, explain=explain,
+            measure(
+                "mean-kl", kl.value, part=condition, low=_finite(kl.low), high=_finite(kl.high), bound=limit, policy=line,
+                limit=source,
             ),
             kl.high / limit,
             min(1.0, number * kl.p_not_above(limit)),
@@ -188,11 +180,9 @@ def _tests(comparison: LogitsComparison, policy: Policy, noise: Sequence[str]) -
         most = change_limit(limit)
         far = max(change.high, -change.low)
         yield _Test(
-            Metric(
-                id=f"likelihood-change-{condition}", title=f"mean change of the log-likelihood, {condition}",
-                value=abs(change.value), text=f"{change.value:+.3g} nats", low=_finite(max(change.low, -change.high, 0.0)),
-                high=_finite(far), bound=most, policy=line,
-                explain=f"In either direction; the bound is the root of twice that of the KL: {explain}",
+            measure(
+                "likelihood-change", abs(change.value), part=condition, low=_finite(max(change.low, -change.high, 0.0)),
+                high=_finite(far), bound=most, policy=line, change=change.value, limit=source,
             ),
             far / most,
             min(1.0, 2 * number * min(change.p_not_above(most), change.p_not_below(-most))),
@@ -205,31 +195,24 @@ def _far(prompts: PromptMeans, limit: float, tests: int, alpha: float) -> _Test:
     n = len(prompts.kl)
     count = int((prompts.kl > _FAR * limit).sum())
     share = clopper_pearson(count, n, alpha)
-    worst = f"; the worst has {_nats(float(prompts.kl.max()))}" if count else ""
-    text = f"{count} of {n} prompts"
-    are = "is" if count == 1 else "are"
-    said = f"Scored {prompts.condition}, {text} {are} more than {_FAR:g} limits away from the reference{worst}."
+    worst = float(prompts.kl.max()) if count else None
+    far: dict[str, Any] = {"count": count, "prompts": n, "times": _FAR, "worst": worst}
     return _Test(
-        Metric(
-            id=f"{_FAR_PROMPTS}-{prompts.condition}", title=f"prompts far beyond the limit, {prompts.condition}",
-            value=count / n, text=text, low=share.low, high=share.high, bound=_FAR_SHARE,
-            explain=f"A mean KL of the prompt above {_FAR:g} times the limit of {_nats(limit)}{worst}",
+        measure(
+            "far-prompts", count / n, part=prompts.condition, low=share.low, high=share.high, bound=_FAR_SHARE, limit=limit, **far,
         ),
         0.0,
         min(1.0, tests * p_not_above(count, n, _FAR_SHARE)),
-        said if count else "",
+        state("prompts-far", condition=prompts.condition, **far) if count else None,
     )  # fmt: skip
 
 
-def _heavy(prompts: PromptMeans, limit: float) -> str:
-    """Report that the tail of the KLs is too heavy for a mean; empty if not, or if no prompt is beyond the limit."""
+def _heavy(prompts: PromptMeans, limit: float) -> Statement | None:
+    """State that the tail of the KLs is too heavy for a mean; None if it is not, or if no prompt is beyond the limit."""
     spread = _tail_spread(prompts.kl)
     if spread <= _WIDEST_SPREAD or not (prompts.kl > limit).any():
-        return ""
-    return (
-        f"Scored {prompts.condition}, the prompts' KLs have a heavy tail: the logarithms of the larger half have a standard "
-        f"deviation of {spread:.2g}, more than {_WIDEST_SPREAD:g}."
-    )
+        return None
+    return state("heavy-tail", condition=prompts.condition, spread=spread, most=_WIDEST_SPREAD)
 
 
 def _tail_spread(values: Array) -> float:
@@ -238,41 +221,32 @@ def _tail_spread(values: Array) -> float:
     return float(np.log(above[len(above) // 2 :]).std(ddof=1)) if len(above) > 3 else 0.0
 
 
-def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) -> tuple[float, str]:
+def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) -> tuple[float, Statement]:
     """Compute the limit of the mean KL of prompts, and where it comes from.
 
     That is the policy's `limit`, else the larger of declared noise and floor, which an erratic reference raises to
     `WIDEST_LOGITS_LIMIT` and no further.
     """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
-    measured = "not measured" if floor is None else f"{floor:.2g} nats over {len(prompts.floor)} prompts"
+    measured = {"floor": floor, "prompts": len(prompts.floor)}
     if limit:
-        return limit, f"the reference against itself: {measured}"
-    explained, source = kl_limit(filter(None, noise)), f"{explained_by(noise)};"
+        return limit, state("kl-limit-of-policy", **measured)
+    declared = [*filter(None, noise)]
+    explained = kl_limit(declared)
     if floor is not None and FLOOR_FACTOR * floor > explained:
-        explained, source = min(FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT), f"{FLOOR_FACTOR:g} times the floor,"
-    return explained, f"{source} the reference against itself: {measured}"
+        raised = min(FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT)
+        return raised, state("kl-limit-of-floor", factor=FLOOR_FACTOR, **measured)
+    return explained, state("kl-limit-of-noise", noise=declared, **measured)
 
 
 def _not_finite(rows: Sequence[LogitsRow]) -> Metric:
     count = sum(row.nonfinite - row.reference_nonfinite for row in rows)
-    return Metric(
-        id=_NOT_FINITE,
-        title="positions that are not finite",
-        value=float(count),
-        text=f"{count:,}",
-        bound=0.0,
-        explain=f"In the candidate alone, of {sum(row.positions for row in rows):,} positions",
-    )
+    return measure("not-finite", float(count), bound=0.0, positions=sum(row.positions for row in rows))
 
 
-def _positions(rows: Sequence[LogitsRow]) -> str:
-    return " and ".join(f"{row.nonfinite:,} of {row.positions:,} positions, {row.condition}" for row in rows)
-
-
-def _nats(value: float | None) -> str:
-    """Format with as many digits as the ends of an interval have in reports: fewer can lie outside of it."""
-    return "an unknown number of nats" if value is None else f"{value:.3g} nats"
+def _places(rows: Sequence[LogitsRow]) -> list[tuple[int, int, str]]:
+    """List the positions that are not finite, all positions, and the condition."""
+    return [(row.nonfinite, row.positions, row.condition) for row in rows]
 
 
 def _finite(end: float) -> float | None:

@@ -58,9 +58,3 @@ def change_limit(kl: float) -> float:
     the KL (Cauchy and Schwarz).
     """
     return math.sqrt(2 * kl)
-
-
-def explained_by(noise: Iterable[str]) -> str:
-    """Name what explains a limit: the declared noise of both roles, or rounding."""
-    declared = " and ".join(filter(None, noise))
-    return f"declared noise {declared}" if declared else "rounding, since no other noise is declared"

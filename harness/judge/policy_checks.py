@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.history import check_repeated
 from assay.harness.judge.judgement import WHOLE
-from assay.harness.text import listed
+from assay.harness.statement import state
 from assay.harness.verdict import Check, Requirement
 
 
@@ -19,7 +19,7 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
     spec, manifest = run.spec, run.manifest
     require, line = spec.policy.require, spec.policy.line("require")
     if run.baselines is not None and "require" not in spec.policy.given_by:
-        require, line = WHOLE, f"a gate requires {listed(WHOLE)} (default)"
+        require, line = WHOLE, ""
     compared = spec.device, spec.reference.backend, manifest.model, tuple(sorted(spec.treatment.items()))
     return Judged(
         checks=[
@@ -32,24 +32,18 @@ def claim(run: RunEvidence, ran: Sequence[str]) -> Judged:
 
 def _check_policy(run: RunEvidence) -> Check:
     """Check that the policy is as strict as the default. A weaker one is the user's to choose, and is not chosen in silence."""
-    declared, weakened = run.manifest.noise.get("candidate", ""), list(run.spec.weakened)
-    if declared and declared not in run.spec.policy.bounds:
-        weakened.append(f"noise = {declared} (declared by the kernel alone)")
-    if not weakened:
-        return Requirement("policy").check("ok", "margins, error rates and envelope are the defaults, or stricter")
-    settles = "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]"
-    return Requirement("policy").check("not checked", "; ".join(weakened), settles)
+    noise = run.manifest.noise.get("candidate", "")
+    declared = noise if noise not in run.spec.policy.bounds else ""
+    weaker = bool(run.spec.weakened or declared)
+    found = state("policy-weakened", lines=run.spec.weakened, declared=declared) if weaker else state("policy-strict")
+    return Requirement("policy").check("not checked" if weaker else "ok", found)
 
 
 def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:
-    """Check that the suites ran that the policy requires; `line` is the policy's."""
+    """Check that the suites ran that the policy requires; `line` is the policy's, empty for the default of a gate."""
     return [
         Requirement("required")
         .of(suite)
-        .met(
-            suite in ran,
-            f"{'it ran' if suite in ran else 'it did not run'}; {line}",
-            f"add {suite} to --suites, on servers that assay starts",
-        )
+        .met(suite in ran, state("suite-required", suite=suite, ran=suite in ran, line=line, required=require))
         for suite in require
     ]

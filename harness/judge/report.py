@@ -23,6 +23,7 @@ from assay.harness.judge.logits import LogitsRow
 from assay.harness.reading import reading, whole_file
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Role
+from assay.harness.statement import Statement
 from assay.harness.verdict import Check, Finding
 
 __all__ = [  # all parts of a report, wherever they are defined
@@ -277,7 +278,9 @@ class EnvelopeResult(Part):
     served_reached: dict[str, dict[str, int]] = Field(
         default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
     )
-    gaps: tuple[str, ...] = Field((), description="lengths of the policy's envelope that some layer did not compare")
+    gaps: tuple[Statement, ...] = Field(
+        (), description="lengths of the policy's envelope that some layer did not compare"
+    )
     rows: tuple[EnvelopeRow, ...]
 
     def calls(self, phase: str, condition: str, label: str) -> int:
@@ -291,7 +294,7 @@ class FaultSeen(Part):
 
     suite: Literal["accuracy", "logits", "layers"]
     seen: bool
-    numbers: str = Field(description='such as "7 of 8 questions lost, p = 0.01"')
+    numbers: Statement = Field(description='such as "7 of 8 questions lost, p = 0.01"')
 
 
 class SensitivityResult(Part):
@@ -299,13 +302,6 @@ class SensitivityResult(Part):
 
     fault: str = Field(description="id of the fault")
     parts: tuple[FaultSeen, ...]
-
-    @property
-    def sentence(self) -> str:
-        """The suites that saw it, in words."""
-        return f"{self.fault}: " + "; ".join(
-            f"{'seen' if part.seen else 'not seen'} by {part.suite} ({part.numbers})" for part in self.parts
-        )
 
 
 class Report(Judgement):

@@ -11,21 +11,21 @@ from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings, ServerManifest
 from assay.harness.evidence.records import Answer
-from assay.harness.evidence.run_file import RUN_AGAIN
-from assay.harness.fingerprint.differences import compare_fingerprints
+from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.sides import HIDDEN, ROLES, Role, Side, treatment
-from assay.harness.text import counted, listed
-from assay.harness.verdict import Check, Requirement
+from assay.harness.statement import Statement, state
+from assay.harness.verdict import Check, CheckStatus, Requirement
 
 
 def claim(run: RunEvidence) -> Judged:
     """Check that the servers differed in the treatment alone, and that what each counted, admitted and answered agrees."""
     if not run.compares_servers:
         return Judged()
-    check = check_same_servers(run.spec.sides, run.servers, run.argument_differences, "reference" not in run.measured)
-    check = with_fingerprints(check, run.fingerprints)
-    same = _with_common_settings(check, run.folder.read(COMMON_SETTINGS))
+    same = check_same_servers(
+        run.spec.sides, run.servers, run.argument_differences, run.fingerprints,
+        stored="reference" not in run.measured, common=run.folder.read(COMMON_SETTINGS),
+    )  # fmt: skip
     return Judged(checks=[same, _check_reconciled(run), *_check_parsed(run)])
 
 
@@ -33,64 +33,69 @@ def check_same_servers(
     sides: Mapping[Role, Side],
     servers: Mapping[Role, ServerManifest],
     differences: Mapping[str, tuple[str, str]],
+    fingerprints: Mapping[Role, Fingerprint],
+    *,
     stored: bool = False,
+    common: CommonSettings | None = None,
 ) -> Check:
     """Check that the servers differed in the treatment and in nothing else.
 
     Args:
         sides: what the run names, by role.
         servers: by role.
+        differences: arguments that differ beyond the treatment.
+        fingerprints: what each really served, which decides last; none for a role whose server did not tell.
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
+        common: what both were given so that their arguments agree; None where nothing was looked for.
     """
-    required = Requirement("same-servers")
+    status, found = _compare_servers(sides, servers, differences, fingerprints, stored)
+    if common is not None:
+        impossible = common.impossible if status == "failed" else ()
+        found = state("with-common-settings", found=found, because=common.because, impossible=impossible)
+    return Requirement("same-servers").check(status, found)
+
+
+def _compare_servers(
+    sides: Mapping[Role, Side],
+    servers: Mapping[Role, ServerManifest],
+    differences: Mapping[str, tuple[str, str]],
+    fingerprints: Mapping[Role, Fingerprint],
+    stored: bool,
+) -> tuple[CheckStatus, Statement]:
     if len(servers) < 2:
-        return required.check("missing", "not both servers started", "start both; see the servers' logs")
+        return "missing", state("not-both-started")
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
-        return required.check("missing", "at least one server was not started by assay", "let assay start both servers")
+        return "missing", state("not-started-by-assay")
     other = [
-        f"the {role} was to be {sides[role].backend}, and its server ran {server.backend}"
+        (role, sides[role].backend, server.backend)
         for role, server in servers.items()
         if server.backend != sides[role].backend
     ]
     if other:
-        return required.check("failed", "; ".join(other), RUN_AGAIN)
+        return "failed", state("other-backend-ran", other=other)
     if not any(server.arguments for server in servers.values()):
-        return required.check("missing", "neither server reported its arguments", "use an engine that reports them")
-    asked = treatment(sides["reference"], sides["candidate"])
+        return "missing", state("arguments-not-reported")
+    asked = list(treatment(sides["reference"], sides["candidate"]))
     if differences:
-        observed = "; ".join(f"{key}: {ours} against {theirs}" for key, (ours, theirs) in differences.items())
-        return required.check("failed", observed, f"run again so that only {listed(list(asked)) or 'nothing'} differs")
+        unequal = [(name, ours, theirs) for name, (ours, theirs) in differences.items()]
+        return "failed", state("arguments-differ", arguments=unequal, asked=asked)
     if unseen := [name for name in asked if name.startswith("--") and _same_argument(name, servers)]:
-        observed = f"both servers report the same {listed(unseen)}, which was asked to differ"
-        return required.check("failed", observed, "see why the engine ignores the flag")
-    same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
-    return required.check("ok", f"{same}; {len(servers['reference'].arguments)} server arguments agree")
+        return "failed", state("flags-ignored", flags=unseen)
+    diff = _compare_served(fingerprints)
+    if diff is not None and diff.undeclared:
+        return "failed", state("served-otherwise", said=[difference.says for difference in diff.undeclared])
+    arguments, parts = len(servers["reference"].arguments), len(diff.compared) if diff else None
+    return "ok", state("servers-agree", stored=stored, arguments=arguments, parts=parts)
 
 
-def with_fingerprints(check: Check, fingerprints: Mapping[Role, Fingerprint]) -> Check:
-    """Decide the check on what the servers really served, too, where both were observed; it never becomes milder.
-
-    Where one was not, the check says so.
-
-    Args:
-        fingerprints: by role; their arguments are left out, of which that check decides.
-    """
-    if check.status != "ok":
-        return check
+def _compare_served(fingerprints: Mapping[Role, Fingerprint]) -> FingerprintDiff | None:
+    """Compare what the servers really served, but for their arguments; None where one was not observed."""
     if len(fingerprints) < len(ROLES):
-        return check.model_copy(update={"found": f"{check.found}; what they served was not observed"})
+        return None
     sides = fingerprints["reference"], fingerprints["candidate"]
     # A run that names two models compares them, however much they have in common.
     allowed = ["arguments", *(["weights"] if sides[0].model != sides[1].model else [])]
-    diff = compare_fingerprints(*sides, allowed)
-    if not diff.undeclared:
-        agree = f"what they served agrees in {counted(len(diff.compared), 'part')}"
-        return check.model_copy(update={"found": f"{check.found}; {agree}"})
-    says = "; ".join(difference.says for difference in diff.undeclared)
-    observed = f"of what they served (A the reference, B the candidate), {says}"
-    return Requirement("same-servers").check(
-        "failed", observed, "run again so that only the treatment differs; see assay compare of both"
-    )
+    return compare_fingerprints(*sides, allowed)
 
 
 def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
@@ -100,17 +105,7 @@ def _same_argument(flag: str, servers: Mapping[Role, ServerManifest]) -> bool:
     return len(reported) == len(servers) and all(value == reported[0] != HIDDEN for value in reported)
 
 
-def _with_common_settings(check: Check, common: CommonSettings | None) -> Check:
-    """Add to the check that both servers had the same flags what they were given so that it could be met."""
-    if common is None:
-        return check
-    words = list(common.because)
-    if check.status == "failed":
-        words += [f"not made equal: {setting}" for setting in common.impossible]
-    return check.model_copy(update={"found": "; ".join([check.found, *words])})
-
-
-_MOST_WORDS = 3
+_MOST_SHOWN = 3
 
 
 def _check_reconciled(run: RunEvidence) -> Check:
@@ -118,21 +113,20 @@ def _check_reconciled(run: RunEvidence) -> Check:
     required = Requirement("calls-reconciled")
     admitted = {role: run.folder.admissions(role) for role in run.measured}
     if absent := [role for role in run.measured if role not in run.servers or not admitted[role]]:
-        observed = f"no admitted request was noted in the server of the {' or the '.join(absent)}"
-        return required.check("missing", observed, "let assay start both servers; see their logs")
+        return required.check("missing", state("no-request-admitted", roles=absent))
     answered = {role: [answer for answer in run.answers if answer.role == role] for role in run.measured}
     wrong = [
-        f"{role}: {words}"
+        (role, disagreement)
         for role in run.measured
-        for words in _disagreements(
+        for disagreement in _disagreements(
             run.folder.counters_by_process(role), admitted[role], answered[role], run.spec.workload.concurrency
         )
     ]
     if wrong:
-        more = f"; and {len(wrong) - _MOST_WORDS} more" if len(wrong) > _MOST_WORDS else ""
-        return required.check("failed", "; ".join(wrong[:_MOST_WORDS]) + more, RUN_AGAIN)
-    passes, requests = (" and ".join(f"{len(each):,}" for each in of.values()) for of in (admitted, answered))
-    return required.check("ok", f"{passes} prefill passes in every layer, {requests} answered requests")
+        found = state("calls-disagree", first=wrong[:_MOST_SHOWN], more=len(wrong[_MOST_SHOWN:]))
+        return required.check("failed", found)
+    passes, requests = ([len(each) for each in of.values()] for of in (admitted, answered))
+    return required.check("ok", state("calls-agree", passes=passes, requests=requests))
 
 
 def _disagreements(
@@ -140,7 +134,7 @@ def _disagreements(
     admissions: Sequence[Admission],
     answers: Sequence[Answer],
     concurrency: int,
-) -> Iterator[str]:
+) -> Iterator[Statement]:
     earlier = _earlier_processes(admissions)
     for process in sorted({admission.process for admission in admissions} | set(counts)):
         admitted = [admission for admission in admissions if admission.process == process]
@@ -156,16 +150,18 @@ def _earlier_processes(admissions: Sequence[Admission]) -> set[int]:
     return {process for process, number in last.items() if number < first_of_last}
 
 
-def _prefill_disagreements(counts: Sequence[CallCount], admitted: Sequence[Admission], tolerance: int) -> Iterator[str]:
+def _prefill_disagreements(
+    counts: Sequence[CallCount], admitted: Sequence[Admission], tolerance: int
+) -> Iterator[Statement]:
     """Return where the calls of a process differ from the batches that it admitted, by more than `tolerance` passes."""
     extend = [count for count in counts if count.phase == "extend"]
     if any(count.captured for count in extend):
-        yield "prefill ran in CUDA graphs, whose batches cannot be noted"
+        yield state("prefill-in-graphs")
         return
     behind = sum(has_cached_prefix(admission.prefix) for admission in admitted)
-    for words, passes, chosen in (
-        ("", len(admitted), extend),
-        (" with a cached prefix", behind, [count for count in extend if count.cached_prefix]),
+    for cached, passes, chosen in (
+        (False, len(admitted), extend),
+        (True, behind, [count for count in extend if count.cached_prefix]),
     ):
         calls: Counter[int] = Counter()
         for count in chosen:
@@ -173,27 +169,29 @@ def _prefill_disagreements(counts: Sequence[CallCount], admitted: Sequence[Admis
         layers = {layer for count in counts for layer in count.calls_by_layer} or {0}
         for layer in sorted(layers):
             if abs(calls[layer] - passes) > tolerance:
-                yield f"layer {layer}{words}: {calls[layer]:,} calls in {passes:,} passes"
+                yield state("prefill-calls", layer=layer, cached_prefix=cached, calls=calls[layer], passes=passes)
 
 
-def _request_disagreements(answers: Sequence[Answer], admissions: Sequence[Admission]) -> Iterator[str]:
+def _request_disagreements(answers: Sequence[Answer], admissions: Sequence[Admission]) -> Iterator[Statement]:
     prefix: dict[str, int] = {}
     for admission in admissions:
         for rid, cached in zip(admission.rids, admission.prefix, strict=True):
             prefix.setdefault(rid, cached)
     unknown = [answer for answer in answers if answer.request_id not in prefix]
     if unknown:
-        yield f"{len(unknown):,} of {len(answers):,} answered requests were not admitted, the first {unknown[0].item}"
+        yield state("requests-not-admitted", count=len(unknown), answers=len(answers), first=unknown[0].item)
     other = sum(
         has_cached_prefix([answer.cached_tokens]) != has_cached_prefix([prefix[answer.request_id]])
         for answer in answers
         if answer.request_id in prefix and answer.cached_tokens is not None
     )
     if other:
-        yield f"{other:,} of {len(answers):,} answers report another cached prefix than their request had"
+        yield state("other-prefixes-reported", count=other, answers=len(answers))
 
 
-def _decode_disagreements(counts: Sequence[CallCount], answers: Sequence[Answer], concurrency: int) -> Iterator[str]:
+def _decode_disagreements(
+    counts: Sequence[CallCount], answers: Sequence[Answer], concurrency: int
+) -> Iterator[Statement]:
     tokens = sum(max(answer.completion_tokens - 1, 0) for answer in answers)
     calls: Counter[int] = Counter()
     for count in counts:
@@ -203,7 +201,7 @@ def _decode_disagreements(counts: Sequence[CallCount], answers: Sequence[Answer]
     needed = -(-tokens // concurrency)
     for layer, number in sorted(calls.items()):
         if number < needed:
-            yield f"layer {layer}: {number:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
+            yield state("too-few-decode-calls", layer=layer, calls=number, tokens=tokens, needed=needed)
 
 
 def _check_parsed(run: RunEvidence) -> list[Check]:
@@ -212,13 +210,6 @@ def _check_parsed(run: RunEvidence) -> list[Check]:
     answers = [answer for answer in run.answers if answer.suite == "accuracy"]
     if not answers:
         return []
-    required, n = Requirement("answers-parsed"), f"{len(answers):,}"
     other = sum(answer.parsed != parse_answer(answer.text, expected.get(answer.item)) for answer in answers)
-    if not other:
-        return [required.check("ok", f"{n} of {n} letters are those of the texts")]
-    observed = f"{other:,} of {n} answers were recorded with another letter than their text gives"
-    return [
-        required.check(
-            "failed", observed, f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it"
-        )
-    ]
+    found = state("answers-parsed", answers=len(answers), otherwise=other)
+    return [Requirement("answers-parsed").check("failed" if other else "ok", found)]

@@ -14,7 +14,6 @@ from assay.harness.evidence.faults import SENSITIVITY, SeededCalls, SensitivityR
 from assay.harness.evidence.layer_diff_record import with_roles_exchanged
 from assay.harness.evidence.logit_files import logits_path, read_logits
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.evidence.shadow_errors import FOLDER as SHADOW_FOLDER
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.evidence import Judged, RunEvidence
@@ -24,17 +23,13 @@ from assay.harness.judge.report import FaultSeen, SensitivityResult
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
+from assay.harness.statement import state
 from assay.harness.stats.betting import log_wealth, p_value
 from assay.harness.stats.share import p_not_above
 from assay.harness.verdict import Check, Requirement
 
 # Suites that have to see the fault.
 _SUITES = ("accuracy", "logits", "layers")
-_ATTENTIVE = (
-    "use a workload that depends on attention: real weights (without --load-format=dummy), questions that share a header, and the "
-    "prefix cache on"
-)
-_START_BOTH = "let assay start both servers, by the names of their backends"
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -72,8 +67,9 @@ def _answers_see(
     texts = {a.item: a.text for a in answers if (a.suite, a.role, a.repeat) == ("accuracy", "reference", 0)}
     lost = losses({item.id: item for item in items if item.suite == "accuracy"}, texts, faulty)
     p = p_no_loss(lost, policy.margin)
-    net = f"{sum(loss > 0 for loss in lost)} lost and {sum(loss < 0 for loss in lost)} gained of {len(lost)} questions"
-    return FaultSeen(suite="accuracy", seen=p <= policy.alpha, numbers=f"{net}, p = {p:.2g}")
+    net = sum(loss > 0 for loss in lost), sum(loss < 0 for loss in lost)
+    numbers = state("fault-in-answers", lost=net[0], gained=net[1], questions=len(lost), p=p)
+    return FaultSeen(suite="accuracy", seen=p <= policy.alpha, numbers=numbers)
 
 
 def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str], nonce: str = "") -> FaultSeen:
@@ -86,14 +82,13 @@ def _logits_see(policy: Policy, folder: Path, place: Path, noise: Sequence[str],
     lost = next((row.nonfinite - row.reference_nonfinite for row in compared.rows if row.condition == "cached"), 0)
     cached = next((prompt for prompt in compared.prompts if prompt.condition == "cached"), None)
     if cached is None or not len(cached.kl):
-        observed = f"{lost} positions not finite" if lost else "no prompt was scored behind a cached prefix"
-        return FaultSeen(suite="logits", seen=lost > 0, numbers=observed)
+        return FaultSeen(suite="logits", seen=lost > 0, numbers=state("fault-without-divergences", not_finite=lost))
     limit, _ = limit_of(cached, policy.logits_limit, noise)
     # A divergence that is not a number counts as above, since the reference's was finite. An exact one-sided sign test.
     above = sum(not kl <= limit for kl in cached.kl.tolist())
     p = p_not_above(above, len(cached.kl), 0.5)
-    observed = f"{above} of {len(cached.kl)} prompts above {limit:.3g} nats, {cached.kl.mean():.3g} on average"
-    return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, numbers=observed)
+    numbers = state("fault-in-logits", above=above, prompts=len(cached.kl), limit=limit, mean=cached.kl.mean())
+    return FaultSeen(suite="logits", seen=lost > 0 or p <= policy.alpha, numbers=numbers)
 
 
 def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", nonce: str = "") -> FaultSeen:
@@ -103,8 +98,8 @@ def _layers_see(place: Path, claimed: Sequence[str], role: Role = "reference", n
     tests = (against.cells, against.gains, against.apart, against.reference)
     flagged, compared = sum(int(test.flagged.sum()) for test in tests), len(against.cells.index)
     worst = max((float(test.excess.max(initial=0.0)) for test in tests), default=0.0)
-    observed = f"{flagged:,} tests out of bounds in {compared:,} cells, at worst {worst:.3g} times"
-    return FaultSeen(suite="layers", seen=flagged > 0, numbers=observed)
+    numbers = state("fault-in-layers", flagged=flagged, cells=compared, worst=worst)
+    return FaultSeen(suite="layers", seen=flagged > 0, numbers=numbers)
 
 
 def _check_sensitive(
@@ -114,20 +109,17 @@ def _check_sensitive(
     required = Requirement("workload-sensitive")
     wanted = [suite for suite in _SUITES if suite in suites]
     if not wanted:
-        observed = "no suite that could see a fault was requested"
-        return required.check("not checked", observed, "add accuracy, logits or layers to --suites")
-    if (result is None or not result.parts) and url:
-        return required.check("missing", "a fault cannot be seeded in a server that assay did not start", _START_BOTH)
+        return required.check("not checked", state("no-suite-for-faults"))
     if result is None or not result.parts:
-        return required.check("missing", "no fault was seeded", "repeat the command, which resumes")
+        return required.check("missing", state("fault-not-seedable" if url else "no-fault-seeded"))
     if (idle := next(_idle(records), None)) is not None:
-        why = f": {idle.why}" if idle.why else ", since none had a cached prefix"
-        return required.check("missing", f"{result.fault} changed none of {idle.calls:,} calls{why}", _ATTENTIVE)
+        numbers = {"changed": idle.changed, "calls": idle.calls}
+        return required.check("missing", state("fault-changed-nothing", fault=result.fault, why=idle.why, **numbers))
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
-    if unmeasured := [suite for suite in wanted if suite not in seen]:
-        observed = f"{result.sentence}; not measured by {' and '.join(unmeasured)}"
-        return required.check("missing", observed, _START_BOTH if url else RUN_AGAIN)
-    return required.met(all(seen[suite] for suite in wanted), result.sentence, _ATTENTIVE)
+    unmeasured = [suite for suite in wanted if suite not in seen]
+    parts = [(part.suite, part.seen, part.numbers) for part in result.parts]
+    found = state("faults-seen", fault=result.fault, parts=parts, unmeasured=unmeasured, url=url)
+    return required.met(all(seen.get(suite, False) for suite in wanted), found)
 
 
 def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:

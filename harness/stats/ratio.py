@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,20 +181,25 @@ def _freedom(effective: float) -> float:
     return max(2.0, effective - 1)
 
 
+RatioReason = Literal["too few", "below", "above", "too noisy", "not significant", "not clear"]
+"""Why a ratio has its verdict: too few were measured, or where its interval lies by the bound. Above it, it may be too noisy to
+call, by the reference against itself, or not significant among all ratios of the run."""
+
+
 @dataclass(frozen=True)
 class RatioDecision:
     """The verdict on one ratio.
 
     Attributes:
         verdict: "pass", "regression" or "inconclusive".
-        why: one sentence.
+        reason: why.
         ratio: candidate over reference.
         floor: reference over reference.
         p: p value of "at most the bound", corrected for the number of ratios of the run (Holm).
     """
 
     verdict: Verdict
-    why: str
+    reason: RatioReason
     ratio: _Ratio
     floor: _Ratio
     p: float
@@ -229,26 +235,20 @@ def decide_ratios(
 
 
 def _decide(ratio: _Ratio, floor: _Ratio, p: float, bound: float, alpha: float) -> RatioDecision:
-    low, high = ratio.interval.low, ratio.interval.high
-    text = f"{ratio.value:.3f} ({low:.3f} to {high:.3f} with {100 * ratio.interval.level:.0f} % confidence)"
+    low = ratio.interval.low
     verdict: Verdict = "inconclusive"
+    reason: RatioReason = "not clear"
     if min(ratio.n, floor.n) < MIN_RATIOS:
-        why = f"Too few ratios: {ratio.n}, and {floor.n} of the reference against itself; {MIN_RATIOS} of each are needed."
-    elif high < bound:
-        verdict, why = "pass", f"{text}: below the bound of {bound:g}."
+        reason = "too few"
+    elif ratio.interval.high < bound:
+        verdict, reason = "pass", "below"
     elif low > bound and (low <= _extent(floor) or floor.interval.low > bound):
-        why = (
-            f"{text}: above the bound of {bound:g}, but the reference against itself measures {floor.value:.3f} "
-            f"({floor.interval.low:.3f} to {floor.interval.high:.3f}): too noisy to call. To resolve: a quieter machine or more "
-            "rounds."
-        )
+        reason = "too noisy"
     elif low > bound and p < alpha:
-        verdict, why = "regression", f"{text}: above the bound of {bound:g}."
-    else:
-        beyond = "above" if low > bound else "not clear of"
-        corrected = f", but not significant among all ratios (p = {p:.2g})" if low > bound else ""
-        why = f"{text}: {beyond} the bound of {bound:g}{corrected}; to resolve: more rounds ({ratio.n} ratios were measured)."
-    return RatioDecision(verdict, why, ratio, floor, p)
+        verdict, reason = "regression", "above"
+    elif low > bound:
+        reason = "not significant"
+    return RatioDecision(verdict, reason, ratio, floor, p)
 
 
 def _extent(floor: _Ratio) -> float:

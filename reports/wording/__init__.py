@@ -10,13 +10,23 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from assay.harness.ingest.comparison import Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.result import IngestResult
 from assay.harness.judge.judgement import Judgement, Metric, SuiteVerdict
+from assay.harness.judge.latency_result import LatencyRow
 from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
+from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
+from assay.reports.wording import greedy as greedy
 from assay.reports.wording import invariance as invariance
+from assay.reports.wording import latency as latency
 from assay.reports.wording import lengths as lengths
+from assay.reports.wording import logits as logits
+from assay.reports.wording import sensitivity as sensitivity
+from assay.reports.wording import servers as servers
+from assay.reports.wording.comparison import COVERS, comparison_words, first_places, ingest_headline, unpaired_title
 from assay.reports.wording.requirements import SaidCheck, said_check
 from assay.reports.wording.say import measured_of, said_finding, say
 from assay.reports.wording.verdict import headline, reasons, suite_title, unmet_sentence
@@ -55,8 +65,34 @@ def _(part: SuiteVerdict) -> dict[str, Any]:
 
 
 @with_words.register
+def _(part: LatencyRow) -> dict[str, Any]:
+    return {"title": latency.TIMES[part.metric]}
+
+
+@with_words.register
 def _(part: Judgement) -> dict[str, Any]:
     return {"headline": headline(part), "reasons": reasons(part)}
+
+
+@with_words.register
+def _(part: Comparison) -> dict[str, Any]:
+    said, why = comparison_words(part)
+    return {"headline": said, "reasons": why, "covers": COVERS[part.kind]}
+
+
+@with_words.register
+def _(part: Unpaired) -> dict[str, Any]:
+    return {"title": unpaired_title(part)}
+
+
+@with_words.register
+def _(part: TraceDifference) -> dict[str, Any]:
+    return {"first": first_places(part)}
+
+
+@with_words.register
+def _(part: IngestResult) -> dict[str, Any]:
+    return {"headline": ingest_headline(part)}
 
 
 def worded_json(result: BaseModel) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from assay.harness.judge.judgement import Metric
-from assay.harness.text import percent, two_digits
+from assay.harness.text import counted, listed, percent, two_digits
 from assay.reports.wording.accuracy import by_betting, in_points
-from assay.reports.wording.say import Measured, says
+from assay.reports.wording.say import Found, Measured, says
 
 
 @says
@@ -42,3 +42,82 @@ def _loss_since_accepted(metric: Metric, level: float) -> Measured:
 def _own_error_growth(metric: Metric) -> Measured:
     text = "" if metric.value is None else f"{two_digits(metric.value)} times"
     return Measured("growth of own error", text, "Largest over layers and conditions")
+
+
+def _differing(differs: list[tuple[str, str, str]]) -> str:
+    return "; ".join(f"{name.replace('_', ' ')} was {_short(was)}, now {_short(now)}" for name, was, now in differs)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:12] + "…")
+
+
+def _accept_again(folder: str) -> str:
+    return f"assay gate accept on a current run, and remove the stale baseline from {folder}"
+
+
+def _unused(unused: list[str]) -> str:
+    return f"; not used: {', '.join(unused)}" if unused else ""
+
+
+@says
+def _baseline_matches(name: str, unused: list[str]) -> Found:
+    return Found(f"{name}{_unused(unused)}")
+
+
+@says
+def _baseline_stale(
+    backend: str, differs: list[tuple[str, str, str]], served: list[str], folder: str, unused: list[str]
+) -> Found:
+    other = f"its server (A) did not serve what this one (B) does: {'; '.join(served)}"
+    found = f"the baseline of {backend} is stale: {other if served else _differing(differs)}{_unused(unused)}"
+    return Found(found, _accept_again(folder))
+
+
+@says
+def _no_baseline_accepted(backend: str, unused: list[str]) -> Found:
+    return Found(f"none was accepted for {backend}{_unused(unused)}", "assay gate accept RUN")
+
+
+@says
+def _reference_stored(name: str, needed: bool) -> Found:
+    used = "its answers serve as the reference's; no reference server was started"
+    return Found(f"{name}: {used if needed else 'not needed'}")
+
+
+@says
+def _reference_not_stored(backend: str, differs: list[tuple[str, str, str]], folder: str) -> Found:
+    stale = f"the baseline of {backend} is stale: {_differing(differs)}"
+    why = stale if differs else f"none was accepted for {backend}"
+    return Found(f"{why}; the reference server was queried instead", _accept_again(folder))
+
+
+@says
+def _policy_strict() -> str:
+    return "margins, error rates and envelope are the defaults, or stricter"
+
+
+@says
+def _policy_weakened(lines: list[str], declared: str) -> Found:
+    noise = [f"noise = {declared} (declared by the kernel alone)"] if declared else []
+    return Found(
+        "; ".join([*lines, *noise]),
+        "leave lines of policy out for a verdict by the defaults; to accept a kernel's noise, name it in [policy.bounds]",
+    )
+
+
+@says
+def _suite_required(suite: str, ran: bool, line: str, required: list[str]) -> Found:
+    return Found(
+        f"{'it ran' if ran else 'it did not run'}; {line or f'a gate requires {listed(required)} (default)'}",
+        f"add {suite} to --suites, on servers that assay starts",
+    )
+
+
+@says
+def _ran_before(runs: int, verdicts: list[tuple[str, int]], last: str) -> Found:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
+    return Found(
+        f"{counted(runs, 'earlier run')} beside this one: {counts}; the last is {last}",
+        "judge the treatment by all of its runs: assay runs lists them",
+    )

@@ -124,6 +124,22 @@ _ALL = (
     _Titles("probes-sensitive", "the probes see a fault that was seeded in the running server"),
     _Titles("features-on", "every feature was on in some arm"),
     _Titles("arms-decided", "every arm decided", missing="an arm did not decide"),
+    _Titles("same-tasks", "both have the same tasks"),
+    _Titles("same-settings", "tasks, prompts and settings are the same"),
+    _Titles("scores-agree", "the stated scores are those of the documents"),
+    _Titles("all-paired", "every document is in both"),
+    _Titles("all-read", "every record was understood"),
+    _Titles(
+        "same-prompts", "both were asked with the same prompts",
+        unchecked="whether both were asked with the same prompts",
+    ),
+    _Titles(
+        "execution", "the kernel under test computed the answers",
+        unchecked="whether the kernel under test computed the answers",
+    ),
+    _Titles("two-results", "{candidate} is another result than {reference}"),
+    _Titles("answers", "the answers of both runs are there", missing="the answers of both runs are not there"),
+    _Titles("own-verdict", "{candidate} passes by its own report"),
     _Titles("pairs-covered", "every two features were on together", unchecked="not every two features were on together"),
 )  # fmt: skip
 _TITLES = {titles.id: titles for titles in _ALL}
@@ -139,8 +155,9 @@ def title_of(check: Check) -> str:
         "missing": missing,
         "not checked": titles.unchecked or f"it was not checked that {titles.ok}",
     }[check.status]
-    reference, candidate = check.sides
-    return clause.format(reference=reference, candidate=candidate) + (f": {check.part}" if check.part else "")
+    for name, side in zip(("{reference}", "{candidate}"), check.sides, strict=True):
+        clause = clause.replace(name, side)
+    return clause + (f": {check.part}" if check.part else "")
 
 
 class SaidCheck(NamedTuple):

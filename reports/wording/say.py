@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,18 +46,32 @@ def _sentence(statement: Statement) -> str:
     return said if isinstance(said, str) else said[0]
 
 
-def _said(id_: str, values: dict[str, Any], *more: Metric) -> str | Found | Measured:
-    if id_ in _SAYS:
-        said: str | Found | Measured = _SAYS[id_](*more, **values)
+def _said(id_: str, values: dict[str, Any], *metric: Metric) -> str | Found | Measured:
+    if id_ in _SAYS and _takes(_SAYS[id_], *metric, **values):
+        said: str | Found | Measured = _SAYS[id_](*metric, **values)
         return said
     return f"{id_}: {', '.join(f'{name} {value}' for name, value in values.items())}" if values else id_
 
 
+def _takes(function: Callable[..., Any], *arguments: Any, **values: Any) -> bool:
+    """Return True if a function takes these values: a later assay may state more of them."""
+    try:
+        inspect.signature(function).bind(*arguments, **values)
+    except TypeError:
+        return False
+    return True
+
+
 def found_of(check: Check) -> Found:
     """Say what a check found, and what would resolve it; nothing would where it is met."""
-    said = _said(check.outcome.id, check.outcome.values)
-    found = said if isinstance(said, Found) else Found(said if isinstance(said, str) else said.text)
+    found = found_in(check.outcome)
     return found._replace(settles="") if check.status == "ok" else found
+
+
+def found_in(outcome: Statement) -> Found:
+    """Say what the outcome of a check states."""
+    said = _said(outcome.id, outcome.values)
+    return said if isinstance(said, Found) else Found(said if isinstance(said, str) else said.text)
 
 
 def measured_of(metric: Metric) -> Measured:

@@ -22,11 +22,16 @@ _TITLES = {
 
 def suite_title(suite: SuiteVerdict) -> str:
     """Name a suite, such as "Greedy texts" or "Questions of gsm8k"."""
-    if suite.id == "accuracy":
+    return title_of_suite(suite.id, suite.asked)
+
+
+def title_of_suite(id: str, asked: str) -> str:
+    """Name a suite by its id and the data set that was asked."""
+    if id == "accuracy":
         # Data sets whose answers are no letters.
-        free = suite.asked.partition(":")[0] in ("gsm8k", "retrieval", "lm-eval")
-        return f"{'Questions' if free else 'Multiple-choice questions'}{f' of {suite.asked}' if suite.asked else ''}"
-    return suite.asked or _TITLES.get(suite.id, suite.id)
+        free = asked.partition(":")[0] in ("gsm8k", "retrieval", "lm-eval")
+        return f"{'Questions' if free else 'Multiple-choice questions'}{f' of {asked}' if asked else ''}"
+    return asked or _TITLES.get(id, id)
 
 
 def headline(result: Judgement) -> str:
@@ -43,8 +48,10 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
     if isinstance(result, Report):
         return _of_report(result)
     if isinstance(result, LatencyResult):
-        said = _verdict_of(result.verdict, result.candidate, result.suites, result.checks)
-        return (result.note, said[1]) if result.note_decides else said
+        # A note overrules a pass, and the reasons are those of the ratios.
+        verdict = "pass" if result.note else result.verdict
+        text, why = _verdict_of(verdict, result.candidate, result.suites, result.checks)
+        return say(result.note) if result.note else text, why
     assert isinstance(result, InvarianceResult)
     return say(result.decided), [
         *(said_finding(finding).sentence for finding in result.findings), *map(unmet_sentence, result.unmet),
@@ -87,7 +94,7 @@ def _verdict_of(
 def unmet_sentence(check: Check) -> str:
     """Say that a requirement is not met, and what would resolve it."""
     said = said_check(check)
-    return f"{said.title}: {said.found}. To resolve: {said.settles}."
+    return f"{said.title}: {said.found}." + (f" To resolve: {said.settles}." if said.settles else "")
 
 
 def _sentence(suite: SuiteVerdict) -> str:

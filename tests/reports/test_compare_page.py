@@ -12,9 +12,12 @@ from rich.console import Console
 from assay.harness.ingest.comparison import AnswerFlip, ComparedAnswers, Comparison
 from assay.harness.ingest.recognise import compare as compare_files
 from assay.harness.ingest.tensor_diff import TensorRule
+from assay.harness.statement import state
 from assay.reports import junit, page
 from assay.reports.compare import compare_document
 from assay.reports.terminal import render
+from assay.reports.wording import said_check
+from assay.reports.wording.comparison import COVERS
 
 DATA = Path(__file__).parents[1] / "data" / "results"
 
@@ -45,8 +48,8 @@ def terminal(one: Comparison) -> str:
 def test_page_and_terminal_show_the_numbers_what_they_cover_and_what_is_missing() -> None:
     one = result()
     for text in (to_html(one), terminal(one)):
-        words = ("assay_synthetic", "exact_match,letter", "29.17", one.covers[:40])
-        for word in (*words, *(check.title for check in one.checks if check.status == "missing")):
+        words = ("assay_synthetic", "exact_match,letter", "29.17", COVERS["answers"][:40])
+        for word in (*words, *(said_check(check).title for check in one.checks if check.status == "missing")):
             assert word in text
     assert "assay compare A B" in to_html(one)
 
@@ -57,10 +60,10 @@ def test_the_terminal_shows_flips_notes_checks_and_the_other_reasons() -> None:
     changed = answers(
         one,
         overall=known.overall.model_copy(update={"lost": 1007}),
-        tasks=(known.tasks[0].model_copy(update={"pairs": 0, "refused": ("other shots",)}),),
+        tasks=(known.tasks[0].model_copy(update={"pairs": 0, "refused": (state("no-shots"),)}),),
     )
     side = one.a.model_copy(update={"notes": ("a note",), "read": 1})
-    more = one.model_copy(update={"answers": changed, "reasons": ("first", "the second reason"), "a": side})
+    more = one.model_copy(update={"answers": changed, "why": (state("first"), state("the second reason")), "a": side})
     lines = terminal(more).splitlines()
     flips = [line for line in lines if " lost; Expected " in line]
     assert len(flips) == 5
@@ -75,7 +78,7 @@ def test_texts_of_others_stay_inert(examples: ModuleType, tmp_path: Path) -> Non
     hostile = examples.HOSTILE
     flip = AnswerFlip(task=hostile, key=hostile, direction="lost", target=hostile, a=hostile, b=hostile)
     changed = answers(result(), flips=(flip,))
-    one = result().model_copy(update={"headline": hostile, "reasons": (hostile, hostile), "answers": changed})
+    one = result().model_copy(update={"why": (state(hostile), state("own", said=hostile)), "answers": changed})
     page = to_html(one)
     assert "<script>window" not in page
     assert "<img src=x" not in page

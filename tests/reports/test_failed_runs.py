@@ -16,7 +16,6 @@ from rich.console import Console
 from assay.harness.engines.process import _telling_lines
 from assay.harness.engines.sglang.failures import ended
 from assay.harness.evidence.manifest import FailureResult
-from assay.harness.judge.decide import decide
 from assay.harness.judge.report import Report
 from assay.reports import junit, markdown, page
 from assay.reports.github import workflow_commands
@@ -47,11 +46,9 @@ def failed(examples: ModuleType, log: Path) -> Report:
     tail = "Its log (runs/x/candidate.log) ends:\n" + "\n".join(f"  {line}" for line in _telling_lines(text))
     how = "exited with status 1" if "Traceback" in text and "sigquit" not in text.lower() else "was killed by SIGKILL"
     failure = FailureResult.of("engine", ended(WHO, how, "during start-up", text, tail))
-    judged = decide("mine:forward", [], [], failure)
     shown = FailureResult(**failure.model_dump(exclude={"message"}))
-    report: Report = examples.inconclusive()
-    changes = {"headline": judged.headline, "reasons": judged.reasons, "verdict": "error", "failure": shown}
-    return report.model_copy(update={**changes, "checks": (), "findings": ()})
+    report: Report = examples.passing()
+    return report.model_copy(update={"verdict": "error", "failure": shown, "checks": (), "findings": ()})
 
 
 def printed(report: Report) -> str:

@@ -106,9 +106,7 @@ def test_files_without_findings_are_named_together_and_their_facts_are_printed()
 
 def test_an_unknown_file_is_not_green() -> None:
     file = FileRead(path="x", format="unknown", title="Unknown", bytes=2, sha256="", lines=1, read=0, unread=1)
-    result = IngestResult(
-        verdict="inconclusive", created="2026-01-01T00:00:00Z", headline="none", documents=(FileDocument(file=file),)
-    )
+    result = IngestResult(verdict="inconclusive", created="2026-01-01T00:00:00Z", documents=(FileDocument(file=file),))
     document = JUnitXml.fromstring(to_junit(result))
     assert [[type(one).__name__ for one in case.result] for suite in document for case in suite] == [["Error"], ["Error"]]
 

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.harness.judge.report import Report
-from assay.harness.verdict import Check, CheckStatus
+from assay.harness.statement import Statement, state
+from assay.harness.verdict import Check, CheckStatus, Requirement
 from assay.reports import junit
 from assay.reports.run_report import run_document
+from assay.reports.wording import headline
 
 
 def to_junit(report: Report) -> str:
@@ -41,7 +43,7 @@ def test_only_a_pass_is_green(examples: ModuleType, verdict: str, outcome: str |
         result = case.find(outcome)
         assert result is not None
         assert result.get("type") == verdict
-        assert result.get("message") == report.headline
+        assert result.get("message") == headline(report)
         assert report.reproduce in (result.text or "")
     assert ("failure" in _outcomes(text)) == (verdict == "regression")
     assert ({"failure", "error"} & set(_outcomes(text)) == set()) == (verdict == "pass")
@@ -57,12 +59,12 @@ def test_a_run_with_nothing_in_it_is_not_green(examples: ModuleType, verdict: st
     ("status", "outcome"), [("ok", "passed"), ("failed", "failure"), ("missing", "error"), ("not checked", "skipped")]
 )
 def test_checks(examples: ModuleType, status: CheckStatus, outcome: str) -> None:
-    check = Check(id="same-servers", title="only the backend differs", status=status, found="page_size differs", settles="set it")
+    check = Requirement("all-answered").check(status, state("all-answered", answered=7, asked=8))
     text = to_junit(examples.passing().model_copy(update={"suites": (), "checks": (check,)}))
     assert _outcomes(text) == ["passed", outcome]
-    case = ET.tostring(_case(text, "same-servers"), encoding="unicode")
-    assert "only the backend differs: page_size differs" in case
-    assert ("set it" in case) == (status != "ok")
+    case = ET.tostring(_case(text, "all-answered"), encoding="unicode")
+    assert "question: 7 of 8" in case or "servers: 7 of 8" in case
+    assert ("repeat the command" in case) == (status != "ok")
 
 
 def test_one_suite_for_the_checks_and_one_per_suite(any_report: Report) -> None:
@@ -103,7 +105,8 @@ def test_hostile_text_is_legal_xml_and_stays_text(examples: ModuleType) -> None:
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=40))
 def test_any_text_is_legal_xml(examples: ModuleType, text: str) -> None:
     report = examples.regression()
-    check = Check.model_construct(id=text, title=text, status="failed", found=text, settles=text)
-    suite = report.suites[0].model_copy(update={"id": text, "title": text, "why": text})
-    written = to_junit(report.model_copy(update={"checks": (check,), "suites": (suite,), "headline": text}))
+    said = Statement.model_construct(id=text, values={})
+    check = Check.model_construct(id=text, requirement=text, part=text, sides=(text, text), status="failed", outcome=said)
+    suite = report.suites[0].model_copy(update={"id": text, "asked": text, "why": (said,)})
+    written = to_junit(report.model_copy(update={"checks": (check,), "suites": (suite,)}))
     ET.fromstring(written.encode("utf-8"))

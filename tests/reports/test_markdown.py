@@ -11,7 +11,8 @@ from markdown_it.token import Token
 
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import LayersResult, Report
-from assay.harness.verdict import Check, Finding
+from assay.harness.statement import state
+from assay.harness.verdict import Finding, Requirement
 from assay.reports import markdown
 from assay.reports.markdown import _code, _escape
 from assay.reports.run_report import run_document
@@ -36,15 +37,13 @@ def _shown(text: str) -> str:
 def _full(
     report: Report, text: str, count: int, layers: LayersResult | None = None, latency: LatencyResult | None = None
 ) -> Report:
-    check = Check(id=text, title=text, status="failed", found=text, settles=text)
+    check = Requirement(text, part=text, shown=text).check("failed", state(text))
     finding = Finding(
         id="k", title="k", severity="serious", where=text, diagnosis=text, evidence=(text,) * 9, reproduce=text, operator=text,
         picture=report.findings[0].picture,
     )  # fmt: skip
     return report.model_copy(
         update={
-            "headline": text,
-            "reasons": (text,) * count,
             "checks": (check,) * count,
             "findings": (finding,) * count,
             "suites": (*report.suites[: min(count, 1)], *[report.suites[0].model_copy(update={"flips": ()})] * (count - 1)),

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.harness.judge.report import DivergenceRow, Report
+from assay.harness.statement import state
 from assay.reports import page, suite_section
 from assay.reports.run_report import run_document
+from assay.reports.wording import headline, measured_of, reasons, said_check, say, suite_title
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -64,8 +66,8 @@ def _with_text(report: Report, text: str) -> Report:
     flip = suite.flips[0].model_copy(
         update=dict.fromkeys(("item", "group", "prompt", "expected", "reference_text", "candidate_text"), text)
     )
-    suite = suite.model_copy(update={"flips": (flip,), "title": text, "conditions": ()})
-    return report.model_copy(update={"headline": text, "suites": (suite,), "run_id": text})
+    suite = suite.model_copy(update={"flips": (flip,), "why": (state("why", text=text),), "conditions": ()})
+    return report.model_copy(update={"suites": (suite,), "run_id": text, "treatment": {}})
 
 
 def test_a_page_has_its_verdict_for_heading_makes_no_request_and_is_the_same_again(any_report: Report) -> None:
@@ -86,13 +88,19 @@ def test_a_page_has_its_verdict_for_heading_makes_no_request_and_is_the_same_aga
 
 def test_everything_that_was_found_is_on_the_page(any_report: Report) -> None:
     text = re.sub(r"\s+", " ", Page(to_html(any_report)).text)
-    wanted: list[str] = [any_report.headline, *any_report.reasons, any_report.reproduce, f"Exit code {any_report.exit_code}"]
+    why = [] if any_report.failure else reasons(any_report)
+    wanted: list[str] = [headline(any_report), *why, any_report.reproduce, f"Exit code {any_report.exit_code}"]
     for check in any_report.checks:
-        wanted += [check.title, check.status, check.found, check.settles]
+        wanted += said_check(check)[1:]
     for finding in any_report.findings:
         wanted += [finding.where, finding.diagnosis, finding.reproduce, *finding.evidence]
     for suite in any_report.suites:
-        wanted += [suite.title, suite.why, *(m.text for m in suite.metrics), *(c.bucket for c in suite.conditions)]
+        wanted += [
+            suite_title(suite),
+            say(*suite.why),
+            *(measured_of(m).text for m in suite.metrics),
+            *(c.bucket for c in suite.conditions),
+        ]
     for server in (any_report.reference, any_report.candidate):
         wanted += [server.launch_command, *(call.kernel for call in server.calls)]
         wanted += [f"delegated by {call.delegated_by}" for call in server.calls if call.delegated_by]
@@ -107,7 +115,8 @@ def test_the_figures_of_a_suite_end_without_a_separator(examples: ModuleType) ->
 
 
 def test_a_number_and_its_percent_sign_stay_on_one_line(examples: ModuleType) -> None:
-    report = examples.regression().model_copy(update={"reasons": ("Lost 12 % of them.",)})
+    suite = examples.regression().suites[0].model_copy(update={"why": (state("Lost 12 % of them."),)})
+    report = examples.regression().model_copy(update={"suites": (suite,)})
     assert "Lost 12\N{NO-BREAK SPACE}% of them." in to_html(report)
 
 

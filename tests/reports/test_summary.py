@@ -4,13 +4,17 @@ from types import ModuleType
 
 import pytest
 
-from assay.harness.judge.report import Metric, SuiteResult
+from assay.harness.judge.judgement import measure
+from assay.harness.judge.report import SuiteResult
 from assay.reports import summary
 
 
-@pytest.mark.parametrize(("title", "synthetic", "shown"), [("MMLU", False, "MMLU"), ("MMLU", True, "MMLU (synthetic)")])
-def test_a_synthetic_suite_is_marked(examples: ModuleType, title: str, synthetic: bool, shown: str) -> None:
-    suite = examples.passing().suites[0].model_copy(update={"title": title, "synthetic": synthetic})
+@pytest.mark.parametrize(
+    ("asked", "synthetic", "shown"),
+    [("hub:mmlu", False, "Multiple-choice questions of hub:mmlu"), ("", True, "Multiple-choice questions (synthetic)")],
+)
+def test_a_synthetic_suite_is_marked(examples: ModuleType, asked: str, synthetic: bool, shown: str) -> None:
+    suite = examples.passing().suites[0].model_copy(update={"asked": asked, "synthetic": synthetic})
     assert summary.suite_title(suite) == shown
 
 
@@ -25,14 +29,15 @@ def test_number(value: float | None, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decided_by", "measured"), [("growth", "3 times"), ("loss", "1 point"), ("", "1 point"), (None, "1 point")]
+    ("decided_by", "measured"),
+    [("own-error-growth", "3 times"), ("loss-of-accuracy", "1.0 points"), ("", "1.0 points"), (None, "1.0 points")],
 )
 def test_a_suite_is_shown_with_the_metric_that_decided(decided_by: str | None, measured: str) -> None:
-    loss = Metric(id="loss", title="loss", value=1.0, text="1 point", bound=5.0)
-    growth = Metric(id="growth", title="growth", value=3.0, text="3 times", bound=1.5)
-    accuracy = Metric(id="accuracy", title="accuracy", value=0.9, text="0.9")
+    loss = measure("loss-of-accuracy", 1.0, bound=5.0, questions=8, level=0.9)
+    growth = measure("own-error-growth", 3.0, bound=1.5)
+    flips = measure("flip-floor", 0.9, flips=9, questions=10)
     suite = SuiteResult(
-        id="s", title="S", verdict="regression", why="w", synthetic=False, metrics=(accuracy, loss, growth), decided_by=decided_by
+        id="s", verdict="regression", why=(), synthetic=False, metrics=(flips, loss, growth), decided_by=decided_by
     )  # fmt: skip
     assert summary.deciding(suite)[0] == measured
 

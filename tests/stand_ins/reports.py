@@ -14,6 +14,7 @@ from assay.harness.conditions import condition_id
 from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.judge.answer_lengths import AnswerLengths
 from assay.harness.judge.call_counts import CallSummary
+from assay.harness.judge.judgement import measure
 from assay.harness.judge.latency_result import LatencyResult, LatencyRow, LoadRow
 from assay.harness.judge.report import (
     Check,
@@ -43,7 +44,8 @@ from assay.harness.judge.report import (
 )
 from assay.harness.picture import CELLS, Picture
 from assay.harness.sides import Role
-from assay.harness.verdict import Verdict
+from assay.harness.statement import state
+from assay.harness.verdict import CheckStatus, Requirement, Verdict
 
 SAGE = "sageattention 1.0.6 (Triton interpreter)"
 NATIVE = "torch_native"
@@ -91,7 +93,7 @@ def picture(rows: Sequence[str], /, **more: Any) -> Picture:
 @cache
 def passing() -> Report:
     suites = (_mmlu("pass", right=250, lost=2, gained=2), _greedy("pass"))
-    return _report("pass", "sage_attn", "sage_attn is no worse than torch_native, within a margin of 5 points.", suites)
+    return _report("pass", "sage_attn", suites)
 
 
 @cache
@@ -107,13 +109,13 @@ def regression() -> Report:
         *(("group", group, 64, right, 8, 56) for group, right in zip(GROUPS, (62, 63, 62, 63), strict=True)),
     )  # fmt: skip
     suite = _accuracy(
-        "regression", "85.5 points (95 % interval 80.7 to 89.4)", (85.5, 80.7, 89.4),
+        "regression", (85.5, 80.7, 89.4), (219, 0),
         tallies=(
             Tally(role="reference", right=250, wrong=6, unparsed=0, ran_to_limit=0, total=QUESTIONS),
             Tally(role="candidate", right=31, wrong=1, unparsed=224, ran_to_limit=198, total=QUESTIONS),
         ),
         conditions=tuple(_row(*row) for row in counts), flips=flips,
-        more=(Metric(id="flips", title="flips", value=219, text="219 lost, 0 gained", explain="Exact McNemar p = 2.4e-66."),),
+        more=(measure("flip-floor", 0.0, flips=0, questions=32),),
     )  # fmt: skip
     finding = Finding(
         id="accuracy",
@@ -130,42 +132,22 @@ def regression() -> Report:
         operator="query i does not see keys j > i, only where a prefix is cached",
         picture=picture(TOP_LEFT),
     )
-    return _report(
-        "regression",
-        "sage_attn_as_shipped",
-        "sage_attn_as_shipped answers 31 of 256 questions that torch_native answers 250 of.",
-        (suite, _greedy("regression")),
-        reasons=(
-            "Multiple choice: the loss of accuracy is 85.5 points (95 % interval 80.7 to 89.4); the margin is 5 points.",
-            "With a cached prefix of at least 16 tokens, the candidate is right in 0 of 224 and parses in none.",
-            "Greedy: 29 of 32 texts differ by more than noise; at most 10 % may.",
-        ),
-        findings=(finding,),
-    )
+    return _report("regression", "sage_attn_as_shipped", (suite, _greedy("regression")), findings=(finding,))
 
 
 @cache
 def inconclusive() -> Report:
     suite = _mmlu("inconclusive", right=250, lost=0, gained=0, cached=False)
-    missing = {
-        "status": "missing", "found": "the most cached tokens of any question was 0",
-        "settles": "run without --disable-radix-cache, or raise --questions so that the shared header is reused",
-    }  # fmt: skip
-    checks = tuple(check.model_copy(update=missing) if check.id == "cached-prefix" else check for check in _checks())
-    return _report(
-        "inconclusive",
-        "sage_attn_as_shipped",
-        "No difference was seen, but the cached-prefix condition was not exercised.",
-        (suite,),
-        reasons=("No question met a cached prefix of 16 tokens or more; a pass needs one.",),
-        checks=checks,
+    checks = tuple(
+        check.model_copy(update={"status": "missing"}) if check.id == "cached-prefix" else check for check in _checks(met=0)
     )
+    return _report("inconclusive", "sage_attn_as_shipped", (suite,), checks=checks)
 
 
 @cache
 def error() -> Report:
     reason = "The candidate's server died while loading (exit status 1, after 14.2 s)."
-    report = _report("error", "sage_attn", "The candidate's server died while loading.", (), reasons=(reason,))
+    report = _report("error", "sage_attn", ())
     finding = Finding(
         id="engine",
         title="engine",
@@ -178,8 +160,7 @@ def error() -> Report:
         ),
         reproduce="python -m sglang.launch_server --model-path model --device cpu --attention-backend sage_attn",
     )
-    ended = {"status": "not checked", "found": "the run ended before", "settles": "start the candidate's server"}
-    missing = tuple(check.model_copy(update=ended) for check in _checks())
+    missing = tuple(check.model_copy(update={"status": "not checked"}) for check in _checks())
     candidate = report.candidate.model_copy(update={"calls": (), "startup_s": None})
     return report.model_copy(update={"findings": (finding,), "checks": missing, "candidate": candidate})
 
@@ -195,9 +176,7 @@ def failed_server() -> Report:
         do="pip install ninja",
         details="It ended its own processes during start-up.\nIts log (runs/x/candidate.log) ends:\n  FileNotFoundError: ninja",
     )
-    return report.model_copy(
-        update={"headline": f"No verdict: {failure.found}.", "failure": failure, "findings": (), "reasons": ()}
-    )
+    return report.model_copy(update={"failure": failure, "findings": ()})
 
 
 BY_VERDICT = {"pass": passing, "regression": regression, "inconclusive": inconclusive, "error": error}
@@ -228,10 +207,10 @@ def hostile() -> Report:
         item=h, kind="apart", position=3, gap=None, prompt=h, reference_text="same " + h, candidate_text="same x" + h,
         candidate_cached_tokens=None,
     )  # fmt: skip
-    metric = suite.metrics[0].model_copy(update={"id": h, "title": h, "text": h, "explain": h})
+    metric = suite.metrics[0].model_copy(update={"id": h, "quantity": h, "values": {h: h}})
     hostile_suite = suite.model_copy(
         update={
-            "id": h, "title": h, "why": h, "metrics": (metric,), "flips": flips, "divergences": (divergence,),
+            "id": h, "asked": h, "why": (state(h, said=h),), "metrics": (metric,), "flips": flips, "divergences": (divergence,),
             "conditions": (_row(h, h, 4, 3, 2, 1),), "logits": (_hostile_logits(h),),
         }
     )  # fmt: skip
@@ -247,15 +226,19 @@ def hostile() -> Report:
         picture=picture(EVERY_KIND, call=h, shown=h),
     )  # fmt: skip
     raw = Report(
-        run_id=h, created=h, seconds=1.0, verdict="regression", headline=h, reasons=(h,), reference=server,
-        candidate=server, environment=environment, checks=(Check(id=h, title=h, status="failed", found=h, settles=h),),
+        run_id=h, created=h, seconds=1.0, verdict="regression", causes=1, left_out=(h,), reference=server,
+        candidate=server, environment=environment, checks=(_hostile_check(h, "failed"),),
         kernels=(_kernels("candidate", h, h, "candidate"),), envelope=_envelope(h),
-        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, numbers=h),)),
+        sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, numbers=state(h, said=h)),)),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, treatment={h: (h, h)},
         layers=_hostile_layers(h), latency=latency(h),
     )  # fmt: skip
     # model_copy does not validate; a round through the constructor does what a real report goes through.
     return Report.model_validate(raw.model_dump(by_alias=True))
+
+
+def _hostile_check(h: str, status: CheckStatus) -> Check:
+    return Check(id=h, requirement=h, part=h, sides=(h, h), status=status, outcome=state(h, said=h))
 
 
 def _hostile_logits(h: str) -> LogitsRow:
@@ -300,9 +283,9 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
     ratio = 2.0 if verdict == "regression" else 1.04
     finding = Finding(id=text, title=text, severity="serious", where=text, diagnosis=text, evidence=(text,), reproduce=text)
     row = LatencyRow(
-        shape=text, concurrency=4, metric="ttft", title="time to first token" if text == "short" else text, reference_s=0.0123,
-        candidate_s=0.0123 * ratio, ratio=ratio, low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987,
-        floor_high=1.013, p=0.5, bound=1.1, verdict=verdict, why=text, ratios=16,
+        shape=text, concurrency=4, metric="ttft", reference_s=0.0123, candidate_s=0.0123 * ratio, ratio=ratio,
+        low=ratio - 0.02, high=ratio + 0.03, floor=1.002, floor_low=0.987, floor_high=1.013, p=0.5, bound=1.1,
+        verdict=verdict, why=state(text, said=text), ratios=16,
     )  # fmt: skip
     load = LoadRow(
         shape=text, prompt_tokens=120, output_tokens=16, shared_tokens=96, concurrency=4, rounds=9,
@@ -315,11 +298,12 @@ def latency(text: str = "short", verdict: Verdict = "pass") -> LatencyResult:
         high=1.107
     )  # fmt: skip
     return LatencyResult(
-        created=text, verdict=verdict, headline=text, reasons=(text,), reference=text, candidate=text, device="cpu",
+        created=text, verdict=verdict, reference=text, candidate=text, device="cpu",
         hardware=text, packages={text: text}, git=text, model=text, eager=True, engine_args=(text,), bound=1.1,
-        policy="latency_bound = 1.1 (default)" if text == "short" else text, note="" if text == "short" else text, alpha=0.05,
-        rounds=10, warm_up_rounds=1, seconds=8.0, loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
-        lengths=lengths, checks=(Check(id=text, title=text, status="missing", found=text, settles=text),), findings=(finding,),
+        policy="latency_bound = 1.1 (default)" if text == "short" else text, alpha=0.05,
+        note=None if text == "short" else state(text, said=text), rounds=10, warm_up_rounds=1, seconds=8.0,
+        loads=(load,), rows=(row, row.model_copy(update={"metric": "itl"})),
+        lengths=lengths, checks=(_hostile_check(text, "missing"),), findings=(finding,),
         reproduce=text,
     )  # fmt: skip
 
@@ -383,7 +367,7 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
     candidate_right = right - lost + gained
     bucket = ">= 16" if cached else "0"
     return _accuracy(
-        verdict, "0.0 points (95 % interval −1.8 to 1.8)", (0.0, -1.8, 1.8),
+        verdict, (0.0, -1.8, 1.8), (lost, gained),
         tallies=(
             Tally(role="reference", right=right, wrong=256 - right, unparsed=0, ran_to_limit=0, total=256),
             Tally(role="candidate", right=candidate_right, wrong=256 - candidate_right, unparsed=0, ran_to_limit=0, total=256),
@@ -394,22 +378,27 @@ def _mmlu(verdict: Verdict, right: int, lost: int, gained: int, cached: bool = T
 
 
 def _accuracy(
-    verdict: Verdict, loss: str, numbers: tuple[float, float, float], more: tuple[Metric, ...] = (), **parts: Any
+    verdict: Verdict, numbers: tuple[float, float, float], flips_of: tuple[int, int], more: tuple[Metric, ...] = (), **parts: Any
 ) -> SuiteResult:
     value, low, high = numbers
-    metric = Metric(
-        id="loss-of-accuracy", title="loss of accuracy", value=value, text=f"{value} points", low=low, high=high, bound=5.0,
-        explain="Reference minus candidate, paired by question; 90 % interval by betting, against the margin.",
-    )  # fmt: skip
+    metric = measure("loss-of-accuracy", value, low=low, high=high, bound=5.0, questions=QUESTIONS, level=0.9)
+    measured = {
+        "loss": value / 100, "low": low / 100, "high": high / 100, "level": 0.9, "lost": flips_of[0], "gained": flips_of[1],
+        "questions": QUESTIONS, "margin": 0.05, "test": "anytime-valid",
+    }  # fmt: skip
+    decided = {"regression": {"id": "accuracy-lost"}, "pass": {"id": "accuracy-kept", "p_mcnemar": None}}
+    undecided = {"id": "accuracy-undecided", "p_regression": 0.4, "p_mcnemar": None}
+    how = dict(decided.get(verdict, undecided))
     return SuiteResult(
-        id="accuracy", title="Multiple-choice questions", synthetic=True, verdict=verdict,
-        why=f"The loss of accuracy is {loss}; the margin is 5 points.", metrics=(metric, *more), **parts,
+        id="accuracy", synthetic=True, verdict=verdict, why=(state(how.pop("id"), p=0.001, **how, **measured),),
+        metrics=(metric, *more), **parts,
     )  # fmt: skip
 
 
 def _greedy(verdict: Verdict) -> SuiteResult:
     broken = verdict == "regression"
     apart, divergences = (29, []) if broken else (0, [])
+    low, high = (0.759, 0.975) if broken else (0.0, 0.089)
     for i, question in enumerate(built_in(apart + 2)):
         said = _said(question, question.answer)
         words = said.split(" ")
@@ -429,36 +418,22 @@ def _greedy(verdict: Verdict) -> SuiteResult:
         )
     return SuiteResult(
         id="greedy",
-        title="Greedy texts",
         synthetic=True,
         verdict=verdict,
-        why=f"{apart} of 32 texts differ by more than noise; at most 10 % may.",
-        metrics=(
-            Metric(
-                id="texts-apart",
-                title="texts that differ by more than noise",
-                value=100 * apart / 32,
-                text=f"{100 * apart / 32:.1f} %",
-                low=75.9 if broken else 0.0,
-                high=97.5 if broken else 8.9,
-                bound=10.0,
-                explain="Percent of prompts; 95 % Wilson interval. Ties within the reference's own floor are not counted.",
-            ),
-        ),
+        why=(state("share-of-texts-apart", apart=apart, texts=32, low=low, high=high, level=0.9, margin=0.1, verdict=verdict),),
+        metrics=(measure("texts-apart", 100 * apart / 32, low=100 * low, high=100 * high, bound=10.0, apart=apart, texts=32),),
         divergences=tuple(divergences),
     )
 
 
-def _checks() -> tuple[Check, ...]:
-    ok = (
-        ("kernel-ran-extend", "candidate's kernel ran", "extend: 412 calls in 4 of 4 layers, none fell back"),
-        ("same-servers", "only the backend differs", "212 server arguments compared, 1 differs"),
-        ("same-model", "same weights and tokenizer", "SHA-256 3f9ac1… on both sides"),
-        ("cached-prefix", "cached prefix exercised", "224 questions with 16 cached tokens and more"),
+def _checks(met: int = 224) -> tuple[Check, ...]:
+    questions = {"met": met, "questions": 256, "tokens": 16, "share": 0.5}
+    return (
+        Requirement("kernel-ran").of("extend").check("ok", state("kernel-ran", kernel=SAGE, calls=412, layers=4)),
+        Requirement("same-servers").check("ok", state("same-servers", arguments=212)),
+        Requirement("cached-prefix").check("ok", state("questions-cached", **questions)),
+        Requirement("workload-sensitive").check("not checked", state("no-fault-seeded")),
     )
-    open_ = {"id": "workload-sensitive", "title": "sensitive workload", "found": "no fault was seeded", "settles": "seed a fault"}
-    made = (Check(id=id_, title=title, status="ok", found=found) for id_, title, found in ok)
-    return (*made, Check(status="not checked", **open_))
 
 
 def _calls(candidate: str) -> tuple[CallSummary, ...]:
@@ -489,7 +464,7 @@ def _envelope(text: str = "") -> EnvelopeResult:
         compared={"extend": compared},
         served={"extend": compared},
         reached={"extend": {"new-tokens": 512, "batch": 12}},
-        gaps=(text,) if text else (),
+        gaps=(state(text, said=text),) if text else (),
         rows=tuple(
             EnvelopeRow(
                 phase=text or "extend", condition=text or id_, title=text or title, label=text or label, calls=calls, wanted=True
@@ -502,9 +477,7 @@ def _envelope(text: str = "") -> EnvelopeResult:
 def _report(
     verdict: Verdict,
     candidate: str,
-    headline: str,
     suites: tuple[SuiteResult, ...],
-    reasons: tuple[str, ...] = ("Non-inferiority is shown, and every condition of a pass is met.",),
     checks: tuple[Check, ...] | None = None,
     findings: tuple[Finding, ...] = (),
 ) -> Report:
@@ -514,8 +487,6 @@ def _report(
         created="2026-11-20T12:12:24Z",
         seconds=142.3,
         verdict=verdict,
-        headline=headline,
-        reasons=reasons,
         reference=ServerSummary(
             backend=NATIVE, engine="SGLang 0.5.23 on cpu", claimed_phases=("extend", "decode"), calls=_calls(NATIVE),
             startup_s=21.3, launch_command=launch + NATIVE,
@@ -537,6 +508,7 @@ def _report(
         checks=_checks() if checks is None else checks,
         suites=suites,
         findings=findings,
+        causes=0,
         kernels=(
             _kernels("reference", "extend", "aten::scaled_dot_product_attention", "reference"),
             _kernels("candidate", "extend", "_attn_fwd", "candidate"),
@@ -544,7 +516,11 @@ def _report(
         envelope=_envelope(),
         sensitivity=SensitivityResult(
             fault="mask-top-left",
-            parts=(FaultSeen(suite="accuracy", seen=True, numbers="8 lost and 0 gained of 8 questions, p = 0.017"),),
+            parts=(
+                FaultSeen(
+                    suite="accuracy", seen=True, numbers=state("fault-in-answers", lost=8, gained=0, questions=8, p=0.017)
+                ),
+            ),
         ),
         reproduce=REPRODUCE.format(candidate=candidate),
         treatment={"backend": (NATIVE, candidate)},

@@ -17,6 +17,8 @@ from assay.harness.ingest.recognise import compare as compare_files
 from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES
+from assay.harness.statement import state
+from assay.harness.verdict import Check
 
 MARGIN = 0.02
 
@@ -30,8 +32,16 @@ def answers(result: Comparison) -> ComparedAnswers:
     return result.answers
 
 
+def check(result: Comparison, id_: str) -> Check:
+    return next(one for one in result.checks if one.id == id_)
+
+
 def status(result: Comparison, id_: str) -> str:
-    return next(one.status for one in result.checks if one.id == id_)
+    return check(result, id_).status
+
+
+def unmet(result: Comparison) -> list[str]:
+    return [one.id for one in result.checks if one.status in ("missing", "failed")]
 
 
 def edited(source: Path, folder: Path, edit: Callable[[list[dict[str, object]]], list[dict[str, object]]]) -> Path:
@@ -57,14 +67,15 @@ def test_two_lm_eval_runs_of_the_seed_case_are_a_regression(data: Path) -> None:
     assert answers(result).overall.lost == len([one for one in answers(result).flips if one.direction == "lost"]) == 7
     assert status(result, "all-paired") == "ok"
     assert status(result, "execution") == "not checked"
-    assert "which kernel" in result.covers
+    assert [why.id for why in result.why] == ["accuracy-lost"]
     assert Comparison.model_validate_json(result.model_dump_json()) == result
 
 
 def test_two_equal_runs_of_enough_documents_pass(data: Path, tmp_path: Path) -> None:
     sides = [edited(data / "lm_eval_a", tmp_path / name, many) for name in "ab"]
     result = compare(*sides)
-    assert (result.verdict, result.exit_code) == ("pass", 0)
+    assert (result.verdict, result.exit_code, unmet(result)) == ("pass", 0, [])
+    assert [why.id for why in result.why] == ["accuracy-kept"]
 
 
 def inspect_log(data: Path, path: Path, factor: float = 1.0, ends: str = "stop") -> Path:
@@ -91,34 +102,36 @@ def test_answers_that_are_right_and_longer_are_a_regression(
     assert (result.verdict, status(result, "answer-lengths")) == (verdict, checked)
     assert answers(result).lengths is not None
     assert answers(result).lengths.ratio == pytest.approx(factor, abs=0.01)
+    first, *others = result.why
     if verdict == "regression":
-        assert "B's answers are longer" in result.headline
+        assert (first.id, first.values["whose"], [why.id for why in others]) == ("lengths-beyond", "B", ["accuracy-kept"])
 
 
 def test_a_result_that_is_compared_with_its_copy_is_no_pass(data: Path, tmp_path: Path) -> None:
     a = edited(data / "lm_eval_a", tmp_path / "a", many)
     result = compare(a, Path(shutil.copytree(a, tmp_path / "b")))
     assert (result.verdict, status(result, "two-results")) == ("inconclusive", "missing")
+    assert check(result, "two-results").outcome.values == {"same": True}
 
 
 @pytest.mark.parametrize(
-    ("edit", "found"),
+    ("edit", "why"),
     [
-        (lambda rows: rows[:-1], "1 in A alone"),
-        (lambda rows: [rows[0] | {"prompt_hash": "x"}, *rows[1:]], "1 asked with another prompt"),
-        (lambda rows: [rows[0] | {"target": "Z"}, *rows[1:]], "1 with another expected answer"),
-        (lambda rows: [*rows, rows[0]], "1 more often in one than in the other"),
+        (lambda rows: rows[:-1], "only-in-a"),
+        (lambda rows: [rows[0] | {"prompt_hash": "x"}, *rows[1:]], "other-prompt"),
+        (lambda rows: [rows[0] | {"target": "Z"}, *rows[1:]], "other-target"),
+        (lambda rows: [*rows, rows[0]], "repeated"),
     ],
 )
 def test_a_document_that_cannot_be_paired_forbids_a_pass_and_is_named(
-    data: Path, tmp_path: Path, edit: Callable[[list[dict[str, object]]], list[dict[str, object]]], found: str
+    data: Path, tmp_path: Path, edit: Callable[[list[dict[str, object]]], list[dict[str, object]]], why: str
 ) -> None:
     a = edited(data / "lm_eval_a", tmp_path / "a", many)
     b = edited(data / "lm_eval_a", tmp_path / "b", lambda rows: edit(many(rows)))
     result = compare(a, b)
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
-    assert found in next(one.found for one in result.checks if one.id == "all-paired")
-    assert found in result.headline
+    (gap,) = check(result, "all-paired").outcome.values["gaps"]
+    assert (gap[:3], unmet(result)) == ([1, why, "assay_synthetic"], ["all-paired"])
 
 
 def test_other_shots_are_refused_with_the_reason(data: Path, tmp_path: Path) -> None:
@@ -130,7 +143,10 @@ def test_other_shots_are_refused_with_the_reason(data: Path, tmp_path: Path) -> 
     result = compare(a, b)
     assert result.verdict == "inconclusive"
     assert answers(result).tasks[0].pairs == 0
-    assert "(n-shot) is 0 in A and 5 in B" in answers(result).tasks[0].why
+    (refused,) = answers(result).tasks[0].refused
+    assert refused == state("tasks-differ", what="shots", a=0, b=5)
+    assert answers(result).tasks[0].why == (state("task-refused", refused=[refused]),)
+    assert check(result, "same-settings").outcome.values["refused"] == [["assay_synthetic", [refused]]]
 
 
 def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away(data: Path, tmp_path: Path) -> None:
@@ -147,7 +163,8 @@ def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away
     assert answers(result).overall.pairs == 192 + 24
     assert answers(result).overall.verdict != "regression"
     assert result.verdict == "regression"
-    assert "bad:" in result.headline
+    (why,) = result.why
+    assert (why.id, why.values["task"], [one.id for one in why.values["why"]]) == ("task-worse", "bad", ["accuracy-lost"])
 
 
 @pytest.mark.parametrize(
@@ -176,7 +193,7 @@ def test_a_stated_score_that_the_documents_do_not_have_forbids_a_pass(data: Path
     results.write_text(json.dumps(document))
     result = compare(a, b)
     assert (result.verdict, status(result, "scores-agree")) == ("inconclusive", "missing")
-    assert "B states 0.1200 for" in next(one.found for one in result.checks if one.id == "scores-agree")
+    assert check(result, "scores-agree").outcome.values["apart"] == [["B", 0.12, "assay_synthetic", 1.0]]
 
 
 @pytest.fixture
@@ -204,8 +221,8 @@ def test_two_runs_are_compared_over_the_beginning_that_both_asked(run: Callable[
     assert [(one.id, one.count) for one in answers(result).overall.unpaired] == [("beyond-stop", 100)]
     assert answers(result).overall.verdict == "pass"
     assert result.verdict == "inconclusive", "as the run itself, of which nothing but questions is there"
-    assert result.headline.startswith("B's own verdict is inconclusive: ")
-    assert "Each run's own report" in result.covers
+    own = check(result, "own-verdict").outcome
+    assert (own.id, own.values["verdict"], "kernel-ran-extend" in own.values["of"]) == ("own-verdict", "inconclusive", True)
 
 
 def test_a_loss_between_two_runs_is_a_regression(run: Callable[..., Path]) -> None:
@@ -214,7 +231,7 @@ def test_a_loss_between_two_runs_is_a_regression(run: Callable[..., Path]) -> No
     assert answers(result).overall.lost == 60
 
 
-def test_the_headline_of_two_runs_carries_the_cause_that_is_new(
+def test_two_runs_have_the_cause_that_is_new(
     run: Callable[..., Path], examples: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = run("a", 300), run("b", 300, wrong=60)
@@ -222,9 +239,10 @@ def test_the_headline_of_two_runs_carries_the_cause_that_is_new(
     wrong = bad.findings[0].model_copy(update={"severity": "serious", "does": "applies no causal mask"})
     bad = bad.model_copy(update={"findings": (wrong,)})
     monkeypatch.setattr(module, "report_of", lambda source: good if source.path == a else bad)
-    assert compare(a, b).headline.startswith(f"B is worse than A: {bad.candidate.backend} applies no causal mask. A loss of ")
+    expected = state("new-cause", candidate=bad.candidate.backend, does="applies no causal mask")
+    assert compare(a, b).cause == expected
     monkeypatch.setattr(module, "report_of", lambda source: bad)
-    assert compare(a, b).headline.startswith("B is worse than A: A loss of ")
+    assert compare(a, b).cause is None
 
 
 def test_the_verdict_on_two_reports_is_that_of_the_new_run(examples: ModuleType, tmp_path: Path) -> None:
@@ -235,7 +253,8 @@ def test_the_verdict_on_two_reports_is_that_of_the_new_run(examples: ModuleType,
     result = compare(*paths)
     assert (result.verdict, result.exit_code) == ("regression", 1)
     assert compare(*paths[::-1]).verdict == "inconclusive", "reports have no answers"
-    assert "name the folders of both runs" in next(one.settles for one in result.checks if one.id == "answers")
+    assert (status(result, "answers"), result.why) == ("missing", ())
+    assert check(result, "own-verdict").outcome == state("own-verdict", verdict="regression", of=["accuracy", "greedy"])
 
 
 def test_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> None:
@@ -263,3 +282,4 @@ def test_a_missing_task_forbids_a_pass(data: Path, tmp_path: Path) -> None:
     shutil.copy(extra, extra.with_name("samples_other_2026-01-01.jsonl"))
     result = compare(a, b)
     assert (result.verdict, status(result, "same-tasks")) == ("inconclusive", "missing")
+    assert check(result, "same-tasks").outcome.values["only"] == [["other", "A"]]

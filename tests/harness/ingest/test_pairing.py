@@ -51,18 +51,20 @@ def results(**more: Any) -> ResultSet:
 @pytest.mark.parametrize(
     ("difference", "named"),
     [
-        ({"shots": 5}, "n-shot"),
-        ({"metric": "acc_norm"}, "metric"),
-        ({"task_version": "2"}, "version of the task"),
-        ({"tokenizer": "other"}, "tokenizer"),
-        ({"template": "other"}, "template"),
-        ({"sampling": {"temperature": "0.7", "top_p": "1"}}, "temperature is 0 in A and 0.7 in B"),
+        ({"shots": 5}, {"what": "shots", "a": 0, "b": 5}),
+        ({"metric": "acc_norm"}, {"what": "metric", "a": "acc", "b": "acc_norm"}),
+        ({"task_version": "2"}, {"what": "task_version", "a": "1", "b": "2"}),
+        ({"tokenizer": "other"}, {"what": "tokenizer", "a": "tok", "b": "other"}),
+        ({"template": "other"}, {"what": "template", "a": "t", "b": "other"}),
+        ({"sampling": {"temperature": "0.7", "top_p": "1"}}, {"setting": "temperature", "a": "0", "b": "0.7"}),
+        ({"sampling": {"temperature": "0"}}, {"setting": "top_p", "a": "1", "b": None}),
+        ({"shots": None, "metric": "", "sampling": {}}, None),
     ],
 )
-def test_what_makes_two_tasks_incomparable_is_named(difference: dict[str, Any], named: str) -> None:
+def test_what_makes_two_tasks_incomparable_is_named(difference: dict[str, Any], named: dict[str, Any] | None) -> None:
     a = results(task_version="1", tokenizer="tok", template="t", sampling={"temperature": "0", "top_p": "1"})
-    (reason,) = _refusals(a, a.model_copy(update=difference))
-    assert named in reason
+    refused = _refusals(a, a.model_copy(update=difference))
+    assert [reason.values for reason in refused] == ([named] if named else [])
     assert not _refusals(a, a)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from assay.harness.ingest.tensor_diff import TensorRule, diff_tensors
 from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
 from assay.harness.judge.report import NOT_FINITE
+from assay.harness.statement import Statement, state
 
 LAYERS = 3
 RULE = TensorRule()
@@ -66,6 +66,16 @@ def test_the_first_difference_is_first_in_depth_and_the_worst_is_worst(tmp_path:
     compared = _compared(tmp_path, change)
     result = tensors(compared)
     assert (compared.verdict, compared.exit_code, result.differing) == ("regression", 1, 5)
+    place = {
+        "layer": None,
+        "boundary": "embedding",
+        "name": "model.embed_tokens",
+        "step": 0,
+        "head": None,
+        "token": 0,
+        "batch": None,
+    }
+    assert compared.why == (state("tensors-differ", differing=5, compared=9, **place),)
     assert result.first is not None
     assert result.worst is not None
     assert (result.first.layer, result.first.boundary, result.first.token) == (None, "embedding", 0)
@@ -102,17 +112,20 @@ def test_noise_is_within_bounds_but_not_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "found"),
     [
-        (lambda dump: dump.pop("lm_head"), "only in A: lm_head"),
-        (lambda dump: dump.update(extra=torch.ones(2)), "only in B: extra"),
-        (lambda dump: dump.update(lm_head=torch.ones(2, 50)), r"shapes differ, \[6, 50\] and \[2, 50\]: lm_head"),
+        (lambda dump: dump.pop("lm_head"), state("tensor-in-one", side="A", tensor="lm_head")),
+        (lambda dump: dump.update(extra=torch.ones(2)), state("tensor-in-one", side="B", tensor="extra")),
+        (lambda dump: dump.update(lm_head=torch.ones(2, 50)), state("shapes-differ", a=[6, 50], b=[2, 50], tensor="lm_head")),
     ],
 )
-def test_what_does_not_pair_is_named_and_no_pass(tmp_path: Path, change: Callable[[dict[str, Tensor]], object], says: str) -> None:
+def test_what_does_not_pair_is_named_and_no_pass(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], found: Statement
+) -> None:
     result = _compared(tmp_path, change)
     assert (result.verdict, result.exit_code, tensors(result).not_compared_count) == ("inconclusive", 3, 1)
-    assert re.fullmatch(says, tensors(result).not_compared[0])
+    assert tensors(result).not_compared == (found,)
+    assert (result.why[0].id, result.why[0].values["not_compared"]) == ("tensors-equal", 1)
 
 
 def test_numbered_files_are_passes_and_a_model_splits_heads(tmp_path: Path) -> None:
@@ -209,6 +222,7 @@ def test_two_dumps_without_an_element_prove_nothing(tmp_path: Path) -> None:
     safetensors.torch.save_file({}, tmp_path / "b.safetensors")
     found = diff_tensors(tmp_path / "a.safetensors", tmp_path / "a.safetensors", RULE)
     assert (found.verdict, tensors(found).pairs, tensors(found).empty) == ("inconclusive", 0, 1)
+    assert found.why == (state("no-tensor-compared"),)
     with pytest.raises(EvidenceError, match="holds no tensor"):
         open_dump(tmp_path / "b.safetensors")
 
@@ -217,7 +231,7 @@ def test_two_tensors_with_other_names_are_compared_by_name(tmp_path: Path) -> No
     safetensors.torch.save_file({"x": torch.ones(3)}, tmp_path / "a.safetensors")
     safetensors.torch.save_file({"y": torch.ones(3)}, tmp_path / "b.safetensors")
     found = diff_tensors(tmp_path / "a.safetensors", tmp_path / "b.safetensors", RULE)
-    assert (found.verdict, tensors(found).pairs) == ("pass", 1)
+    assert (found.verdict, tensors(found).pairs, found.why[0].values["names"]) == ("pass", 1, ["x", "y"])
 
 
 def saved(path: Path, values: Tensor) -> Path:
@@ -259,7 +273,7 @@ def test_other_dtypes_are_compared_unless_every_bit_must_be_equal(tmp_path: Path
 
     assert _compared(tmp_path, change).verdict == "pass"
     result = _compared(tmp_path, change, TensorRule(tolerance=0))
-    assert (result.exit_code, "dtypes differ" in tensors(result).not_compared[0]) == (3, True)
+    assert (result.exit_code, tensors(result).not_compared[0].id) == (3, "dtypes-differ")
 
 
 @pytest.mark.parametrize("inside", [False, True])

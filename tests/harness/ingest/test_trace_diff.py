@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from assay.harness.ingest import trace_diff as module
 from assay.harness.ingest.comparison import Comparison
 from assay.harness.ingest.recognise import compare
 from assay.harness.ingest.tensor_diff import TensorRule
+from assay.harness.statement import Statement, state
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 ENGINE = TRACES / "mlc_engine.txt"
@@ -27,6 +29,17 @@ def differences(result: Comparison) -> int:
     return result.trace.differences
 
 
+def does(what: str, name: str = "") -> Statement:
+    return state("trace-does", does=what, name=name)
+
+
+def first(result: Comparison) -> tuple[Any, ...]:
+    """The subject of the first difference, what each trace does, and the lines."""
+    (why,) = result.why
+    assert why.id == "traces-differ"
+    return tuple(why.values[name] for name in ("subject", "a", "b", "lines"))
+
+
 def edited(tmp_path: Path, lines: list[str]) -> Comparison:
     path = tmp_path / "b.txt"
     path.write_text("\n".join(lines))
@@ -36,42 +49,40 @@ def edited(tmp_path: Path, lines: list[str]) -> Comparison:
 def test_two_equal_traces_pass(tmp_path: Path) -> None:
     result = edited(tmp_path, LINES)
     assert (result.verdict, result.exit_code, differences(result)) == ("pass", 0, 0)
-    assert result.headline == "Both traces take the same steps: 2 requests, 10 segments, 120 steps."
+    assert result.why == (state("traces-equal", requests=2, segments=10, steps=120),)
 
 
 def test_a_fork_in_place_of_an_addition_is_named_with_both_lines(tmp_path: Path) -> None:
     lines = ["[debug] one more line", *LINES]
     lines[FORK + 1] = lines[FORK + 1].replace("fork", "add")
     result = edited(tmp_path, lines)
-    assert result.headline == f"Request 2 forks its sequence (line {FORK + 1}) where the other adds one (line {FORK + 2})."
+    assert first(result) == ("request 2", does("fork"), does("add-one"), [FORK + 1, FORK + 2])
     assert result.exit_code == 1
-    assert [(one.first, one.text) for one in (result.trace.cites if result.trace else ())] == [
-        (FORK + 1, "first trace: forks its sequence"),
-        (FORK + 2, "second trace: adds one"),
-    ]
+    (kind,) = result.trace.kinds if result.trace else ()
+    assert (kind.a, kind.b, kind.count, kind.lines) == (does("fork"), does("add-one"), 1, (FORK + 1, FORK + 2))
 
 
 def test_a_step_that_only_one_trace_has(tmp_path: Path) -> None:
     lines = list(LINES)
     del lines[31]
-    headline = edited(tmp_path, lines).headline
-    assert headline == "Request 1 polls Batch decode in the first trace (line 32) and not in the second (after line 31)."
+    assert first(edited(tmp_path, lines)) == ("request 1", does("action", "Batch decode"), None, [32, 31])
     lines = list(LINES)
     lines.insert(32, "[engine debug] kv_cache_popn_func_")
-    headline = edited(tmp_path, lines).headline
-    assert headline == "Request 1 calls kv_cache_popn_func_ in the second trace (line 33) and not in the first (after line 32)."
+    assert first(edited(tmp_path, lines)) == ("request 1", None, does("call", "kv_cache_popn_func_"), [32, 33])
 
 
 def test_a_request_that_only_one_trace_has(tmp_path: Path) -> None:
     second = next(i for i, line in enumerate(LINES) if "SECOND" in line)
     result = edited(tmp_path, LINES[:second])
-    assert result.headline == f"Request 2 is there in the first trace (line {second + 2}) and not in the second."
+    assert first(result) == ("request 2", does("is"), None, [second + 2, 0])
 
 
 def test_another_answer(tmp_path: Path) -> None:
     result = edited(tmp_path, [line.replace("friendly and respectful", "rude") for line in LINES])
-    assert result.headline.startswith("Request 1 answers ")
-    assert "(line 77)" in result.headline
+    subject, a, b, lines = first(result)
+    assert (subject, lines) == ("request 1", [77, 77])
+    assert "friendly" in a.values["name"]
+    assert "rude" in b.values["name"]
     assert differences(result) == 1
 
 
@@ -80,7 +91,7 @@ def test_equal_as_far_as_it_was_understood_is_not_equal(tmp_path: Path) -> None:
     lines.insert(30, "[engine debug] teleport_func_")
     result = edited(tmp_path, lines)
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
-    assert "not understood" in result.headline
+    assert result.why == (state("traces-not-understood", unread=[(str(tmp_path / "b.txt"), 1)]),)
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
@@ -88,7 +99,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     empty.write_text("[engine debug] EngineReloadImpl\n")
     result = diff_files(ENGINE, empty)
     assert result.exit_code == 3
-    assert "no request" in result.headline
+    assert result.why == (state("trace-without-steps", path=str(empty)),)
     for other in (tmp_path / "nowhere", Path(__file__)):
         with pytest.raises(UsageError):
             diff_files(ENGINE, other)
@@ -98,8 +109,7 @@ def test_sequences_that_are_too_long_to_align_are_compared_by_their_order(monkey
     monkeypatch.setattr(module, "_MOST_COMPARED", 0)
     result = edited(tmp_path, LINES[:30] + LINES[31:36] + LINES[37:60] + LINES[61:])
     assert result.verdict == "regression"
-    assert "differ too much to align" in " ".join(result.notes)
-    assert "compared by their order alone" in " ".join(result.notes)
+    assert {note.id for note in result.notes} == {"segments-not-aligned", "steps-not-aligned"}
 
 
 def test_a_trace_that_is_named_twice_is_refused_and_the_spelling_of_marks_makes_no_difference(tmp_path: Path) -> None:
@@ -111,4 +121,4 @@ def test_a_trace_that_is_named_twice_is_refused_and_the_spelling_of_marks_makes_
 def test_a_segment_that_only_one_trace_has(tmp_path: Path) -> None:
     result = edited(tmp_path, LINES[:40] + LINES[54:])
     assert differences(result) == 1
-    assert "has one more segment, decode with 14 steps in the first trace (line " in result.headline
+    assert first(result)[1:3] == (state("one-more-segment", kind="decode", steps=14), None)

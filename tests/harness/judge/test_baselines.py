@@ -40,6 +40,7 @@ from assay.harness.judge.paired_accuracy import Rule, accuracy_of
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import asked_roles, open_folder
 from assay.harness.sides import ROLES, Role
+from assay.harness.statement import state
 from assay.harness.verdict import Check
 
 
@@ -62,7 +63,7 @@ def test_a_baseline_matches_if_its_complete_key_does() -> None:
     stored = [baseline(key()), baseline(key("torch_native", "SGLang 0 on cpu")), baseline(key("other"))]
     status = _find(keys, {one.key.name: one for one in stored})
     assert status.used == {"candidate": key().name}
-    assert status.stale == {"reference": "engine was 'SGLang 0 on cpu', now 'SGLang 1 on cpu'"}
+    assert status.stale == {"reference": (("engine", "SGLang 0 on cpu", "SGLang 1 on cpu"),)}
     assert set(status.unused) == {key("torch_native", "SGLang 0 on cpu").name, key("other").name}
 
 
@@ -70,7 +71,7 @@ def test_a_baseline_matches_if_its_complete_key_does() -> None:
 def test_each_part_of_the_key_makes_a_baseline_stale(field: str) -> None:
     other = key().model_copy(update={field: "x"})
     status = _find({"candidate": key()}, {other.name: baseline(other)})
-    assert field.replace("_", " ") in status.stale["candidate"]
+    assert [name for name, _, _ in status.stale["candidate"]] == [field]
     assert not status.used
 
 
@@ -100,10 +101,15 @@ def checked(status: Status) -> Check:
 
 def test_a_stale_baseline_forbids_a_pass_and_a_missing_one_does_not() -> None:
     fits = checked(Status(used={"candidate": "mine-1"}, unused=("old-2",)))
-    assert (fits.status, "not used: old-2" in fits.found) == ("ok", True)
-    stale = checked(Status(stale={"candidate": "engine was 'a', now 'b'"}))
-    assert (stale.status, "engine was" in stale.found, bool(stale.settles)) == ("missing", True, True)
-    assert checked(Status()).status == "not checked"
+    assert (fits.status, fits.outcome) == ("ok", state("baseline-matches", name="mine-1", unused=["old-2"]))
+    stale = checked(Status(stale={"candidate": (("engine", "a", "b"),)}))
+    assert (stale.status, stale.outcome.id, stale.outcome.values["differs"]) == (
+        "missing",
+        "baseline-stale",
+        [["engine", "a", "b"]],
+    )
+    none = checked(Status())
+    assert (none.status, none.outcome) == ("not checked", state("no-baseline-accepted", backend="mine:f", unused=[]))
 
 
 def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path: Path) -> None:
@@ -136,7 +142,8 @@ POLICY = make_spec({"growth": 1.5}).policy
 def test_growth_of_own_error_is_compared_with_the_policy() -> None:
     assert _compare_accepted(None, {"a": 0.01}, {"a": 0.0149}, POLICY, synthetic=True).verdict == "pass"
     grown = _compare_accepted(None, {"a": 0.01, "b": 0.02}, {"a": 0.0151, "b": 0.02}, POLICY, synthetic=True)
-    assert (grown.verdict, "growth = 1.5 (--growth)" in grown.why) == ("regression", True)
+    assert (grown.verdict, grown.why[-1]) == ("regression", state("policy", lines=["growth = 1.5 (--growth)"]))
+    assert grown.why[0].values["where"] == "a"
     assert _compare_accepted(None, {"a": 0.01}, {"a": float("nan")}, POLICY, synthetic=True).verdict == "regression"
     assert _compare_accepted(None, {"a": 1e-9}, {"a": 9e-9}, POLICY, synthetic=True).verdict == "pass", "rounding does not grow"
     assert _compare_accepted(None, {"a": 0.01}, {"b": 0.01}, POLICY, synthetic=True).verdict == "inconclusive"
@@ -291,10 +298,9 @@ def test_what_the_servers_of_baselines_served_is_compared(
     by_id = {check.id: check for check in build(accepted_then_asked(torch=torch)).checks}
     assert (by_id["same-servers"].status, by_id["candidate-baseline"].status) == (same, baseline)
     if same == "failed":
-        assert "(A the reference, B the candidate), torch is 1 in A, 2 in B" in by_id["same-servers"].found
+        assert by_id["same-servers"].outcome == state("served-otherwise", said=["torch is 1 in A, 2 in B"])
     if baseline == "missing":
-        said = "its server (A) did not serve what this one (B) does: torch is 1 in A, 2 in B"
-        assert said in by_id["candidate-baseline"].found
+        assert by_id["candidate-baseline"].outcome.values["served"] == ["torch is 1 in A, 2 in B"]
 
 
 def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) -> None:
@@ -303,8 +309,9 @@ def test_a_report_says_that_its_reference_is_stored(accepted_then_asked: RunOf) 
     assert re.fullmatch(r"e, stored: baseline torch_native-\w{8}, accepted 20\S+Z", report.reference.engine)
     assert [(call.kernel, call.layers) for call in report.reference.calls] == [("torch_native", 4)]
     by_id = {check.id: check for check in report.checks}
-    assert "no reference server was started" in by_id["reference-baseline"].found
-    assert "stored reference" in by_id["same-servers"].found
+    assert by_id["reference-baseline"].outcome.id == "reference-stored"
+    assert by_id["reference-baseline"].outcome.values["needed"] is True
+    assert by_id["same-servers"].outcome.values["stored"] is True
     assert report.reproduce.startswith("assay gate ")
     assert "--reference-from=baseline" in report.reproduce
     with pytest.raises(UsageError, match="no answers from a reference server"):

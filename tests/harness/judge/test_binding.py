@@ -17,6 +17,7 @@ from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.build import build
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.sides import Role
+from assay.harness.statement import state
 from assay.harness.verdict import Check
 
 QUESTIONS, GREEDY = 160, 30
@@ -121,25 +122,29 @@ def report_other_prefixes(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "found"),
+    ("tamper", "found", "values"),
     [
-        (count_once, "layer 0: 2 calls in 190 passes"),
-        (count_one_less, "layer 2: 189 calls in 190 passes"),
-        (forget_prefixes, "with a cached prefix: 0 calls in 174 passes"),
-        (admit_others, "3 of 190 answered requests"),
-        (report_other_prefixes, "16 of 190 answers"),
+        (count_once, "prefill-calls", {"layer": 0, "cached_prefix": False, "calls": 2, "passes": 190}),
+        (count_one_less, "prefill-calls", {"layer": 2, "cached_prefix": False, "calls": 189, "passes": 190}),
+        (forget_prefixes, "prefill-calls", {"layer": 0, "cached_prefix": True, "calls": 0, "passes": 174}),
+        (admit_others, "requests-not-admitted", {"count": 3, "answers": 190}),
+        (report_other_prefixes, "other-prefixes-reported", {"count": 16, "answers": 190}),
     ],
 )
-def test_counts_that_do_not_agree_with_the_answers_fail(sound: RunFolder, tamper: Callable[[RunFolder], None], found: str) -> None:
+def test_counts_that_do_not_agree_with_the_answers_fail(
+    sound: RunFolder, tamper: Callable[[RunFolder], None], found: str, values: dict[str, object]
+) -> None:
     tamper(sound)
     check = checked(sound)["calls-reconciled"]
-    assert check.status == "failed"
-    assert found in check.found
+    assert (check.status, check.outcome.id) == ("failed", "calls-disagree")
+    seen = [(wrong.id, wrong.values.items()) for _, wrong in check.outcome.values["first"]]
+    assert any(id_ == found and values.items() <= told for id_, told in seen), seen
 
 
 def test_without_admissions_nothing_is_reconciled(sound: RunFolder) -> None:
     (sound.server_folder("candidate") / "admissions.jsonl").unlink()
-    assert checked(sound)["calls-reconciled"].status == "missing"
+    check = checked(sound)["calls-reconciled"]
+    assert (check.status, check.outcome) == ("missing", state("no-request-admitted", roles=["candidate"]))
 
 
 @pytest.mark.parametrize("role", ["reference", "candidate"])
@@ -166,8 +171,8 @@ def test_the_server_of_another_candidate_proves_nothing(sound: RunFolder) -> Non
     other = manifest.model_copy(update={"spec": {**manifest.spec, "candidate": {"backend": "triton"}}})
     (sound.path / "manifest.json").write_text(other.model_dump_json())
     check = checked(sound)["same-servers"]
-    assert check.status == "failed"
-    assert check.found == "the candidate was to be triton, and its server ran sage_attn"
+    found = state("other-backend-ran", other=[("candidate", "triton", "sage_attn")])
+    assert (check.status, check.outcome) == ("failed", found)
 
 
 def test_a_letter_that_is_not_that_of_its_text_is_no_evidence(sound: RunFolder) -> None:
@@ -181,5 +186,4 @@ def test_a_letter_that_is_not_that_of_its_text_is_no_evidence(sound: RunFolder) 
     path.write_text("".join(changed))
     report = build(sound)
     (check,) = [check for check in report.checks if check.id == "answers-parsed"]
-    assert check.status == "failed"
-    assert check.found == "160 of 320 answers were recorded with another letter than their text gives"
+    assert (check.status, check.outcome) == ("failed", state("answers-parsed", answers=320, otherwise=160))

@@ -23,7 +23,9 @@ from assay.harness.judge.build import CLAIMS, build
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.policy_checks import claim
 from assay.harness.judge.report import Report, read_report
+from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check
+from assay.reports.wording import headline, reasons
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
 TORCH = ("aten::scaled_dot_product_attention",)
@@ -80,8 +82,9 @@ def test_the_seed_case_is_found_by_its_condition(evidence: Evidence, broken: dic
     assert (report.verdict, report.exit_code) == ("regression", 1)
     (finding,) = report.findings
     assert finding.where == "cached prefix >= 16"
-    assert "16/16 at 0" in finding.diagnosis
-    assert "0/144 at >= 16" in finding.diagnosis
+    assert finding.claim is not None
+    assert finding.claim.values["intact"] == [["0", 16, 16, 16]]
+    assert finding.claim.values["broken"] == [[">= 16", 0, 144, 144]]
     assert report.suites[0].tallies[1].unparsed == QUESTIONS - COLD
     assert len(report.suites[1].divergences) == GREEDY
 
@@ -92,14 +95,17 @@ def test_a_kernel_that_was_called_but_answered_with_pytorchs_attention_is_no_pas
     checks = {check.id: check for check in report.checks}
     assert checks["kernel-ran-extend"].status == "ok"
     assert checks["kernel-executed-extend"].status == "failed"
-    assert "aten::scaled_dot_product_attention" in checks["kernel-executed-extend"].found
+    found = state("reference-kernels-ran", phase="extend", backend="sage_attn", names=TORCH)
+    assert checks["kernel-executed-extend"].outcome == found
 
 
 def test_a_workload_that_does_not_see_a_seeded_fault_is_no_pass(evidence: Evidence) -> None:
     report = build(evidence(see={"lost": 0}))
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     check = check_of(report, "workload-sensitive")
-    assert "not seen by accuracy (0 lost and 0 gained of 8 questions" in check.found
+    nothing = state("fault-in-answers", lost=0, gained=0, questions=8, p=1.0)
+    assert check.outcome.id == "faults-seen"
+    assert ["accuracy", False, nothing] in check.outcome.values["parts"]
     assert report.sensitivity is not None
 
 
@@ -107,7 +113,7 @@ def test_a_fault_that_changed_no_call_is_no_pass(evidence: Evidence) -> None:
     report = build(evidence(see={"changed": 0}))
     check = check_of(report, "workload-sensitive")
     assert (report.verdict, check.status) == ("inconclusive", "missing")
-    assert "none had a cached prefix" in check.found
+    assert check.outcome == state("fault-changed-nothing", fault="mask-top-left", changed=0, calls=40, why="")
 
 
 def test_without_a_seeded_fault_there_is_no_pass(evidence: Evidence) -> None:
@@ -127,7 +133,8 @@ def test_an_answer_to_another_prompt_does_not_count_as_answered(evidence: Eviden
     report = build(folder)
     check = check_of(report, "all-answered")
     assert (report.verdict, check.status) == ("inconclusive", "missing")
-    assert check.found.startswith("575 of 576; answers to another prompt: 1,")
+    assert check.outcome.id == "another-prompt-answered"
+    assert [check.outcome.values[name] for name in ("answered", "asked", "mismatched")] == [575, 576, 1]
 
 
 def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it(evidence: Evidence) -> None:
@@ -135,8 +142,8 @@ def test_a_failure_says_its_cause_and_its_remedy_and_nothing_that_contradicts_it
     error = EngineError("The server failed: KeyError: 'x'", "", "read it.", details="log\n  line", cause="port")
     folder.update(folder.progress().model_copy(update={"failure": FailureResult.of("engine", error), "servers": ()}))
     report = build(folder)
-    assert report.headline == "No verdict: the server failed: KeyError: 'x'"
-    assert report.reasons == ("What to do: read it.",)
+    assert headline(report) == "No verdict: the server failed: KeyError: 'x'"
+    assert reasons(report) == ["What to do: read it."]
     assert report.failure is not None
     assert (report.failure.cause, report.failure.details) == ("port", "log\n  line")
     assert {check.status for check in report.checks} == {"ok"}, "no list of what the run did not come to"
@@ -169,18 +176,22 @@ def test_no_claim_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("flags", "noise", "status", "found"),
     [
-        ({}, {"reference": "int8_qk", "candidate": ""}, "ok", "margins, error rates and envelope are the defaults"),
-        ({}, {"candidate": "int8_qk"}, "not checked", "noise = int8_qk (declared by the kernel alone)"),
-        ({"margin": 0.1, "alpha": 0.2}, {}, "not checked", "margin = 0.1 (--margin); alpha = 0.2 (--alpha)"),
+        ({}, {"reference": "int8_qk", "candidate": ""}, "ok", state("policy-strict")),
+        ({}, {"candidate": "int8_qk"}, "not checked", state("policy-weakened", lines=[], declared="int8_qk")),
+        (
+            {"margin": 0.1, "alpha": 0.2}, {}, "not checked",
+            state("policy-weakened", lines=["margin = 0.1 (--margin)", "alpha = 0.2 (--alpha)"], declared=""),
+        ),
     ],
-)
-def test_a_weaker_policy_is_named(tmp_path: Path, flags: dict[str, Any], noise: dict[str, str], status: str, found: str) -> None:
+)  # fmt: skip
+def test_a_weaker_policy_is_named(
+    tmp_path: Path, flags: dict[str, Any], noise: dict[str, str], status: str, found: Statement
+) -> None:
     manifest = SimpleNamespace(noise=noise, model="tiny", created="")
     folder = SimpleNamespace(path=tmp_path / "run")
     run = SimpleNamespace(spec=make_spec(flags), manifest=manifest, baselines=None, folder=folder)
     check = claim(cast(RunEvidence, run), ()).checks[-1]
-    assert (check.id, check.status) == ("policy", status)
-    assert check.found.startswith(found)
+    assert (check.id, check.status, check.outcome) == ("policy", status, found)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge import executed_kernels as rules
 from assay.harness.judge.call_counts import call_summaries
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check
-from assay.reports.words import counted_calls
+from assay.harness.statement import state
 
 
 def count(backend: str, phase: str = "extend", layers: int = 4, delegated_by: str = "", calls: int = 5) -> CallCount:
@@ -31,34 +30,32 @@ def server(backend: str = "mine", phases: tuple[str, ...] = ("extend",), role: s
 REFERENCE = [count("triton"), count("triton", "decode")]
 
 
-def statuses(checks: list[Check]) -> list[str]:
-    return [check.status for check in checks]
-
-
 def test_own_kernel_in_every_layer_is_ok() -> None:
     counts = [count("mine"), count("triton", "decode", delegated_by="mine")]
     (check,) = rules.check_kernel_ran(server(), counts, REFERENCE)
-    assert (check.status, check.found) == ("ok", "mine kernel 20 calls in 4 layers")
+    assert (check.status, check.outcome) == ("ok", state("own-kernel-called", kernel="mine kernel", calls=20, layers=4))
 
 
 def test_a_kernel_that_was_never_called_is_missing() -> None:
-    assert statuses(rules.check_kernel_ran(server(), [], REFERENCE)) == ["missing"]
+    (check,) = rules.check_kernel_ran(server(), [], REFERENCE)
+    assert (check.status, check.outcome) == ("missing", state("no-call-counted", phase="extend", backend="mine"))
 
 
 def test_a_fallback_next_to_the_kernel_fails() -> None:
     (check,) = rules.check_kernel_ran(server(), [count("mine"), count("triton", calls=1)], REFERENCE)
-    assert check.status == "failed"
-    assert "also triton kernel 4 calls" in check.found
+    assert (check.status, check.outcome.id, check.outcome.values["others"]) == ("failed", "others-called", [["triton kernel", 4]])
 
 
 def test_a_layer_without_the_kernel_fails() -> None:
     (check,) = rules.check_kernel_ran(server(), [count("mine", layers=3)], REFERENCE)
-    assert (check.status, "not in [3]" in check.found) == ("failed", True)
+    found = state("layers-lacking", kernel="mine kernel", ran=3, layers=4, lacking=[3])
+    assert (check.status, check.outcome) == ("failed", found)
 
 
 def test_a_server_that_assay_did_not_start_proves_nothing() -> None:
-    assert statuses(rules.check_kernel_ran(server("http://x", ()), [], [])) == ["missing"]
-    assert statuses(rules.check_kernel_ran(None, [], [])) == ["missing"]
+    for of, found in ((server("http://x", ()), "not-instrumented"), (None, "candidate-never-started")):
+        (check,) = rules.check_kernel_ran(of, [], [])
+        assert (check.status, check.outcome.id) == ("missing", found)
 
 
 def decode_calls(calls: int, compiled: bool) -> CallCount:
@@ -82,13 +79,11 @@ def test_compiled_only_where_it_was_asked_for() -> None:
     assert check.status == "missing", "half of the candidate's were not: as many as capturing alone may leave"
     counts["candidate"].append(decode_calls(82, True))
     (check,) = rules.check_compiled(asked, counts)
-    assert (check.status, check.found) == (
-        "ok",
-        "10 of 19 decode calls of the reference, 91 of 100 decode calls of the candidate; more than 50 % of each are needed",
-    )  # fmt: skip
+    shares = [("reference", 10, 19), ("candidate", 91, 100)]
+    assert (check.status, check.outcome) == ("ok", state("decode-calls", shares=shares, least=0.5))
 
 
-def test_ways_of_calling_one_kernel_are_added_up_and_listed() -> None:
+def test_ways_of_calling_one_kernel_are_added_up() -> None:
     def ways(calls: int, **kind: Any) -> CallCount:
         return count("triton", "decode", 2, calls=calls).model_copy(update={"kernel": "triton"} | kind)
 
@@ -96,5 +91,3 @@ def test_ways_of_calling_one_kernel_are_added_up_and_listed() -> None:
     extend, decode = call_summaries(counts)
     assert (extend.calls, extend.calls_with_cached_prefix, extend.layers) == (12, 0, 2)
     assert (decode.calls, decode.calls_in_graphs, decode.calls_compiled) == (24, 6, 14)
-    assert counted_calls(decode) == "decode: triton 24 calls, 6 of them in CUDA graphs, 14 of them compiled"
-    assert counted_calls(extend) == "extend: triton 12 calls"

@@ -14,17 +14,18 @@ from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, ranges_of
 from assay.harness.evidence.records import Answer, Token
 from assay.harness.judge.answers import Pair, envelope_pairs
-from assay.harness.judge.decide import SuiteVerdict, decide
+from assay.harness.judge.decide import decide
 from assay.harness.judge.envelope import _served_envelope, claim
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_suite import _compare_envelope, _with_envelope
+from assay.harness.judge.judgement import SuiteVerdict
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.sides import Role
+from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check
-from assay.reports.words import envelope_lines
 
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
-PASSED = SuiteVerdict(id="layers", title="Own error", verdict="pass", why="fine")
+PASSED = SuiteVerdict(id="layers", verdict="pass", why=(state("fine"),))
 
 
 ENVELOPE = Envelope.of(512, "cpu")
@@ -56,6 +57,11 @@ def claimed(counts: EnvelopeCounts | None, phases: Sequence[str], **more: Any) -
 
 def checked(counts: EnvelopeCounts | None, phases: Sequence[str], **flags: Any) -> Check:
     return claimed(counts, phases, **flags)[0]
+
+
+def missing(check: Check) -> list[tuple[str, str, Any]]:
+    """What a check says is lacking: phase, condition, and lengths, value or label."""
+    return [tuple(one.values.values()) for one in check.outcome.values["lacking"]]
 
 
 def counted(limits: EngineLimits = LIMITS, phases: tuple[str, ...] = ("extend",), layers: int = 4) -> EnvelopeCounts:
@@ -102,7 +108,8 @@ def without(counts: EnvelopeCounts, quantity: str, label: str, layer: int | None
 
 def test_what_the_policy_wants_is_covered() -> None:
     check = checked(counted(), ["extend"])
-    assert (check.status, check.found) == ("ok", "4 layers in extend; envelope_tokens = 512 (--envelope-tokens)")
+    line = "envelope_tokens = 512 (--envelope-tokens)"
+    assert (check.status, check.outcome) == ("ok", state("envelope-covered", layers=[["extend", 4]], line=line))
 
 
 @pytest.mark.parametrize(
@@ -113,8 +120,8 @@ def test_what_the_policy_wants_is_covered() -> None:
 def test_a_condition_that_one_layer_lacks_is_no_pass(quantity: str, label: str) -> None:
     check = checked(without(counted(), quantity, label, layer=2), ["extend"])
     assert check.status == "missing"
-    assert label in check.found
-    assert decide("sage_attn", [PASSED], [check]).verdict == "inconclusive"
+    assert (quantity, label) in [lacking[1:] for lacking in missing(check)]
+    assert decide([PASSED], [check]) == "inconclusive"
 
 
 @pytest.mark.parametrize("layer", [None, 2])
@@ -122,32 +129,31 @@ def test_a_condition_that_one_layer_lacks_is_no_pass(quantity: str, label: str) 
     ("phase", "quantity", "met", "gap"),
     [
         # A backend that returns zeros for 202 to 511 cached tokens passed.
-        ("extend", "prefix-tokens", [*range(1, 202), 512], "cached prefix 202 to 511"),
+        ("extend", "prefix-tokens", [*range(1, 202), 512], (202, 511)),
         # So did one that is wrong for a chunk of more than 130 new tokens behind a prefix.
-        ("extend", "new-behind-prefix", range(1, 131), "new tokens behind a prefix 131 to 512"),
+        ("extend", "new-behind-prefix", range(1, 131), (131, 512)),
         # Decode was compared at 1 to 200 and 577 to 584, and called "decode to 584".
-        ("decode", "total-tokens", [*range(1, 201), *range(577, 585)], "total length 201 to 512"),
-        ("extend", "total-tokens", [one for one in range(1, 513) if one != 257], "total length 257"),
-        ("extend", "new-tokens", range(2, 513), "new tokens 1"),
+        ("decode", "total-tokens", [*range(1, 201), *range(577, 585)], (201, 512)),
+        ("extend", "total-tokens", [one for one in range(1, 513) if one != 257], (257, 257)),
+        ("extend", "new-tokens", range(2, 513), (1, 1)),
     ],
 )
 def test_a_gap_within_the_envelope_is_no_pass_and_is_named(
-    phase: str, quantity: str, met: Iterable[int], gap: str, layer: int | None
+    phase: str, quantity: str, met: Iterable[int], gap: tuple[int, int], layer: int | None
 ) -> None:
     counts, phases = meeting(quantity, met, phase, layer), ["extend", "decode"]
     check = checked(counts, phases)
     assert check.status == "missing"
-    assert f"{phase}: {gap}" in check.found
-    assert decide("sage_attn", [PASSED], [check]).verdict == "inconclusive"
+    assert missing(check) == [(phase, quantity, [list(gap)])]
+    assert decide([PASSED], [check]) == "inconclusive"
     _, result = claimed(counts, phases)
     assert result is not None
-    assert result.gaps == (f"{phase}: {gap}",)
+    assert result.gaps == tuple(check.outcome.values["lacking"])
 
 
 def test_a_claimed_phase_that_was_not_compared_is_no_pass() -> None:
     check = checked(counted(), ["extend", "decode"])
-    assert check.status == "missing"
-    assert "--disable-cuda-graph" in check.settles
+    assert (check.status, check.outcome.values["cause"]) == ("missing", "CUDA graphs")
 
 
 def test_without_counts_it_is_missing_and_without_the_suite_not_checked() -> None:
@@ -161,44 +167,6 @@ def test_what_the_engine_cannot_do_is_not_wanted_and_is_said() -> None:
     assert "later chunk" not in counts.calls["extend"]["chunk"]
     assert ENVELOPE.reach(paged).lengths["extend"]["prefix-tokens"] == tuple(range(64, 513, 64))
     assert checked(counts, ["extend"]).status == "ok"
-    _, result = claimed(counts, ["extend"])
-    assert result is not None
-    assert "extend: chunked prefill: it is switched off" in envelope_lines(result)[-1]
-    assert "page sizes other than 64" in envelope_lines(result)[-1]
-
-
-@pytest.mark.parametrize(
-    ("graphs", "expected"),
-    [
-        ({}, set()),
-        ({"extend": "disabled"}, {"extend in CUDA graphs: the servers ran it without"}),
-        (
-            {"extend": "breakable", "decode": "full"},
-            {
-                "extend in CUDA graphs: calls were compared in passes without; what graphs answered is compared as text",
-                "decode in CUDA graphs: calls were compared in passes without; what graphs answered is compared as text",
-            },
-        ),
-    ],
-)
-def test_graphs_in_which_nothing_was_compared_are_not_covered(graphs: dict[str, str], expected: set[str]) -> None:
-    _, result = claimed(counted(LIMITS.model_copy(update={"graphs": graphs})), ["extend", "decode"])
-    assert result is not None
-    said = envelope_lines(result)[-1]
-    assert [line for line in expected if line not in said] == []
-    assert said.count("in CUDA graphs:") == len(expected)
-
-
-def test_the_sentence_says_how_far_it_reaches_and_what_lies_outside() -> None:
-    _, result = claimed(counted(), ["extend"])
-    assert result is not None
-    assert envelope_lines(result)[0].startswith(
-        "Compared in every layer: prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 1 to 512 cached and at "
-        "1 to 512 in all, "
-        "in batches of up to 9; decode is the reference's"
-    )
-    assert "extend: more than 512 new tokens at once" in envelope_lines(result)[-1]
-    assert "decode by the candidate: it claims none" in envelope_lines(result)[-1]
 
 
 def answers(say: Callable[[Role, LoadRequest], Iterable[str]] = lambda role, one: ["7"] * one.output) -> list[Answer]:
@@ -238,14 +206,15 @@ def served(made: list[Answer], admitted: list[Admission]) -> EnvelopeCounts:
 
 def test_the_whole_load_serves_the_envelope() -> None:
     check = check_served(answers(), admissions())
-    assert (check.status, check.found) == ("ok", f"{len(REQUESTS)} answers; {POLICY.line('envelope_tokens')}")
+    answered = state("envelope-answered", answers=len(REQUESTS), line=POLICY.line("envelope_tokens"))
+    assert (check.status, check.outcome) == ("ok", answered)
 
 
 def test_a_server_that_saw_short_prompts_alone_is_no_pass_and_says_what_it_served() -> None:
     """What every run was until the candidate's own server got the requests too: it saw 158 tokens."""
     check = check_served(answers(), admissions(one for one in REQUESTS if len(one.ids) <= 158))
     assert check.status == "missing"
-    assert "extend: total length 130 to 512" in check.found
+    assert ("extend", "total-tokens", [[130, 512]]) in missing(check)
 
 
 def test_what_follows_the_first_token_that_differs_is_not_compared() -> None:
@@ -254,7 +223,7 @@ def test_what_follows_the_first_token_that_differs_is_not_compared() -> None:
 
     check = check_served(answers(say), admissions())
     assert check.status == "missing"
-    assert "decode: total length 2 to 512" in check.found
+    assert ("decode", "total-tokens", [[2, 512]]) in missing(check)
 
 
 def test_without_answers_nothing_is_served() -> None:
@@ -273,9 +242,8 @@ def test_the_report_states_both_envelopes() -> None:
     assert isinstance(result, EnvelopeResult)
     assert result.reached["extend"]["total-tokens"] >= 512
     assert result.served_reached["extend"]["total-tokens"] == 129
-    shadow, own, *_ = envelope_lines(result)
-    assert "decode at 2 to 517 tokens" in shadow
-    assert "to 129 in all" in own
+    assert result.compared["decode"]["total-tokens"] == ((2, 517),)
+    assert result.served["extend"]["total-tokens"][-1][-1] == 129
 
 
 def texts(wrong: int) -> Sequence[Pair]:
@@ -284,17 +252,18 @@ def texts(wrong: int) -> Sequence[Pair]:
     return envelope_pairs(answers(lambda role, one: ["8" if role == "candidate" and one.title in titles else "7"] * one.output))
 
 
-def combined(wrong: int, *, trusted: bool = True) -> tuple[str, str]:
+def combined(wrong: int, *, trusted: bool = True) -> tuple[str, Sequence[Statement]]:
     pairs = texts(wrong)
     _, beyond = _compare_envelope(pairs, 0.0, 0.5)
-    return _with_envelope("pass", "Texts agree.", pairs, beyond, POLICY, trusted=trusted)
+    return _with_envelope("pass", [state("texts-agree")], pairs, beyond, POLICY, trusted=trusted)
 
 
 @pytest.mark.parametrize(("wrong", "verdict"), [(0, "pass"), (1, "inconclusive"), (30, "regression")])
 def test_one_answer_beyond_noise_rules_out_a_pass_and_a_share_is_a_regression(wrong: int, verdict: str) -> None:
     found, why = combined(wrong)
     assert found == verdict
-    assert (f"{wrong} of {len(REQUESTS)} answers over the envelope differ" in why) == bool(wrong)
+    apart = state("envelope-answers-apart", apart=[one.title for one in REQUESTS[:wrong]], answers=len(REQUESTS))
+    assert list(why) == [apart, state("texts-agree")][not wrong :]
     assert combined(30, trusted=False)[0] == "inconclusive"
 
 

@@ -9,6 +9,7 @@ from assay.harness.evidence.executed import ExecutedKernel, KernelKind, KernelTr
 from assay.harness.evidence.manifest import ServerManifest
 from assay.harness.judge.executed_kernels import _MAX_NAME, _check_kernels_executed, listed_passes
 from assay.harness.sides import Role
+from assay.harness.statement import state
 from assay.harness.verdict import Check
 
 SAGE = {"noise": "int8_qk", "kernels": ("^_attn_fwd$", "quant_per_block")}
@@ -63,13 +64,13 @@ def status(candidate: KernelTrace | None, other: KernelTrace | None = None, **mo
 def test_declared_kernels_in_every_traced_pass_are_ok() -> None:
     (check,) = checked(traced((EXTEND, RAN), (CACHED, RAN)))
     assert (check.id, check.status) == ("kernel-executed-extend", "ok")
-    assert check.found == "ran: _attn_fwd (8), quant_per_block_int8_kernel (8)"
+    assert check.outcome == state("kernels-ran", ran=[("_attn_fwd", 8), ("quant_per_block_int8_kernel", 8)])
 
 
 def test_pytorchs_attention_in_place_of_the_declared_kernels_fails() -> None:
     (check,) = checked(traced((EXTEND, SDPA), (CACHED, SDPA)))
-    assert check.status == "failed"
-    assert "ran: aten::scaled_dot_product_attention (8)" in check.found
+    seen = {"phase": "extend", "cached_prefix": False, "ran": [(*SDPA, 8)]}
+    assert (check.status, check.outcome) == ("failed", state("own-kernels-lacking", names=SAGE["kernels"], **seen))
 
 
 def test_a_declared_kernel_may_belong_to_one_of_two_claimed_phases() -> None:
@@ -77,12 +78,15 @@ def test_a_declared_kernel_may_belong_to_one_of_two_claimed_phases() -> None:
     trace = traced((EXTEND, ("prefill_kernel",)), (DECODE, ("decode_kernel",)), claim=both)
     assert [one.status for one in checked(trace, phases=("extend", "decode"))] == ["ok", "ok"]
     trace = traced((EXTEND, ("prefill_kernel",)), (DECODE, ("prefill_kernel",)), claim=both)
-    assert [one.status for one in checked(trace, phases=("extend", "decode"))] == ["failed", "failed"]
+    unseen = checked(trace, phases=("extend", "decode"))
+    assert [one.status for one in unseen] == ["failed", "failed"]
+    assert [one.outcome.values["names"] for one in unseen if one.outcome.id == "declared-never-ran"] == [["decode_kernel"]] * 2
 
 
 def test_the_references_kernel_in_the_candidates_attention_fails() -> None:
     (check,) = checked(traced((EXTEND, (*RAN, "_fwd_kernel"))))
-    assert (check.status, "_fwd_kernel" in check.found) == ("failed", True)
+    found = state("reference-kernels-ran", phase="extend", backend="mine", names=["_fwd_kernel"])
+    assert (check.status, check.outcome) == ("failed", found)
 
 
 def test_the_references_kernel_outside_of_attention_is_ignored() -> None:
@@ -96,7 +100,7 @@ def test_the_references_kernel_outside_of_attention_is_ignored() -> None:
 
 def test_the_candidates_kernels_in_the_reference_fail() -> None:
     (check,) = checked(traced((EXTEND, RAN)), reference(*TRITON, "_attn_fwd"))
-    assert (check.status, "the reference ran the candidate's kernels" in check.found) == ("failed", True)
+    assert (check.status, check.outcome) == ("failed", state("reference-ran-candidates", names=["_attn_fwd"]))
 
 
 def test_two_kernels_of_the_same_package_may_launch_the_same() -> None:
@@ -113,9 +117,9 @@ def test_one_of_the_packages_triton_functions_proves_a_kernel_without_declared_n
 @pytest.mark.parametrize("claim", [{"noise": "int8_qk"}, {"package": "compiled"}])
 def test_a_claim_without_names_is_missing_and_says_what_ran(claim: Mapping[str, Any]) -> None:
     (check,) = checked(traced((EXTEND, RAN), claim=claim))
-    assert check.status == "missing"
-    assert "_attn_fwd" in check.found
-    assert "declares(kernels=...)" in check.settles
+    ran = [("_attn_fwd", 4), ("quant_per_block_int8_kernel", 4)]
+    claims = {"noise": "", "package": ""} | dict(claim)
+    assert (check.status, check.outcome) == ("missing", state("kernels-not-named", **claims, ran=ran))
 
 
 def test_plain_pytorch_claims_nothing() -> None:

@@ -20,6 +20,7 @@ from assay.harness.judge.build import build
 from assay.harness.judge.greedy_suite import MIN_PROMPTS, decide_share
 from assay.harness.judge.report import SuiteResult
 from assay.harness.sides import Role
+from assay.harness.statement import state
 
 Say = Callable[[Role, int], tuple[Token, ...]]
 
@@ -99,7 +100,7 @@ def test_answers_without_log_probabilities_are_no_pass(judged: Callable[..., Sui
         return answer.model_copy(update={"tokens": ()}) if first else answer
 
     suite = judged(swapped_by(0.0), edit=without)
-    assert (suite.verdict, "1 of 256 answers came without log-probabilities" in suite.why) == ("inconclusive", True)
+    assert (suite.verdict, suite.why[0]) == ("inconclusive", state("log-probabilities-lacking", bare=1, answers=256))
 
 
 def test_the_limit_comes_from_the_floor_where_that_is_larger(judged: Callable[..., SuiteResult]) -> None:
@@ -113,7 +114,7 @@ def test_the_limit_comes_from_the_floor_where_that_is_larger(judged: Callable[..
 
     suite = judged(say)
     limit = next(metric for metric in suite.metrics if metric.id == "close-limit")
-    assert limit.value == pytest.approx(3 * 0.7)
+    assert (limit.value, limit.values) == (pytest.approx(3 * 0.7), {"factor": 3.0, "declared": []})
     assert (suite.verdict, {d.kind for d in suite.divergences}) == ("pass", {"close"})
 
 
@@ -128,15 +129,13 @@ def test_up_to_six_of_128_texts_apart_pass(judged: Callable[..., SuiteResult], a
 
 def test_fewer_prompts_cannot_pass_and_a_regression_stays_one(judged: Callable[..., SuiteResult]) -> None:
     suite = judged(swapped_by(0.0), prompts=MIN_PROMPTS - 1)
-    assert suite.verdict == "inconclusive"
-    assert "127 distinct prompts were answered; at least 128 are needed for a pass (--greedy-prompts)" in suite.why
+    assert (suite.verdict, suite.why[0]) == ("inconclusive", state("too-few-texts", prompts=127, least=128))
     assert judged(swapped_by(16.0), prompts=32).verdict == "regression"
 
 
 def test_a_reference_that_is_not_finite_blames_nobody(judged: Callable[..., SuiteResult]) -> None:
     suite = judged(lambda role, number: nan("candidate" if role == "reference" else "reference", number))
-    assert suite.verdict == "inconclusive"
-    assert "The reference's own log-probabilities are not finite in 128 of 128 texts" in suite.why
+    assert (suite.verdict, suite.why[0]) == ("inconclusive", state("reference-texts-not-finite", broken=128, texts=128))
 
 
 def test_honest_candidates_pass_in_95_percent_of_runs() -> None:
@@ -159,7 +158,8 @@ def test_an_erratic_reference_excuses_nothing(judged: Callable[..., SuiteResult]
     suite = judged(say)
     assert suite.verdict == verdict
     assert {one.kind for one in suite.divergences} == {"apart"}
-    assert suite.why.startswith(f"The reference is erratic: asked again, {times} of 32 of its answers")
+    assert [why.id for why in suite.why] == ["reference-erratic", "share-of-texts-apart", "policy"]
+    assert (suite.why[0].values["erratic"], suite.why[0].values["answers"]) == (times, 32)
 
 
 def test_an_erratic_reference_is_no_pass_and_a_finding(answered: Callable[..., RunFolder]) -> None:
@@ -173,13 +173,12 @@ def test_an_erratic_reference_is_no_pass_and_a_finding(answered: Callable[..., R
     assert [suite.verdict for suite in report.suites] == ["inconclusive"]
     (found,) = report.findings
     assert (found.id, found.severity) == ("reference-erratic", "warning")
-    assert "1 of 32 of its answers changed by up to 8 nats" in found.diagnosis
+    assert found.claim == state("reference-erratic", erratic=1, answers=32, largest=pytest.approx(8), factor=3.0)
 
 
 def test_two_roles_that_answer_nothing_have_compared_nothing(judged: Callable[..., SuiteResult]) -> None:
     suite = judged(lambda role, number: ())
-    assert suite.verdict == "inconclusive"
-    assert "Nothing was compared" in suite.why
+    assert (suite.verdict, suite.why[0].id) == ("inconclusive", "no-texts-compared")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -189,4 +188,4 @@ def test_an_endpoint_without_usable_log_probabilities_is_no_regression(judged: C
 
     suite = judged(say, candidate="http://gateway:8000")
     assert (suite.verdict, suite.divergences) == ("inconclusive", ())
-    assert "128 of 256 answers came without log-probabilities" in suite.why
+    assert suite.why[0] == state("log-probabilities-lacking", bare=128, answers=256)

@@ -8,6 +8,7 @@ import pytest
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.judge.history import RunLine, check_repeated, line_of, list_runs, report_of, worst_own
 from assay.harness.judge.report import NOT_FINITE, LayersResult, TruthRow
+from assay.harness.statement import state
 from assay.reports.write import write_reports
 
 LAST = "2026-11-29T10:00:00Z"
@@ -62,8 +63,8 @@ def test_a_run_names_the_earlier_ones_of_its_treatment(tmp_path: Path, examples:
         if day == 1:
             first = line_of(report, "")
     (found,) = check_repeated(tmp_path / "run-9", LAST, first.compared)
-    assert found.status == "not checked"
-    assert "2 regression" in found.found
+    seen = state("ran-before", runs=2, verdicts=[("regression", 2)], last="run-2")
+    assert (found.status, found.outcome) == ("not checked", seen)
     assert check_repeated(tmp_path / "run-1", first.created, first.compared) == []
     assert check_repeated(tmp_path / "run-9", LAST, ("other", *first.compared[1:])) == []
 
@@ -72,4 +73,4 @@ def test_earlier_passes_alone_are_no_doubt(tmp_path: Path, examples: ModuleType)
     report = examples.passing().model_copy(update={"created": "2026-11-20T10:00:00Z"})
     write_reports(report, tmp_path / "old")
     (found,) = check_repeated(tmp_path / "new", LAST, line_of(report, "").compared)
-    assert (found.status, found.settles) == ("ok", "")
+    assert (found.status, found.outcome) == ("ok", state("ran-before", runs=1, verdicts=[("pass", 1)], last="old"))

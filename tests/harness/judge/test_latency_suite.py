@@ -13,7 +13,9 @@ import pytest
 from assay.harness.evidence.bench_folder import TIMINGS, bench_folder
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.judge.build import build
+from assay.harness.judge.latency_result import LatencyRow, worst_ratio
 from assay.harness.judge.report import Report
+from assay.harness.statement import state
 
 BOUND = "latency_bound = 1.1 (default)"
 
@@ -37,25 +39,35 @@ def suite_of(report: Report) -> Any:
     return found
 
 
+def worst_of(report: Report) -> LatencyRow:
+    assert report.latency is not None
+    worst = worst_ratio(report.latency)
+    assert worst is not None
+    return worst
+
+
 def test_a_candidate_as_fast_as_the_reference_passes(report: MakeRun) -> None:
     made = report()
-    assert (made.verdict, made.exit_code) == ("pass", 0), made.reasons
+    assert (made.verdict, made.exit_code) == ("pass", 0)
     suite = suite_of(made)
     assert suite.verdict == "pass"
-    assert suite.why.endswith(f"Policy: {BOUND}.")
+    assert [each.id for each in suite.why] == ["of-time", "policy"]
+    assert suite.why[-1].values == {"lines": [BOUND]}
     worst = suite.metrics[0]
     assert (worst.bound, worst.policy) == (1.1, BOUND)
     assert made.latency is not None
     assert worst.high == max(row.high or 0 for row in made.latency.rows)
-    assert made.latency.note == ""
+    assert made.latency.note is None
 
 
 def test_a_slower_candidate_alone_makes_the_run_a_regression(report: MakeRun) -> None:
     made = report(bench={"slow": {"shared": 1.5}})
     assert (made.verdict, made.exit_code) == ("regression", 1)
     assert [suite.verdict for suite in made.suites] == ["pass", "regression"]
-    assert "shared" in made.reasons[0]
-    assert BOUND in made.reasons[0]
+    ratio, policy = suite_of(made).why
+    assert (ratio.values["load"], policy.values) == (worst_of(made).where, {"lines": [BOUND]})
+    assert ratio.values["load"].startswith("shared, ")
+    assert ratio.values["why"].values["reason"] == "above"
     assert {finding.id for finding in made.findings} == {"latency"}
     assert suite_of(made).metrics[0].low > 1.1
 
@@ -65,27 +77,30 @@ def test_wrong_answers_are_no_speed_up(report: MakeRun) -> None:
     assert (made.verdict, made.exit_code) == ("regression", 1)
     questions, suite = made.suites
     assert (questions.id, suite.id, suite.verdict) == ("accuracy", "latency", "inconclusive")
-    assert suite.why.startswith(f"No speed-up: wrong answers ({questions.title}).")
-    assert suite.metrics[0].explain.startswith("No speed-up: wrong answers")
     assert made.latency is not None
     assert made.latency.verdict == "inconclusive"
-    assert made.latency.note.startswith("No speed-up")
+    note = state("no-gain", faster=True, wrong=[("accuracy", questions.asked)])
+    assert suite.why[0] == suite.metrics[0].values["note"] == made.latency.note == note
 
 
 @pytest.mark.parametrize(
-    ("broken", "bench", "verdict", "of_suite", "says"),
+    ("broken", "bench", "verdict", "of_suite", "why"),
     [
-        (True, {"slow": {"shared": 1.5}}, "regression", "regression", "shared"),
-        (False, {"interpreted": True}, "inconclusive", "inconclusive", "the time measured is the interpreter's"),
-        (True, {"interpreted": True}, "regression", "inconclusive", ""),
+        (True, {"slow": {"shared": 1.5}}, "regression", "regression", ["of-time", "policy"]),
+        (False, {"interpreted": True}, "inconclusive", "inconclusive", ["overruled", "of-time", "policy"]),
+        (True, {"interpreted": True}, "regression", "inconclusive", ["overruled", "of-time", "policy"]),
     ],
 )
 def test_what_is_wrong_beside_the_times_neither_hides_nor_excuses_them(
-    report: MakeRun, broken: bool, bench: dict[str, Any], verdict: str, of_suite: str, says: str
+    report: MakeRun, broken: bool, bench: dict[str, Any], verdict: str, of_suite: str, why: list[str]
 ) -> None:
     made = report(broken=broken, bench=bench)
     assert (made.verdict, suite_of(made).verdict) == (verdict, of_suite)
-    assert says in suite_of(made).why
+    suite = suite_of(made)
+    assert [each.id for each in suite.why] == why
+    if "overruled" in why:
+        assert suite.why[0].values["requirement"] == "device-kernels"
+        assert suite.why[0].values["outcome"] == state("interpreted", kernels=["torch_native"])
 
 
 @pytest.mark.parametrize("how", ["never began", "was cut off", "is damaged", "is of another run"])

@@ -17,6 +17,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.logit_files import CACHE_STATES, CacheState, Logits, LogitsHeader, Positions, ScoredSequence
 from assay.harness.judge.logits import compare_roles, merged_kl
 from assay.harness.sides import Role
+from assay.harness.statement import state
 
 VOCABULARY, K = 12, 4
 logit = st.floats(-6, 6)
@@ -113,15 +114,15 @@ def test_what_is_not_finite_is_counted_and_in_no_mean() -> None:
     assert broken[1].nonfinite == 0
 
 
-@pytest.mark.parametrize(("condition", "cached", "wanted"), [("cached", 15, "at least 16"), ("cold", 2, "at most 1")])
-def test_a_condition_that_was_not_honoured_is_not_observed(condition: CacheState, cached: int, wanted: str) -> None:
+@pytest.mark.parametrize(("condition", "cached", "required"), [("cached", 15, 16), ("cold", 2, 1)])
+def test_a_condition_that_was_not_honoured_is_not_observed(condition: CacheState, cached: int, required: int) -> None:
     candidate = scored("candidate", {3: 1.0}, cached={condition: cached})
     comparison = compare_roles(scored("reference", {}), candidate)
     assert [row.condition for row in comparison.rows] == [c for c in CACHE_STATES if c != condition]
     reference = {"cold": 0, "cached": START}[condition]
+    had = ("reference", reference, reference), ("candidate", cached, cached)
     assert comparison.not_observed == (
-        f"logits, {condition}: {wanted} cached tokens were required; the reference had {reference} to {reference} and the "
-        f"candidate had {cached} to {cached}",
+        state("not-cached-as-required", condition=condition, left_out=3, sequences=3, required=required, cached=had),
     )
 
 

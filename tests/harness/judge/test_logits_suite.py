@@ -83,7 +83,8 @@ def behind_a_prefix(condition: str, logits: np.ndarray) -> np.ndarray:
 def test_what_is_not_finite_is_a_regression(judged: Callable[..., SuiteResult], change: Change) -> None:
     suite = judged(change=change)
     assert (suite.verdict, suite.p_regression, suite.decided_by) == ("regression", 0.0, "not-finite")
-    assert "not finite" in suite.why
+    assert [why.id for why in suite.why] == ["candidate-not-finite"]
+    assert suite.why[0].values["places"][-1] == [{nowhere_finite: 1_280}.get(change, 1), 1_280, "cached"]
 
 
 @pytest.mark.parametrize("change", [certain_of_another, behind_a_prefix])
@@ -121,7 +122,8 @@ def test_noise_passes_in_the_family_that_declares_it_and_in_no_smaller_one(judge
     assert judged(noise=size, declared=("", "int8_qk")).verdict == "pass"
     exact = judged(noise=size)
     assert (exact.verdict, exact.decided_by[:8]) == ("regression", "mean-kl-")
-    assert "rounding, since no other noise is declared" in exact.why
+    assert exact.why[0].values["limit"].id == "kl-limit-of-noise"
+    assert exact.why[0].values["limit"].values["noise"] == []
 
 
 def test_the_limit_is_a_multiple_of_the_floor_where_that_is_larger(judged: Callable[..., SuiteResult]) -> None:
@@ -138,7 +140,7 @@ def test_a_policy_sets_the_limit(judged: Callable[..., SuiteResult]) -> None:
     assert judged(noise=0.1, logits_limit=0.05).verdict == "pass"
     strict = judged(noise=0.01, logits_limit=1e-6)
     assert strict.verdict == "regression"
-    assert "logits_limit = 1e-06" in strict.why
+    assert "logits_limit = 1e-06" in strict.why[0].values["policy"]
 
 
 def test_a_change_outside_of_the_compared_tokens_shows_in_the_likelihood(judged: Callable[..., SuiteResult]) -> None:
@@ -157,7 +159,8 @@ def test_a_change_outside_of_the_compared_tokens_shows_in_the_likelihood(judged:
     suite = judged(reference=reference, change=candidate)
     assert (suite.verdict, suite.decided_by) == ("regression", "likelihood-change-cold")
     assert suite.deciding_metric is not None
-    assert suite.deciding_metric.text == "-0.5 nats"
+    assert suite.deciding_metric.values["change"] == pytest.approx(-0.5, rel=1e-4)
+    assert suite.why[0].values["value"] == pytest.approx(-0.5, rel=1e-4)
     kl = suite.metrics[0]
     assert kl.value is not None
     assert kl.bound is not None
@@ -167,14 +170,15 @@ def test_a_change_outside_of_the_compared_tokens_shows_in_the_likelihood(judged:
 def test_fewer_prompts_give_no_verdict(judged: Callable[..., SuiteResult]) -> None:
     for suite in (judged(prompts=MIN_PROMPTS - 1), judged(prompts=8, change=certain_of_another)):
         assert (suite.verdict, suite.p_regression) == ("inconclusive", None)
-        assert "at least 64 are needed" in suite.why
+        assert [why.id for why in suite.why] == ["too-few-scored"]
+        assert suite.why[0].values["prompts"] < suite.why[0].values["least"] == 64
     assert judged(prompts=8, change=one_is_nan).verdict == "regression"
 
 
 def test_a_reference_that_is_not_finite_blames_nobody(judged: Callable[..., SuiteResult]) -> None:
     suite = judged(reference=one_is_nan)
     assert (suite.verdict, suite.p_regression) == ("inconclusive", None)
-    assert suite.why.startswith("The reference's own log-probabilities are not finite")
+    assert [why.id for why in suite.why] == ["reference-not-finite"]
 
 
 def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, runs: ModuleType) -> None:
@@ -187,7 +191,8 @@ def test_without_a_cached_prefix_there_is_no_verdict(tmp_path: Path, runs: Modul
     write_logits(folder.path, replace(logits, header=logits.header.model_copy(update={"sequences": sequences})))
     suite = judge_logits(_compare_logits(folder.path, folder.nonce), spec.policy, (), synthetic=True)
     assert suite.verdict == "inconclusive"
-    assert "at least 16 cached tokens were required" in suite.why
+    [missed] = suite.why[0].values["not_observed"]
+    assert (missed.id, missed.values["condition"], missed.values["required"]) == ("not-cached-as-required", "cached", 16)
 
 
 @pytest.fixture
@@ -215,9 +220,14 @@ def test_prompts_far_beyond_the_limit_are_no_pass_and_some_are_a_regression(
     multiples[:wrong] = 21.0
     suite = on_means(multiples)
     assert suite.verdict == verdict
-    assert ("may have met none of them" in suite.why) == (verdict == "pass")
+    assert [why.id for why in suite.why] == {
+        "pass": ["logits-within", "bug-unseen"],
+        "inconclusive": ["prompts-far", "mean-not-shown"],
+        "regression": ["prompts-too-far"],
+    }[verdict]
     if wrong == 1:
-        assert "1 of 64 prompts is more than 20 limits away from the reference" in suite.why
+        numbers = suite.why[0].values
+        assert (numbers["count"], numbers["prompts"], numbers["times"], numbers["worst"]) == (1, 64, 20, 21.0 * kl_limit(()))
 
 
 def test_a_heavy_tail_is_no_pass_however_small_its_mean(on_means: Callable[..., SuiteResult]) -> None:
@@ -227,9 +237,11 @@ def test_a_heavy_tail_is_no_pass_however_small_its_mean(on_means: Callable[..., 
     assert heavy.mean() < 0.7
     suite = on_means(heavy)
     assert suite.verdict == "inconclusive"
-    assert "heavy tail" in suite.why
+    assert [why.id for why in suite.why] == ["heavy-tail", "mean-not-shown"]
+    assert suite.why[0].values["spread"] > suite.why[0].values["most"]
     assert on_means(heavy * 1e-2).verdict == "pass", "no prompt is beyond the limit"
-    assert "heavy tail" not in on_means(np.array([0.0] * 40 + [0.1] * 23 + [1.5])).why, "equal distributions are no tail"
+    equal = on_means(np.array([0.0] * 40 + [0.1] * 23 + [1.5]))
+    assert "heavy-tail" not in {why.id for why in equal.why}, "equal distributions are no tail"
 
 
 def test_an_erratic_reference_raises_the_limit_to_the_widest_of_a_policy_and_no_further(

@@ -1,4 +1,4 @@
-"""A run whose backends force something: it is found out once, given to both servers, and said in the report."""
+"""A run whose backends force something: it is found out once, and given to both servers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from assay.harness.engines.sglang.launch import Launch, command
 from assay.harness.engines.sglang.server import SGLangServer
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.manifest import COMMON_SETTINGS, CommonSettings
-from assay.harness.judge.same_servers import _with_common_settings
 from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import open_folder
 from assay.harness.run.servers import make_run_engine
 from assay.harness.sides import ROLES, Role
-from assay.harness.verdict import Check, CheckStatus
 
 FORCED = CommonSettings(flags=("--disable-cuda-graph",), because=("both were given it",), impossible=("dtype (a; b)",))
 
@@ -64,12 +62,3 @@ def test_common_settings_of_another_run_are_refused(tmp_path: Path) -> None:
     COMMON_SETTINGS.write(tmp_path, FORCED.model_copy(update={"run": "another"}))
     with pytest.raises(EvidenceError, match="run another"):
         COMMON_SETTINGS.read(tmp_path, "mine")
-
-
-@pytest.mark.parametrize(
-    ("status", "found"), [("ok", "fine; both were given it"), ("failed", "fine; both were given it; not made equal: dtype (a; b)")]
-)
-def test_the_check_says_what_both_were_given(status: CheckStatus, found: str) -> None:
-    check = Check(id="same-servers", title="t", status=status, found="fine")
-    assert _with_common_settings(check, FORCED).found == found
-    assert _with_common_settings(check, None) == check

@@ -1,14 +1,15 @@
-"""Sentences about what was judged: a report has numbers and ids, and here they are put into words, in one place for each claim."""
+"""The words of an envelope: which conditions and lengths were compared, and what a verdict does not cover."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from assay.harness.conditions import BATCHES, GRAPH
-from assay.harness.evidence.envelope import Ranges, in_words
-from assay.harness.evidence.executed import pass_title, some_kernels
-from assay.harness.judge.report import CallSummary, EnvelopeResult, PassKernels
-from assay.harness.text import listed
+from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, GRAPH
+from assay.harness.evidence.envelope import Ranges
+from assay.harness.judge.report import EnvelopeResult
+from assay.harness.statement import Statement
+from assay.harness.text import counted, few, listed
+from assay.reports.wording.say import Found, say, says
 
 _FEATURES = {
     "window": "sliding windows", "softcap": "logit caps", "sinks": "attention sinks", "temperature": "an attention temperature",
@@ -38,7 +39,7 @@ def envelope_lines(envelope: EnvelopeResult | None) -> list[str]:
         served = "; ".join(_lengths(envelope, envelope.served, envelope.served_reached).values())
         served += "" if "decode" in envelope.claimed else "; decode is the reference's"
         lines.append(f"Served by the candidate's own server: {served}{graphs}.")
-    lines += [f"Gaps: {'; '.join(envelope.gaps)}."] if envelope.gaps else []
+    lines += [f"Gaps: {'; '.join(map(say, envelope.gaps))}."] if envelope.gaps else []
     return [*lines, f"Not covered: {'; '.join(_outside(envelope))}."]
 
 
@@ -47,13 +48,13 @@ def _lengths(
 ) -> dict[str, str]:
     words = {}
     if "extend" in envelope.claimed:
-        at = {quantity: in_words(ranges) for quantity, ranges in compared["extend"].items()}
+        at = {quantity: _in_words(ranges) for quantity, ranges in compared["extend"].items()}
         words["extend"] = (
             f"prefill at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
             f"{at['prefix-tokens']} cached and at {at['total-tokens']} in all"
         )
     if "decode" in envelope.claimed:
-        lengths = in_words(compared["decode"]["total-tokens"])
+        lengths = _in_words(compared["decode"]["total-tokens"])
         words["decode"] = f"decode at {lengths} tokens and to a depth of {reached['decode']['depth']:,}"
     return words
 
@@ -99,18 +100,64 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     yield "speculative decoding"
 
 
-def counted_calls(call: CallSummary) -> str:
-    """Say how often a kernel was called in a phase: "decode: torch_native 1,020 calls, delegated"."""
-    kinds = {"in CUDA graphs": call.calls_in_graphs, "compiled": call.calls_compiled}
-    delegated = ", delegated" if call.delegated_by else ""
-    ways = "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)
-    return f"{call.phase}: {call.kernel} {call.calls:,} calls{delegated}{ways}"
+def _in_words(ranges: Ranges, most: int = 6) -> str:
+    """Say ranges, for example "1 to 200 and 577 to 584"; "none" if there is none. Of more than `most` the last are counted."""
+    words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in ranges]
+    if len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more ranges to {ranges[-1][1]:,}"]
+    return listed(words) or "none"
 
 
-def traced_kernels(traced: PassKernels) -> str:
-    """Say what ran in a pass: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8)"."""
-    own = [kernel for kernel in traced.kernels if kernel.of and kernel.attention is not False]
-    others = len(traced.kernels) - len(own)
-    named = some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none that is known by name"
-    rest = f"; {others} others" if others else ""
-    return f"{traced.role}, {pass_title(traced.phase, traced.cached_prefix)}: {named}{rest}"
+@says
+def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> str:
+    title = f"an end against borders of {BORDER_TOKENS} tokens" if condition == "border" else ENVELOPE[condition].title
+    if isinstance(lacking, int):
+        return f"{phase}: {title} up to {lacking:,}"
+    return f"{phase}: {title} {lacking if isinstance(lacking, str) else _in_words(lacking)}"
+
+
+_START = "let assay start the servers, without a URL"
+_REMEDIES = {
+    "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
+    "no prefix cache": "keep the prefix cache on (without --disable-radix-cache)",
+    "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
+}
+
+
+@says
+def _envelope_not_requested(line: str) -> Found:
+    return Found(f"the suite layers was not requested; {line}", "add layers to --suites")
+
+
+@says
+def _envelope_not_counted(line: str) -> Found:
+    return Found(f"no compared call was counted; {line}", _START)
+
+
+@says
+def _envelope_lacking(served: bool, lacking: Sequence[Statement], cause: str, line: str) -> Found:
+    what = "no answer" if served else "in some layer no call"
+    return Found(f"{what} was compared with {few(list(map(say, lacking)), 4)}; {line}", _REMEDIES[cause])
+
+
+@says
+def _envelope_covered(layers: Sequence[tuple[str, int]], line: str) -> Found:
+    return Found(f"{' and '.join(f'{count} layers in {phase}' for phase, count in layers)}; {line}")
+
+
+@says
+def _envelope_not_asked(suites: Sequence[str], line: str) -> Found:
+    lacking = listed(suites)
+    said = f"without the suite {lacking} the candidate's server answers no requests of the envelope; {line}"
+    return Found(said, f"add {lacking} to --suites")
+
+
+@says
+def _envelope_not_answered(line: str) -> Found:
+    said = f"no answer of the candidate's own server to the envelope's requests was compared; {line}"
+    return Found(said, _START)
+
+
+@says
+def _envelope_answered(answers: int, line: str) -> Found:
+    return Found(f"{counted(answers, 'answer')}; {line}")

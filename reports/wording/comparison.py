@@ -1,0 +1,307 @@
+"""The words of a comparison of two results, two files of tensors or two traces, and of files that were read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.harness.ingest.comparison import ComparedKind, Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.result import UNKNOWN, IngestResult
+from assay.harness.statement import Statement
+from assay.harness.text import counted, listed
+from assay.reports.wording.say import Found, say, says
+from assay.reports.wording.verdict import unmet_sentence
+
+_WORDS = {"pass": "B is as good as A", "regression": "B is worse than A"}
+COVERS: dict[ComparedKind, str] = {
+    "answers": (
+        "A pass covers the scores that these files state, on the documents that were paired. It does not show which kernel "
+        "computed the answers, that both servers differed in nothing else, or that long, cached or batched requests occurred: "
+        "assay run does."
+    ),
+    "runs": (
+        "A pass covers the candidates' answers to the questions that both runs asked, of a new run that passes by itself. Each "
+        "run's own report lists which kernels ran."
+    ),
+    "tensors": "",
+    "trace": "",
+}
+"""What a verdict covers, and what it does not, by the kind of the comparison."""
+
+
+def comparison_words(result: Comparison) -> tuple[str, list[str]]:
+    """Say the verdict on a comparison in one sentence, and why, most important first."""
+    why, unmet, own = list(map(say, result.why)), [], []
+    for check in result.checks:
+        if check.requirement == "own-verdict":
+            own = [say(check.outcome)]
+        elif check.status in ("failed", "missing"):
+            unmet.append(unmet_sentence(check))
+    overall = result.answers.overall if result.answers else None
+    # Where the scores alone would pass, what is not met decides.
+    would_pass = overall is not None and overall.verdict == "pass" and result.why == overall.why
+    reasons = [*own, *unmet, *why] if would_pass else [*own, *why, *unmet]
+    if own or result.kind in ("tensors", "trace"):
+        return reasons[0], reasons
+    cause = [say(result.cause)] if result.cause else []
+    return f"{_WORDS.get(result.verdict, 'No verdict')}: {' '.join([*cause, reasons[0]])}", reasons
+
+
+def ingest_headline(result: IngestResult) -> str:
+    """Say in a few sentences what was found in files."""
+    findings = [finding for document in result.documents for finding in document.findings]
+    unknown = [document.file.path for document in result.documents if document.file.format == UNKNOWN]
+    if len(unknown) == len(result.documents):
+        return f"{listed(unknown)}: not recognised, so nothing was read."
+    also = f" Not recognised: {listed(unknown)}." if unknown else ""
+    if result.verdict == "regression":
+        return " ".join(finding.diagnosis for finding in findings if finding.severity == "serious") + also
+    warned = sum(finding.severity == "warning" for finding in findings)
+    return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"
+
+
+_SAME = "run the same tasks with the same settings on both"
+_UNPAIRED = {
+    "beyond-stop": "asked after the other run had stopped",
+    "other-prompt": "asked with another prompt",
+    "other-target": "with another expected answer",
+    "only-in-a": "in A alone",
+    "only-in-b": "in B alone",
+    "repeated": "more often in one than in the other",
+    "not-scored": "without a score in A or in B: the request failed, or the tool gave none",
+}
+
+
+def unpaired_title(unpaired: Unpaired) -> str:
+    """Say why items were not paired, in words that follow their number."""
+    return _UNPAIRED[unpaired.id]
+
+
+@says
+def _tasks_in_one(only: list[tuple[str, str]]) -> Found:
+    return Found("; ".join(f"{task} is in {side} alone" for task, side in only) or "the same tasks", _SAME)
+
+
+_IDENTIFYING = {
+    "shots": "the number of worked examples (n-shot)",
+    "tokenizer": "the tokenizer",
+    "template": "the chat template or prompt template",
+    "task_version": "the version of the task",
+    "metric": "the metric",
+}
+
+
+@says
+def _tasks_differ(what: str, a: Any, b: Any) -> str:
+    return f"{_IDENTIFYING[what]} is {a} in A and {b} in B"
+
+
+@says
+def _sampling_differs(setting: str, a: str | None, b: str | None) -> str:
+    unset = "not set"
+    return f"the setting {setting} is {unset if a is None else a} in A and {unset if b is None else b} in B"
+
+
+def refusals(refused: list[Statement]) -> str:
+    """Say why a task cannot be compared."""
+    return "; ".join(map(say, refused))
+
+
+@says
+def _task_refused(refused: list[Statement]) -> str:
+    return f"It cannot be compared: {refusals(refused)}."
+
+
+@says
+def _tasks_refused(refused: list[tuple[str, list[Statement]]]) -> Found:
+    return Found("; ".join(f"{task}: {refusals(why)}" for task, why in refused) or "nothing differs", _SAME)
+
+
+@says
+def _stated_scores(apart: list[tuple[str, float, str, float]]) -> Found:
+    said = (
+        f"{side} states {stated:.4f} for {task}, and its documents have {mean:.4f}"
+        for side, stated, task, mean in apart
+    )
+    return Found("; ".join(said) or "they are", _SAME)
+
+
+def _were(count: int, what: str) -> str:
+    return f"{counted(count, what)} {'was' if count == 1 else 'were'} not"
+
+
+@says
+def _documents_paired(pairs: int, gaps: list[tuple[int, str, str, list[str]]]) -> Found:
+    if not gaps:
+        return Found(f"{pairs:,} pairs")
+    detail = "; ".join(
+        f"{count:,} {_UNPAIRED[why]} ({task}: {', '.join(examples)})" for count, why, task, examples in gaps
+    )
+    lacking = _were(sum(count for count, *_ in gaps), "document")
+    return Found(f"{lacking} paired: {detail}", "run both to the end")
+
+
+@says
+def _records_unread(unread: int) -> Found:
+    return Found(_were(unread, "record") if unread else "every record", "see the lines that assay ingest quotes")
+
+
+@says
+def _prompts_not_recorded(pairs: int) -> Found:
+    return Found(f"{pairs:,} pairs have no recorded prompt: the documents are the same, the prompts are taken to be")
+
+
+@says
+def _kernels_not_recorded() -> Found:
+    return Found("these files do not record which kernels ran", "assay run --reference … --candidate …")
+
+
+@says
+def _tokens_not_recorded() -> Found:
+    return Found("these files do not record the tokens of each answer", "a tool that does: inspect_ai or assay run")
+
+
+@says
+def _bytes_compared(same: bool) -> Found:
+    return Found(
+        "both hold the same bytes" if same else "they differ",
+        "name the candidate's result; where two results may be equal, the folders of their tools, which have the date",
+    )
+
+
+@says
+def _report_without_answers() -> Found:
+    return Found("a report.json has none", "name the folders of both runs")
+
+
+@says
+def _own_verdict(verdict: str, of: list[str]) -> Found:
+    return Found(f"B's own verdict is {verdict}{': ' if of else ''}{', '.join(of)}", "see the report of B")
+
+
+@says
+def _task_worse(task: str, why: list[Statement]) -> str:
+    return f"{task}: {say(*why)}"
+
+
+@says
+def _new_cause(candidate: str, does: str) -> str:
+    return f"{candidate} {does}."
+
+
+def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
+    """Describe a cell, such as ", head 3, token 17"; empty parts are left out."""
+    named = (("sequence", batch), ("head", head), ("token", token))
+    return "".join(f", {what} {number}" for what, number in named if number is not None)
+
+
+def layer_text(layer: int | None) -> str:
+    """Name a layer of a model."""
+    return "outside of the layers" if layer is None else f"layer {layer}"
+
+
+@says
+def _no_tensor_compared() -> str:
+    return "Nothing could be compared."
+
+
+@says
+def _tensors_differ(
+    differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: int | None
+) -> str:
+    place = f"{layer_text(layer)}, {boundary} ({name}){f', pass {step}' if step else ''}{cell_text(**cell)}"
+    return f"{differing} of {compared} tensors differ; the first is {place}."
+
+
+@says
+def _tensors_equal(compared: int, exact: bool, names: tuple[str, str], not_compared: int) -> str:
+    same = "equal bit for bit" if exact else "equal within bounds"
+    alone = f" ({names[0]} in A, {names[1]} in B)" if names[0] != names[1] else ""
+    but = f", but {not_compared} could not be compared" if not_compared else ""
+    return f"{counted(compared, 'tensor')} {'is' if compared == 1 else 'are'} {same}{alone}{but}."
+
+
+@says
+def _tensor_in_one(side: str, tensor: str) -> str:
+    return f"only in {side}: {tensor}"
+
+
+@says
+def _shapes_differ(a: list[int], b: list[int], tensor: str) -> str:
+    return f"shapes differ, {a} and {b}: {tensor}"
+
+
+@says
+def _dtypes_differ(a: str, b: str, tensor: str) -> str:
+    return f"dtypes differ, {a} and {b}, so that bits cannot be equal: {tensor}"
+
+
+@says
+def _tensors_not_read(said: str) -> str:
+    return f"not read: {said}"
+
+
+@says
+def _trace_without_steps(path: str) -> str:
+    return f"The traces cannot be compared: {path} has no request with a step in it."
+
+
+@says
+def _traces_not_understood(unread: list[tuple[str, int]]) -> str:
+    files = "; ".join(f"{path}: {count:,}" for path, count in unread)
+    return f"What was read of both is equal, but lines were not understood ({files})."
+
+
+@says
+def _traces_equal(requests: int, segments: int, steps: int) -> str:
+    counts = (counted(requests, "request"), counted(segments, "segment"), counted(steps, "step"))
+    return f"Both traces take the same steps: {', '.join(counts)}."
+
+
+@says
+def _segments_not_aligned(request: str) -> str:
+    return f"The segments of {request} differ so much that they were compared by their order alone."
+
+
+@says
+def _steps_not_aligned(request: str, kind: str, lines: tuple[int, int]) -> str:
+    return f"The steps of {request} ({kind}, from {lines[0]:,} and {lines[1]:,}) differ too much to align."
+
+
+_DOES = {
+    "mark": "logs {name}", "action": "polls {name}", "call": "calls {name}", "add": "adds its sequence", "add-one": "adds one",
+    "fork": "forks its sequence", "fork-one": "forks one", "is": "is there", "is-in": "is in {name}", "has-answer": "has an answer",
+    "answers": "answers {name!r}",
+}  # fmt: skip
+_MARKS = {"Add Request": "is added", "segment begins": "begins a segment", "segment ends": "ends a segment"}
+
+
+@says
+def _trace_does(does: str, name: str) -> str:
+    return (does == "mark" and _MARKS.get(name)) or _DOES[does].format(name=name)
+
+
+@says
+def _one_more_segment(kind: str, steps: int) -> str:
+    return f"has one more segment, {kind} with {counted(steps, 'step')}"
+
+
+def _places(a: Statement | None, b: Statement | None, lines: tuple[int, int]) -> list[str]:
+    """Say where two traces differ, in each; empty where that is not known."""
+    sides = zip((a, b), lines, strict=True)
+    return [f"{'after ' if does is None else ''}line {line:,}" if line else "" for does, line in sides]
+
+
+@says
+def _traces_differ(subject: str, a: Statement | None, b: Statement | None, lines: tuple[int, int]) -> str:
+    first, second = (f" ({place})" if place else "" for place in _places(a, b, lines))
+    if a is None or b is None:
+        (there, at), (other, after) = (("first", first), ("second", second))[:: 1 if a else -1]
+        said = f"{subject} {say(*filter(None, (a, b)))} in the {there} trace{at} and not in the {other}{after}."
+    else:
+        said = f"{subject} {say(a)}{first} where the other {say(b)}{second}."
+    return said[0].upper() + said[1:]
+
+
+def first_places(kind: TraceDifference) -> str:
+    """Say where the first of some differences is, in both files."""
+    return " and ".join(filter(None, _places(kind.a, kind.b, kind.lines)))

@@ -1,0 +1,250 @@
+"""The words of servers: whether they differed in the treatment alone, and whose kernels ran in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from assay.harness.evidence.run_file import RUN_AGAIN
+from assay.harness.judge.report import CallSummary, PassKernels
+from assay.harness.statement import Statement
+from assay.harness.text import counted, few, listed, percent
+from assay.reports.wording.say import Found, found_in, say, says
+
+
+@says
+def _candidate_never_started() -> Found:
+    return Found("its server never started", "start it; see candidate.log for why it did not")
+
+
+@says
+def _not_instrumented(backend: str) -> Found:
+    return Found(
+        f"{backend} is a server that assay did not start and cannot instrument",
+        "let assay start the candidate, by its backend's name",
+    )
+
+
+@says
+def _no_call_counted(phase: str, backend: str) -> Found:
+    return Found(
+        f"no {phase} call of {backend} was counted",
+        f"run so that {backend} computes {phase}; see candidate.log for what ran instead",
+    )
+
+
+@says
+def _others_called(phase: str, kernel: str, calls: int, others: list[tuple[str, int]]) -> Found:
+    also = ", ".join(f"{other} {count:,} calls" for other, count in others)
+    return Found(f"{kernel} {calls:,} calls, but also {also}", f"run so that nothing else computes {phase}")
+
+
+@says
+def _layers_lacking(kernel: str, ran: int, layers: int, lacking: list[int]) -> Found:
+    return Found(
+        f"{kernel} ran in {ran} of {layers} layers; not in {lacking[:8]}", "run so that it computes every layer"
+    )
+
+
+@says
+def _own_kernel_called(kernel: str, calls: int, layers: int) -> str:
+    return f"{kernel} {calls:,} calls in {layers} layers"
+
+
+@says
+def _decode_calls(shares: list[tuple[str, int, int]], least: float) -> Found:
+    compiled = ", ".join(f"{calls:,} of {of:,} decode calls of the {role}" for role, calls, of in shares)
+    return Found(
+        f"{compiled}; more than {percent(least)} of each are needed",
+        "capture CUDA graphs for batches this large; a kernel of the contract that computes decode allows none",
+    )
+
+
+_Ran = list[tuple[str, int]]
+_FIND_OUT = "find out what the kernel computes instead, or declare what it launches"
+
+
+@says
+def _no_pass_traced(phase: str, of_reference: bool) -> Found:
+    whose = " of the reference" if of_reference else ""
+    return Found(f"no {phase} pass{whose} was traced", "run again, so that each server traces a pass")
+
+
+@says
+def _kernels_not_named(noise: str, package: str, ran: _Ran) -> Found:
+    claims = [f"the quantisation {noise}"] if noise else []
+    claims += [f"the package {package}"] if package else []
+    lacks = (
+        f"it declares {' and '.join(claims)}, but no names of kernels that would prove it"
+        if claims
+        else "it declares no names of kernels"
+    )
+    return Found(f"{lacks}; {_kernels_ran(ran)}", "name what it launches with declares(kernels=...)")
+
+
+@says
+def _reference_kernels_ran(phase: str, backend: str, names: list[str]) -> Found:
+    found = f"the reference's kernels ran in the candidate's server: {_some_kernels(names)}"
+    return Found(found, f"run so that only {backend} computes {phase}")
+
+
+@says
+def _known_names_lacking(backend: str, ran: _Ran) -> Found:
+    return Found(
+        f"none of the kernels known of SGLang's {backend} ran under its known names; {_kernels_ran(ran)}",
+        "compare the names in the report with what SGLang launches",
+    )
+
+
+@says
+def _own_kernels_lacking(names: list[str], phase: str, cached_prefix: bool, ran: _Ran) -> Found:
+    where = _pass_title(phase, cached_prefix)
+    return Found(f"none of {_some_kernels(names)} ran in {where}; {_kernels_ran(ran)}", _FIND_OUT)
+
+
+@says
+def _declared_never_ran(names: list[str], ran: _Ran) -> Found:
+    return Found(f"declared, but did not run: {_some_kernels(names)}; {_kernels_ran(ran)}", _FIND_OUT)
+
+
+@says
+def _reference_ran_candidates(names: list[str]) -> Found:
+    found = f"the reference ran the candidate's kernels: {_some_kernels(names)}"
+    return Found(found, "compare it with a reference that does not launch the same kernels")
+
+
+@says
+def _kernels_ran(ran: _Ran) -> str:
+    return f"ran: {_some_kernels(f'{name} ({launches})' for name, launches in ran)}" if ran else "nothing ran"
+
+
+def _some_kernels(names: Iterable[str]) -> str:
+    """Name the first four kernels, each cut after 80 characters: names of C++ templates take whole pages."""
+    return few([name if len(name) <= 80 else f"{name[:80]}…" for name in names], 4)
+
+
+def _pass_title(phase: str, cached_prefix: bool) -> str:
+    """Describe a traced pass: "extend with a cached prefix"; decode always has one."""
+    return phase if phase == "decode" else f"{phase} {'with' if cached_prefix else 'without'} a cached prefix"
+
+
+@says
+def _not_both_started() -> Found:
+    return Found("not both servers started", "start both; see the servers' logs")
+
+
+@says
+def _not_started_by_assay() -> Found:
+    return Found("at least one server was not started by assay", "let assay start both servers")
+
+
+@says
+def _other_backend_ran(other: list[tuple[str, str, str]]) -> Found:
+    found = (f"the {role} was to be {asked}, and its server ran {ran}" for role, asked, ran in other)
+    return Found("; ".join(found), RUN_AGAIN)
+
+
+@says
+def _arguments_not_reported() -> Found:
+    return Found("neither server reported its arguments", "use an engine that reports them")
+
+
+@says
+def _arguments_differ(arguments: list[tuple[str, str, str]], asked: list[str]) -> Found:
+    differ = "; ".join(f"{name}: {ours} against {theirs}" for name, ours, theirs in arguments)
+    return Found(differ, f"run again so that only {listed(asked) or 'nothing'} differs")
+
+
+@says
+def _flags_ignored(flags: list[str]) -> Found:
+    found = f"both servers report the same {listed(flags)}, which was asked to differ"
+    return Found(found, "see why the engine ignores the flag")
+
+
+@says
+def _served_otherwise(said: list[str]) -> Found:
+    found = f"of what they served (A the reference, B the candidate), {'; '.join(said)}"
+    return Found(found, "run again so that only the treatment differs; see assay compare of both")
+
+
+@says
+def _servers_agree(stored: bool, arguments: int, parts: int | None) -> str:
+    same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
+    served = "was not observed" if parts is None else f"agrees in {counted(parts, 'part')}"
+    return f"{same}; {arguments} server arguments agree; what they served {served}"
+
+
+@says
+def _with_common_settings(found: Statement, because: list[str], impossible: list[str]) -> Found:
+    said = found_in(found)
+    unequal = (f"not made equal: {setting}" for setting in impossible)
+    return said._replace(found="; ".join([said.found, *because, *unequal]))
+
+
+@says
+def _no_request_admitted(roles: list[str]) -> Found:
+    found = f"no admitted request was noted in the server of the {' or the '.join(roles)}"
+    return Found(found, "let assay start both servers; see their logs")
+
+
+@says
+def _calls_disagree(first: list[tuple[str, Statement]], more: int) -> Found:
+    found = "; ".join(f"{role}: {say(disagreement)}" for role, disagreement in first)
+    return Found(f"{found}; and {more} more" if more else found, RUN_AGAIN)
+
+
+@says
+def _prefill_in_graphs() -> str:
+    return "prefill ran in CUDA graphs, whose batches cannot be noted"
+
+
+@says
+def _prefill_calls(layer: int, cached_prefix: bool, calls: int, passes: int) -> str:
+    return f"layer {layer}{' with a cached prefix' * cached_prefix}: {calls:,} calls in {passes:,} passes"
+
+
+@says
+def _requests_not_admitted(count: int, answers: int, first: str) -> str:
+    return f"{count:,} of {answers:,} answered requests were not admitted, the first {first}"
+
+
+@says
+def _other_prefixes_reported(count: int, answers: int) -> str:
+    return f"{count:,} of {answers:,} answers report another cached prefix than their request had"
+
+
+@says
+def _too_few_decode_calls(layer: int, calls: int, tokens: int, needed: int) -> str:
+    return f"layer {layer}: {calls:,} decode calls, but the answers' {tokens:,} further tokens took at least {needed:,}"
+
+
+@says
+def _calls_agree(passes: list[int], requests: list[int]) -> str:
+    counts = (" and ".join(f"{number:,}" for number in numbers) for numbers in (passes, requests))
+    return "{} prefill passes in every layer, {} answered requests".format(*counts)
+
+
+@says
+def _answers_parsed(answers: int, otherwise: int) -> Found:
+    if not otherwise:
+        return Found(f"{answers:,} of {answers:,} letters are those of the texts")
+    return Found(
+        f"{otherwise:,} of {answers:,} answers were recorded with another letter than their text gives",
+        f"{RUN_AGAIN}: records.jsonl was changed, or another version of assay wrote it",
+    )
+
+
+def counted_calls(call: CallSummary) -> str:
+    """Say how often a kernel was called in a phase: "decode: torch_native 1,020 calls, delegated"."""
+    kinds = {"in CUDA graphs": call.calls_in_graphs, "compiled": call.calls_compiled}
+    delegated = ", delegated" if call.delegated_by else ""
+    ways = "".join(f", {calls:,} of them {kind}" for kind, calls in kinds.items() if calls)
+    return f"{call.phase}: {call.kernel} {call.calls:,} calls{delegated}{ways}"
+
+
+def traced_kernels(traced: PassKernels) -> str:
+    """Say what ran in a pass: "candidate, extend without a cached prefix: _attn_fwd (4), quant_per_block_int8_kernel (8)"."""
+    own = [kernel for kernel in traced.kernels if kernel.of and kernel.attention is not False]
+    others = len(traced.kernels) - len(own)
+    named = _some_kernels(f"{kernel.name} ({kernel.launches})" for kernel in own) or "none that is known by name"
+    rest = f"; {others} others" if others else ""
+    return f"{traced.role}, {_pass_title(traced.phase, traced.cached_prefix)}: {named}{rest}"

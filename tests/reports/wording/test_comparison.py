@@ -1,0 +1,187 @@
+"""The words of a comparison."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from assay.harness.ingest.comparison import SIDES, ComparedAnswers, ComparedTask, Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.result import CitedFinding, FileDocument, FileRead, IngestResult
+from assay.harness.statement import Statement, state
+from assay.harness.verdict import Check, Requirement, Verdict
+from assay.reports.wording import said_check, say, with_words, worded_json
+from assay.reports.wording.comparison import comparison_words, ingest_headline
+
+
+def does(what: str, name: str = "") -> Statement:
+    return state("trace-does", does=what, name=name)
+
+
+FORKED = {"subject": "request 2", "a": does("fork"), "b": does("add-one"), "lines": (1822, 1823)}
+SEGMENT = state("one-more-segment", kind="decode", steps=14)
+REFUSED = (state("tasks-differ", what="shots", a=0, b=5), state("sampling-differs", setting="top_p", a=None, b="1"))
+PLACE = {"layer": 11, "boundary": "attention", "name": "self_attn.attn", "step": 0, "head": 5, "token": 70, "batch": None}
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (state("traces-differ", **FORKED), "Request 2 forks its sequence (line 1,822) where the other adds one (line 1,823)."),
+        (
+            state("traces-differ", subject="request 1", a=does("action", "Batch decode"), b=None, lines=(32, 31)),
+            "Request 1 polls Batch decode in the first trace (line 32) and not in the second (after line 31).",
+        ),
+        (
+            state("traces-differ", subject="request 1", a=None, b=does("call", "popn_func_"), lines=(32, 33)),
+            "Request 1 calls popn_func_ in the second trace (line 33) and not in the first (after line 32).",
+        ),
+        (
+            state("traces-differ", subject="request 2", a=does("is"), b=None, lines=(81, 0)),
+            "Request 2 is there in the first trace (line 81) and not in the second.",
+        ),
+        (
+            state("traces-differ", subject="request 1", a=SEGMENT, b=None, lines=(40, 39)),
+            "Request 1 has one more segment, decode with 14 steps in the first trace (line 40) and not in the second (after "
+            "line 39).",
+        ),
+        (does("mark", "segment ends"), "ends a segment"),
+        (does("mark", "Reload"), "logs Reload"),
+        (does("answers", "it's"), 'answers "it\'s"'),
+        (
+            state("traces-equal", requests=1, segments=10, steps=1200),
+            "Both traces take the same steps: 1 request, 10 segments, 1,200 steps.",
+        ),
+        (
+            state("tensors-differ", differing=1, compared=32, **PLACE),
+            "1 of 32 tensors differ; the first is layer 11, attention (self_attn.attn), head 5, token 70.",
+        ),
+        (
+            state("tensors-differ", differing=2, compared=2, **PLACE | {"layer": None, "step": 3, "batch": 0}),
+            "2 of 2 tensors differ; the first is outside of the layers, attention (self_attn.attn), pass 3, sequence 0, head 5, "
+            "token 70.",
+        ),
+        (
+            state("tensors-equal", compared=1, exact=True, names=("x", "y"), not_compared=0),
+            "1 tensor is equal bit for bit (x in A, y in B).",
+        ),
+        (
+            state("tensors-equal", compared=9, exact=False, names=("x", "x"), not_compared=2),
+            "9 tensors are equal within bounds, but 2 could not be compared.",
+        ),
+        (state("shapes-differ", a=(6, 50), b=(2, 50), tensor="lm_head"), "shapes differ, [6, 50] and [2, 50]: lm_head"),
+        (
+            state("task-refused", refused=REFUSED),
+            "It cannot be compared: the number of worked examples (n-shot) is 0 in A and 5 in B; the setting top_p is not set in A "
+            "and 1 in B.",
+        ),
+    ],
+)
+def test_a_statement_is_said_before_and_after_it_was_written(statement: Statement, said: str) -> None:
+    assert say(statement) == say(Statement.model_validate_json(statement.model_dump_json())) == said
+
+
+@pytest.mark.parametrize(
+    ("id_", "outcome", "title", "found"),
+    [
+        (
+            "all-paired",
+            state("documents-paired", pairs=23, gaps=[(1, "only-in-a", "mmlu", ["7-T"]), (2, "repeated", "gpqa", ["1", "2"])]),
+            "it is not shown that every document is in both",
+            "3 documents were not paired: 1 in A alone (mmlu: 7-T); 2 more often in one than in the other (gpqa: 1, 2)",
+        ),
+        ("all-read", state("records-unread", unread=1), "it is not shown that every record was understood", "1 record was not"),
+        (
+            "same-tasks",
+            state("tasks-in-one", only=[("gpqa", "A")]),
+            "it is not shown that both have the same tasks",
+            "gpqa is in A alone",
+        ),
+        (
+            "scores-agree",
+            state("stated-scores", apart=[("B", 0.12, "mmlu", 0.5)]),
+            "it is not shown that the stated scores are those of the documents",
+            "B states 0.1200 for mmlu, and its documents have 0.5000",
+        ),
+        (
+            "two-results",
+            state("bytes-compared", same=True),
+            "it is not shown that B is another result than A",
+            "both hold the same bytes",
+        ),
+        ("answers", state("report-without-answers"), "the answers of both runs are not there", "a report.json has none"),
+    ],
+)
+def test_a_check_that_is_not_met_says_what_is_wrong_and_what_to_do(id_: str, outcome: Statement, title: str, found: str) -> None:
+    said = said_check(Requirement(id_, sides=SIDES).met(False, outcome))
+    assert (said.title, said.found, bool(said.settles)) == (title, found, True)
+
+
+GAP = Requirement("all-paired", sides=SIDES).met(False, state("documents-paired", pairs=9, gaps=[(1, "only-in-a", "t", ["7"])]))
+UNPAIRED = (
+    "it is not shown that every document is in both: 1 document was not paired: 1 in A alone (t: 7). "
+    "To resolve: run both to the end."
+)
+OWN = Requirement("own-verdict", sides=SIDES).met(False, state("own-verdict", verdict="error", of=["kernel-ran", "greedy"]))
+CAUSE = state("new-cause", candidate="triton", does="applies no causal mask")
+FILE = FileRead(path="a", format="f", title="F", bytes=1, sha256="", lines=1, read=1, unread=0)
+
+
+def compared(verdict: Verdict, scores: Verdict = "pass", checks: tuple[Check, ...] = (), **more: Any) -> Comparison:
+    why = (state("scores"),)
+    answers = ComparedAnswers(margin=0.02, alpha=0.05, overall=ComparedTask(task="", verdict=scores, why=why))
+    known = {"created": "", "kind": "runs", "why": why, "a": FILE, "b": FILE, "answers": answers}
+    return Comparison(verdict=verdict, checks=checks, **known | more)
+
+
+@pytest.mark.parametrize(
+    ("result", "headline", "reasons"),
+    [
+        (compared("pass"), "B is as good as A: scores", ["scores"]),
+        (compared("inconclusive", checks=(GAP,)), f"No verdict: {UNPAIRED}", [UNPAIRED, "scores"]),
+        (compared("inconclusive", "inconclusive", (GAP,)), "No verdict: scores", ["scores", UNPAIRED]),
+        (compared("regression", why=(state("worse"),), checks=(GAP,)), "B is worse than A: worse", ["worse", UNPAIRED]),
+        (compared("regression", "regression", cause=CAUSE), "B is worse than A: triton applies no causal mask. scores", ["scores"]),
+        (
+            compared("error", checks=(GAP, OWN)),
+            "B's own verdict is error: kernel-ran, greedy",
+            ["B's own verdict is error: kernel-ran, greedy", UNPAIRED, "scores"],
+        ),
+        (compared("regression", kind="trace", answers=None), "scores", ["scores"]),
+    ],
+)
+def test_a_comparison_says_first_what_decides(result: Comparison, headline: str, reasons: list[str]) -> None:
+    assert comparison_words(result) == (headline, reasons)
+    written = json.loads(worded_json(result))
+    assert (written["headline"], written["reasons"]) == (headline, reasons)
+    assert ("Each run's own report" in written["covers"]) == (result.kind == "runs")
+    assert Comparison.model_validate(written) == result
+
+
+def test_json_says_why_items_are_unpaired_and_where_traces_differ() -> None:
+    assert with_words(Unpaired(id="other-prompt", count=1, examples=())) == {"title": "asked with another prompt"}
+    kind = TraceDifference(where="request 1", a=None, b=does("is"), count=2, lines=(0, 1200))
+    assert with_words(kind) == {"first": "line 1,200"}
+    assert with_words(kind.model_copy(update={"lines": (7, 9)})) == {"first": "after line 7 and line 9"}
+
+
+def ingested(verdict: Verdict, *formats: str) -> IngestResult:
+    finding = CitedFinding(id="x", title="X", severity="warning", where="w", diagnosis="It is slow.", reproduce="")
+    found = (finding, finding.model_copy(update={"severity": "serious", "diagnosis": "It is wrong."}))
+    files = [FILE.model_copy(update={"format": format_, "path": path}) for path, format_ in zip("abc", formats, strict=False)]
+    findings = found if verdict == "regression" else found[:1]
+    documents = [FileDocument(file=file, findings=() if file.format == "unknown" else findings) for file in files]
+    return IngestResult(verdict=verdict, created="", documents=tuple(documents))
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (ingested("inconclusive", "unknown", "unknown"), "a and b: not recognised, so nothing was read."),
+        (ingested("regression", "log", "unknown"), "It is wrong. Not recognised: b."),
+        (ingested("inconclusive", "log"), "Nothing here shows a regression, and a file cannot show a pass; 1 warning."),
+    ],
+)
+def test_files_say_what_is_serious_and_what_was_not_recognised(result: IngestResult, said: str) -> None:
+    assert ingest_headline(result) == json.loads(worded_json(result))["headline"] == said

@@ -1,0 +1,110 @@
+"""The words of what a verdict covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from assay.harness.evidence.envelope import EngineLimits, Ranges
+from assay.harness.judge.report import EnvelopeResult
+from assay.harness.statement import Statement, state
+from assay.harness.verdict import Requirement
+from assay.reports.wording import said_check, say
+from assay.reports.wording.envelope import envelope_lines
+
+LINE = "envelope_tokens = 512 (default)"
+LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
+
+
+def lines(claimed: Sequence[str] = ("extend",), limits: EngineLimits = LIMITS, gaps: Sequence[Statement] = ()) -> list[str]:
+    """What is said where all wanted lengths were compared, and those of decode up to 200 and from 577."""
+    whole: Ranges = ((1, 512),)
+    extend = dict.fromkeys(("new-tokens", "new-behind-prefix", "prefix-tokens", "total-tokens"), whole)
+    compared = {"extend": extend, "decode": {"total-tokens": ((1, 200), (577, 584))}}
+    reached = {"extend": dict.fromkeys(extend, 512) | {"batch": 9}, "decode": {"total-tokens": 200, "batch": 9, "depth": 2000}}
+    kept = {phase: compared[phase] for phase in claimed}
+    result = EnvelopeResult(
+        policy=LINE, claimed=tuple(claimed), limits=limits, compared=kept, served=kept, gaps=tuple(gaps), rows=(),
+        reached={phase: reached[phase] for phase in claimed}, served_reached={phase: reached[phase] for phase in claimed},
+    )  # fmt: skip
+    return envelope_lines(result)
+
+
+def test_it_is_said_how_far_an_envelope_reaches_and_what_lies_outside() -> None:
+    shadow, served, outside = lines()
+    lengths = "prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 1 to 512 cached and at 1 to 512 in all"
+    assert shadow == f"Compared in every layer: {lengths}, in batches of up to 9; decode is the reference's. Set by {LINE}."
+    assert served == f"Served by the candidate's own server: {lengths}; decode is the reference's."
+    assert "extend: more than 512 new tokens at once" in outside
+    assert "decode by the candidate: it claims none" in outside
+    assert "decode at 1 to 200 and 577 to 584 tokens and to a depth of 2,000" in lines(["extend", "decode"])[0]
+
+
+def test_what_the_engine_cannot_do_is_said() -> None:
+    outside = lines(limits=EngineLimits(chunk_tokens=None, context_tokens=4096, page_tokens=64))[-1]
+    assert "extend: chunked prefill: it is switched off" in outside
+    assert "page sizes other than 64" in outside
+
+
+@pytest.mark.parametrize(
+    ("graphs", "expected"),
+    [
+        ({}, set()),
+        ({"extend": "disabled"}, {"extend in CUDA graphs: the servers ran it without"}),
+        (
+            {"extend": "breakable", "decode": "full"},
+            {
+                "extend in CUDA graphs: calls were compared in passes without; what graphs answered is compared as text",
+                "decode in CUDA graphs: calls were compared in passes without; what graphs answered is compared as text",
+            },
+        ),
+    ],
+)
+def test_graphs_in_which_nothing_was_compared_are_not_covered(graphs: dict[str, str], expected: set[str]) -> None:
+    said = lines(["extend", "decode"], LIMITS.model_copy(update={"graphs": graphs}))[-1]
+    assert [line for line in expected if line not in said] == []
+    assert said.count("in CUDA graphs:") == len(expected)
+
+
+GAPS = {
+    "extend: cached prefix 202 to 511": ("extend", "prefix-tokens", ((202, 511),)),
+    "decode: total length 1, 3, 5, 7, 9 and 3 more ranges to 1,500": (
+        "decode", "total-tokens", (*((n, n) for n in range(1, 15, 2)), (1000, 1500))
+    ),
+    "extend: batch size up to 1,024": ("extend", "batch", 1024),
+    "extend: an end against borders of 64 tokens on it": ("extend", "border", "on it"),
+    "decode: decode depth 9-32": ("decode", "depth", "9-32"),
+}  # fmt: skip
+
+
+def lacking(phase: str, condition: str, lacking: Ranges | int | str) -> Statement:
+    return state("calls-lacking", phase=phase, condition=condition, lacking=lacking)
+
+
+@pytest.mark.parametrize("said", GAPS)
+def test_a_gap_is_said_with_its_phase_and_its_condition(said: str) -> None:
+    gap = lacking(*GAPS[said])
+    assert say(gap) == said
+    assert f"Gaps: {said}; {said}." in lines(gaps=(gap, gap))
+
+
+@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.parametrize(
+    ("cause", "settles"), [("CUDA graphs", "--disable-cuda-graph"), ("no prefix cache", "--disable-radix-cache"), ("", "run again")]
+)
+def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, settles: str, served: bool) -> None:
+    gaps = [lacking("extend", "batch", number) for number in range(1, 7)]
+    outcome = state("envelope-lacking", served=served, lacking=gaps, cause=cause, line=LINE)
+    said = said_check(Requirement("envelope-covered").check("missing", outcome))
+    named = ", ".join(f"extend: batch size up to {number}" for number in range(1, 5))
+    what = "no answer" if served else "in some layer no call"
+    assert said.found == f"{what} was compared with {named} and 2 more; {LINE}"
+    assert settles in said.settles
+
+
+def test_a_covered_envelope_is_said_with_its_layers() -> None:
+    covered = state("envelope-covered", layers=[("extend", 4), ("decode", 4)], line=LINE)
+    said = said_check(Requirement("envelope-covered").check("ok", covered))
+    assert said.found == f"4 layers in extend and 4 layers in decode; {LINE}"
+    assert said.settles == ""

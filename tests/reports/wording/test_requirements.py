@@ -1,0 +1,39 @@
+"""No check that is not met is printed as if it had held, and every requirement of the table is asked for somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from assay import harness
+from assay.harness.statement import state
+from assay.harness.verdict import CheckStatus, Requirement
+from assay.reports.wording import said_check
+from assay.reports.wording.requirements import _TITLES
+
+
+@pytest.mark.parametrize("id_", [*_TITLES, "of-a-later-assay"])
+def test_a_check_says_how_it_came_out_and_never_that_it_held_where_it_did_not(id_: str) -> None:
+    requirement = Requirement(id_).of("decode")
+    ok, *others = (said_check(requirement.check(status, state("found"))).title for status in get_args(CheckStatus))
+    assert ok.endswith(": decode")
+    assert not any(words.startswith(ok.removesuffix(": decode")) for words in others)
+
+
+def test_every_requirement_has_a_title_and_every_title_a_requirement() -> None:
+    code = "".join(path.read_text() for path in Path(next(iter(harness.__path__))).rglob("*.py"))
+    assert set(re.findall(r'Requirement\(\s*"([a-z-]+)"', code)) == set(_TITLES)
+
+
+def test_titles_name_the_sides() -> None:
+    check = Requirement("answer-lengths", sides=("A", "B")).check("ok", state("found"))
+    assert said_check(check).title == "B's answers are as long as A's, where no length is forced"
+
+
+def test_what_is_met_needs_no_advice() -> None:
+    found = state("all-answered", asked=8, answered=8)
+    checks = [Requirement("all-answered").check(status, found) for status in get_args(CheckStatus)]
+    assert [said_check(check).settles == "" for check in checks] == [True, False, False, False]
