@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, Measurement, ProbeOutcome
-from assay.harness.text import clip, counted, one_line, some
+from assay.harness.drivers.bisect.commits.state import BisectResult, BisectState, CommitInfo, Measurement, ProbeOutcome
+from assay.harness.text import clip, counted, one_line, percent, some
 from assay.reports.document import Block, Cell, Code, Document, Facts, Findings, Items, Line, Section, Table
 from assay.reports.page import TEXT_SHOWN
 
@@ -54,16 +54,26 @@ def _named(state: BisectState, result: BisectResult) -> Section:
         Line((Cell(note.commit, code=True), f" by {note.author}, {note.date}"), "quiet"),
         *([Code(clip(note.body, TEXT_SHOWN), "Message")] if note.body else []),
         Code(clip(note.diffstat, TEXT_SHOWN), "Changed"),
-        Line(f"Checked: {result.checked}."),
+        Line(f"Checked: {_checked(state, note)}."),
     ]
     return Section("The commit", blocks, "commit")
+
+
+def _checked(state: BisectState, named: CommitInfo) -> str:
+    """How the commit and its parents were classified."""
+    shown = [(named.commit, "the commit"), *((parent, f"its parent {parent[:12]}") for parent in named.parents)]
+    return "; ".join(f"{what} was {', '.join(state.outcomes(commit)) or 'not probed'}" for commit, what in shown)
 
 
 def _changed(result: BisectResult) -> Section:
     lines: list[Block] = [Line(line) for line in _newly(result)] or [Line("Not measured.", "empty")]
     named = [Findings(result.findings)] if result.findings else []
-    notes = [Line(f"Note: {note}.") for note in result.notes]
-    return Section("What changed in it", [*lines, *named, *notes], "changed")
+    notes = []
+    if more := "; ".join(f"{change.axis} {', '.join(change.new)}" for change in result.later):
+        notes.append(f"the bad revision also fails where this commit does not ({more}): there is another regression")
+    if result.unclassified:
+        notes.append(f"{counted(result.unclassified, 'commit')} could not be classified")
+    return Section("What changed in it", [*lines, *named, *(Line(f"Note: {note}.") for note in notes)], "changed")
 
 
 def _probes(state: BisectState) -> Table:
@@ -74,7 +84,7 @@ def _probes(state: BisectState) -> Table:
             (Cell(probe.commit[:12], code=True), f" {one_line(state.history.get(probe.commit, ''), 60)}"),
             Cell(probe.outcome, _STATUS[probe.outcome]),
             _error(probe) or "–",
-            one_line(probe.where or probe.reason),
+            one_line(_where(probe) or _reason(probe)),
             f"{probe.seconds:.1f}",
         )
         for probe in state.probes
@@ -124,11 +134,23 @@ def _effort(state: BisectState) -> str:
 
 def probe_line(outcome: ProbeOutcome, measured: Measurement) -> str:
     """The outcome of a single probe, in one line."""
-    says = outcome.reason
+    says = _reason(outcome)
     if outcome.worst is not None:
         worst = _error(outcome) + (" times its bound" if math.isfinite(outcome.worst) else "")
-        says = f"worst own error {worst}, {outcome.where}"
+        says = f"worst own error {worst}, {_where(outcome)}"
     return f"{outcome.outcome}: {says} ({measured.origin or 'not imported'})"
+
+
+def _where(probe: ProbeOutcome) -> str:
+    """The call and head of a probe's worst error, and that error; empty if it has none."""
+    return "" if probe.own is None else f"{probe.where}: own error {percent(probe.own)}"
+
+
+def _reason(probe: ProbeOutcome) -> str:
+    """Why there is no error; empty if there is one, or if a run decided."""
+    if probe.status == "measured":
+        return ""
+    return "no call was computed" if probe.status == "no call" else f"{probe.status}: {probe.reason}"
 
 
 def _error(probe: ProbeOutcome) -> str:

@@ -5,15 +5,24 @@ from __future__ import annotations
 from assay.harness.drivers.bisect.layer_task import LayerBisection
 from assay.harness.text import one_line, ranges
 from assay.reports.document import Cell, Code, Document, Findings, Line, Table
+from assay.reports.wording import say
+from assay.reports.wording.bisection import RIGHT
 
 _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
 
 
 def layers_document(result: LayerBisection) -> Document:
     """The probes, what they were judged by, and the finding with the command that reproduces it."""
-    right = "answers right" if result.by == "answers" else "texts identical to the reference's"
     candidate = f"{one_line(result.candidate)} in layers"
-    columns = ("probe", candidate, f"{right} of {result.prompts}", "lost", "gained", "p (no loss)", "outcome")
+    columns = (
+        "probe",
+        candidate,
+        f"{RIGHT[result.by]} of {result.prompts}",
+        "lost",
+        "gained",
+        "p (no loss)",
+        "outcome",
+    )
     rows = [
         (
             str(number),
@@ -33,16 +42,18 @@ def layers_document(result: LayerBisection) -> Document:
         f"When asked twice, the reference changed {result.floor} texts and the candidate {result.candidate_floor}: "
         f"each set is probed {repeats}."
     )
+    known = f"the reference is right on {result.known} of {result.prompts} questions"
+    known += ", too few to detect a loss of answers" if result.by == "text" else ""
     return Document(
         command="bisect layers",
         title=result.candidate,
         verdict=None,
         exit_code=int(result.exit_code),
-        headline=f"{_HEADINGS[result.outcome]}: {result.why}",
+        headline=f"{_HEADINGS[result.outcome]}: {say(result.why)}",
         body=[
             *([Table(columns, rows, title, numbers=(0, 2, 3, 4, 5))] if rows else []),
             Line(
-                f"Compared by {result.by} ({result.by_why}); the reference alone: {result.reference_right} of {result.prompts}."
+                f"Compared by {result.by} ({known}); the reference alone: {result.reference_right} of {result.prompts}."
             ),
             *([Line(twice)] if rows else []),
             Line(f"The candidate computes {' and '.join(result.phases)}."),

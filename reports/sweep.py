@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from assay.harness.drivers.sweep.spec import LOG, SweepResult, SweptCell
@@ -10,6 +11,7 @@ from assay.harness.text import counted, one_line
 from assay.harness.verdict import WORST_FIRST
 from assay.reports.document import Block, CaseResult, Cell, Document, Line, Section, Suite, Table, Words
 from assay.reports.summary import NOTHING
+from assay.reports.wording import with_words
 
 # Rows that a terminal shows of a table.
 _MOST = 40
@@ -32,7 +34,7 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         command="sweep",
         title=one_line(Path(result.folder).name, 60),
         verdict=result.verdict,
-        headline=result.headline,
+        headline=_headline(result),
         meaning=f"The verdict is that of the worst cell. {counted(len(result.cells), 'cell')} in {duration(result.seconds)}.",
         created=result.created,
         crumbs=[f"in {one_line(result.folder, 120)}"],
@@ -42,6 +44,18 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         result=result,
         page=str(page),
     )
+
+
+@with_words.register
+def _(part: SweepResult) -> dict[str, str]:
+    return {"headline": _headline(part)}
+
+
+def _headline(result: SweepResult) -> str:
+    """How many cells have each verdict, the worst first."""
+    counts = Counter(cell.verdict for cell in result.cells)
+    parts = [f"{counts[verdict]} {verdict or _NOT_RUN}" for verdict in (*WORST_FIRST, None) if counts[verdict]]
+    return f"{counted(len(result.cells), 'cell')}: {', '.join(parts)}."
 
 
 def _cells(result: SweepResult) -> Table:

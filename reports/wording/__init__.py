@@ -17,10 +17,13 @@ from assay.harness.judge.latency_result import LatencyRow
 from assay.harness.statement import WORDS, Statement, Worded
 from assay.harness.verdict import Check
 from assay.reports.wording import accuracy as accuracy
+from assay.reports.wording import bisection as bisection
 from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
 from assay.reports.wording import greedy as greedy
+from assay.reports.wording import invariance as invariance
 from assay.reports.wording import latency as latency
+from assay.reports.wording import layers as layers
 from assay.reports.wording import lengths as lengths
 from assay.reports.wording import logits as logits
 from assay.reports.wording import sensitivity as sensitivity

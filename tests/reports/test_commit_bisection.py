@@ -22,12 +22,21 @@ HASHES = [f"{i:02x}" * 20 for i in range(10, 31)]
 
 def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
     probes = (
-        CommitProbe(number=1, commit=HASHES[0], purpose="good-end", outcome="good", worst=0.4, where="call 0, head 1", seconds=0.4),
         CommitProbe(
-            number=2, commit=HASHES[20], purpose="bad-end", outcome="bad", worst=math.inf, where="call 1, head 0", seconds=0.5
+            number=1, commit=HASHES[0], purpose="good-end", outcome="good", worst=0.4, own=0.004, where="call 0, head 1",
+            seconds=0.4,
         ),
-        CommitProbe(number=3, commit=HASHES[10], purpose="search", outcome="skip", reason=f"build: {text}", seconds=0.1),
-        CommitProbe(number=4, commit=HASHES[11], purpose="search", outcome="bad", worst=1.5e6, where="call 1, head 0", seconds=0.4),
+        CommitProbe(
+            number=2, commit=HASHES[20], purpose="bad-end", outcome="bad", worst=math.inf, own=math.inf, where="call 1, head 0",
+            seconds=0.5,
+        ),
+        CommitProbe(
+            number=3, commit=HASHES[10], purpose="search", outcome="skip", status="build", reason=text, seconds=0.1
+        ),
+        CommitProbe(
+            number=4, commit=HASHES[11], purpose="search", outcome="bad", worst=1.5e6, own=1.5e4, where="call 1, head 0",
+            seconds=0.4,
+        ),
     )  # fmt: skip
     found = outcome == "found"
     note = CommitInfo(
@@ -40,9 +49,10 @@ def state(outcome: str = "found", text: str = "Tile by 64") -> BisectState:
     result = BisectResult.model_validate(
         {
             "outcome": outcome, "suspects": (HASHES[11],) if found else (HASHES[10], HASHES[11]),
-            "commit": note if found else None, "checked": "it was",
+            "commit": note if found else None, "unclassified": 1,
             "changes": (Change(axis="prefix", failing=("1",), values=("0", "1"), new=("1",)),) if found else (),
-            "findings": (finding,) if found else (), "notes": ("1 commits could not be classified",),
+            "findings": (finding,) if found else (),
+            "later": (Change(axis="layer", failing=("1", "2"), values=("0", "1", "2"), new=("1", "2")),) if found else (),
         }
     )  # fmt: skip
     spec = BisectSpec(repo="/r", good=HASHES[0], bad=HASHES[20], kernel="attn:forward")
@@ -56,6 +66,10 @@ def test_the_page_names_the_commit_and_shows_every_probe() -> None:
     assert document.code == 0
     assert f"{HASHES[11][:12]} is the culprit among 20 commits." in html
     assert "Newly out of bounds at prefix 1; never at 0." in html
+    assert f"Checked: the commit was bad; its parent {HASHES[10][:12]} was skip." in html
+    assert "Note: the bad revision also fails where this commit does not (layer 1, 2): there is another regression." in html
+    assert "Note: 1 commit could not be classified." in html
+    assert "call 0, head 1: own error 0.4" in html
     assert "attn.py | 2 +-" in html
     assert html.count(">not finite</td>") == 1
     assert html.count("<tr>") == 1 + 4
@@ -79,8 +93,8 @@ def test_commit_messages_stay_text() -> None:
 @pytest.mark.parametrize(
     ("probe", "line"),
     [
-        (0, "good: worst own error 0.4 times its bound, call 0, head 1 (attn.py)"),
-        (1, "bad: worst own error not finite, call 1, head 0 (attn.py)"),
+        (0, "good: worst own error 0.4 times its bound, call 0, head 1: own error 0.4 % (attn.py)"),
+        (1, "bad: worst own error not finite, call 1, head 0: own error not finite (attn.py)"),
         (2, "skip: build: Tile by 64 (attn.py)"),
     ],
 )

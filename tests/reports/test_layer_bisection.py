@@ -8,6 +8,7 @@ from rich.console import Console
 
 from assay.harness.drivers.bisect.layer_search import RestoredLayer
 from assay.harness.drivers.bisect.layer_task import LayerBisection, ProbeRecord
+from assay.harness.statement import state
 from assay.harness.verdict import Finding
 from assay.reports.document import Document
 from assay.reports.layer_bisection import layers_document
@@ -24,9 +25,9 @@ FINDING = Finding(
     evidence=("layer 12: wrong alone",), reproduce="assay bisect layers --candidate=[red]mine",
 )  # fmt: skip
 FOUND = LayerBisection(
-    outcome="found", why="With the reference in layer 12 the task is right.", reference="triton", candidate="[red]mine",
+    outcome="found", why=state("With the reference in layer 12 the task is right."), reference="triton", candidate="[red]mine",
     model="tiny", device="cpu", engine="SGLang", phases=("extend",), layers=(0, 1, 2, 3, 12), prompts=32, by="answers",
-    by_why="the reference is right on 32 of 32 questions", reference_right=32, floor=0, candidate_floor=0,
+    known=32, reference_right=32, floor=0, candidate_floor=0,
     alpha=0.05, restored=(RestoredLayer(12, True),), monotone=True, probes=PROBES,
     findings=(FINDING,), reproduce=FINDING.reproduce, seconds=9.0,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +25,7 @@ def cell(key: str, candidate: str, verdict: Verdict | None, problem: str = "", t
 
 RESULT = SweepResult(
     verdict="regression", command="assay sweep", folder="runs/sweep-1", created="2026-01-01T00:00:00Z", seconds=60.0,
-    axes={"candidate": ("good:f", "bad:f", "lost:f", "<late>:f")}, headline="4 cells: 1 regression.", interrupted=True,
+    axes={"candidate": ("good:f", "bad:f", "lost:f", "<late>:f")}, interrupted=True,
     cells=(
         cell("k1", "good:f", "pass"), cell("k2", "bad:f", "regression"),
         cell("k3", "lost:f", "error", "It could not run on a worker", torch="2.8"), cell("k4", "<late>:f", None),
@@ -53,5 +54,8 @@ def test_every_medium_has_every_cell() -> None:
     assert 'href="cells/k4/log.txt"' not in page, "it did not run"
     assert cases.count("<testcase") == 4
     assert cases.count("<failure") + cases.count("<error") == 3, "only what passes is green"
-    assert (document.code, document.conclusion.partition(":")[0]) == (1, "REGRESSION (exit code 1)")
+    counted = "4 cells: 1 regression, 1 error, 1 pass, 1 not run."
+    assert (document.code, document.headline) == (1, counted)
+    assert document.conclusion.startswith(f"REGRESSION (exit code 1): {counted}")
+    assert json.loads(document.json(RESULT))["headline"] == counted
     assert SweepResult.model_validate_json(document.json(RESULT)) == RESULT

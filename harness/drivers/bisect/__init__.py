@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-SCHEMA: Literal["assay.bisect/5"] = "assay.bisect/5"
+SCHEMA: Literal["assay.bisect/6"] = "assay.bisect/6"

@@ -34,6 +34,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
 from assay.harness.run.preflight import check_environment
 from assay.harness.run.servers import core_of, make_engine, running
+from assay.harness.statement import state
 from assay.harness.text import ranges
 
 
@@ -130,14 +131,14 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
     """
     begun, alpha, items = time.monotonic(), spec.policy.alpha, server.items
     own = server.ask(frozenset())
-    by, by_why = choose_criterion(items, own.texts, alpha)
+    by, known = choose_criterion(items, own.texts, alpha)
     if by == "text":
         server.max_tokens = min(server.max_tokens, MAX_TOKENS)
         own = server.ask(frozenset())
     again = server.ask(frozenset())
     # A text compared with itself proves nothing.
     reference = right_prompts(by, items, own.texts, (again if by == "text" else own).texts)
-    display.say(f"By {by}: {by_why}.")
+    display.say(f"By {by}: the reference is right on {known} of {len(items)} questions.")
     layers, floor = layers_seen(server.evidence), _floor("The reference", own, again, display)
     candidate_floor, waiting, records = 0, list[_AnswerSet](), list[ProbeRecord]()
 
@@ -158,7 +159,7 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
         candidate_floor = _floor("The candidate in all layers", waiting[0], waiting[1], display)
         search = find_layers(layers, probe, steady=not floor and not candidate_floor)
     else:
-        why = f"The reference alone gets {sum(reference)} of {len(items)} right by {by}: a broken candidate could not look worse."
+        why = state("reference-too-weak", right=sum(reference), prompts=len(items), by=by)
         search = SearchResult(outcome="inconclusive", why=why)
     command = ["assay", "bisect", "layers", *spec.given_flags(BISECT_FLAGS), f"--questions={len(items)}"]
     return conclude(
@@ -175,7 +176,7 @@ def _search_layers(server: _ProbeServer, spec: RunSpec, display: ProgressDisplay
             alpha=alpha,
             reproduce=shlex.join(command),
             by=by,
-            by_why=by_why,
+            known=known,
             reference_right=sum(reference),
             floor=floor,
             candidate_floor=candidate_floor,

@@ -20,8 +20,8 @@ from typing import Literal
 from pydantic import Field
 
 from assay.harness.schema import Record
+from assay.harness.statement import Statement, state
 from assay.harness.stats.ddmin import ddmin
-from assay.harness.text import ranges
 
 # Receives the layers that run the candidate; returns whether the task is right. One answer may be wrong.
 _ProbeFunction = Callable[[frozenset[int]], bool]
@@ -43,7 +43,7 @@ class SearchResult(Record):
     """The result of a search: "nothing" if the task is right even with the candidate in all layers."""
 
     outcome: Literal["found", "nothing", "inconclusive"]
-    why: str = Field(description="one sentence")
+    why: Statement
     restored: tuple[RestoredLayer, ...] = Field((), description="layers that must run the reference, in order")
     monotone: bool = Field(
         True, description="whether all answers agree with: more layers of the candidate are never better"
@@ -51,7 +51,11 @@ class SearchResult(Record):
 
 
 class _Undecided(Exception):
-    pass
+    """Neither outcome of a set of layers leads; has the statement of it."""
+
+    def __init__(self, why: Statement) -> None:
+        super().__init__(why.id)
+        self.why = why
 
 
 class _AnswerCache:
@@ -71,10 +75,7 @@ class _AnswerCache:
                 answer = self._probe(key)
                 right, wrong = right + answer, wrong + (not answer)
             if abs(right - wrong) < lead:
-                raise _Undecided(
-                    f"With the candidate in layers {ranges(key)} the task was right {right} times and wrong {wrong} times: "
-                    "neither leads clearly."
-                )
+                raise _Undecided(state("no-outcome-leads", layers=sorted(key), right=right, wrong=wrong))
             self.known[key] = right > wrong
         return self.known[key]
 
@@ -99,11 +100,9 @@ def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> S
     answers = _AnswerCache(probe, steady)
     try:
         if not answers.right(()):
-            why = "The task fails even with no layer substituted, so these prompts are too noisy to decide anything."
-            return SearchResult(outcome="inconclusive", why=why)
+            return SearchResult(outcome="inconclusive", why=state("prompts-too-noisy"))
         if answers.right(layers):
-            why = f"The task is right even with the candidate in all {len(layers)} layers."
-            return SearchResult(outcome="nothing", why=why)
+            return SearchResult(outcome="nothing", why=state("right-in-all-layers", layers=len(layers)))
         restored = _grow(layers, answers)
         kept = frozenset(layers).difference(restored)
         # Every wrong set so far contains a restored layer, so a restored layer that is not needed reveals non-monotone answers.
@@ -117,10 +116,8 @@ def find_layers(layers: Sequence[int], probe: _ProbeFunction, steady: bool) -> S
             for layer, single in zip(restored, alone, strict=True)
         )
     except _Undecided as undecided:
-        return SearchResult(outcome="inconclusive", why=str(undecided), monotone=answers.monotone)
-    count = f"layer {restored[0]}" if len(restored) == 1 else f"the {len(restored)} layers {ranges(restored)}"
-    why = f"The task is right with the reference in {count} and the candidate in all others"
-    why += f"; with the candidate in any one of {ranges(restored)} as well, it is wrong." if len(restored) > 1 else "."
+        return SearchResult(outcome="inconclusive", why=undecided.why, monotone=answers.monotone)
+    why = state("right-with-layers-restored", layers=restored)
     return SearchResult(outcome="found", why=why, restored=explained, monotone=answers.monotone)
 
 

@@ -17,6 +17,7 @@ from assay.harness.evidence.records import Item
 from assay.harness.judge.paired_accuracy import CHANCE
 from assay.harness.schema import Record
 from assay.harness.sides import Device
+from assay.harness.statement import Statement, state
 from assay.harness.stats.share import mcnemar_of_loss, p_not_above
 from assay.harness.text import ranges
 from assay.harness.verdict import Finding
@@ -44,7 +45,7 @@ class ProbeRecord(Record):
 class LayerBisection(SearchResult):
     """``bisect.json``: a layer bisection and its result. A file of another schema is not read: a bisection is repeated."""
 
-    schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect/6"] = Field(SCHEMA, alias="schema")
     reference: str
     candidate: str
     model: str
@@ -56,7 +57,9 @@ class LayerBisection(SearchResult):
     alpha: float = Field(description="level of the test")
     reproduce: str = Field(description="the command that repeats the bisection")
     by: _Criterion = Field(description="what had to be right")
-    by_why: str = Field(description="the reason for that choice")
+    known: int = Field(
+        description="questions that the reference alone answers right; of too few, the text had to be right"
+    )
     reference_right: int = Field(description="prompts that were right with the reference alone")
     floor: int = Field(description="prompts whose text differed when the reference alone was asked twice")
     candidate_floor: int = Field(description="the same for the candidate in all layers")
@@ -86,13 +89,10 @@ def can_fail(by: _Criterion, right: int, prompts: int, alpha: float) -> bool:
     return detectable and mcnemar_of_loss(right, 0) < alpha
 
 
-def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) -> tuple[_Criterion, str]:
-    """Choose, with the reason, answers if the reference knows enough of them to lose some; else text."""
-    right = sum(right_prompts("answers", items, own, own))
-    known = f"the reference is right on {right} of {len(items)} questions"
-    if can_fail("answers", right, len(items), alpha):
-        return "answers", known
-    return "text", f"{known}, too few to detect a loss of answers"
+def choose_criterion(items: Sequence[Item], own: Sequence[str], alpha: float) -> tuple[_Criterion, int]:
+    """Choose answers if the reference knows enough of them to lose some, else text; return the number that it knows too."""
+    known = sum(right_prompts("answers", items, own, own))
+    return "answers" if can_fail("answers", known, len(items), alpha) else "text", known
 
 
 def right_prompts(by: _Criterion, items: Sequence[Item], own: Sequence[str], texts: Sequence[str]) -> list[bool]:
@@ -131,49 +131,39 @@ def conclude(result: LayerBisection) -> LayerBisection:
     """
     cached = min((probe.with_prefix for probe in result.probes if probe.candidate == result.layers), default=0)
     if result.outcome == "nothing" and cached < MIN_CACHED_SHARE * result.prompts:
-        why = (
-            f"The task is right with the candidate in all {len(result.layers)} layers, but only {cached} of {result.prompts} "
-            f"prompts had a cached prefix of {CACHED_PREFIX_TOKENS} tokens or more: run with the prefix cache on."
-        )
+        numbers = {"cached": cached, "prompts": result.prompts, "tokens": CACHED_PREFIX_TOKENS}
+        why = state("right-without-cached-prefix", layers=len(result.layers), **numbers)
         return result.model_copy(update={"outcome": "inconclusive", "why": why})
     return result.model_copy(update={"findings": (_finding(result),)}) if result.restored else result
 
 
 def _finding(result: LayerBisection) -> Finding:
     layers = [layer.layer for layer in result.restored]
-    sets = {
-        "no layer": (),
-        "all layers": result.layers,
-        f"all layers but {ranges(layers)}": tuple(layer for layer in result.layers if layer not in layers),
-    }
-    evidence = [f"{result.candidate} in {name}: {_score(some, result)}" for name, some in sets.items()]
-    told = {True: "wrong alone", False: "right alone, wrong only together with others"}
-    evidence += [f"layer {layer.layer}: {told[layer.alone]}" for layer in result.restored if layer.alone is not None]
+    kept = tuple(layer for layer in result.layers if layer not in layers)
+    shown = [_score((), [], result), _score(result.layers, [], result), _score(kept, layers, result)]
+    asked = [layer for layer in result.restored if layer.alone is not None]
+    shown += [state("layer-alone", layer=layer.layer, wrong=layer.alone) for layer in asked]
     if len(layers) > 1:
-        evidence.append(
-            "each of these layers is needed: with any one of them running the candidate, the task is wrong again"
-        )
+        shown.append(state("each-layer-needed"))
     if not result.monotone:
-        evidence.append(
-            "more layers of the candidate were better than fewer at least once, so errors cancel or there is noise: another "
-            "choice of layers may also work"
-        )
+        shown.append(state("errors-may-cancel"))
     return Finding(
         id="layers-need-reference",
         title="layers that must run the reference",
         severity="serious",
         where=f"layer{'s' * (len(layers) > 1)} {ranges(layers)} of {ranges(result.layers)}",
-        diagnosis=f"must run {result.reference} for the {'answers' if result.by == 'answers' else 'texts'} to be right again; "
-        f"with {result.candidate} in all other layers, these prompts show no loss.",
-        evidence=tuple(evidence),
+        claim=state("layers-need-reference", reference=result.reference, candidate=result.candidate, by=result.by),
+        shown_by=tuple(shown),
         reproduce=result.reproduce,
     )
 
 
-def _score(some: tuple[int, ...], result: LayerBisection) -> str:
+def _score(some: tuple[int, ...], but: Sequence[int], result: LayerBisection) -> Statement:
     probes = [probe for probe in result.probes if probe.candidate == some]
     wrong = sum(probe.outcome == "wrong" for probe in probes) > len(probes) / 2
     probe = next(probe for probe in probes if (probe.outcome == "wrong") == wrong)  # outvoted answers are no evidence
-    right = "answers right" if result.by == "answers" else "texts identical to the reference's"
-    change = f"{probe.lost} lost, {probe.gained} gained, p = {probe.p:.2g}"
-    return f"{probe.right} {right}, the reference alone {result.reference_right} ({change})"
+    numbers = {name: getattr(probe, name) for name in ("right", "lost", "gained", "p")}
+    return state(
+        "right-with-candidate", candidate=result.candidate, layers=len(some), but=but, by=result.by, alone=result.reference_right,
+        **numbers,
+    )  # fmt: skip

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -40,7 +39,7 @@ from assay.harness.extras import require
 from assay.harness.files import is_unused, lock_folder, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import read_json
-from assay.harness.text import counted, how_ended, one_line
+from assay.harness.text import how_ended, one_line
 from assay.harness.verdict import WORST_FIRST, Verdict, exit_code_of
 from assay.worker import run_command
 
@@ -90,14 +89,11 @@ def run_sweep(
         interrupted = True
     del lock
     shown = tuple(ended.get(cell.key, cell) for cell in cells)
-    counts = Counter(cell.verdict for cell in shown)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in WORST_FIRST if counts[verdict]]
-    parts += [f"{counts[None]} not run"] if counts[None] else []
     worst = min((cell.verdict or "inconclusive" for cell in shown), key=WORST_FIRST.index, default="inconclusive")
     return SweepResult(
         verdict=worst, command=command, folder=str(folder), created=timestamp(), seconds=time.monotonic() - begun,
         axes={name: tuple(dict.fromkeys(cell.axes[name] for cell in cells)) for name in spec.axes},
-        headline=f"{counted(len(shown), 'cell')}: {', '.join(parts)}.", cells=shown, interrupted=interrupted,
+        cells=shown, interrupted=interrupted,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from assay.harness.errors import UsageError
 from assay.harness.reading import read_toml
 from assay.harness.schema import RULE, Part
 from assay.harness.sides import Settings
+from assay.harness.statement import Worded
 from assay.harness.text import did_you_mean
 from assay.harness.verdict import Decided, Verdict
 
@@ -94,8 +95,10 @@ class SweptCell(Part):
     earlier: bool = Field(False, description="whether an earlier sweep in this folder had run it")
 
 
-class SweepResult(Decided):
+class SweepResult(Decided, Worded):
     __doc__ = f"A sweep: its verdict is that of its worst cell. {RULE}"
+
+    words = ("headline",)
 
     schema_id: Literal["assay.sweep/3"] = Field(SCHEMA, alias="schema")
 
@@ -104,7 +107,6 @@ class SweepResult(Decided):
     created: str = Field(description="ISO 8601, UTC")
     seconds: float
     axes: dict[str, tuple[str, ...]]
-    headline: str
     cells: tuple[SweptCell, ...]
     interrupted: bool = False
 

@@ -28,6 +28,7 @@ from assay.harness.drivers.bisect.commits.state import (
     BisectResult,
     BisectSpec,
     BisectState,
+    Change,
     CommitProbe,
     Measurement,
     Outcome,
@@ -167,10 +168,8 @@ class Bisection:
         suspects = self._search()
         ambiguous = BisectResult(outcome="ambiguous", suspects=suspects)
         result = self._named(suspects[0]) if len(suspects) == 1 else ambiguous
-        if skipped := list(self._classes().values()).count("skip"):
-            notes = (*result.notes, f"{skipped} commits could not be classified")
-            result = result.model_copy(update={"notes": notes})
-        self._set(result=result)
+        unclassified = list(self._classes().values()).count("skip")
+        self._set(result=result.model_copy(update={"unclassified": unclassified}))
         return self.state
 
     def _prove(self, end: Literal["good", "bad"], commit: str, hint: str) -> None:
@@ -241,21 +240,15 @@ class Bisection:
         info = self.repository.describe(commit)
         before = next(filter(None, map(self._measured, info.parents)), None)
         measured = self._measured(commit) or Measurement(status="died")
-        notes: list[str] = []
+        later: list[Change] = []
         if measured.rows:
             named = self._probe(commit, "name")
             measured = named if named.status == "measured" else measured
             bad = self._measured(self.state.spec.bad)
-            last = [change for change in changes(bad, measured) if change.new] if bad else []
-            if more := "; ".join(f"{change.axis} {', '.join(change.new)}" for change in last):
-                notes.append(
-                    f"the bad revision also fails where this commit does not ({more}): there is another regression"
-                )
-        shown = [(commit, "the commit"), *((parent, f"its parent {parent[:12]}") for parent in info.parents)]
-        checked = [f"{what} was {', '.join(self.state.outcomes(c)) or 'not probed'}" for c, what in shown]
+            later = [change for change in changes(bad, measured) if change.new] if bad else []
         return BisectResult(
-            outcome="found", suspects=(commit,), commit=info, checked="; ".join(checked), notes=tuple(notes),
-            changes=changes(measured, before), findings=measured.findings,
+            outcome="found", suspects=(commit,), commit=info, later=tuple(later), changes=changes(measured, before),
+            findings=measured.findings,
         )  # fmt: skip
 
     def _set(self, **changed: object) -> None:
@@ -265,9 +258,10 @@ class Bisection:
 
 def _describe(probe: CommitProbe) -> str:
     if probe.worst is None:
-        return probe.reason or probe.outcome
+        known = probe.outcome if probe.status == "measured" else probe.status
+        return f"{known}: {probe.reason}" if probe.reason else known
     worst = "not finite" if not math.isfinite(probe.worst) else f"{probe.worst:.2g} times its bound"
-    return f"{probe.where}, {worst}"
+    return f"{probe.where}, own error {worst}"
 
 
 def reproduce(spec: BisectSpec, bad: str) -> str:

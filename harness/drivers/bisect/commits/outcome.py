@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Change, Measurement, Outcome, ProbeOutcome
-from assay.harness.text import percent
 
 _MOST_PROBES = 5
 _LEAD = 2
@@ -27,15 +26,15 @@ def outcome_of(measurement: Measurement, spec: BisectSpec) -> ProbeOutcome:
     """Classify a measurement."""
     if measurement.status != "measured":
         bad = measurement.status in ("raised", "died") and spec.raises == "bad"
-        return ProbeOutcome(outcome="bad" if bad else "skip", reason=f"{measurement.status}: {measurement.reason}")
+        return ProbeOutcome(outcome="bad" if bad else "skip", status=measurement.status, reason=measurement.reason)
     if measurement.regression is not None:
         return ProbeOutcome(outcome="bad" if measurement.regression else "good")
     if not measurement.rows:
-        return ProbeOutcome(outcome="skip", reason="no call was computed")
+        return ProbeOutcome(outcome="skip", status="no call")
     row = max(measurement.rows, key=lambda row: max(row.own) / row.bound)
     worst, own = max(row.own) / row.bound, max(row.own)
-    where = f"{row.call}, head {row.own.index(own)}: own error {percent(own)}"
-    return ProbeOutcome(outcome="bad" if worst > 1 else "good", worst=worst, where=where)
+    where = f"{row.call}, head {row.own.index(own)}"
+    return ProbeOutcome(outcome="bad" if worst > 1 else "good", worst=worst, own=own, where=where)
 
 
 def changes(commit: Measurement, before: Measurement | None) -> tuple[Change, ...]:

@@ -16,6 +16,7 @@ from assay.harness.verdict import Finding
 
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["good-end", "bad-end", "search", "verify", "name"]
+_Status = Literal["measured", "build", "import", "raised", "died", "undecided"]
 _DAMAGED = "start again with another --out"
 
 
@@ -68,7 +69,7 @@ class CallErrors(Record):
 class Measurement(Record):
     """The measurement of one probe."""
 
-    status: Literal["measured", "build", "import", "raised", "died", "undecided"] = Field(
+    status: _Status = Field(
         description="what happened: a process that died was killed, crashed or timed out; an undecided run has no verdict"
     )
     reason: str = Field("", description="why it was not measured")
@@ -82,9 +83,13 @@ class ProbeOutcome(Record):
     """The outcome of one probe."""
 
     outcome: Outcome
-    reason: str = Field("", description="why it was skipped, or why it is bad without own errors")
+    status: _Status | Literal["no call"] = Field(
+        "measured", description="that of the measurement, or no call was computed"
+    )
+    reason: str = Field("", description="why it was not measured")
     worst: float | None = Field(None, description="largest own error, as a multiple of its bound")
-    where: str = Field("", description="call and head of the largest own error")
+    own: float | None = Field(None, description="that own error")
+    where: str = Field("", description="its call and head")
 
 
 class CommitProbe(ProbeOutcome):
@@ -123,10 +128,12 @@ class BisectResult(Record):
     outcome: Literal["found", "ambiguous"]
     suspects: tuple[str, ...] = Field(description="the culprit, or the commits it is one of, oldest first")
     commit: CommitInfo | None = Field(None, description="the culprit")
-    checked: str = Field("", description="how the commit and its parents were classified")
     changes: tuple[Change, ...] = Field((), description="which layers, heads and conditions fail at the commit")
     findings: tuple[Finding, ...] = Field((), description="the diagnosed bug")
-    notes: tuple[str, ...] = Field((), description="other observations, such as another regression after the commit")
+    later: tuple[Change, ...] = Field(
+        (), description="what fails at the bad revision and not at the commit: another regression"
+    )
+    unclassified: int = Field(0, description="commits that could not be classified")
 
     @property
     def exit_code(self) -> ExitCode:
@@ -137,7 +144,7 @@ class BisectResult(Record):
 class BisectState(Record):
     """``state.json``; `history` has the subject of each commit of the range by its hash, oldest commit first."""
 
-    schema_id: Literal["assay.bisect/5"] = Field(SCHEMA, alias="schema")
+    schema_id: Literal["assay.bisect/6"] = Field(SCHEMA, alias="schema")
     spec: BisectSpec
     command: str
     history: dict[str, str]

@@ -26,6 +26,7 @@ from assay.harness.evidence.counters import CounterFile, CounterRow
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.plan import Plan
+from assay.harness.statement import state
 
 LAYERS = frozenset(range(4))
 ITEMS = [
@@ -134,7 +135,7 @@ def test_the_layer_that_is_wrong_is_found(tmp_path: Path) -> None:
     assert result.findings[0].where == "layer 2 of 0-3"
     assert result.reproduce == "assay bisect layers --reference=torch_native --candidate=triton --questions=16"
     assert LayerBisection.model_validate_json(result.model_dump_json()) == result
-    assert '"schema":"assay.bisect/5"' in result.model_dump_json()
+    assert '"schema":"assay.bisect/6"' in result.model_dump_json()
 
 
 def test_the_command_repeats_the_bisection_with_flags_that_it_has(tmp_path: Path) -> None:
@@ -159,14 +160,14 @@ def test_each_set_is_asked_once_but_for_the_floors(tmp_path: Path) -> None:
 def test_finding_nothing_without_a_cached_prefix_is_inconclusive(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, knows(lambda candidate: False), cached_tokens=1))
     assert (result.outcome, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
-    assert "only 0 of 16 prompts had a cached prefix" in result.why
+    assert result.why == state("right-without-cached-prefix", layers=4, cached=0, prompts=16, tokens=16)
 
 
 def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) -> None:
     server = Server(tmp_path, lambda candidate, item, before: f"{item.id} {'x' if 1 in candidate else 'y'}")
     result = bisect(server, max_tokens=2048)
     assert (result.by, result.reference_right) == ("text", 16)
-    assert "right on 0 of 16" in result.by_why
+    assert result.known == 0
     assert [one.layer for one in result.restored] == [1]
     assert server.tokens == {2048, 48}, "texts are short, whatever the limit of an answer"
 
@@ -174,7 +175,7 @@ def test_a_reference_that_cannot_answer_is_judged_by_its_text(tmp_path: Path) ->
 def test_a_reference_that_never_repeats_itself_is_inconclusive(tmp_path: Path) -> None:
     result = bisect(Server(tmp_path, lambda candidate, item, before: f"text {before}"))
     assert (result.by, result.outcome, result.probes) == ("text", "inconclusive", ())
-    assert "a broken candidate could not look worse" in result.why
+    assert result.why == state("reference-too-weak", right=0, prompts=16, by="text")
 
 
 def test_a_candidate_that_does_not_repeat_itself_asks_for_repeats(tmp_path: Path) -> None:

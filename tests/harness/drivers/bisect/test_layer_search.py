@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.harness.drivers.bisect.layer_search import SearchResult, find_layers
+from assay.harness.statement import Statement, state
 
 LAYERS = tuple(range(32))
 guilty_sets = st.frozensets(st.sampled_from(LAYERS), min_size=1)
@@ -135,15 +136,15 @@ def test_probes_over_32_layers(name: str, guilty: set[int], most: int) -> None:
 
 @pytest.mark.parametrize(
     ("right", "outcome", "asked", "why"),
-    [(True, "nothing", 2, "is right even with the candidate in all 32 layers"), (False, "inconclusive", 1, "too noisy")],
+    [(True, "nothing", 2, state("right-in-all-layers", layers=32)), (False, "inconclusive", 1, state("prompts-too-noisy"))],
 )
 def test_nothing_is_found_where_all_layers_are_right_or_the_reference_fails(
-    right: bool, outcome: str, asked: int, why: str
+    right: bool, outcome: str, asked: int, why: Statement
 ) -> None:
     probe = Asked(lambda candidate: right)
     search = find_layers(LAYERS, probe, steady=True)
     assert (search.outcome, search.restored, len(probe.answers)) == (outcome, (), asked)
-    assert why in search.why
+    assert search.why == why
 
 
 def noisy(task: Task, noise: float, seed: int) -> Task:
@@ -166,4 +167,5 @@ def test_a_set_without_a_clear_outcome_is_inconclusive() -> None:
     draw = random.Random(1)
     search = find_layers(LAYERS, lambda candidate: draw.random() < 0.5 if candidate else True, steady=False)
     assert search.outcome == "inconclusive"
-    assert "neither leads clearly" in search.why
+    assert search.why.id == "no-outcome-leads"
+    assert abs(search.why.values["right"] - search.why.values["wrong"]) < 2

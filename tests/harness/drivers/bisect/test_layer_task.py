@@ -15,6 +15,7 @@ from assay.harness.drivers.bisect.layer_task import (
     right_prompts,
 )
 from assay.harness.evidence.records import Item
+from assay.harness.statement import state
 from assay.harness.stats.share import mcnemar_of_loss
 
 ITEMS = [Item(suite="accuracy", id=f"q{n}", prompt="p", prompt_hash=prompt_hash("p"), expected="ABCD"[n % 4]) for n in range(16)]
@@ -44,14 +45,12 @@ def test_fewest_prompts_is_the_smallest_significant_loss(alpha: float) -> None:
 
 
 def test_answers_are_the_criterion_if_the_reference_knows_them() -> None:
-    assert choose_criterion(ITEMS, RIGHT, 0.05) == ("answers", "the reference is right on 16 of 16 questions")
+    assert choose_criterion(ITEMS, RIGHT, 0.05) == ("answers", 16)
     assert choose_criterion(ITEMS, RIGHT[:9] + [""] * 7, 0.05)[0] == "answers"
 
 
 def test_text_is_the_criterion_if_the_reference_only_guesses() -> None:
-    by, why = choose_criterion(ITEMS, ["Answer: A"] * 16, 0.05)
-    assert by == "text"
-    assert "right on 4 of 16" in why
+    assert choose_criterion(ITEMS, ["Answer: A"] * 16, 0.05) == ("text", 4)
     assert not can_fail("answers", 7, 16, 0.05), "guessing gets 7 of 16 as well"
     assert can_fail("text", 7, 16, 0.05)
     assert not can_fail("text", 4, 16, 0.05)
@@ -70,17 +69,22 @@ def test_the_finding_states_layers_and_losses() -> None:
     (made,) = conclude(
         LayerBisection(
             reference="triton", candidate="mine", model="tiny", device="cpu", engine="SGLang", phases=("extend",),
-            layers=(0, 1, 2, 3), prompts=32, alpha=0.05, reproduce="assay bisect layers", by="answers", by_why="requested",
-            reference_right=32, floor=0, candidate_floor=0, outcome="found", why="", seconds=1.0,
+            layers=(0, 1, 2, 3), prompts=32, alpha=0.05, reproduce="assay bisect layers", by="answers", known=32,
+            reference_right=32, floor=0, candidate_floor=0, outcome="found", why=state("found"), seconds=1.0,
             restored=(RestoredLayer(1, True), RestoredLayer(3, False)), monotone=False, probes=tuple(probes),
         )
     ).findings  # fmt: skip
     assert made.where == "layers 1, 3 of 0-3"
-    assert "must run triton" in made.diagnosis
+    assert made.claim == state("layers-need-reference", reference="triton", candidate="mine", by="answers")
     assert made.reproduce == "assay bisect layers"
-    text = "\n".join(made.evidence)
-    assert "mine in all layers: 5 answers right, the reference alone 32 (27 lost, 0 gained, p = 7.5e-09)" in text
-    assert "mine in all layers but 1, 3: 31 answers right" in text
-    assert "layer 1: wrong alone" in text
-    assert "layer 3: right alone, wrong only together with others" in text
-    assert "errors cancel" in text
+    scores, more = made.shown_by[:3], made.shown_by[3:]
+    assert [[score.values[name] for name in ("layers", "but", "right", "lost")] for score in scores] == [
+        [0, [], 32, 0], [4, [], 5, 27], [2, [1, 3], 31, 1]
+    ], "outvoted answers are no evidence"  # fmt: skip
+    assert scores[1].values["p"] == mcnemar_of_loss(27, 0)
+    assert more == (
+        state("layer-alone", layer=1, wrong=True),
+        state("layer-alone", layer=3, wrong=False),
+        state("each-layer-needed"),
+        state("errors-may-cancel"),
+    )

@@ -36,6 +36,7 @@ from assay.harness.evidence.pack import Source, rank_folder, read_pack
 from assay.harness.evidence.shadow_errors import ShadowErrors, read_shadow_errors
 from assay.harness.judge.own_error import _check_layers
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
+from assay.harness.statement import state
 from assay.harness.verdict import Check
 
 HEADS, DIM, LAYERS = 4, 8, 3  # of the stand-ins
@@ -443,7 +444,8 @@ def test_processes_that_share_the_heads_are_joined(stand_in: ModuleType, tmp_pat
 
     set_control(tmp_path, Control(shadow=True))
     process(0, right)
-    assert (checked().status, checked().found) == ("missing", "extend: not layer 0-2, head 4-7")
+    lacks = state("phase-lacks", phase="extend", layers=[0, 1, 2], heads=[4, 5, 6, 7])
+    assert (checked().status, checked().outcome.values["phases"]) == ("missing", [lacks])
     process(1, wrong)
     assert checked().status == "ok"
     compared = compare_with_noise(read_shadow_errors(tmp_path))

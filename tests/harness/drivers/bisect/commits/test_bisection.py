@@ -94,7 +94,7 @@ def test_it_ends_with_the_commit_and_what_changed_there(bench: Bench, culprit: i
     assert result.commit is not None
     assert result.commit.subject == f"Change {culprit}"
     assert {change.axis: change.new for change in result.changes}["layer"] == ("1",)
-    assert result.checked == f"the commit was bad, bad; its parent {bench.commits[culprit - 1][:12]} was good, good"
+    assert [state.outcomes(bench.commits[i]) for i in (culprit, culprit - 1)] == [["bad"] * 2, ["good"] * 2]
     assert state == bench.folder.read(), "the whole state is on disk"
 
 
@@ -154,7 +154,7 @@ def test_skips_around_the_culprit_leave_a_range(bench: Bench) -> None:
     assert suspects_of(bench, state) == [20, 21, 22]
     assert state.result is not None
     assert (state.result.outcome, state.result.exit_code) == ("ambiguous", 3)
-    assert state.result.notes == ("2 commits could not be classified",)
+    assert state.result.unclassified == 2
 
 
 def test_it_steps_away_from_a_long_range_that_does_not_build(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_a_second_regression_after_the_named_one_is_reported(bench: Bench) -> No
     state, _ = bench.run(lambda i: measured(5.0 if i >= 9 else 0.1, 5.0 if i >= 33 else 0.1))
     assert suspects_of(bench, state) == [9]
     assert state.result is not None
-    assert any("layer 1" in note for note in state.result.notes)
+    assert {change.axis: change.new for change in state.result.later}["layer"] == ("1",)
 
 
 def test_a_folder_of_something_else_is_refused(bench: Bench) -> None:

@@ -12,6 +12,8 @@ from assay.harness.drivers.bisect.commits import measure
 from assay.harness.drivers.bisect.commits.outcome import changes, outcome_of
 from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
 from assay.harness.errors import UsageError
+from assay.reports.json_report import to_json
+from assay.reports.wording import headline
 
 
 def spec(**over: object) -> BisectSpec:
@@ -31,9 +33,10 @@ def test_the_worst_head_of_the_worst_call_decides() -> None:
     assert (right.outcome, right.worst) == ("good", 1.0)
     wrong = outcome_of(measured((0.001, 0.009), (0.011, 0.01)), spec())
     assert (wrong.outcome, wrong.worst) == ("bad", pytest.approx(1.1))
-    assert wrong.where == "call 1, head 0: own error 1.1 %"
+    assert (wrong.where, wrong.own) == ("call 1, head 0", 0.011)
     assert outcome_of(measured((0.0, math.inf)), spec()).outcome == "bad"
-    assert outcome_of(measured(), spec()).outcome == "skip"
+    nothing = outcome_of(measured(), spec())
+    assert (nothing.outcome, nothing.status) == ("skip", "no call")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_the_worst_head_of_the_worst_call_decides() -> None:
 )  # fmt: skip
 def test_a_commit_that_cannot_be_measured(status: str, raises: str, outcome: str) -> None:
     found = outcome_of(Measurement.model_validate({"status": status, "reason": "x"}), spec(raises=raises))
-    assert (found.outcome, found.reason) == (outcome, f"{status}: x")
+    assert (found.outcome, found.status, found.reason) == (outcome, status, "x")
 
 
 def test_changes_by_layer_head_and_condition() -> None:
@@ -72,7 +75,7 @@ def test_an_accuracy_run_decides_by_its_exit_code(
         words.extend([environment["PYTHONPATH"], *command])
         out = Path(command[command.index("--out") + 1])
         out.mkdir(parents=True)
-        (out / "report.json").write_text(examples.inconclusive().model_dump_json(by_alias=True))
+        (out / "report.json").write_text(to_json(examples.inconclusive()))
         log.write_text("No such option")
         return code
 
@@ -88,4 +91,4 @@ def test_an_accuracy_run_decides_by_its_exit_code(
     assert outcome_of(Measurement.model_validate({"status": "measured", **found}), spec()).outcome == outcome
     assert (words[0], words[-1]) == (str(tmp_path), "--questions=8"), "the worktree's modules, and the user's flags"
     if code == 3:
-        assert found["reason"] == f"inconclusive: {examples.inconclusive().headline}"
+        assert found["reason"] == f"inconclusive: {headline(examples.inconclusive())}"

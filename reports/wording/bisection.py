@@ -1,0 +1,84 @@
+"""The words of a layer bisection: why it ended as it did, and the layers that must run the reference."""
+
+from __future__ import annotations
+
+from assay.harness.text import ranges
+from assay.reports.wording.say import says
+
+RIGHT = {"answers": "answers right", "text": "texts identical to the reference's"}
+"""What is right of a prompt, by the criterion."""
+
+
+@says
+def _no_outcome_leads(layers: list[int], right: int, wrong: int) -> str:
+    return (
+        f"With the candidate in layers {ranges(layers)} the task was right {right} times and wrong {wrong} times: neither leads "
+        "clearly."
+    )
+
+
+@says
+def _prompts_too_noisy() -> str:
+    return "The task fails even with no layer substituted, so these prompts are too noisy to decide anything."
+
+
+@says
+def _reference_too_weak(right: int, prompts: int, by: str) -> str:
+    return f"The reference alone gets {right} of {prompts} right by {by}: a broken candidate could not look worse."
+
+
+@says
+def _right_in_all_layers(layers: int) -> str:
+    return f"The task is right even with the candidate in all {layers} layers."
+
+
+@says
+def _right_without_cached_prefix(layers: int, cached: int, prompts: int, tokens: int) -> str:
+    return (
+        f"The task is right with the candidate in all {layers} layers, but only {cached} of {prompts} prompts had a cached prefix "
+        f"of {tokens} tokens or more: run with the prefix cache on."
+    )
+
+
+@says
+def _right_with_layers_restored(layers: list[int]) -> str:
+    if len(layers) == 1:
+        return f"The task is right with the reference in layer {layers[0]} and the candidate in all others."
+    return (
+        f"The task is right with the reference in the {len(layers)} layers {ranges(layers)} and the candidate in all others; with "
+        f"the candidate in any one of {ranges(layers)} as well, it is wrong."
+    )
+
+
+@says
+def _layers_need_reference(reference: str, candidate: str, by: str) -> str:
+    what = "answers" if by == "answers" else "texts"
+    again = f"must run {reference} for the {what} to be right again"
+    return f"{again}; with {candidate} in all other layers, these prompts show no loss."
+
+
+@says
+def _right_with_candidate(
+    candidate: str, layers: int, but: list[int], by: str, alone: int, right: int, lost: int, gained: int, p: float
+) -> str:
+    where = f"all layers{f' but {ranges(but)}' if but else ''}" if layers or but else "no layer"
+    change = f"{lost} lost, {gained} gained, p = {p:.2g}"
+    return f"{candidate} in {where}: {right} {RIGHT[by]}, the reference alone {alone} ({change})"
+
+
+@says
+def _layer_alone(layer: int, wrong: bool) -> str:
+    return f"layer {layer}: {'wrong alone' if wrong else 'right alone, wrong only together with others'}"
+
+
+@says
+def _each_layer_needed() -> str:
+    return "each of these layers is needed: with any one of them running the candidate, the task is wrong again"
+
+
+@says
+def _errors_may_cancel() -> str:
+    return (
+        "more layers of the candidate were better than fewer at least once, so errors cancel or there is noise: another choice of "
+        "layers may also work"
+    )
