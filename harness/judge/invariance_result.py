@@ -39,7 +39,7 @@ class FeatureRow(Part):
     title: str
     arms: int = Field(description="arms in which it was shown to be on")
     seen: str = Field(description="what showed that it was on, in the first of them")
-    not_covered: str = Field("", description="why it could not be switched; empty if it could")
+    not_covered: str = Field("", description="why no arm was to have it; empty if one was")
 
 
 class PairCell(Part):

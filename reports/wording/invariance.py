@@ -13,7 +13,7 @@ from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import Found, Measured, say, says
 
 NO_ARM = "in no arm that was run to its end"
-"""Why a feature is not covered that could have been switched."""
+"""Why a feature is not covered that some arm was to have."""
 _AGAIN = "repeat the command, which switches them again"
 _RUN_AGAIN = "run it again"
 _MORE_MINUTES = "give it more --minutes"
