@@ -210,9 +210,8 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
 def _outcome(ran: _Arms, record: ArmRecord) -> ArmOutcome:
     arm = frozenset(record.features)
     if (against := ran.base_of(arm)) is None:
-        return ArmOutcome(
-            arm, "not run", {}, why=(state("shows-nothing", why="base", base=name_of(base_of(arm, ran.known))),)
-        )
+        why = state("shows-nothing", why="base", base=name_of(base_of(arm, ran.known)))
+        return ArmOutcome(arm, "not run", {}, why=(why,))
     drafted = drafted_by(arm, ran.first, ran.known, tuple(ran.manifest.spec["reference"]["flags"]))
     return outcome_of(against, record, ran.limits, ran.known, ran.manifest.dtype, drafted)
 
@@ -322,8 +321,8 @@ def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Ch
     ran = {judged.arm for judged in outcomes}
     unrun = [arm for arm in map(frozenset, manifest.arms) if arm not in ran]
     if unrun and not (outcomes and manifest.mode == "pairs" and manifest.minutes):
-        found = state("arms-not-recorded", arms=[*map(name_of, unrun)], minutes=manifest.minutes)
-        return required.check("missing", found)
+        names = [*map(name_of, unrun)]
+        return required.check("missing", state("arms-not-recorded", arms=names, minutes=manifest.minutes))
     if open_ := [(name_of(judged.arm), judged.why) for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]:
         return required.check("missing", state("arms-undecided", arms=open_))
     return required.met(bool(outcomes), state("arms-decided", arms=len(outcomes)))
@@ -424,10 +423,8 @@ def _rows(ran: _Arms, outcomes: Sequence[ArmOutcome]) -> Iterator[ArmRow]:
     yield _row(ran.base, ArmOutcome(BASE, "same", {}))
     for record in ran.again:
         floor = floor_of(ran.base, [record])
-        if _holds(floor, ran.limits):
-            yield _row(record, ArmOutcome(BASE, "same", floor))
-        else:
-            yield _row(record, ArmOutcome(BASE, "not shown", floor, why=(state("shows-nothing", why="floor"),)))
+        why = () if _holds(floor, ran.limits) else (state("shows-nothing", why="floor"),)
+        yield _row(record, ArmOutcome(BASE, "not shown" if why else "same", floor, why=why))
     for record, judged in zip(ran.arms, outcomes, strict=True):
         yield _row(record, judged)
 

@@ -18,9 +18,6 @@ _AGAIN = "repeat the command, which switches them again"
 _RUN_AGAIN = "run it again"
 _MORE_MINUTES = "give it more --minutes"
 _DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
-_DECODES_OTHERWISE = (
-    "decode is not what prefill computes of the same tokens: assay backends --honours compares both with the truth"
-)
 _Means = list[tuple[str, float]]
 _Alone = list[tuple[str, float | str]]
 
@@ -202,10 +199,8 @@ def _features_in_arms(features: int, arms: int, servers: int) -> Found:
 
 @says
 def _arms_served_otherwise(first: Statement, arms: int) -> Found:
-    return Found(
-        f"{say(first)}; {counted(arms, 'arm')} in all",
-        "see assay compare of both servers' folders, and run it again",
-    )
+    do = "see assay compare of both servers' folders, and run it again"
+    return Found(f"{say(first)}; {counted(arms, 'arm')} in all", do)
 
 
 @says
@@ -242,8 +237,8 @@ def _base_agrees(means: _Means) -> Found:
 @says
 def _base_disagrees(means: _Means, worst: float, at: str, changed: str, decode: bool) -> Found:
     where = f"at worst {worst:.2g} at {at}" if at else ""
-    found = "; ".join(filter(None, [_said_means(means), where, changed]))
-    return Found(found, _DECODES_OTHERWISE if decode else _DISAGREES)
+    do = "decode is not what prefill computes of the same tokens: assay backends --honours compares both with the truth"
+    return Found("; ".join(filter(None, [_said_means(means), where, changed])), do if decode else _DISAGREES)
 
 
 @says
@@ -276,10 +271,8 @@ def _arms_not_recorded(arms: list[str], minutes: float) -> Found:
 
 @says
 def _arms_undecided(arms: list[tuple[str, list[Statement]]]) -> Found:
-    return Found(
-        "; ".join(f"{arm}: {clauses(why)}" for arm, why in arms),
-        "read the logs of their servers, or leave the features out with --features",
-    )
+    found = "; ".join(f"{arm}: {clauses(why)}" for arm, why in arms)
+    return Found(found, "read the logs of their servers, or leave the features out with --features")
 
 
 @says

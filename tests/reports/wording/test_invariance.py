@@ -15,6 +15,8 @@ from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.statement import state
 from assay.harness.verdict import CheckStatus, Requirement
+from assay.reports.invariance import invariance_document
+from assay.reports.page import to_html
 from assay.reports.wording import headline, reasons, said_check, said_finding, say
 
 
@@ -196,6 +198,7 @@ def test_a_pass_says_how_much_was_switched(tmp_path: Path, arm_records: ModuleTy
     result = judged(tmp_path, arm_records, arms, arms=planned, minutes=1.0)
     assert headline(result) == "2 features in 2 arms changed nothing in torch_native; 1 pair left out."
     assert reasons(result) == []
+    assert "not covered: in no arm that was run to its end" in to_html(invariance_document(result))
 
 
 def test_without_a_verdict_the_first_requirement_that_is_not_met_is_the_headline(tmp_path: Path, arm_records: ModuleType) -> None:
