@@ -79,7 +79,7 @@ def _(part: Judgement) -> dict[str, Any]:
 @with_words.register
 def _(part: Comparison) -> dict[str, Any]:
     said, why = comparison_words(part)
-    return {"headline": said, "reasons": why, "covers": COVERS[part.kind]}
+    return {"headline": said, "reasons": why, "covers": COVERS.get(part.kind, "")}
 
 
 @with_words.register
