@@ -52,7 +52,7 @@ _WORDS: dict[Verdict, str] = {"pass": "Equal", "regression": "Different", "incon
 def compare_document(result: Comparison) -> Document:
     """Both sides, what differs, the checks, and the verdict, which a terminal shows last."""
     headline, why = comparison_words(result)
-    reasons, covers = [one_line(reason, 700) for reason in why], COVERS[result.kind]
+    reasons, covers = [one_line(reason, 700) for reason in why], COVERS.get(result.kind, "")
     body: list[Block] = [
         Facts([_side("A", result.a), _side("B", result.b)]),
         *(Line(f"Note: {say(note)}") for note in result.notes),

@@ -22,6 +22,7 @@ from assay.reports.document import (
 )
 from assay.reports.summary import NOTHING
 from assay.reports.wording import headline
+from assay.reports.wording.invariance import NO_ARM, clauses
 
 _ARMS = ("arm", "features", "prefill KL", "worst", "decode KL", "worst", "server", "seconds", "verdict")
 
@@ -99,7 +100,7 @@ def _arm(arm: ArmRow) -> tuple[Words, ...]:
         *(_nats(value) for value in (arm.prefill_kl, arm.prefill_worst, arm.decode_kl, arm.decode_worst)),
         started,
         f"{arm.seconds:.0f}",
-        Cell(arm.verdict, arm.verdict, note=one_line(arm.why, 160)),
+        Cell(arm.verdict, arm.verdict, note=one_line(clauses(arm.why), 160)),
     )
 
 
@@ -110,7 +111,7 @@ def _nats(value: float | None) -> str:
 def _features(rows: tuple[FeatureRow, ...]) -> Table:
     return Table(
         ("feature", "what is on", "arms", "shown by"),
-        [(row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered}") for row in rows],
+        [(row.id, row.title, f"{row.arms}", row.seen or f"not covered: {row.not_covered or NO_ARM}") for row in rows],
         numbers=(2,),
     )
 
@@ -136,7 +137,7 @@ def _pair(cell: PairCell) -> Cell:
 def _suite(result: InvarianceResult) -> Suite:
     cases = [
         CaseResult(
-            " + ".join(arm.features) or arm.chosen_by, "assay.invariance.arms", arm.verdict, arm.why or arm.verdict,
+            " + ".join(arm.features) or arm.chosen_by, "assay.invariance.arms", arm.verdict, clauses(arm.why) or arm.verdict,
             [f"{name}: {shows}" for name, shows in arm.seen.items()], arm.seconds,
         )
         for arm in sorted(result.arms, key=lambda arm: (_order(arm.verdict), arm.number))

@@ -9,6 +9,7 @@ from assay.harness.judge.report import DepthRow, LayersResult, OwnError, TruthRo
 from assay.harness.text import one_line
 from assay.reports.document import Block, Cell, Code, Drawing, Items, Line, Section, Table, Words
 from assay.reports.summary import error_percent, layer_diff_lines, worst_cells
+from assay.reports.wording import say
 
 _SHOWN, _LAYERS = 10, 12
 _TRUTH = ("Layer", "Phase", "Cells", "Own error", "Bound", "Gain", "Bound", "Reference’s own error", "Bound")
@@ -24,9 +25,9 @@ def layer_diff_section(layers: LayersResult) -> Section:
         Section("Worst cells and calls", [Section("", [*_cells(layers), *_calls(layers)], style="split")], folded=True)
     )
     if layers.not_observed:
-        details.append(Section("Not observed", [Items(layers.not_observed)]))
+        details.append(Section("Not observed", [Items(tuple(map(say, layers.not_observed)))]))
     if layers.candidate_errors:
-        errors = [one_line(line, 400) for line in layers.candidate_errors[:_SHOWN]]
+        errors = [one_line(say(failed), 400) for failed in layers.candidate_errors[:_SHOWN]]
         details.append(Section("Calls that the candidate failed to compute", [Items(errors)]))
     if layers.pack:
         about = "Run another kernel over the recorded calls, without a server or a model"

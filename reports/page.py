@@ -24,6 +24,7 @@ from assay.reports import operator_picture, summary
 from assay.reports.document import CHECK_SIGNS, Document, Drawing, Section, blocks_of, plain
 from assay.reports.svg import PALETTE
 from assay.reports.terminal import explaining
+from assay.reports.wording.layers import grid_title
 
 _TEMPLATES = Path(__file__).parent / "templates"
 TEXT_SHOWN = 2_000
@@ -126,7 +127,7 @@ def _grid_says(grid: ErrorGrid) -> str:
 
 def _payload(grid: ErrorGrid) -> dict[str, object]:
     return {
-        "title": one_line(f"{grid.title}: {grid.where}"),
+        "title": one_line(f"{grid_title(grid)}: {grid.where}"),
         "column": grid.columns,
         "rows": [one_line(label, 40) for label in grid.row_labels],
         "columns": [one_line(label, 40) for label in grid.column_labels],
@@ -174,6 +175,7 @@ _ENVIRONMENT.filters |= {
     "plain": plain,
     "grid_data": _grid_data,
     "grid_says": _grid_says,
+    "grid_title": grid_title,
     "worst_grid": _worst_grid,
     "id": id,
 }

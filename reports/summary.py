@@ -17,7 +17,7 @@ from assay.harness.judge.report import (
     SuiteResult,
     excess,
 )
-from assay.harness.text import one_line, percent, two_digits
+from assay.harness.text import one_line, percent, some, two_digits
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
 from assay.reports import wording
 from assay.reports.wording.latency import TIMES, ratio_text
@@ -165,10 +165,10 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
     if not lines:
         lines.append("No attention call was observed.")
     if layers.not_observed:
-        lines.append(f"Not observed: {'; '.join(layers.not_observed)}.")
+        lines.append(f"Not observed: {'; '.join(map(wording.say, layers.not_observed))}.")
     if layers.candidate_errors:
         more = f", and {len(layers.candidate_errors) - 1} more" if len(layers.candidate_errors) > 1 else ""
-        lines.append(f"Not computed by {layers.candidate}: {layers.candidate_errors[0]}{more}.")
+        lines.append(f"Not computed by {layers.candidate}: {wording.say(layers.candidate_errors[0])}{more}.")
     return lines
 
 
@@ -224,7 +224,7 @@ def latency_lines(latency: LatencyResult) -> list[str]:
 
 def _sources(layers: LayersResult) -> str:
     if layers.sources:
-        return f"Out of bounds: {layers.sources}."
+        return f"Out of bounds: {some('layer', layers.sources, [row.layer for row in layers.depth])}."
     judged = sum(row.bound is not None for row in layers.depth)
     if not judged:
         return "No bound applies to any layer."

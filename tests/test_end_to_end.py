@@ -288,7 +288,8 @@ def test_diff_names_the_bug_and_its_pack_can_be_replayed(tmp_path: Path) -> None
     assert cause["where"] == "extend, cached prefix > 0, all 4 layers, all 4 heads"
     assert (of_matrix["id"], of_matrix["where"]) == ("mask-top-left", "extend, cached prefix > 0, layer 0, all 4 heads")
     assert (cause["id"], "Correct without a cached prefix." in cause["diagnosis"]) == ("mask-top-left", True), cause
-    assert made["layers"]["not_observed"] == ["decode: sage_attn_as_shipped does not compute it"]
+    [missed] = made["layers"]["not_observed"]
+    assert missed["text"] == "decode: sage_attn_as_shipped does not compute it"
     assert cause["diagnosis"] in out
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
     assert gone(tmp_path)

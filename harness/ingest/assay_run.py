@@ -36,13 +36,13 @@ def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
 
 
 def basis_of(report: Report) -> list[str]:
-    """List what a run has its verdict from: the title of the cause, or the ids of what regressed and of what is not met."""
+    """List what a run has its verdict from: the title of the cause, or the ids of the suites that decided and of unmet checks."""
     if report.failure:
         return [report.failure.found.rstrip(".")]
     if report.verdict == "regression" and (cause := cause_of(report.findings[: report.causes])):
         return [cause.title]
-    regressed = [suite.id for suite in report.suites if suite.verdict == "regression"]
-    return [*regressed, *(check.id for check in report.checks if check.status in ("failed", "missing"))]
+    decided = [suite.id for suite in report.suites if suite.verdict == report.verdict != "pass"]
+    return [*decided, *(check.id for check in report.checks if check.status in ("failed", "missing"))]
 
 
 def report_of(source: SourceFile) -> Report:

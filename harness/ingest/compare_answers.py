@@ -93,7 +93,7 @@ def compare_answers(left: Loaded, right: Loaded, margin: float) -> Comparison:
         *_checks(left, right, tasks, list(pairings.values())),
         check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS,
         check_ends(ends, SIDES),
-        _met("two-results", not same, state("bytes-compared", same=same)),
+        Requirement("two-results", sides=SIDES).met(not same, state("bytes-compared", same=same)),
     ]
     worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
@@ -145,21 +145,17 @@ def _checks(
         if item.id != BEYOND_STOP
     ]
     paired = sum(len(pairing.pairs) for pairing in pairings)
-    yield _met("same-tasks", not only, state("tasks-in-one", only=only))
-    yield _met("same-settings", not refused, state("tasks-refused", refused=refused))
-    yield _met("scores-agree", not apart, state("stated-scores", apart=apart))
-    yield _met("all-paired", not gaps, state("documents-paired", pairs=paired, gaps=gaps))
-    yield _met("all-read", not unread, state("records-unread", unread=unread))
+    yield Requirement("same-tasks", sides=SIDES).met(not only, state("tasks-in-one", only=only))
+    yield Requirement("same-settings", sides=SIDES).met(not refused, state("tasks-refused", refused=refused))
+    yield Requirement("scores-agree", sides=SIDES).met(not apart, state("stated-scores", apart=apart))
+    yield Requirement("all-paired", sides=SIDES).met(not gaps, state("documents-paired", pairs=paired, gaps=gaps))
+    yield Requirement("all-read", sides=SIDES).met(not unread, state("records-unread", unread=unread))
     if unverified := sum(pairing.unverified for pairing in pairings):
         yield Requirement("same-prompts", sides=SIDES).check(
             "not checked", state("prompts-not-recorded", pairs=unverified)
         )
     if left.reader.id != "assay-run":
         yield _EXECUTION
-
-
-def _met(id: str, met: bool, found: Statement) -> Check:
-    return Requirement(id, sides=SIDES).met(met, found)
 
 
 # Difference of a score that rounding to three digits explains.
@@ -194,7 +190,7 @@ def compare_runs(left: Loaded, right: Loaded, margin: float) -> Comparison:
     """
     a, b = report_of(left.source), report_of(right.source)
     if not (left.reading.sets and right.reading.sets):
-        missing = _met("answers", False, state("report-without-answers"))
+        missing = Requirement("answers", sides=SIDES).met(False, state("report-without-answers"))
         return _capped(_result(left, right, "inconclusive", [], [missing]), b)
     made = compare_answers(left, right, margin)
     return _capped(made.model_copy(update={"cause": _new_cause(a, b)}) if made.verdict == "regression" else made, b)
@@ -204,7 +200,7 @@ def _capped(result: Comparison, b: Report) -> Comparison:
     """Cap a comparison at the new run's own verdict."""
     if WORST_FIRST.index(result.verdict) <= WORST_FIRST.index(b.verdict):
         return result
-    own = _met("own-verdict", False, state("own-verdict", verdict=b.verdict, of=basis_of(b)))
+    own = Requirement("own-verdict", sides=SIDES).met(False, state("own-verdict", verdict=b.verdict, of=basis_of(b)))
     return result.model_copy(update={"verdict": b.verdict, "checks": (*result.checks, own)})
 
 

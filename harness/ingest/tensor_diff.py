@@ -176,7 +176,7 @@ def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:
         heads = max(tensor.cells.by_head.size for tensors in layers.values() for tensor in tensors)
         rows = sorted(layers.items())
         yield ErrorGrid(
-            id=boundary.replace(" ", "-"), title="layer × head", where=boundary, columns="head",
+            id=boundary.replace(" ", "-"), where=boundary, columns="head",
             row_labels=tuple(str(layer) for layer, _ in rows), column_labels=tuple(map(str, range(heads))),
             values=tuple(tuple(_worst(head, tensors) for head in range(heads)) for _, tensors in rows),
             bounds=tuple(tensors[-1].bound or None for _, tensors in rows),

@@ -28,7 +28,7 @@ from assay.harness.judge.report import (
     out_of_bounds,
 )
 from assay.harness.judge.truth_bounds import HEAD, AgainstNoise, MeasuredCells
-from assay.harness.text import one_line, some
+from assay.harness.statement import Statement, state
 
 # By layer and phase: the relative L1 that noise explains at the worst cell.
 _Bounds = Mapping[tuple[int, str], float]
@@ -63,7 +63,7 @@ def layers_result(
     free: Mapping[int, tuple[float, float]] | None = None,
     *,
     pack: str = "",
-    not_observed: Sequence[str] = (),
+    not_observed: Sequence[Statement] = (),
     against_truth: Sequence[TruthRow] = (),
 ) -> LayersResult:
     """Make the own errors a part of a report.
@@ -77,7 +77,6 @@ def layers_result(
     errors, header = _own_errors(shadow), shadow.headers[0]
     layers = sorted({*map(int, shadow.cells.observed("layer"))})
     depth = tuple(_depth(shadow, errors, bounds, free or {}, against_truth))
-    sources = [row.layer for row in depth if row.out_of_bounds]
     return LayersResult(
         reference=header.reference,
         candidate=header.candidate,
@@ -86,7 +85,7 @@ def layers_result(
         heads=len(shadow.cells.observed("head")),
         # Each process of a tensor-parallel server sees every pass.
         passes=max(header.passes for header in shadow.headers),
-        sources=some("layer", sources, layers) if sources else "",
+        sources=tuple(row.layer for row in depth if row.out_of_bounds),
         grids=tuple(_grids(errors, bounds)),
         depth=depth,
         worst=tuple(
@@ -100,7 +99,7 @@ def layers_result(
         not_observed=(*_not_observed(shadow, errors, layers), *not_observed),
         pack=pack,
         candidate_errors=tuple(
-            f"layer {failed.layer}, {failed.phase}, {failed.calls:,} calls: {one_line(failed.text)}"
+            state("calls-failed", layer=failed.layer, phase=failed.phase, calls=failed.calls, said=failed.text)
             for failed in shadow.failed_calls
         ),
         against_truth=tuple(against_truth),
@@ -203,10 +202,8 @@ def _grids(errors: dict[tuple[str, str], Floats], bounds: _Bounds) -> Iterable[E
     phases = [phase for phase in PHASES if any(p == phase for p, _ in errors)]
 
     def grid(phase: str, of: tuple[str, str], columns: _Columns, labels: Sequence[str], values: Floats) -> ErrorGrid:
-        names = {"prefix": "cached prefix", "position": "position", "batch": "place in the batch"}
         return ErrorGrid(
             id="-".join(filter(None, (phase, of[0], "by", columns))),
-            title=f"layer × {names.get(columns, columns)}",
             where=", ".join(filter(None, (phase, of[1]))),
             columns=columns,
             row_labels=tuple(map(str, range(len(values)))),
@@ -238,23 +235,24 @@ def _slices(errors: dict[tuple[str, str], Floats], phase: str) -> Iterable[tuple
             yield (id_, title), _worst(np.stack(here), (0,))
 
 
-def _not_observed(shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]) -> Iterable[str]:
+def _not_observed(
+    shadow: ShadowErrors, errors: dict[tuple[str, str], Floats], layers: Sequence[int]
+) -> Iterable[Statement]:
     header = shadow.headers[0]
     for phase in PHASES:
         seen = {prefix: array for (p, prefix), array in errors.items() if p == phase}
         if phase not in header.phases:
-            yield f"{phase}: {header.candidate} does not compute it"
+            yield state("phase-not-computed", phase=phase, candidate=header.candidate)
         elif not seen:
-            yield f"{phase}: no call was seen; calls inside a replayed CUDA graph are not observable"
+            yield state("phase-not-seen", phase=phase)
         else:
             for _, title, prefixes in _SLICES:
                 # A decode call always has a prefix.
                 if not seen.keys() & set(prefixes) and not (phase == "decode" and "0" in prefixes):
-                    yield f"{phase}, {title}: no such call was seen"
+                    yield state("condition-not-seen", phase=phase, condition=title)
             array = _worst(np.stack([*seen.values()]), (0, 2, 3, 4))
-            missing = [layer for layer in layers if np.isnan(array[layer])]
-            if missing:
-                yield f"{phase}: no call of {some('layer', missing, layers)} was seen"
+            if missing := [layer for layer in layers if np.isnan(array[layer])]:
+                yield state("layers-not-seen", phase=phase, layers=missing, of=layers)
     for header in shadow.headers:
         for layer, why in sorted(header.unrecorded.items()):
-            yield f"replay pack, layer {layer}: its calls could not be recorded: {one_line(why)}"
+            yield state("calls-not-recorded", layer=layer, said=why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import combinations
@@ -13,7 +13,7 @@ from assay.harness.errors import EvidenceError
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, InvarianceManifest, invariance_folder
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out
+from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out, name_of
 from assay.harness.judge.invariance_outcome import (
     ArmOutcome,
     State,
@@ -27,7 +27,7 @@ from assay.harness.judge.invariance_outcome import (
 )
 from assay.harness.judge.invariance_parting import parting_of, place_of
 from assay.harness.judge.invariance_result import ArmRow, FeatureRow, InvarianceResult, PairCell, PartingRow
-from assay.harness.judge.judgement import INVARIANCE, Metric
+from assay.harness.judge.judgement import INVARIANCE, measure
 from assay.harness.judge.probe_scores import (
     MEASURES,
     Bound,
@@ -40,8 +40,8 @@ from assay.harness.judge.probe_scores import (
 )
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.traces import least_error
-from assay.harness.text import counted, listed
-from assay.harness.verdict import WORST_FIRST, Check, Finding, Requirement, Verdict
+from assay.harness.statement import Statement, state
+from assay.harness.verdict import WORST_FIRST, Check, CheckStatus, Finding, Requirement, Verdict
 
 _FINDING = "feature-changes-output"
 _VERDICTS: Mapping[State, Verdict] = {
@@ -50,13 +50,10 @@ _VERDICTS: Mapping[State, Verdict] = {
     "not shown": "inconclusive",
     "not run": "inconclusive",
 }
-_DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
-_DECODES_OTHERWISE = (
-    "decode is not what prefill computes of the same tokens: assay backends --honours compares both with the truth"
-)
 # The sizes of CUDA graphs follow chunks and drafts; whether there were any is shown by the passes that they served.
 _SIZES = "arguments.cuda_graph_config"
 _LARGEST = "largest-divergence"
+_FROM_MANIFEST = ("created", "command", "backend", "dtype", "hardware", "git", "packages")
 
 
 def claim(run: RunEvidence) -> Judged:
@@ -64,39 +61,28 @@ def claim(run: RunEvidence) -> Judged:
     wanted, line = run.spec.policy.invariance, run.spec.policy.line("invariance")
     if not wanted:
         return Judged()
-    required, again = Requirement("features-switched"), "repeat the command, which switches them again"
-    folder = invariance_folder(run.folder)
+    required, folder = Requirement("features-switched"), invariance_folder(run.folder)
     try:
         if not folder.complete:
-            return Judged(checks=[required.check("missing", f"it was not done, or not to its end; {line}", again)])
+            return Judged(checks=[required.check("missing", state("features-not-switched", features=[], line=line))])
         result = judge_invariance(folder)
     except EvidenceError as error:
-        return Judged(checks=[required.check("missing", str(error), again)])
+        return Judged(checks=[required.check("missing", state("switching-unreadable", said=str(error)))])
     on = {feature.id for feature in result.features if feature.arms}
-    arms = f"{counted(len(result.arms), 'arm')} of {counted(result.servers, 'server')}"
-    missing = [id_ for id_ in wanted if id_ not in on]
-    said = (
-        f"{listed(missing)} in no arm that was run to its end; {line}"
-        if missing
-        else f"{counted(len(wanted), 'feature')} in {arms}"
-    )
+    if missing := [id_ for id_ in wanted if id_ not in on]:
+        check = required.check("missing", state("features-not-switched", features=missing, line=line))
+    else:
+        numbers = {"features": len(wanted), "arms": len(result.arms), "servers": result.servers}
+        check = required.check("ok", state("features-in-arms", **numbers))
     largest = max((kl for arm in result.arms for kl in (arm.prefill_kl, arm.decode_kl) if kl is not None), default=None)
-    metric = Metric(
-        id=_LARGEST,
-        title="largest mean divergence with features on",
-        value=largest,
-        text="not measured" if largest is None else f"{largest:.2g} nats",
-        explain="Mean KL of the arm that is farthest from the candidate without any feature, on the same tokens",
-    )
     suite = SuiteResult(
         id=INVARIANCE,
         synthetic=False,
         verdict=result.verdict,
-        why=f"{result.said} Policy: {line}.",
-        metrics=(metric,),
+        why=(result.decided, state("policy", lines=[line])),
+        metrics=(measure(_LARGEST, largest),),
         decided_by=_LARGEST,
     )
-    check = required.met(not missing, said, again)
     return Judged(suite=suite, checks=[check], findings=result.findings, parts={"invariance": result})
 
 
@@ -184,7 +170,7 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     outcomes = [_outcome(ran, record) for record in ran.arms]
     same, unlike = _same_servers(ran)
     shown = [
-        _served_alike(judged, unlike.get(record.number, "")) for record, judged in zip(ran.arms, outcomes, strict=True)
+        _served_alike(judged, unlike.get(record.number)) for record, judged in zip(ran.arms, outcomes, strict=True)
     ]
     done = [judged.arm for judged in shown if judged.state in ("same", "differs")]
     lost = left_out([frozenset(arm) for arm in manifest.arms], done, ran.known)
@@ -201,23 +187,11 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
     failing = _failing(shown)
     partings = {arm: _parting(ran, failing[arm]) for arm in smallest(failing)}
     findings = [_finding(ran, failing[arm], shown, parted) for arm, parted in partings.items()]
-    unmet = [check for check in checks if check.status == "missing"]
     return InvarianceResult(
-        verdict=_verdict(unmet, shown),
-        said=_headline(findings, unmet, shown, lost, manifest),
-        because=(
-            *(finding.sentence for finding in findings),
-            *(f"{check.id}: {check.outcome.values}" for check in unmet),
-        ),
-        created=manifest.created,
-        command=manifest.command,
-        backend=manifest.backend,
+        verdict=_verdict(checks, shown),
+        **{name: getattr(manifest, name) for name in _FROM_MANIFEST},
         model=manifest.spec["reference"]["model"],
         device=manifest.spec["device"],
-        dtype=manifest.dtype,
-        hardware=manifest.hardware,
-        git=manifest.git,
-        packages=manifest.packages,
         seconds=sum(record.seconds + record.startup_s for record in records),
         servers=len({record.server for record in records}),
         probes=len(manifest.lengths),
@@ -236,16 +210,16 @@ def judge_invariance(folder: InvarianceFolder) -> InvarianceResult:
 def _outcome(ran: _Arms, record: ArmRecord) -> ArmOutcome:
     arm = frozenset(record.features)
     if (against := ran.base_of(arm)) is None:
-        why = f"its base, {_name_of(base_of(arm, ran.known))}, was not run"
-        return ArmOutcome(arm, "not run", {}, why=why)
+        why = state("shows-nothing", why="base", base=name_of(base_of(arm, ran.known)))
+        return ArmOutcome(arm, "not run", {}, why=(why,))
     drafted = drafted_by(arm, ran.first, ran.known, tuple(ran.manifest.spec["reference"]["flags"]))
     return outcome_of(against, record, ran.limits, ran.known, ran.manifest.dtype, drafted)
 
 
-def _same_servers(ran: _Arms) -> tuple[Check, dict[int, str]]:
+def _same_servers(ran: _Arms) -> tuple[Check, dict[int, Statement]]:
     """Compare what the servers of arms served with what those of their bases did; return what differs by number of the arm, too."""
     fingerprint = cache(ran.folder.fingerprint)
-    says: dict[int, str] = {}
+    unlike: dict[int, Statement] = {}
     parts: set[str] = set()
     servers: set[int] = set()
     complete = [(record, ran.base_of(frozenset(record.features))) for record in ran.arms if record.complete]
@@ -255,21 +229,19 @@ def _same_servers(ran: _Arms) -> tuple[Check, dict[int, str]]:
         servers |= {record.server, base.server}
         served, beside = fingerprint(record.server), fingerprint(base.server)
         if served is None or beside is None:
-            says[record.number] = "what its server served was not observed"
+            unlike[record.number] = state("shows-nothing", why="server")
         elif record.server != base.server:
             diff = compare_fingerprints(beside, served, _declared(record.features, ran.known))
             parts |= set(diff.compared)
             if not diff.compared:
-                says[record.number] = "no part of what its server served was observed of both"
+                unlike[record.number] = state("shows-nothing", why="parts")
             elif diff.undeclared:
-                differs = "; ".join(difference.says for difference in diff.undeclared)
-                says[record.number] = f"of what its server served (A its base's, B its own), {differs}"
+                unlike[record.number] = state("arm-served-otherwise", differs=[each.says for each in diff.undeclared])
     required = Requirement("same-servers")
-    if says:
-        said = f"{next(iter(says.values()))}; {counted(len(says), 'arm')} in all"
-        return required.check("missing", said, "see assay compare of both servers' folders, and run it again"), says
-    agree = f"what {counted(len(servers), 'server')} served agrees in {counted(len(parts), 'part')}"
-    return required.check("ok", agree if parts else "every arm ran in the server of its base"), says
+    if unlike:
+        first = next(iter(unlike.values()))
+        return required.check("missing", state("arms-served-otherwise", first=first, arms=len(unlike))), unlike
+    return required.check("ok", state("arms-served-alike", servers=len(servers), parts=len(parts))), unlike
 
 
 def _declared(features: Sequence[str], known: Mapping[str, Feature]) -> list[str]:
@@ -278,24 +250,16 @@ def _declared(features: Sequence[str], known: Mapping[str, Feature]) -> list[str
     return [_SIZES, *resolved, *(name for id_ in features for name in known[id_].declares)]
 
 
-def _served_alike(judged: ArmOutcome, unlike: str) -> ArmOutcome:
+def _served_alike(judged: ArmOutcome, unlike: Statement | None) -> ArmOutcome:
     """Return what an arm shows beside what else its server served: what is the same then shows nothing."""
-    if not unlike or judged.state == "not run":
+    if unlike is None or judged.state == "not run":
         return judged
-    why = "; ".join(filter(None, [judged.why, unlike]))
-    return replace(judged, state="not shown" if judged.state == "same" else judged.state, why=why)
-
-
-def _name_of(arm: Iterable[str]) -> str:
-    """Name an arm, such as "prefix-cache + page-size"."""
-    return " + ".join(sorted(arm)) or "no feature"
+    return replace(judged, state="not shown" if judged.state == "same" else judged.state, why=(*judged.why, unlike))
 
 
 def _ended(ran: _Arms) -> Check:
-    arms = counted(len(ran.records), "arm")
-    if not ran.folder.complete:
-        return Requirement("invariance-ended").check("missing", f"it ended early, after {arms}", "run it again")
-    return Requirement("invariance-ended").check("ok", arms)
+    ended = ran.folder.complete
+    return Requirement("invariance-ended").met(ended, state("arms-recorded", arms=len(ran.records), ended=ended))
 
 
 def _answered(ran: _Arms) -> Check:
@@ -303,27 +267,27 @@ def _answered(ran: _Arms) -> Check:
     written = {reply.probe: len(reply.decode.tokens) for reply in ran.base.replies}
     asked = {probe: depth for probe, (_, _, depth) in ran.manifest.lengths.items()}
     short = [probe for probe in {**asked, **written} if asked.get(probe) != written.get(probe)]
+    required = Requirement("probes-answered")
     if not short:
-        said = f"{counted(len(asked), 'probe')}, {sum(asked.values()):,} tokens"
-        return Requirement("probes-answered").check("ok", said)
-    said = f"{len(short)} were not, the first, {short[0]}, with {written.get(short[0], 0)} of {asked.get(short[0], 0)} tokens"
-    return Requirement("probes-answered").check("missing", said, "see why in the log of its server")
+        return required.check("ok", state("probes-answered", probes=len(asked), tokens=sum(asked.values())))
+    numbers = {"tokens": written.get(short[0], 0), "asked": asked.get(short[0], 0)}
+    return required.check("missing", state("probes-cut-short", probes=len(short), first=short[0], **numbers))
 
 
-def _means(distances: Mapping[Measure, Distance]) -> str:
-    return "; ".join(f"{measure}: mean KL {distance.mean:.2g} nats" for measure, distance in distances.items())
+def _means(distances: Mapping[Measure, Distance]) -> list[tuple[str, float]]:
+    return [(measure, distance.mean) for measure, distance in distances.items()]
 
 
 def _agrees(ran: _Arms) -> Check:
-    said = _means(floor_of(ran.base, ran.again))
+    means, required = _means(floor_of(ran.base, ran.again)), Requirement("base-agrees")
     apart = next((record for record in ran.again if not _holds(floor_of(ran.base, [record]), ran.limits)), None)
     if apart is None:
-        return Requirement("base-agrees").check("ok", said)
+        return required.check("ok", state("base-agrees", means=means))
     worst = max(floor_of(ran.base, [apart]).values(), key=lambda distance: distance.worst)
     changed = in_common(changed_probes(ran.base.replies, apart.replies, ran.limits), ran.manifest)
-    at = f"at worst {worst.worst:.2g} at {ran.place(worst.at)}" if worst.at else ""
-    do = _DECODES_OTHERWISE if apart.why == "base longer" else _DISAGREES
-    return Requirement("base-agrees").check("missing", "; ".join(filter(None, [said, at, changed])), do)
+    at, decode = ran.place(worst.at) if worst.at else "", apart.why == "base longer"
+    found = state("base-disagrees", means=means, worst=worst.worst, at=at, changed=changed, decode=decode)
+    return required.check("missing", found)
 
 
 def _holds(distances: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> bool:
@@ -332,25 +296,23 @@ def _holds(distances: Mapping[Measure, Distance], limits: Mapping[Measure, Bound
 
 def _sensitive(ran: _Arms) -> Check:
     record = next((record for record in ran.records if record.why == "sensitivity"), None)
+    required = Requirement("probes-sensitive")
     if record is None or not record.complete:
-        why = "no fault was seeded" if record is None else record.problem or "the probes were not answered"
-        return Requirement("probes-sensitive").check("missing", why, "run it again")
+        return required.check("missing", state("probes-not-under-fault", said=record and record.problem))
     distances = {measure: Distance.of(places(ran.base.replies, record.replies, measure)) for measure in MEASURES}
     seen = all(not ran.limits[measure].holds(distance) for measure, distance in distances.items())
-    return Requirement("probes-sensitive").met(
-        seen, _means(distances), "use real weights (without --load-format=dummy)"
-    )
+    return required.met(seen, state("probes-under-fault", means=_means(distances)))
 
 
 def _shown(ran: _Arms) -> Check:
     shown = {id_ for record in ran.arms if record.complete for id_ in record.seen}
+    required = Requirement("features-on")
     if missing := [id_ for id_ in ran.known if id_ not in shown]:
         whys = {id_: record.unseen.get(id_) or record.problem for record in ran.arms for id_ in record.features}
-        said = "; ".join(f"{id_}: {whys.get(id_) or 'in no arm'}" for id_ in missing)
-        spent = ran.manifest.minutes and not whys.keys() & set(missing)
-        do = "give it more --minutes" if spent else "see why the server switched them off"
-        return Requirement("features-on").check("missing", said, f"{do}, or leave them out with --features")
-    return Requirement("features-on").check("ok", f"{counted(len(shown), 'feature')}: {', '.join(ran.known)}")
+        spent = bool(ran.manifest.minutes) and not whys.keys() & set(missing)
+        said = [(id_, whys.get(id_, "")) for id_ in missing]
+        return required.check("missing", state("features-not-on", features=said, spent=spent))
+    return required.check("ok", state("features-on", features=list(ran.known)))
 
 
 def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Check:
@@ -359,36 +321,29 @@ def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Ch
     ran = {judged.arm for judged in outcomes}
     unrun = [arm for arm in map(frozenset, manifest.arms) if arm not in ran]
     if unrun and not (outcomes and manifest.mode == "pairs" and manifest.minutes):
-        said = f"{counted(len(unrun), 'planned arm')} without a record: {'; '.join(map(_name_of, unrun[:6]))}"
-        return required.check("missing", said, "give it more --minutes" if manifest.minutes else "run it again")
-    if open_ := [judged for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]:
-        said = "; ".join(f"{_name_of(judged.arm)}: {judged.why}" for judged in open_)
-        return required.check(
-            "missing", said, "read the logs of their servers, or leave the features out with --features"
-        )
-    return required.met(bool(outcomes), counted(len(outcomes), "arm"), "give it more --minutes")
+        names = [*map(name_of, unrun)]
+        return required.check("missing", state("arms-not-recorded", arms=names, minutes=manifest.minutes))
+    if open_ := [(name_of(judged.arm), judged.why) for judged in outcomes if _VERDICTS[judged.state] == "inconclusive"]:
+        return required.check("missing", state("arms-undecided", arms=open_))
+    return required.met(bool(outcomes), state("arms-decided", arms=len(outcomes)))
 
 
 def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> Check:
-    required = Requirement("pairs-covered")
-    if manifest.mode != "pairs":
-        said = f"features were not switched in pairs, but as --{manifest.mode}"
-        return required.check("not checked", said, "leave it out")
-    if lost:
-        said = f"{counted(len(lost), 'pair')} left out: {listed([_name_of(pair) for pair in lost[:6]])}"
-        return required.check("not checked", said, "give it more --minutes")
-    return required.check("ok", "all that can be on together")
+    status: CheckStatus = "not checked" if lost or manifest.mode != "pairs" else "ok"
+    found = state("pairs-covered", mode=manifest.mode, left_out=[*map(name_of, lost)])
+    return Requirement("pairs-covered").check(status, found)
 
 
-def _verdict(unmet: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict:
+def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict:
     states = {_VERDICTS[judged.state] for judged in outcomes}
     if "regression" in states:
         return "regression"
+    unmet = any(check.status == "missing" for check in checks)
     return "inconclusive" if unmet or not outcomes or "inconclusive" in states else "pass"
 
 
 def _parting(ran: _Arms, failed: ArmOutcome) -> PartingRow:
-    """Say where in the model a set of features that breaks parts from its base."""
+    """Tell where in the model a set of features that breaks parts from its base."""
     own = base_of(failed.arm, ran.known)
     least = least_error(ran.manifest.dtype, any(ran.known[id_].cost == "another kernel" for id_ in failed.arm))
     return parting_of(ran.folder, ran.records, failed, ran.first[own], ran.limits, least)
@@ -408,60 +363,59 @@ def _changed(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome]) -> 
 
 def _finding(ran: _Arms, judged: ArmOutcome, outcomes: Sequence[ArmOutcome], parted: PartingRow) -> Finding:
     """One finding for a smallest set of features that breaks, with the arms that have it."""
-    manifest, name, changed = ran.manifest, _name_of(judged.arm), _changed(ran, judged, outcomes)
+    manifest, name, changed = ran.manifest, name_of(judged.arm), _changed(ran, judged, outcomes)
     states = {each.arm: each for each in reversed(outcomes)}
     own = [each.state for each in outcomes if each.arm == judged.arm]
-    askings = f" in {own.count('differs')} of {len(own)} askings" if "same" in own else ""
-    measure = max(judged.distances, key=lambda measure: judged.distances[measure].mean)
-    # Of what was written, no position says what differs.
-    what = f"mean KL {judged.distances[measure].mean:.2g} nats" if judged.first else f"{judged.why},"
+    askings = (own.count("differs"), len(own)) if "same" in own else None
     # Each feature of the arm, with what it requires: none for what is already one.
     parts = [] if askings else sorted({closed([id_], ran.known) for id_ in judged.arm} - {judged.arm}, key=sorted)
-    alone = "; ".join(f"{_name_of(arm)}: {_alone(states.get(arm), outcomes, arm)}" for arm in parts)
-    unrun = [_name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
-    wider = [_name_of(each.arm) for each in outcomes if each.state == "differs" and judged.arm < each.arm]
+    alone = [(name_of(arm), _alone(states.get(arm), outcomes, arm)) for arm in parts]
+    unrun = [name_of(each.arm) for each in outcomes if each.state == "not run" and each.arm < judged.arm]
+    wider = [name_of(each.arm) for each in outcomes if each.state == "differs" and judged.arm < each.arm]
     # What the library was given for the servers and no flag says. Values may be secret.
     side = manifest.spec["reference"]
-    beyond = [
-        *side.get("environment", ()),
-        *([f"interpreter {side['interpreter']}"] if side.get("interpreter") else []),
-    ]
-    evidence = {
-        **{
-            f"{measure}: mean KL {each.mean:.3g} nats over {each.positions:,} positions, at worst {each.worst:.3g}": True
+    beyond = {"environment": [*side.get("environment", ())], "interpreter": side.get("interpreter")}
+    inside = parted.model_dump(exclude={"features", "probe", "index", "not_observed"})
+    shown_by = [
+        *(
+            (True, state("arm-distance", measure=measure, mean=each.mean, positions=each.positions, worst=each.worst))
             for measure, each in judged.distances.items()
-        },
-        f"probes that differ: {', '.join(changed)}": changed,
-        f"each alone: {alone}": alone,
-        judged.why: judged.why and judged.first,
-        f"inside the model: {parted.says or f'not observed: {parted.not_observed}'}": True,
-        f"not in the command, which has no flag for it: {listed(beyond)}": beyond,
-        f"parts of it that were not run: {'; '.join(unrun)}": unrun,
-        "not reduced, since it does not differ each time": askings,
-        **{f"also in {each}": True for each in wider[:4]},
-    }
-    titles = listed([ran.known[id_].title for id_ in sorted(judged.arm)])
+        ),
+        (changed, state("seen-besides", what="probes", names=changed)),
+        (alone, state("each-alone", alone=alone)),
+        *((judged.first, each) for each in judged.why),
+        (True, parted.not_observed or state("inside-the-model", **inside)),
+        (any(beyond.values()), state("not-in-command", **beyond)),
+        (unrun, state("seen-besides", what="unrun", names=unrun)),
+        (askings, state("seen-besides", what="unsteady", names=[])),
+        *((True, state("seen-besides", what="wider", names=[each])) for each in dict.fromkeys(wider[:4])),
+    ]
     first = f"first at {ran.place(judged.first)}" if judged.first else "what was written"
     words = shlex.split(manifest.command)
     words = [word for word in words if not word.startswith(("--features=", "--minutes=", "--arms="))]
     return Finding(
         id=_FINDING,
-        title=f"{name} changes the output{askings}",
+        title=f"{name} changes the output{f' in {askings[0]} of {askings[1]} askings' if askings else ''}",
         severity="serious",
         where="; ".join(filter(None, [first, place_of(parted), in_common(changed, manifest)])),
-        diagnosis=f"{name}: {what} where {titles}{askings and f',{askings}'}{alone and f'; each alone: {alone}'}",
-        evidence=tuple(line for line, holds in evidence.items() if holds),
+        claim=state(
+            "feature-changes-output", arm=name, titles=[ran.known[id_].title for id_ in sorted(judged.arm)], askings=askings,
+            # Of what was written, no position says what differs.
+            kl=max(each.mean for each in judged.distances.values()) if judged.first else None,
+            why=() if judged.first else judged.why, alone=alone,
+        ),
+        shown_by=tuple(each for holds, each in shown_by if holds),
         reproduce=shlex.join([*words, f"--features={','.join(sorted(judged.arm))}", "--arms=exactly"]),
-    )
+    )  # fmt: skip
 
 
-def _alone(own: ArmOutcome | None, outcomes: Sequence[ArmOutcome], arm: Arm) -> str:
-    """Say what a feature does alone: as it was run, or since a larger arm is the same."""
+def _alone(own: ArmOutcome | None, outcomes: Sequence[ArmOutcome], arm: Arm) -> float | str:
+    """Return the distance of a feature alone; without one, whether larger arms are the same or it was not run."""
     if own is not None and own.state in ("same", "differs"):
-        return f"{max(distance.mean for distance in own.distances.values()):.2g}"
+        return max(distance.mean for distance in own.distances.values())
     failing = _failing(outcomes)
     if any(arm <= each.arm and each.state == "same" and each.arm not in failing for each in outcomes):
-        return "no difference in larger arms"
+        return "larger same"
     return "not run"
 
 
@@ -469,8 +423,8 @@ def _rows(ran: _Arms, outcomes: Sequence[ArmOutcome]) -> Iterator[ArmRow]:
     yield _row(ran.base, ArmOutcome(BASE, "same", {}))
     for record in ran.again:
         floor = floor_of(ran.base, [record])
-        agrees = _holds(floor, ran.limits)
-        yield _row(record, ArmOutcome(BASE, "same" if agrees else "not shown", floor, why="" if agrees else _DISAGREES))
+        why = () if _holds(floor, ran.limits) else (state("shows-nothing", why="floor"),)
+        yield _row(record, ArmOutcome(BASE, "not shown" if why else "same", floor, why=why))
     for record, judged in zip(ran.arms, outcomes, strict=True):
         yield _row(record, judged)
 
@@ -497,8 +451,8 @@ def _row(record: ArmRecord, judged: ArmOutcome) -> ArmRow:
 def _features(ran: _Arms) -> Iterator[FeatureRow]:
     for id_, feature in features_of(ran.manifest.spec["device"]).items():
         on = [record for record in ran.arms if record.complete and id_ in record.seen]
-        why = "" if on else ran.manifest.not_covered.get(id_) or "in no arm that was run to its end"
-        yield FeatureRow(id=id_, title=feature.title, arms=len(on), seen=on[0].seen[id_] if on else "", not_covered=why)
+        seen, why = on[0].seen[id_] if on else "", ran.manifest.not_covered.get(id_, "")
+        yield FeatureRow(id=id_, title=feature.title, arms=len(on), seen=seen, not_covered=why)
 
 
 def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iterator[PairCell]:
@@ -512,17 +466,3 @@ def _pairs(known: Mapping[str, Feature], outcomes: Sequence[ArmOutcome]) -> Iter
         best = min(states, key=lambda verdict: -WORST_FIRST.index(verdict), default=None)
         means = [max(d.mean for d in judged.distances.values()) for judged in having if judged.distances]
         yield PairCell(first=first, other=other, verdict=best, kl=min(means, default=None))
-
-
-def _headline(
-    findings: Sequence[Finding], unmet: Sequence[Check], outcomes: Sequence[ArmOutcome], lost: Sequence[tuple[str, str]],
-    manifest: InvarianceManifest,
-) -> str:  # fmt: skip
-    if findings:
-        more = f", and {counted(len(findings) - 1, 'further set')} of features" if len(findings) > 1 else ""
-        return f"{findings[0].diagnosis}{more}."
-    if unmet:
-        return f"{unmet[0].title}: {unmet[0].found}."
-    on = counted(len(manifest.features), "feature")
-    but = f"; {counted(len(lost), 'pair')} left out" if lost else ""
-    return f"{on} in {counted(len(outcomes), 'arm')} changed nothing in {manifest.backend}{but}."

@@ -14,6 +14,11 @@ BASE: Arm = frozenset()
 _SERVER = "server"
 
 
+def name_of(arm: Iterable[str]) -> str:
+    """Name an arm, such as "page-size + prefix-cache"."""
+    return " + ".join(sorted(arm)) or "no feature"
+
+
 def closed(features: Iterable[str], known: Mapping[str, Feature]) -> Arm:
     """Add to features what they do nothing without."""
     arm = set(features)

@@ -10,10 +10,11 @@ from typing import Literal
 from assay.harness.engines.sglang.features import Feature
 from assay.harness.evidence.invariance import ArmRecord, ProbeReply, Scores, WrittenText
 from assay.harness.judge.greedy_texts import compare_text, first_divergence
-from assay.harness.judge.invariance_arms import BASE, Arm, speculation_of
+from assay.harness.judge.invariance_arms import BASE, Arm, name_of, speculation_of
 from assay.harness.judge.noise_limits import EXACT_KL, EXACT_SWING
 from assay.harness.judge.probe_scores import MEASURES, Bound, Distance, Measure, ProbePlace, accept_length, places
 from assay.harness.sides import flag_values
+from assay.harness.statement import Statement, state
 
 State = Literal["same", "differs", "not shown", "not run"]
 
@@ -60,7 +61,7 @@ class ArmOutcome:
     state: State
     distances: Mapping[Measure, Distance]
     first: ProbePlace | None = None
-    why: str = ""
+    why: tuple[Statement, ...] = ()
 
 
 def rounds_by_shape(dtype: str) -> bool:
@@ -153,46 +154,46 @@ def outcome(
     """
     arm = frozenset(record.features)
     if not record.complete:
-        return ArmOutcome(arm, "not run", {}, why=record.problem or "no probe was answered")
+        return ArmOutcome(arm, "not run", {}, why=(state("shows-nothing", why="failed", said=record.problem),))
     compared = {measure: places(base.replies, record.replies, measure) for measure in MEASURES}
     distances = {measure: Distance.of(positions) for measure, positions in compared.items()}
     wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
     if wrong:
         return ArmOutcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), _notes(record))
     if (
-        said := _texts_apart(base, record, swing)
+        apart := _texts_apart(base, record, swing)
         or _ends_elsewhere(base, record)
         or _writes_another(base, record, swing)
         or _drafts_lost(record, drafts, drafted)
     ):
-        return ArmOutcome(arm, "differs", distances, None, said)
-    if said := _notes(record) or _not_compared(base, record):
-        return ArmOutcome(arm, "not shown", distances, why=said)
+        return ArmOutcome(arm, "differs", distances, None, (apart,))
+    if why := _notes(record) or _not_compared(base, record):
+        return ArmOutcome(arm, "not shown", distances, why=why)
     return ArmOutcome(arm, "same", distances)
 
 
-def _notes(record: ArmRecord) -> str:
-    """Say which features were not shown to be on, and why."""
-    unseen = {id_: "nothing says so" for id_ in record.features if id_ not in record.seen} | record.unseen
-    return "; ".join(f"{id_} was not shown to be on: {why}" for id_, why in unseen.items())
+def _notes(record: ArmRecord) -> tuple[Statement, ...]:
+    """State which features were not shown to be on, and why."""
+    unseen = {id_: "" for id_ in record.features if id_ not in record.seen} | record.unseen
+    return tuple(state("shows-nothing", why="feature", feature=id_, said=said) for id_, said in unseen.items())
 
 
-def _not_compared(base: ArmRecord, record: ArmRecord) -> str:
-    """Say what was not compared to its end; empty if everything was. Drafts that are verified end a comparison at a tie."""
+def _not_compared(base: ArmRecord, record: ArmRecord) -> tuple[Statement, ...]:
+    """State what was not compared to its end. Drafts that are verified end a comparison at a tie."""
     own = {reply.probe: reply for reply in record.replies}
     if {text.item for text in base.texts} != {text.item for text in record.texts}:
-        return f"{len(record.texts)} of {len(base.texts)} greedy texts were written"
+        return (state("shows-nothing", why="texts", written=len(record.texts), texts=len(base.texts)),)
     if own.keys() != {reply.probe for reply in base.replies}:
-        return f"{len(own)} of {len(base.replies)} probes were answered"
+        return (state("shows-nothing", why="probes", answered=len(own), probes=len(base.replies)),)
     for reply in base.replies:
         other = own[reply.probe]
         if not all(scores.tokens for each in (reply, other) for scores in (each.prefill, each.decode)):
-            return f"nothing of probe {reply.probe} was compared"
+            return (state("shows-nothing", why="scores", probe=reply.probe),)
         if reply.prefill.end != other.prefill.end or reply.prompt_tokens != other.prompt_tokens:
-            return f"another part of the prompt of probe {reply.probe} was scored"
+            return (state("shows-nothing", why="prompt", probe=reply.probe),)
         if _parting(reply, other) is not None and not _unforced(reply, other):
-            return f"the answer to probe {reply.probe} is not the one that was forced"
-    return ""
+            return (state("shows-nothing", why="answer", probe=reply.probe),)
+    return ()
 
 
 def _unforced(first: ProbeReply, second: ProbeReply) -> bool:
@@ -211,8 +212,8 @@ def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
     return first or max(compared, key=lambda place: place.kl, default=None)
 
 
-def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
-    """Say which greedy text parts from the base's at no tie, or ends otherwise after the same tokens; empty if none does."""
+def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> Statement | None:
+    """State which greedy text parts from the base's at no tie, or ends otherwise after the same tokens; None if none does."""
     own = {text.item: text for text in record.texts}
     apart = [
         (text, divergence)
@@ -223,41 +224,38 @@ def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> str:
     ]
     if apart:
         text, divergence = apart[0]
-        return f"{len(apart)} of {len(base.texts)} greedy texts part, the first, {text.item}, at token {divergence.position + 1}"
+        at = divergence.position + 1
+        return state("arm-differs", by="texts", parted=len(apart), texts=len(base.texts), first=text.item, token=at)
     same = [
         text for text in base.texts if text.item in own and first_divergence(text.tokens, own[text.item].tokens) is None
     ]
-    ends = [(text, own[text.item]) for text in same if _end_of(text) != _end_of(own[text.item])]
-    if not ends:
-        return ""
-    text, other = ends[0]
-    return (
-        f"{len(ends)} greedy texts end otherwise, the first, {text.item}: {_end_of(other)} in place of {_end_of(text)}"
-    )
+    ends = [(_end_of(text), _end_of(own[text.item]), text.item) for text in same]
+    otherwise = [end for end in ends if end[0] != end[1]]
+    if not otherwise:
+        return None
+    before, now, first = otherwise[0]
+    return state("arm-differs", by="ends of texts", texts=len(otherwise), first=first, before=before, now=now)
 
 
-def _end_of(text: WrittenText) -> str:
-    return f"{text.finish} after {text.count} tokens"
+def _end_of(text: WrittenText) -> tuple[str, int]:
+    return text.finish, text.count
 
 
-def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> str:
-    """Say which answer, of a length that was asked for, has another one or another reason to end; empty if none has."""
+def _ends_elsewhere(base: ArmRecord, record: ArmRecord) -> Statement | None:
+    """State which answer, of a length that was asked for, has another one or another reason to end; None if none has."""
     own = {reply.probe: reply for reply in record.replies}
     both = [(reply, own[reply.probe]) for reply in base.replies if reply.probe in own]
-    if other := [pair for pair in both if len(pair[0].decode.tokens) != len(pair[1].decode.tokens)]:
-        first, wrong = other[0]
-        return (
-            f"{len(other)} answers have another length, the first, to probe {first.probe}, {len(wrong.decode.tokens)} tokens in "
-            f"place of {len(first.decode.tokens)}"
-        )
-    if other := [pair for pair in both if pair[0].finish != pair[1].finish]:
-        first, wrong = other[0]
-        return f"{len(other)} answers end otherwise, the first, to probe {first.probe}: {wrong.finish} in place of {first.finish}"
-    return ""
+    lengths = [(reply.probe, len(reply.decode.tokens), len(other.decode.tokens)) for reply, other in both]
+    finishes = [(reply.probe, reply.finish, other.finish) for reply, other in both]
+    for by, ends in (("lengths", lengths), ("ends", finishes)):
+        if other := [end for end in ends if end[1] != end[2]]:
+            probe, before, now = other[0]
+            return state("arm-differs", by=by, answers=len(other), probe=probe, before=before, now=now)
+    return None
 
 
-def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> str:
-    """Say which answer has another token than the base's where the two are no tie; empty if none has."""
+def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> Statement | None:
+    """State which answer has another token than the base's where the two are no tie; None if none has."""
     own = {reply.probe: reply for reply in record.replies}
     apart = [
         (reply.probe, at)
@@ -269,9 +267,8 @@ def _writes_another(base: ArmRecord, record: ArmRecord, swing: float) -> str:
         <= swing
     ]
     if not apart:
-        return ""
-    probe, at = apart[0]
-    return f"{len(apart)} answers part at no tie, the first, to probe {probe}, at token {at + 1}"
+        return None
+    return state("arm-differs", by="tokens", answers=len(apart), probe=apart[0][0], token=apart[0][1] + 1)
 
 
 def _preference(own: Scores, other: Scores, at: int) -> float:
@@ -280,15 +277,15 @@ def _preference(own: Scores, other: Scores, at: int) -> float:
     return abs(listed.get(own.tokens[at], math.inf) - listed.get(other.tokens[at], -math.inf))
 
 
-def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) -> str:
-    """Say that fewer drafts were accepted than declared, or than in the arm that they are compared with; empty if they were not."""
+def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) -> Statement | None:
+    """State that fewer drafts were accepted than declared, or than in the arm that they are compared with; None if not."""
     accepted = accept_length(record)
     if accepted is None:
-        return ""
+        return None
     if accepted < _ACCEPTED * drafts:
-        return f"{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {drafts:g}"
+        return state("arm-differs", by="drafts declared", accepted=accepted, declared=drafts)
     if drafted is None or not drafted.complete:
-        return ""
+        return None
     alone = {reply.probe: reply for reply in drafted.replies if reply.verifications}
     passes = [
         (reply.verifications, own.verifications)
@@ -298,11 +295,8 @@ def _drafts_lost(record: ArmRecord, drafts: float, drafted: ArmRecord | None) ->
     more, took = sum(arm - own for arm, own in passes), sum(own for _, own in passes)
     spread = math.sqrt(sum((arm - own) ** 2 for arm, own in passes))
     if more <= (_MORE_PASSES - 1) * took or more < _BEYOND_TIES * spread:
-        return ""
-    return (
-        f"drafts were lost: the same tokens took {took + more} passes in place of {took} "
-        f"({' + '.join(drafted.features) or 'no feature'})"
-    )
+        return None
+    return state("arm-differs", by="drafts", passes=took + more, alone=took, arm=name_of(drafted.features))
 
 
 def drafted_by(

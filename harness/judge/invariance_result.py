@@ -6,6 +6,7 @@ from pydantic import Field
 
 from assay.harness.judge.judgement import Judgement
 from assay.harness.schema import RULE, Part
+from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, Finding, Verdict
 
 
@@ -18,7 +19,7 @@ class ArmRow(Part):
         description='"base", "base again", "base longer", "pairs", "singles", "exactly", "reduction" or "sensitivity"'
     )
     verdict: Verdict
-    why: str = Field(description="what decided; empty for a pass")
+    why: tuple[Statement, ...] = Field(description="what decided, besides distances; empty for a pass")
     server: int
     startup_s: float = Field(description="0 where the server ran already")
     seconds: float
@@ -38,7 +39,7 @@ class FeatureRow(Part):
     title: str
     arms: int = Field(description="arms in which it was shown to be on")
     seen: str = Field(description="what showed that it was on, in the first of them")
-    not_covered: str = Field("", description="why no arm had it; empty if one had")
+    not_covered: str = Field("", description="why no arm was to have it; empty if one was")
 
 
 class PairCell(Part):
@@ -66,15 +67,14 @@ class PartingRow(Part):
     positions: int = Field(0, description="queries or keys that differ")
     error: float | None = Field(None, description="the largest of a row, relative to the mean size of a row")
     bound: float | None = Field(None, description="the largest that is none: of the base from itself in other batches")
-    says: str = Field("", description="the same in words")
-    not_observed: str = Field("", description="why it was not observed; empty if it was")
+    before: int | None = Field(None, description="the last layer before it whose output of attention was compared")
+    layers: int = Field(0, description="whose output of attention was compared")
+    not_observed: Statement | None = Field(None, description="why it was not observed; null if it was")
 
 
 class InvarianceResult(Judgement):
     __doc__ = f"A complete comparison of features. {RULE}"
 
-    said: str  # TRANSITION
-    because: tuple[str, ...]  # TRANSITION
     created: str = Field(description="ISO 8601, UTC")
     command: str
     backend: str
@@ -98,3 +98,20 @@ class InvarianceResult(Judgement):
     left_out: tuple[tuple[str, str], ...] = Field((), description="pairs that the budget left out")
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def unmet(self) -> list[Check]:
+        """The requirements of a pass that are not met."""
+        return [check for check in self.checks if check.status == "missing"]
+
+    @property
+    def decided(self) -> Statement:
+        """What decided, of all findings and checks."""
+        if self.findings:
+            return state("features-change-output", first=self.findings[0].claim, further=len(self.findings) - 1)
+        if self.unmet:
+            return state("requirement-unmet", requirement=self.unmet[0].requirement, outcome=self.unmet[0].outcome)
+        return state(
+            "features-change-nothing", backend=self.backend, left_out=len(self.left_out),
+            features=sum(cell.first == cell.other for cell in self.pairs), arms=sum(bool(arm.features) for arm in self.arms),
+        )  # fmt: skip

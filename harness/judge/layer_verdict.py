@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,41 +13,19 @@ from assay.harness.conditions import CACHED_PREFIX
 from assay.harness.evidence.error_table import CONDITIONS, DIMENSIONS, QUERY
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.judge.judgement import Metric
-from assay.harness.judge.report import NOT_FINITE, SuiteResult
+from assay.harness.judge.judgement import Metric, measure
+from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.truth_bounds import HEAD, LAYER, PHASE, AgainstNoise, MeasuredCells
 from assay.harness.policy import Policy
 from assay.harness.sides import Role
+from assay.harness.statement import Statement, state
 from assay.harness.stats.noise_bound import FALSE_FLAGS
-from assay.harness.text import one_line, percent, some, two_digits
+from assay.harness.text import some
 from assay.harness.verdict import Finding, Verdict, serious
 
 _WORST_CELL, _WORST_GAIN, _WORST_APART = "worst-own-error", "worst-gain", "worst-difference"
 _WORST_QUERY = "worst-query"
-_WORST_CALL, _POLICY = "worst-recorded-call", "largest-own-error"
-# Of each test: the title of its number, what it is, and the sentence about the worst of them.
-_WORDS = {
-    _WORST_CELL: (
-        "worst own error, cells of the layer diff",
-        "Relative L1 against fp64 on the same inputs, by cell",
-        "the own error is {}, {} what noise explains ({})",
-    ),
-    _WORST_QUERY: (
-        "worst own error, single queries",
-        "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
-        "the own error of a query is {}, {} what noise explains ({})",
-    ),
-    _WORST_GAIN: (
-        "worst gain, heads of the layer diff",
-        "Slope of the output on the truth, minus 1, by head, layer and phase",
-        "the output is scaled by {}, {} what noise explains ({})",
-    ),
-    _WORST_APART: (
-        "worst difference from the reference",
-        "Relative L1 against the reference, by cell, over all queries",
-        "the outputs differ by {} over all queries, {} what noise explains ({})",
-    ),
-}
+_WORST_CALL = "worst-recorded-call"
 # Ids of findings that the cells show.
 OUT_OF_BOUNDS, GAIN, TOO_QUIET, WRONG_REFERENCE = "own-error-out-of-bounds", "gain", "noise-missing", "reference-wrong"
 _QUERY_OUT_OF_BOUNDS = "query-out-of-bounds"
@@ -78,7 +57,7 @@ class LayerEvidence:
 
 
 # The verdict, why, the metric that decided (empty where a finding did), and the p value of no regression.
-_Ruling = tuple[Verdict, str, str, float | None]
+_Ruling = tuple[Verdict, tuple[Statement, ...], str, float | None]
 
 
 def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) -> SuiteResult:
@@ -106,26 +85,26 @@ def judge_layers(policy: Policy, evidence: LayerEvidence, *, synthetic: bool) ->
 def _judge(policy: Policy, evidence: LayerEvidence) -> _Ruling:
     against, replay = evidence.against, evidence.examined
     if (wrong := _wrong_reference(evidence)) is not None:
-        why = f"{wrong.title}: {one_line(wrong.where)}: {wrong.diagnosis}."
-        return _far_beyond_the_reference(evidence) or ("inconclusive", why, "", None)
+        why = state("reference-not-right", where=wrong.where, claim=wrong.claim)
+        return _far_beyond_the_reference(evidence) or ("inconclusive", (why,), "", None)
     for metric, measured in _tests(against).items():
         if measured.flagged.any():
-            why = f"{_sentence(metric, measured, evidence.errors)}."
-            return "regression", why, metric, FALSE_FLAGS
+            return "regression", (_beyond(metric, measured, evidence.errors),), metric, FALSE_FLAGS
     if replay is not None and (regressed := _judge_replay(replay)):
         return regressed
     for largest in _policy_metrics(policy, evidence):
         if largest.value is None or not largest.value <= (largest.bound or 0.0):
-            why = f"The largest own error is {largest.text}, above {largest.policy}."
-            return "regression", why, largest.id, None
-    if why := _missing(evidence):
-        return "inconclusive", why, _WORST_CELL, None
-    cells = against.cells
-    worst = f"The worst own error is {times_noise(float(cells.excess.max()))}"
-    query = f"that of a single query {two_digits(float(against.queries.excess.max(initial=0.0)))}x"
-    gain = f"the worst gain {two_digits(float(against.gains.excess.max(initial=0.0)))}x"
-    why = f"{worst}, {query}, and {gain}, in {len(cells.index):,} cells ({_queries(evidence.errors)})."
-    return "pass", why, _WORST_CELL, None
+            why = state("own-error-above-policy", value=largest.value, line=largest.policy)
+            return "regression", (why,), largest.id, None
+    if lacking := _missing(evidence):
+        return "inconclusive", (lacking,), _WORST_CELL, None
+    cells, header = against.cells, evidence.errors.headers[0]
+    why = state(
+        "own-errors-within", worst=cells.excess.max(), query=against.queries.excess.max(initial=0.0),
+        gain=against.gains.excess.max(initial=0.0), cells=len(cells.index), sampled=header.sampled_rows, queries=header.rows,
+        passes=header.passes,
+    )  # fmt: skip
+    return "pass", (why,), _WORST_CELL, None
 
 
 def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
@@ -136,7 +115,7 @@ def _far_beyond_the_reference(evidence: LayerEvidence) -> _Ruling | None:
     )
     for measured, metric in ((against.cells, _WORST_CELL), (against.queries, _WORST_QUERY)):
         if measured.excess.max(initial=0.0) > _DECADE * reference:
-            why = f"{_sentence(metric, measured, evidence.errors)}. The reference is off by {two_digits(reference)}x its own bound."
+            why = _beyond(metric, measured, evidence.errors), state("reference-off", times=reference)
             return "regression", why, metric, None
     if replay is not None and replay.worst > _DECADE * reference:
         return _judge_replay(replay)
@@ -147,45 +126,35 @@ def _judge_replay(replay: KernelResult) -> _Ruling | None:
     """Return regression if a recorded call is out of bounds, whatever the findings state, or if there is a serious finding."""
     outside = not replay.worst <= 1
     if wrong := serious(replay.findings):
-        why = one_line(wrong[0].sentence, 400)
-        return "regression", why, _WORST_CALL if outside else "", None
+        why = state("recorded-calls-wrong", said=wrong[0].sentence)
+        return "regression", (why,), _WORST_CALL if outside else "", None
     if outside:
-        why = f"The own error of a recorded call is {times_noise(replay.worst)}."
-        return "regression", why, _WORST_CALL, None
+        return "regression", (state("recorded-call-out-of-bounds", worst=replay.worst),), _WORST_CALL, None
     return None
 
 
-def times_noise(worst: float) -> str:
-    """Describe a multiple of a bound: "37x what noise explains"; "not finite"."""
-    return f"{two_digits(worst)}x what noise explains" if np.isfinite(worst) else NOT_FINITE
-
-
-def _missing(evidence: LayerEvidence) -> str:
-    """Describe what a pass lacks, in a sentence; empty if nothing."""
+def _missing(evidence: LayerEvidence) -> Statement | None:
+    """State what a pass lacks; None if nothing."""
     errors, against, replay = evidence.errors, evidence.against, evidence.replay
     if not len(against.cells.index):
-        return "Nothing was compared with the truth."
-    if against.quiet:
-        quiet = _quiet_finding(evidence)
-        return f"{one_line(quiet.where)}: {quiet.diagnosis}." if quiet else ""
+        return _lacking("truth")
+    if quiet := _quiet_finding(evidence):
+        return state("found-at", where=quiet.where, claim=quiet.claim)
     if errors.failed_calls:
-        return f"The candidate did not compute a call: {one_line(errors.failed_calls[0].text)}."
+        return _lacking("calls", errors.failed_calls[0].text)
     if not (against.cells.index[:, _CACHED[0]] == _CACHED[1]).any():
-        return f"No compared call had {CACHED_PREFIX.labels[-1]} cached tokens."
+        return _lacking("cached prefix", CACHED_PREFIX.labels[-1])
     if replay is None:
-        return "No recorded call was examined, so neither determinism nor overwritten inputs were tested."
+        return _lacking("examination")
     if evidence.foreign:
-        return f"The examination of recorded calls does not belong to this run: {evidence.foreign}."
+        return _lacking("examination of these calls", evidence.foreign)
     if replay.not_run:
-        return f"Neither determinism nor overwritten inputs were tested: {one_line(replay.not_run, 300)}."
-    return ""
+        return _lacking("examined calls", replay.not_run)
+    return None
 
 
-def _queries(errors: ShadowErrors) -> str:
-    """Describe how much was compared."""
-    header = errors.headers[0]
-    of = f"{header.sampled_rows:,} of {header.rows:,}" if header.sampled_rows < header.rows else f"all {header.rows:,}"
-    return f"{of} queries, {header.passes:,} passes"
+def _lacking(what: str, said: str = "") -> Statement:
+    return state("evidence-lacking", what=what, said=said)
 
 
 def findings(evidence: LayerEvidence, reproduce: str) -> list[Finding]:
@@ -234,9 +203,7 @@ def _quiet_finding(evidence: LayerEvidence) -> Finding | None:
         title="error smaller than the declared quantisation must cost",
         severity="warning",
         where=where,
-        diagnosis=f"the own error is {percent(own)}, and {noise} costs at least {percent(least)} on these calls: the "
-        "kernel probably did not run, or does not quantise what it declares",
-        evidence=(),
+        claim=state("error-below-noise", own=own, noise=noise, least=least),
         reproduce="",
     )
 
@@ -249,32 +216,33 @@ def _finding(
         title=title,
         severity="serious" if role == "candidate" else "warning",
         where=_where(measured.index[measured.flagged], errors),
-        diagnosis=_sentence(metric, measured, errors, role).partition(": ")[2],
-        evidence=(f"{int(measured.flagged.sum()):,} of {len(measured.index):,} tests flag it",),
+        claim=_worst_of(metric, measured, errors, role),
+        shown_by=(state("tests-flag", flagged=measured.flagged.sum(), tests=len(measured.index)),),
         reproduce="",
     )
 
 
-def _sentence(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: Role = "candidate") -> str:
-    """Describe where numbers are out of bounds, and the worst of them."""
+def _beyond(metric: str, measured: MeasuredCells, errors: ShadowErrors) -> Statement:
+    return state(
+        "found-at", where=_where(measured.index[measured.flagged], errors), claim=_worst_of(metric, measured, errors)
+    )
+
+
+def _worst_of(metric: str, measured: MeasuredCells, errors: ShadowErrors, role: Role = "candidate") -> Statement:
+    """State the worst number, its bound, and of a query where it is."""
     worst = int(np.argmax(measured.excess))
-    observed, bound, excess = (float(x[worst]) for x in (measured.observed, measured.bound, measured.excess))
-    multiple = f"{two_digits(excess)}x" if np.isfinite(excess) else "beyond"
-    what = _WORDS[metric][2].format(percent(observed), multiple, percent(bound))
-    if metric == _WORST_QUERY:
-        what += f", {_query(measured, worst, errors, role)}"
-    return f"{_where(measured.index[measured.flagged], errors)}: at worst {what}"
+    query = _query(measured, worst, errors, role) if metric == _WORST_QUERY else None
+    numbers = {name: getattr(measured, name)[worst] for name in ("observed", "bound", "excess")}
+    return state("beyond-noise", test=metric, query=query, **numbers)
 
 
-def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: Role) -> str:
-    """Name the query that a test of queries is about: "position 701 of a request, 512 of them cached, layer 2, head 3"."""
+def _query(measured: MeasuredCells, worst: int, errors: ShadowErrors, role: Role) -> list[int]:
+    """Return the position, cached prefix, layer and head of the query of a test; head -1 is all heads together."""
     row = int(np.flatnonzero((errors.cells.index == measured.index[worst]).all(1))[0])
     of_role = errors.cells.reference if role == "reference" else errors.cells.candidate
     query = dict(zip(QUERY, of_role.worst[row], strict=True))
-    head = int(measured.index[worst, HEAD])
-    of = "all heads together" if head < 0 else f"head {head}"
-    layer, at = int(measured.index[worst, LAYER]), f"{query['position']:.0f} behind {query['prefix']:.0f} cached tokens"
-    return f"at position {at}, layer {layer}, {of}"
+    index = measured.index[worst]
+    return [round(query["position"]), round(query["prefix"]), int(index[LAYER]), int(index[HEAD])]
 
 
 def _where(index: NDArray[np.int64], errors: ShadowErrors) -> str:
@@ -312,20 +280,20 @@ def _tests(against: AgainstNoise) -> dict[str, MeasuredCells]:
 
 def _metrics(policy: Policy, evidence: LayerEvidence) -> list[Metric]:
     """List the numbers of the suite."""
-    tests = _tests(evidence.against).items()
-    worst = {id_: float(measured.excess.max()) if len(measured.index) else None for id_, measured in tests}
-    metrics = [_multiple(id_, title, worst[id_], explain) for id_, (title, explain, _) in _WORDS.items()]
+    metrics = [
+        times_bound(id_, measured.excess.max() if len(measured.index) else None)
+        for id_, measured in _tests(evidence.against).items()
+    ]
     if replay := evidence.examined:
-        explain = f"Relative L1 against fp64 on the same inputs, by cell and head, over {replay.calls} recorded calls"
-        metrics.append(_multiple(_WORST_CALL, "worst own error, recorded calls", replay.worst, explain))
+        metrics.append(times_bound(_WORST_CALL, replay.worst, calls=replay.calls))
     return [*metrics, *_policy_metrics(policy, evidence)]
 
 
-def _multiple(id_: str, title: str, worst: float | None, explain: str) -> Metric:
-    """Express a multiple of a bound; None where nothing was measured."""
-    value = worst if worst is not None and np.isfinite(worst) else None
-    text = "not measured" if worst is None else NOT_FINITE if value is None else f"{two_digits(value)}x its bound"
-    return Metric(id=id_, title=title, value=value, text=text, bound=1.0, explain=explain)
+def times_bound(id_: str, worst: float | None, **values: Any) -> Metric:
+    """Measure a multiple of a bound, for the metric with an id such as "worst-query"; None where nothing was measured."""
+    finite = worst is None or bool(np.isfinite(worst))
+    part = id_.removeprefix("worst-")
+    return measure("worst", worst if finite else None, part=part, bound=1.0, finite=finite, **values)
 
 
 def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]:
@@ -335,14 +303,4 @@ def _policy_metrics(policy: Policy, evidence: LayerEvidence) -> Sequence[Metric]
         return ()
     largest = float(evidence.against.cells.observed.max(initial=0.0))
     value = largest if np.isfinite(largest) else None
-    return (
-        Metric(
-            id=_POLICY,
-            title="largest own error",
-            value=value,
-            text=NOT_FINITE if value is None else f"{value:.3g}",
-            bound=policy.bounds[family],
-            policy=policy.line(family),
-            explain="Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls",
-        ),
-    )
+    return (measure("largest-own-error", value, bound=policy.bounds[family], policy=policy.line(family)),)

@@ -228,15 +228,14 @@ def limit_of(prompts: PromptMeans, limit: float | None, noise: Sequence[str]) ->
     `WIDEST_LOGITS_LIMIT` and no further.
     """
     floor = float(prompts.floor.mean()) if len(prompts.floor) else None
-    measured = {"floor": floor, "prompts": len(prompts.floor)}
-    if limit:
-        return limit, state("kl-limit-of-policy", **measured)
     declared = [*filter(None, noise)]
-    explained = kl_limit(declared)
+    measured = {"noise": declared, "factor": FLOOR_FACTOR, "floor": floor, "prompts": len(prompts.floor)}
+    if limit:
+        return limit, state("kl-limit", source="policy", **measured)
+    explained, source = kl_limit(declared), "noise"
     if floor is not None and FLOOR_FACTOR * floor > explained:
-        raised = min(FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT)
-        return raised, state("kl-limit-of-floor", factor=FLOOR_FACTOR, **measured)
-    return explained, state("kl-limit-of-noise", noise=declared, **measured)
+        explained, source = min(FLOOR_FACTOR * floor, WIDEST_LOGITS_LIMIT), "floor"
+    return explained, state("kl-limit", source=source, **measured)
 
 
 def _not_finite(rows: Sequence[LogitsRow]) -> Metric:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import product
+from typing import get_args
 
 from assay.harness.backend import Backend
 from assay.harness.conditions import CACHED_PREFIX, CACHED_PREFIX_TOKENS, MIN_CACHED_SHARE, PHASES
@@ -14,20 +15,18 @@ from assay.harness.evidence.kernel_result import CAUSE, KernelResult, foreign_ca
 from assay.harness.evidence.layer_diff_record import LAYER_DIFF, pack_of
 from assay.harness.evidence.pack import replay_command
 from assay.harness.evidence.records import Answer
-from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
 from assay.harness.evidence.shadow_errors import Known, ShadowErrors, ShadowHeader
 from assay.harness.evidence.trace import read_trace
 from assay.harness.judge.error_grids import bounds_of, layers_result, truth_rows
 from assay.harness.judge.evidence import Judged, RunEvidence
-from assay.harness.judge.judgement import Metric
-from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, times_noise
+from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_layers, times_bound
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.traces import free_running_errors
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.sides import ROLES
+from assay.harness.statement import Statement, state
 from assay.harness.stats.noise_bound import FALSE_FLAGS
-from assay.harness.text import one_line, percent, ranges, two_digits
-from assay.harness.verdict import Check, Requirement, kernel_verdict, serious
+from assay.harness.verdict import Check, Requirement, Verdict, serious
 
 
 def _recorded_phases(header: ShadowHeader, candidate: Backend) -> Collection[str]:
@@ -58,11 +57,11 @@ def claim(run: RunEvidence) -> Judged:
     phases = _recorded_phases(errors.headers[0], Backend.parse(spec.candidate.backend))
     foreign = foreign_cause(replay, spec.candidate.backend, phases, pack) if replay else ""
     evidence = LayerEvidence(errors, compare_with_noise(errors), replay, foreign)
-    not_traced: tuple[str, ...] = ()
+    not_traced: tuple[Statement, ...] = ()
     try:
         free = _free_running(folder, errors)
     except EvidenceError as error:  # own errors and the cause do not depend on it
-        free, not_traced = {}, (f"inherited error: {error.found}",)
+        free, not_traced = {}, (state("inherited-not-traced", said=error.found),)
     result = layers_result(
         errors,
         bounds_of(evidence.against),
@@ -78,24 +77,16 @@ def claim(run: RunEvidence) -> Judged:
     return Judged(suite=suite, checks=checks, causes=causes, parts={"layers": result})
 
 
-def _untested(errors: ShadowErrors) -> Iterator[str]:
+def _untested(errors: ShadowErrors) -> Iterator[Statement]:
     for header in errors.headers:
         for layer, why in sorted(header.untested.items()):
-            yield f"truth, layer {layer}: a call could not be compared with it: {one_line(why)}"
+            yield state("call-untested", layer=layer, said=why)
 
 
-def _known_differences(errors: ShadowErrors) -> Iterator[str]:
-    differences: dict[Known, str] = {
-        "window": "the reference's window is off by one key there",
-        "given": "one of both reads new K and V before they are stored in fewer bits there, and the other one after that",
-    }
-    for (how, why), phase in product(differences.items(), PHASES):
-        layers = sorted(layer for layer, *place in errors.known if place == [phase, how])
-        if layers:
-            yield (
-                f"difference from the reference, {phase}, layers {', '.join(map(str, layers))}: {why}, so the difference is no "
-                "error of the candidate's, which is compared with the truth alone"
-            )
+def _known_differences(errors: ShadowErrors) -> Iterator[Statement]:
+    for how, phase in product(get_args(Known), PHASES):
+        if layers := sorted(layer for layer, *place in errors.known if place == [phase, how]):
+            yield state("difference-known", how=how, phase=phase, layers=layers)
 
 
 def _free_running(folder: RunFolder, errors: ShadowErrors) -> dict[int, tuple[float, float]]:
@@ -126,65 +117,49 @@ def _check_layers(
     """Check that the candidate's output was compared with the truth, on the same inputs, in every claimed phase, layer and head."""
     required = Requirement("layers-compared")
     if "layers" not in suites:
-        return required.check("not checked", "the suite layers was not requested", "add layers to --suites")
-    if errors is None and has_url:
-        return required.check(
-            "missing", "no server could be instrumented", "let assay start the reference, without a URL"
-        )
+        return required.check("not checked", state("layers-not-compared", why="not requested"))
     if errors is None:
-        return required.check("missing", "no call was compared", RESUME)
+        return required.check("missing", state("layers-not-compared", why="no server" if has_url else "no call"))
     if failed := errors.failed_calls:
-        observed = f"the candidate did not compute {sum(call.calls for call in failed)} calls: {failed[0].text}"
-        return required.check("failed", observed, "fix the candidate so that it computes every call")
+        found = state("calls-not-computed", calls=sum(call.calls for call in failed), said=failed[0].text)
+        return required.check("failed", found)
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
-        observed = f"calls of layers {ranges(untested)} could not be compared; layer {layer}: {one_line(why)}"
-        return required.check("missing", observed, "run so that the kernel contract can express every call")
-    covered = [_coverage(errors, phase, expected) for phase in claimed]
-    return required.met(
-        bool(covered) and all(met for _, met in covered),
-        "; ".join(words for words, _ in covered) or "no phase is claimed",
-        "run so that each of these is shadowed; the report lists why calls were not observed",
-    )
+        return required.check("missing", state("calls-not-comparable", layers=[*untested], layer=layer, said=why))
+    phases = [(phase, *_coverage(errors, phase, expected)) for phase in claimed]
+    met = bool(phases) and all(layers and not lacking for _, layers, lacking, _ in phases)
+    return required.met(met, state("phases-compared", phases=phases))
 
 
-def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[str, bool]:
-    """Describe which layers and heads of a phase were compared with the truth, and return True with it if these are all."""
+def _coverage(errors: ShadowErrors, phase: str, expected: Collection[int]) -> tuple[int | None, list[int], list[int]]:
+    """Count the layers that were compared with the truth in a phase; None if none was. List the layers and heads that were not."""
     at_layer, at_head = (DIMENSIONS.index(name) for name in ("layer", "head"))
     own = errors.cells.candidate
     index, members = errors.cells.index[elements(own.own) > 0], own.honest.shape[1]
     here = index[index[:, DIMENSIONS.index("phase")] == PHASES.index(phase)] if members > 1 else index[:0]
     seen = {(int(row[at_layer]), int(row[at_head])) for row in here}
     if not seen:
-        return f"{phase}: not observed", False
+        return None, [], []
     lacking = {(layer, head) for layer in expected for head in range(errors.heads.get(layer, 1))} - seen
-    if not lacking:
-        return f"{phase}: {len(expected)} layers", bool(expected)
-    layers, heads = ({place[axis] for place in lacking} for axis in (0, 1))
-    return f"{phase}: not layer {ranges(layers)}, head {ranges(heads)}", False
+    layers, heads = (sorted({place[axis] for place in lacking}) for axis in (0, 1))
+    return len(expected), layers, heads
 
 
 def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None = None) -> Check:
     """Check that enough of the candidate's questions hit a cached prefix, as the server reports."""
-    required, settles = Requirement("cached-prefix"), "keep the prefix cache on (without --disable-radix-cache)"
+    required = Requirement("cached-prefix")
     if errors is not None:
         longest = CACHED_PREFIX.labels[-1]
         some = bool(elements(errors.cells.distance((), {"prefix": longest})) > 0)
-        return required.met(some, f"{'some' if some else 'no'} compared calls had {longest} cached tokens", settles)
+        return required.met(some, state("prefix-compared", some=some, prefix=longest))
     if not answers:
-        return required.check("missing", "no question was answered", RESUME)
+        return required.check("missing", state("no-question-answered"))
     known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     if not known:
-        observed = "the server did not report how many tokens were cached"
-        return required.check("missing", observed, "use a server that reports cached tokens (--enable-cache-report)")
-    met = sum(tokens >= CACHED_PREFIX_TOKENS for tokens in known)
-    observed = (
-        f"{met} of {len(answers)} questions had at least {CACHED_PREFIX_TOKENS} cached tokens; "
-        f"{percent(MIN_CACHED_SHARE)} of them are needed"
-    )
-    return required.met(
-        met >= MIN_CACHED_SHARE * len(answers), observed, f"{settles}, and questions that share a header"
-    )
+        return required.check("missing", state("cached-tokens-not-reported"))
+    met, n = sum(tokens >= CACHED_PREFIX_TOKENS for tokens in known), len(answers)
+    found = state("questions-cached", met=met, questions=n, tokens=CACHED_PREFIX_TOKENS, share=MIN_CACHED_SHARE)
+    return required.met(met >= MIN_CACHED_SHARE * n, found)
 
 
 _WORST = "worst-of-matrix"
@@ -199,24 +174,18 @@ def matrix_claim(run: RunEvidence) -> Judged:
 
 def _suite(record: KernelResult) -> SuiteResult:
     """Judge the kernel by itself."""
-    missing = (record.not_run,) if record.not_run else record.missing if record.computed else ("no call was computed",)
+    missing = [record.not_run] if record.not_run else [*record.missing] if record.computed else []
+    lacking = state("op-calls-not-tested", missing=missing) if missing or not record.computed else None
     # The numbers count, also without a finding.
     outside = bool(record.failing) or not record.worst <= 1
-    verdict = "regression" if outside else kernel_verdict(record.findings, missing)
-    worst = Metric(
-        id=_WORST,
-        title="worst own error, op-level calls",
-        value=record.worst,
-        text=f"{two_digits(record.worst)}x its bound",
-        bound=1.0,
-        explain=f"Relative L1 against fp64, over {record.computed} calls of {record.shapes}",
-    )
+    verdict: Verdict = "regression" if outside or serious(record.findings) else "inconclusive" if lacking else "pass"
+    worst = times_bound(_WORST, record.worst, calls=record.computed, shapes=record.shapes)
     measured = record.worst_own is not None
     return SuiteResult(
         id="matrix",
         synthetic=True,
         verdict=verdict,
-        why=_why(record, outside, missing),
+        why=(_why(record, outside, lacking),),
         p_regression=FALSE_FLAGS if verdict == "regression" else None,
         metrics=(worst,) if measured else (),
         decided_by=_WORST if measured else "",
@@ -228,26 +197,24 @@ def _check_ran(run: RunEvidence) -> list[Check]:
     candidate, record = run.spec.candidate.backend, run.matrix
     if "candidate" not in run.manifest.code or "layers" not in run.spec.workload.suites:
         return []
-    ran, settles = record is not None and record.kernel == candidate, REPEAT_RUN
-    observed = f"{record.computed} calls were computed" if record else "no result of it"
-    if record and not ran:
-        observed = f"a result of {record.kernel}, not of {candidate}"
-    elif record and record.not_run:
-        ran, observed = False, one_line(record.not_run, 300)
-        settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
-    return [Requirement("matrix-ran").met(ran, observed, settles)]
+    required = Requirement("matrix-ran")
+    if record is None:
+        return [required.check("missing", state("matrix-absent"))]
+    if record.kernel != candidate:
+        return [required.check("missing", state("matrix-of-another", kernel=record.kernel, candidate=candidate))]
+    if record.not_run:
+        return [required.check("missing", state("matrix-not-run", candidate=candidate, said=record.not_run))]
+    return [required.check("ok", state("matrix-computed", calls=record.computed))]
 
 
-def _why(record: KernelResult, outside: bool, missing: Sequence[str]) -> str:
-    worst = times_noise(record.worst)
+def _why(record: KernelResult, outside: bool, lacking: Statement | None) -> Statement:
+    failing, computed, worst = len(record.failing), record.computed, record.worst
     if wrong := serious(record.findings):
-        named = one_line(f'"{wrong[0].title}"' if wrong[0].does else wrong[0].sentence, 300)
-        at_worst = f", at worst {worst}" if record.worst_own is not None else ""
-        return f"{len(record.failing)} of {record.computed} calls are out of bounds{at_worst}: {named.rstrip('.')}."
+        title, measured = wrong[0].title if wrong[0].does else "", worst if record.worst_own is not None else None
+        return state(
+            "op-calls-wrong", failing=failing, calls=computed, worst=measured, title=title, said=wrong[0].sentence
+        )
     if outside:
-        return f"{len(record.failing)} calls are out of bounds, at worst {worst}; no finding explains it."
-    if missing:
-        return f"Not tested: {'; '.join(one_line(requirement, 300) for requirement in missing)}."
+        return state("op-calls-unexplained", failing=failing, worst=worst)
     refused = len(record.refused) + len(record.excluded)
-    more = f"; {refused} more were refused" if refused else ""
-    return f"The worst own error is {worst}, in {record.computed} calls of {record.shapes}{more}."
+    return lacking or state("op-calls-within", worst=worst, calls=computed, shapes=record.shapes, refused=refused)

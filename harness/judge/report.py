@@ -154,7 +154,6 @@ class ErrorGrid(Part):
     """Own errors by layer and one more dimension: a heat map. A value is the worst of the finest cells that it covers."""
 
     id: str = Field("", description='stable, such as "extend-cached-prefix-by-head"')
-    title: str = Field(description='such as "layer × head"')
     where: str = Field(description='the calls that it covers, such as "extend, cached prefix"')
     columns: Literal["head", "prefix", "position", "batch"]
     row_labels: tuple[str, ...]
@@ -237,13 +236,13 @@ class LayersResult(Part):
     layers: int
     heads: int
     passes: int = Field(description="forward passes in which the candidate ran as a shadow of the reference")
-    sources: str = Field(description="layers whose own error is out of bounds, in words; empty for none")
+    sources: tuple[int, ...] = Field(description="layers whose own error is out of bounds")
     grids: tuple[ErrorGrid, ...]
     depth: tuple[DepthRow, ...]
     worst: tuple[WorstCall, ...]
-    not_observed: tuple[str, ...] = Field(description='such as "decode: sage_attn does not compute it"')
+    not_observed: tuple[Statement, ...] = Field(description='such as "phase-not-computed"')
     pack: str = Field("", description="folder of the replay pack; empty for none")
-    candidate_errors: tuple[str, ...] = Field((), description="calls that the candidate did not compute")
+    candidate_errors: tuple[Statement, ...] = Field((), description="calls that the candidate did not compute")
     against_truth: tuple[TruthRow, ...] = Field((), description="by phase and layer")
 
 

@@ -21,7 +21,9 @@ from assay.reports.wording import bisection as bisection
 from assay.reports.wording import envelope as envelope
 from assay.reports.wording import gate as gate
 from assay.reports.wording import greedy as greedy
+from assay.reports.wording import invariance as invariance
 from assay.reports.wording import latency as latency
+from assay.reports.wording import layers as layers
 from assay.reports.wording import lengths as lengths
 from assay.reports.wording import logits as logits
 from assay.reports.wording import sensitivity as sensitivity
@@ -77,7 +79,7 @@ def _(part: Judgement) -> dict[str, Any]:
 @with_words.register
 def _(part: Comparison) -> dict[str, Any]:
     said, why = comparison_words(part)
-    return {"headline": said, "reasons": why, "covers": COVERS[part.kind]}
+    return {"headline": said, "reasons": why, "covers": COVERS.get(part.kind, "")}
 
 
 @with_words.register

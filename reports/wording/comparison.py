@@ -22,10 +22,8 @@ COVERS: dict[ComparedKind, str] = {
         "A pass covers the candidates' answers to the questions that both runs asked, of a new run that passes by itself. Each "
         "run's own report lists which kernels ran."
     ),
-    "tensors": "",
-    "trace": "",
 }
-"""What a verdict covers, and what it does not, by the kind of the comparison."""
+"""What a verdict covers, and what it does not, by the kind of the comparison; tensors and traces say it by their headline."""
 
 
 def comparison_words(result: Comparison) -> tuple[str, list[str]]:
@@ -97,23 +95,21 @@ def _tasks_differ(what: str, a: Any, b: Any) -> str:
 
 @says
 def _sampling_differs(setting: str, a: str | None, b: str | None) -> str:
-    unset = "not set"
-    return f"the setting {setting} is {unset if a is None else a} in A and {unset if b is None else b} in B"
+    return f"the setting {setting} is {'not set' if a is None else a} in A and {'not set' if b is None else b} in B"
 
 
-def refusals(refused: list[Statement]) -> str:
-    """Say why a task cannot be compared."""
+def _refusals(refused: list[Statement]) -> str:
     return "; ".join(map(say, refused))
 
 
 @says
 def _task_refused(refused: list[Statement]) -> str:
-    return f"It cannot be compared: {refusals(refused)}."
+    return f"It cannot be compared: {_refusals(refused)}."
 
 
 @says
 def _tasks_refused(refused: list[tuple[str, list[Statement]]]) -> Found:
-    return Found("; ".join(f"{task}: {refusals(why)}" for task, why in refused) or "nothing differs", _SAME)
+    return Found("; ".join(f"{task}: {_refusals(why)}" for task, why in refused) or "nothing differs", _SAME)
 
 
 @says

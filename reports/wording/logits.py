@@ -151,19 +151,10 @@ def _not_finite(metric: Metric, positions: int) -> Measured:
 
 
 @says
-def _kl_limit_of_policy(floor: float | None, prompts: int) -> str:
+def _kl_limit(source: str, noise: list[str], factor: float, floor: float | None, prompts: int) -> str:
+    of = {"policy": "", "noise": f"{explained_by(noise)}; ", "floor": f"{factor:g} times the floor, "}[source]
     measured = "not measured" if floor is None else f"{floor:.2g} nats over {prompts} prompts"
-    return f"the reference against itself: {measured}"
-
-
-@says
-def _kl_limit_of_noise(noise: list[str], **measured: Any) -> str:
-    return f"{explained_by(noise)}; {_kl_limit_of_policy(**measured)}"
-
-
-@says
-def _kl_limit_of_floor(factor: float, **measured: Any) -> str:
-    return f"{factor:g} times the floor, {_kl_limit_of_policy(**measured)}"
+    return f"{of}the reference against itself: {measured}"
 
 
 def explained_by(noise: list[str]) -> str:

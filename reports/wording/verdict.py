@@ -53,7 +53,9 @@ def _words(result: Judgement) -> tuple[str, list[str]]:
         text, why = _verdict_of(verdict, result.candidate, result.suites, result.checks)
         return say(result.note) if result.note else text, why
     assert isinstance(result, InvarianceResult)
-    return result.said, list(result.because)
+    return say(result.decided), [
+        *(said_finding(finding).sentence for finding in result.findings), *map(unmet_sentence, result.unmet),
+    ]  # fmt: skip
 
 
 def _of_report(report: Report) -> tuple[str, list[str]]:

@@ -48,7 +48,7 @@ def _full(
             "findings": (finding,) * count,
             "suites": (*report.suites[: min(count, 1)], *[report.suites[0].model_copy(update={"flips": ()})] * (count - 1)),
             "reproduce": text,
-            "layers": None if layers is None else layers.model_copy(update={"candidate_errors": (text,) * 9}),
+            "layers": None if layers is None else layers.model_copy(update={"candidate_errors": (state(text),) * 9}),
             "latency": latency,
         }
     )

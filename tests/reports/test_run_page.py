@@ -193,7 +193,7 @@ def test_hostile_text_stays_text(examples: ModuleType) -> None:
     data, script = page.texts["script"]
     assert "window.pwned=1" not in "".join([script, *page.texts["style"]])
     assert "<" not in data
-    assert json.loads(data)[0]["title"].startswith("</script>")
+    assert json.loads(data)[0]["title"].startswith("layer × head: </script>")
     assert "<img src=x onerror=" in page.text
     assert "{{7*7}}" in page.text
     assert "␛[2J" in page.text

@@ -250,7 +250,7 @@ def _hostile_logits(h: str) -> LogitsRow:
 
 def _hostile_layers(h: str) -> LayersResult:
     grid = ErrorGrid(
-        id=h, title=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
+        id=h, where=h, columns="head", row_labels=(h, h), column_labels=(h,), values=((1.0,), ("not finite",)),
         bounds=(0.1, 0.1),
     )  # fmt: skip
     call = WorstCall(
@@ -258,9 +258,9 @@ def _hostile_layers(h: str) -> LayersResult:
     )  # fmt: skip
     depth = DepthRow(layer=0, own=1.0, bound=0.1, out_of_bounds=True)
     return LayersResult(
-        reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=h,
+        reference=h, candidate=h, phases=(h,), layers=2, heads=1, passes=1, sources=(0,),
         grids=(grid, grid.model_copy(update={"columns": "prefix"})), depth=(depth,), worst=(call,),
-        not_observed=(h,), pack=h, candidate_errors=(h,), against_truth=(truth_row(0, h, 1.0),),
+        not_observed=(state(h, said=h),), pack=h, candidate_errors=(state(h, said=h),), against_truth=(truth_row(0, h, 1.0),),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.judge.invariance_result import InvarianceResult
+from assay.reports.wording import headline
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_a_stored_folder_is_judged_again(
     assert call("report", str(tmp_path / "out")) == code
     result = InvarianceResult.model_validate_json((tmp_path / "out" / "invariance.json").read_text())
     assert result.exit_code == code
-    assert result.headline in (tmp_path / "out" / "invariance.html").read_text()
+    assert headline(result) in (tmp_path / "out" / "invariance.html").read_text()
 
 
 def test_a_stored_folder_of_a_comparison_that_ended_early_has_no_verdict(

@@ -11,7 +11,9 @@ import pytest
 
 from assay.harness.config import RunSpec
 from assay.harness.errors import UsageError
+from assay.harness.evidence.manifest import FailureResult
 from assay.harness.ingest import compare_answers as module
+from assay.harness.ingest.assay_run import basis_of
 from assay.harness.ingest.comparison import ComparedAnswers, Comparison
 from assay.harness.ingest.recognise import compare as compare_files
 from assay.harness.ingest.tensor_diff import TensorRule
@@ -221,8 +223,7 @@ def test_two_runs_are_compared_over_the_beginning_that_both_asked(run: Callable[
     assert [(one.id, one.count) for one in answers(result).overall.unpaired] == [("beyond-stop", 100)]
     assert answers(result).overall.verdict == "pass"
     assert result.verdict == "inconclusive", "as the run itself, of which nothing but questions is there"
-    own = check(result, "own-verdict").outcome
-    assert (own.id, own.values["verdict"], "kernel-ran-extend" in own.values["of"]) == ("own-verdict", "inconclusive", True)
+    assert check(result, "own-verdict").outcome == state("own-verdict", verdict="inconclusive", of=["kernel-executed-extend"])
 
 
 def test_a_loss_between_two_runs_is_a_regression(run: Callable[..., Path]) -> None:
@@ -255,6 +256,18 @@ def test_the_verdict_on_two_reports_is_that_of_the_new_run(examples: ModuleType,
     assert compare(*paths[::-1]).verdict == "inconclusive", "reports have no answers"
     assert (status(result, "answers"), result.why) == ("missing", ())
     assert check(result, "own-verdict").outcome == state("own-verdict", verdict="regression", of=["accuracy", "greedy"])
+
+
+def test_a_run_has_its_verdict_from_its_cause_or_from_suites_and_unmet_checks(examples: ModuleType) -> None:
+    bad = examples.regression()
+    assert (basis_of(examples.passing()), basis_of(bad)) == ([], ["accuracy", "greedy"])
+    wrong = bad.findings[0].model_copy(update={"severity": "serious", "title": "top-left mask"})
+    assert basis_of(bad.model_copy(update={"findings": (wrong,), "causes": 1})) == ["top-left mask"]
+    unmet = (bad.checks[0].model_copy(update={"status": "missing"}), *bad.checks[1:])
+    undecided = bad.model_copy(update={"verdict": "inconclusive", "suites": (), "checks": unmet})
+    assert basis_of(undecided) == [bad.checks[0].id]
+    failure = FailureResult(kind="engine", cause="", found="The server died.", do="restart it", details="")
+    assert basis_of(bad.model_copy(update={"verdict": "error", "failure": failure})) == ["The server died"]
 
 
 def test_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from assay.harness.evidence.error_table import relative_l1
 from assay.harness.judge.error_grids import _own_error, layers_result
 from assay.harness.judge.report import NOT_FINITE, ErrorGrid, LayersResult, excess, out_of_bounds, read_report
+from assay.harness.statement import Statement, state
 from assay.reports.json_report import to_json
 
 INFINITE = float("inf")
@@ -46,7 +47,7 @@ def test_a_cell_is_the_worst_of_what_it_covers_and_not_the_average(layer_diffs: 
     averaged = relative_l1(sum(run.cells.distance(("layer",), {"prefix": prefix}) for prefix in ("1", ">= 16")))[0]
     assert averaged < 0.5 < 0.9
     assert result.depth[0].out_of_bounds
-    assert result.sources == "layer 0"
+    assert result.sources == (0,)
 
 
 def test_not_observed_zero_and_not_finite_are_three_things_in_json_too(
@@ -110,7 +111,7 @@ def test_depth_takes_the_phase_that_is_most_beyond_its_bound(layer_diffs: Module
     assert (first.own, first.bound, first.out_of_bounds) == (0.02, 0.01, True)
     assert (second.own, second.bound, second.out_of_bounds) == (0.04, 0.05, False)
     assert (first.total, first.inherited, second.total, second.inherited) == (0.7, None, NOT_FINITE, 0.6)
-    assert result.sources == "layer 0 of 2"
+    assert result.sources == (0,)
 
 
 def test_a_layer_without_a_bound_is_never_out_of_bounds(layer_diffs: ModuleType) -> None:
@@ -122,21 +123,21 @@ def test_a_layer_without_a_bound_is_never_out_of_bounds(layer_diffs: ModuleType)
 
 
 def test_what_was_not_observed_is_reported(layer_diffs: ModuleType) -> None:
-    def says(found: dict[Any, float], phases: tuple[str, ...]) -> tuple[str, ...]:
+    def seen(found: dict[Any, float], phases: tuple[str, ...]) -> tuple[Statement, ...]:
         run = layer_diffs.cells(2, 1, _only(found), phases=phases, unrecorded={1: "too\nlarge"})
         result: LayersResult = layers_result(run, {})
         return result.not_observed
 
     at = {(0, 0, "extend", "0", "0", "only"): 0.1, (1, 0, "extend", "0", "0", "only"): 0.1}
-    pack = "replay pack, layer 1: its calls could not be recorded: too large"
-    assert says(at, ("extend",)) == (
-        "extend, cached prefix: no such call was seen",
-        "decode: sage_attn_as_shipped does not compute it",
+    pack = state("calls-not-recorded", layer=1, said="too\nlarge")
+    assert seen(at, ("extend",)) == (
+        state("condition-not-seen", phase="extend", condition="cached prefix"),
+        state("phase-not-computed", phase="decode", candidate="sage_attn_as_shipped"),
         pack,
     )
     both = at | {(0, 0, "extend", ">= 16", "0", "only"): 0.1, (0, 0, "decode", ">= 16", "0", "only"): 0.1}
-    assert says(both, ("extend", "decode")) == ("decode: no call of layer 1 of 2 was seen", pack)
-    assert "decode: no call was seen" in says(at, ("extend", "decode"))[1]
+    assert seen(both, ("extend", "decode")) == (state("layers-not-seen", phase="decode", layers=[1], of=[0, 1]), pack)
+    assert seen(at, ("extend", "decode"))[1] == state("phase-not-seen", phase="decode")
 
 
 def test_worst_calls_and_failed_calls_come_from_the_legends(layer_diffs: ModuleType) -> None:
@@ -145,7 +146,8 @@ def test_worst_calls_and_failed_calls_come_from_the_legends(layer_diffs: ModuleT
     assert (first.relative_l1, first.layer, first.request) == (NOT_FINITE, 9, "req-1")
     assert (second.relative_l1, second.position, second.prefix, second.new) == (0.8812, 400, 400, 20)
     assert second.bound == _grid(result, "extend-cached-prefix-by-head").bounds[second.layer]
-    assert result.candidate_errors == ("layer 2, extend, 3 calls: RuntimeError: no kernel image for this device",)
+    text = "RuntimeError: no kernel image\nfor this device"
+    assert result.candidate_errors == (state("calls-failed", layer=2, phase="extend", calls=3, said=text),)
     assert (result.layers, result.heads, result.passes) == (12, 12, 62)
 
 
@@ -159,7 +161,7 @@ def test_a_grid_whose_values_do_not_fit_its_labels_is_refused(layer_diffs: Modul
 
 def test_a_heat_map_is_walked_without_what_was_not_observed() -> None:
     grid = ErrorGrid(
-        title="layer × head", where="decode", columns="head", row_labels=("0", "3"), column_labels=("0", "1"),
+        where="decode", columns="head", row_labels=("0", "3"), column_labels=("0", "1"),
         values=((0.1, None), (NOT_FINITE, 0.2)), bounds=(0.05, None),
     )  # fmt: skip
     assert list(grid.observed()) == [("0", "0", 0.1, 0.05), ("3", "0", NOT_FINITE, None), ("3", "1", 0.2, None)]

@@ -16,7 +16,7 @@ LAST = "2026-11-29T10:00:00Z"
 
 def layers_of(*rows: TruthRow) -> LayersResult:
     return LayersResult(
-        reference="triton", candidate="mine", phases=("extend",), layers=2, heads=2, passes=1, sources="", grids=(), depth=(),
+        reference="triton", candidate="mine", phases=("extend",), layers=2, heads=2, passes=1, sources=(), grids=(), depth=(),
         worst=(), not_observed=(), against_truth=rows,
     )  # fmt: skip
 

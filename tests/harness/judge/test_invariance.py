@@ -13,6 +13,8 @@ from assay.harness.errors import EvidenceError, ExitCode
 from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.statement import Statement, state
+from assay.harness.verdict import Check, Finding
 from assay.reports.invariance import invariance_document
 from assay.reports.junit import to_junit
 from assay.reports.markdown import to_markdown
@@ -20,6 +22,21 @@ from assay.reports.page import to_html
 from assay.reports.terminal import render
 
 Judge = Callable[..., InvarianceResult]
+
+
+def check_of(result: InvarianceResult, id_: str) -> Check:
+    return next(check for check in result.checks if check.id == id_)
+
+
+def decisive(result: InvarianceResult) -> tuple[str, str]:
+    """The requirement and the outcome that the headline states."""
+    assert result.decided.id == "requirement-unmet"
+    return result.decided.values["requirement"], result.decided.values["outcome"].id
+
+
+def shown_by(finding: Finding, id_: str, **values: Any) -> Statement | None:
+    """The first statement of this id, with these values, by which a finding is shown."""
+    return next((each for each in finding.shown_by if each.id == id_ and values.items() <= each.values.items()), None)
 
 
 @pytest.fixture
@@ -35,7 +52,8 @@ def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
 def test_features_that_change_nothing_pass(judged: Judge, arm_records: ModuleType) -> None:
     result = judged([arm_records.arm("prefix-cache"), arm_records.arm("prefix-cache", "page-size", number=3)])
     assert (result.verdict, result.exit_code) == ("pass", ExitCode.PASS)
-    assert result.headline == "2 features in 2 arms changed nothing in torch_native."
+    assert result.decided.id == "features-change-nothing"
+    assert result.decided.values == {"backend": "torch_native", "features": 2, "arms": 2, "left_out": 0}
     assert [arm.verdict for arm in result.arms] == ["pass"] * 4
     assert {check.id: check.status for check in result.checks} == {
         "invariance-ended": "ok",
@@ -62,10 +80,13 @@ def test_a_pair_that_breaks_is_named_with_what_each_does_alone(judged: Judge, ar
     (finding,) = result.findings
     assert finding.title == "page-size + prefix-cache changes the output"
     assert finding.where == "first at probe 0+8, generated token 1; in 3 of 3 probes"
-    assert "probes that differ: 0+8, 1+8, 2+8" in finding.evidence
-    assert "page-size: 0; prefix-cache: 0" in finding.diagnosis
+    assert shown_by(finding, "seen-besides", what="probes", names=["0+8", "1+8", "2+8"])
+    assert finding.claim is not None
+    assert result.decided.values == {"first": finding.claim, "further": 0}
+    assert finding.claim.values["arm"] == "page-size + prefix-cache"
+    assert finding.claim.values["alone"] == [["page-size", 0.0], ["prefix-cache", 0.0]]
     assert finding.reproduce == "assay invariance --features=page-size,prefix-cache --arms=exactly"
-    assert "also in order + page-size + prefix-cache" in finding.evidence
+    assert shown_by(finding, "seen-besides", what="wider", names=["order + page-size + prefix-cache"])
     pairs = {(pair.first, pair.other): pair.verdict for pair in result.pairs}
     assert pairs["prefix-cache", "page-size"] == "regression"
     assert pairs["prefix-cache", "prefix-cache"] == "pass", "it is on in an arm that is the same"
@@ -80,8 +101,12 @@ def test_an_arm_that_was_asked_again_is_described_by_its_first_failure(
     result = judged(arms, arms=(both,))
     (finding,) = result.findings
     assert finding.title == f"page-size + prefix-cache changes the output{askings}"
-    assert f"mean KL {result.arms[2].decode_kl:.2g} nats" in finding.diagnosis
-    assert ("each alone: page-size: not run; prefix-cache: not run" in finding.diagnosis) == (not askings)
+    assert finding.claim is not None
+    assert finding.claim.values["kl"] == result.arms[2].decode_kl
+    assert finding.claim.values["askings"] == ([1, 2] if askings else None)
+    unrun = [["page-size", "not run"], ["prefix-cache", "not run"]]
+    assert finding.claim.values["alone"] == ([] if askings else unrun)
+    assert bool(shown_by(finding, "seen-besides", what="unsteady")) == bool(askings)
     assert result.verdict == "regression"
 
 
@@ -89,15 +114,17 @@ def test_a_feature_that_was_not_shown_to_be_on_is_no_pass(judged: Judge, arm_rec
     unseen = arm_records.arm("page-size", number=3).model_copy(update={"seen": {}, "unseen": {"page-size": "resolved to 1"}})
     result = judged([arm_records.arm("prefix-cache"), unseen])
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
-    assert "page-size: resolved to 1" in result.headline
+    assert decisive(result) == ("features-on", "features-not-on")
+    values = check_of(result, "features-on").outcome.values
+    assert values == {"features": [["page-size", "resolved to 1"]], "spent": False}
 
 
 def test_what_the_command_of_a_finding_cannot_repeat_is_named(judged: Judge, arm_records: ModuleType) -> None:
     reference = {"model": "tiny", "flags": (), "environment": {"KEY": "secret"}, "interpreter": "/other/python"}
     result = judged([arm_records.arm("prefix-cache", decode=0.8)], spec={"device": "cpu", "reference": reference})
-    evidence = result.findings[0].evidence
-    assert "not in the command, which has no flag for it: KEY and interpreter /other/python" in evidence
-    assert "secret" not in " ".join(evidence)
+    beyond = {"environment": ["KEY"], "interpreter": "/other/python"}
+    assert shown_by(result.findings[0], "not-in-command", **beyond)
+    assert "secret" not in result.findings[0].model_dump_json()
 
 
 def in_two_servers(arm_records: ModuleType, served: Any, decode: float = 0.0) -> dict[str, Any]:
@@ -119,12 +146,13 @@ def test_an_arm_whose_server_served_something_else_is_no_pass(
     served = arm_records.SERVED.model_copy(update=changed)
     result = judged(**in_two_servers(arm_records, served))
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
-    why = f"of what its server served (A its base's, B its own), {says}"
-    assert result.headline.startswith("it is not shown that the servers differed in the treatment alone")
-    assert (result.arms[-1].verdict, result.arms[-1].why) == ("inconclusive", why)
+    why = state("arm-served-otherwise", differs=[says])
+    assert decisive(result) == ("same-servers", "arms-served-otherwise")
+    assert check_of(result, "same-servers").outcome.values == {"first": why, "arms": 1}
+    assert (result.arms[-1].verdict, result.arms[-1].why) == ("inconclusive", (why,))
     both = judged(**in_two_servers(arm_records, served, decode=0.8))
     assert both.verdict == "regression"
-    assert why in both.findings[0].evidence, "it may be why the output changes"
+    assert why in both.findings[0].shown_by, "it may be why the output changes"
 
 
 def test_what_features_declare_may_differ(judged: Judge, arm_records: ModuleType) -> None:
@@ -138,7 +166,9 @@ def test_an_arm_whose_server_did_not_start_is_no_pass(judged: Judge, arm_records
     both = arm_records.arm("prefix-cache", "page-size", number=4, problem="the server failed during start-up")
     result = judged([arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3), both])
     assert result.verdict == "inconclusive"
-    assert "the server failed during start-up" in result.headline
+    assert decisive(result) == ("arms-decided", "arms-undecided")
+    why = state("shows-nothing", why="failed", said="the server failed during start-up")
+    assert check_of(result, "arms-decided").outcome.values["arms"] == [["page-size + prefix-cache", [why]]]
 
 
 def test_no_arm_is_no_pass(judged: Judge) -> None:
@@ -152,14 +182,19 @@ def test_a_fault_that_the_probes_do_not_see_is_no_pass(judged: Judge, arm_record
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, fault_seen=seen)
     assert result.verdict == "inconclusive"
-    assert {check.id: check.status for check in result.checks}["probes-sensitive"] == "missing"
+    check = check_of(result, "probes-sensitive")
+    asked = seen is not None
+    assert (check.status, check.outcome.id) == ("missing", "probes-under-fault" if asked else "probes-not-under-fault")
 
 
 def test_a_base_that_differs_from_itself_says_nothing_about_features(judged: Judge, arm_records: ModuleType) -> None:
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, arm_records.arm(number=1, why="base again", decode=0.5))
     assert (result.verdict, result.exit_code, result.findings) == ("inconclusive", ExitCode.NO_VERDICT, ())
-    assert result.headline.startswith("the base does not agree with itself in other batches: ")
+    assert decisive(result) == ("base-agrees", "base-disagrees")
+    values = check_of(result, "base-agrees").outcome.values
+    assert (values["at"], values["changed"]) == ("probe 0+8, generated token 1", "in 3 of 3 probes")
+    assert not values["decode"], "it differs in other batches, not in longer prompts"
     assert [arm.verdict for arm in result.arms] == ["pass", "inconclusive", "pass", "pass"]
     wrong = judged(
         [arms[0], arm_records.arm("page-size", number=3, decode=0.8)], arm_records.arm(number=1, why="base again", decode=0.5)
@@ -187,10 +222,9 @@ def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Jud
     result = judged([arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)], arms=planned, minutes=1.0)
     assert result.verdict == "pass"
     assert result.left_out == (("page-size", "prefix-cache"),)
-    check = next(check for check in result.checks if check.id == "pairs-covered")
-    assert (check.status, check.settles) == ("not checked", "give it more --minutes")
-    assert "page-size + prefix-cache" in check.found
-    assert result.headline == "2 features in 2 arms changed nothing in torch_native; 1 pair left out."
+    check = check_of(result, "pairs-covered")
+    assert (check.status, check.outcome.values["left_out"]) == ("not checked", ["page-size + prefix-cache"])
+    assert (result.decided.id, result.decided.values["left_out"]) == ("features-change-nothing", 1)
     assert "In no arm that decided: page-size + prefix-cache." in to_html(invariance_document(result))
 
 
@@ -200,18 +234,21 @@ def test_a_planned_arm_without_a_record_is_no_pass(judged: Judge, arm_records: M
     arms = [arm_records.arm("prefix-cache"), arm_records.arm("page-size", number=3)]
     result = judged(arms, arms=planned, mode=mode, minutes=minutes)
     assert (result.verdict, result.exit_code) == ("inconclusive", ExitCode.NO_VERDICT)
-    assert "1 planned arm without a record: page-size + prefix-cache" in result.headline
-    check = next(check for check in result.checks if check.id == "arms-decided")
-    assert check.settles == ("give it more --minutes" if minutes else "run it again")
+    assert decisive(result) == ("arms-decided", "arms-not-recorded")
+    expected = {"arms": ["page-size + prefix-cache"], "minutes": minutes}
+    assert check_of(result, "arms-decided").outcome.values == expected
 
 
 def test_a_base_that_stopped_early_is_no_pass(judged: Judge, arm_records: ModuleType) -> None:
     lengths = {f"{n}+8": (arm_records.PROMPT, arm_records.SHARED, 64) for n in range(3)}
     result = judged([arm_records.arm("prefix-cache")], lengths=lengths)
     assert result.verdict == "inconclusive"
-    assert "3 were not, the first, 0+8, with 6 of 64 tokens" in result.headline
+    assert decisive(result) == ("probes-answered", "probes-cut-short")
+    expected = {"probes": 3, "first": "0+8", "tokens": 6, "asked": 64}
+    assert check_of(result, "probes-answered").outcome.values == expected
     more = {f"{n}+8": (arm_records.PROMPT, arm_records.SHARED, arm_records.DEPTH) for n in range(4)}
-    assert "3+8, with 0 of 6 tokens" in judged([arm_records.arm("prefix-cache")], lengths=more).headline
+    longer = check_of(judged([arm_records.arm("prefix-cache")], lengths=more), "probes-answered")
+    assert longer.outcome.values == {"probes": 1, "first": "3+8", "tokens": 0, "asked": 6}
 
 
 def test_a_folder_that_ended_early_is_no_pass(judged: Judge, arm_records: ModuleType, tmp_path: Path) -> None:
@@ -219,7 +256,8 @@ def test_a_folder_that_ended_early_is_no_pass(judged: Judge, arm_records: Module
     (tmp_path / "out-0" / "end.json").unlink()
     result = judge_invariance(InvarianceFolder(tmp_path / "out-0"))
     assert result.verdict == "inconclusive"
-    assert "ended early, after 4 arms" in result.headline
+    assert decisive(result) == ("invariance-ended", "arms-recorded")
+    assert check_of(result, "invariance-ended").outcome.values == {"arms": 4, "ended": False}
 
 
 def test_a_folder_without_a_base_is_refused(tmp_path: Path, arm_records: ModuleType) -> None:

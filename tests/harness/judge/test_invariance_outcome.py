@@ -10,6 +10,7 @@ from assay.harness.evidence.invariance import ArmRecord, Scores
 from assay.harness.judge.invariance_arms import BASE
 from assay.harness.judge.invariance_outcome import bounds, drafted_by, outcome, outcome_of, widened
 from assay.harness.judge.probe_scores import Bound, Measure
+from assay.harness.statement import state
 
 Limits = dict[Measure, Bound]
 
@@ -41,7 +42,7 @@ def test_one_position_of_a_thousand_is_enough(arm_records: ModuleType, limits: L
 def test_an_arm_that_failed_was_not_run(arm_records: ModuleType, limits: Limits) -> None:
     record = arm_records.arm("batch", problem="the server died")
     assert outcome(arm_records.BASE, record, limits).state == "not run"
-    assert outcome(arm_records.BASE, record, limits).why == "the server died"
+    assert outcome(arm_records.BASE, record, limits).why == (state("shows-nothing", why="failed", said="the server died"),)
 
 
 def test_the_floor_excuses_no_more_than_its_dtype_can(arm_records: ModuleType) -> None:
@@ -79,19 +80,19 @@ def test_drafts_that_are_no_longer_accepted_are_a_difference(arm_records: Module
     lost, kept = (arm_records.arm("draft", verifications=passes) for passes in (arm_records.DEPTH, 2))
     shown = outcome_of(arm_records.BASE, lost, limits, known, "float32")
     assert shown.state == "differs"
-    assert shown.why == "1.00 tokens were accepted a pass, where a draft of the model itself gives 3"
+    assert shown.why == (state("arm-differs", by="drafts declared", accepted=1.0, declared=3.0),)
     assert outcome_of(arm_records.BASE, kept, limits, known, "float32").state == "same"
     ngram = arm_records.arm("ngram", verifications=arm_records.DEPTH)
     assert outcome_of(arm_records.BASE, ngram, limits, known, "float32").state == "same", "nothing is declared"
 
 
 @pytest.mark.parametrize(
-    ("passes", "odd", "state"),
+    ("passes", "odd", "expected"),
     [(2, 0, "same"), (2, 4, "same"), (2, 15, "same"), (2, 17, "differs"), (3, 0, "differs")],
     ids=["equal", "within 5 %", "by chance", "in many probes", "in all"],
 )
 def test_drafts_that_a_second_feature_loses_are_a_difference(
-    arm_records: ModuleType, limits: Limits, passes: int, odd: int, state: str
+    arm_records: ModuleType, limits: Limits, passes: int, odd: int, expected: str
 ) -> None:
     known = {"draft": Feature("draft", "", drafts=1.0), "page": Feature("page", "")}
     alone, both = arm_records.drafting("draft", passes=2), arm_records.drafting("draft", "page", passes=passes, odd=odd)
@@ -100,9 +101,9 @@ def test_drafts_that_a_second_feature_loses_are_a_difference(
     drafted = drafted_by(frozenset(both.features), records, known, ())
     assert drafted is alone
     shown = outcome_of(base, both, limits, known, "float32", drafted)
-    assert shown.state == state
+    assert shown.state == expected
     if passes == 3:
-        assert shown.why == "drafts were lost: the same tokens took 120 passes in place of 80 (draft)"
+        assert shown.why == (state("arm-differs", by="drafts", passes=120, alone=80, arm="draft"),)
     assert outcome_of(base, both, limits, known, "float32").state == "same", "nothing is compared"
 
 
@@ -120,9 +121,9 @@ def test_whose_drafts_an_arms_are_compared_with(arm_records: ModuleType) -> None
 
 def test_greedy_texts_that_part_are_a_difference_unless_at_a_tie(arm_records: ModuleType, limits: Limits) -> None:
     base = arm_records.BASE.model_copy(update={"texts": (arm_records.text("yes", "no", 0.5),)})
-    for other, state in ((arm_records.text("no", "yes", 0.5), "differs"), (arm_records.text("yes", "no", 0.5), "same")):
+    for other, expected in ((arm_records.text("no", "yes", 0.5), "differs"), (arm_records.text("yes", "no", 0.5), "same")):
         record = arm_records.arm("batch").model_copy(update={"texts": (other,)})
-        assert outcome(base, record, limits, swing=1e-3).state == state
+        assert outcome(base, record, limits, swing=1e-3).state == expected
     tie = arm_records.BASE.model_copy(update={"texts": (arm_records.text("yes", "no", 1e-4),)})
     flipped = arm_records.arm("batch").model_copy(update={"texts": (arm_records.text("no", "yes", 1e-4),)})
     assert outcome(tie, flipped, limits, swing=1e-3).state == "same"
@@ -134,7 +135,7 @@ def test_an_answer_of_another_length_is_a_difference(arm_records: ModuleType, li
     record = record.model_copy(update={"replies": (record.replies[0], short, record.replies[2])})
     shown = outcome(arm_records.BASE, record, limits)
     assert shown.state == "differs"
-    assert shown.why == "1 answers have another length, the first, to probe 1+8, 4 tokens in place of 6"
+    assert shown.why == (state("arm-differs", by="lengths", answers=1, probe="1+8", before=6, now=4),)
 
 
 def cut(scores: Scores, count: int) -> Scores:
@@ -150,20 +151,22 @@ def changed(record: ArmRecord, **fields: Any) -> ArmRecord:
 @pytest.mark.parametrize(
     ("missing", "why"),
     [
-        (lambda arm, r: arm.model_copy(update={"replies": arm.replies[:1]}), "1 of 3 probes were answered"),
-        (lambda arm, r: arm.model_copy(update={"texts": ()}), "0 of 1 greedy texts were written"),
-        (lambda arm, r: changed(arm, prefill=Scores()), "nothing of probe 2+8 was compared"),
-        (lambda arm, r: changed(arm, prefill=cut(r.prefill, 3)), "another part of the prompt of probe 2+8 was scored"),
-        (lambda arm, r: arm.model_copy(update={"seen": {}}), "batch was not shown to be on: nothing says so"),
+        (lambda arm, r: arm.model_copy(update={"replies": arm.replies[:1]}), {"why": "probes", "answered": 1, "probes": 3}),
+        (lambda arm, r: arm.model_copy(update={"texts": ()}), {"why": "texts", "written": 0, "texts": 1}),
+        (lambda arm, r: changed(arm, prefill=Scores()), {"why": "scores", "probe": "2+8"}),
+        (lambda arm, r: changed(arm, prefill=cut(r.prefill, 3)), {"why": "prompt", "probe": "2+8"}),
+        (lambda arm, r: arm.model_copy(update={"seen": {}}), {"why": "feature", "feature": "batch", "said": ""}),
     ],
     ids=["probes", "texts", "scores", "prompt", "neither seen nor unseen"],
 )
-def test_what_is_not_compared_whole_shows_nothing(arm_records: ModuleType, limits: Limits, missing: Any, why: str) -> None:
+def test_what_is_not_compared_whole_shows_nothing(
+    arm_records: ModuleType, limits: Limits, missing: Any, why: dict[str, Any]
+) -> None:
     text = (arm_records.text("yes", "no", 0.5),)
     base, arm = (record.model_copy(update={"texts": text}) for record in (arm_records.BASE, arm_records.arm("batch")))
     assert outcome(base, arm, limits).state == "same"
     found = outcome(base, missing(arm, arm.replies[-1]), limits)
-    assert (found.state, found.why) == ("not shown", why)
+    assert (found.state, found.why) == ("not shown", (state("shows-nothing", **why),))
 
 
 @pytest.mark.parametrize("passes", [0, 3], ids=["forced", "verified"])
@@ -177,24 +180,26 @@ def test_another_token_is_a_difference_unless_at_a_tie_that_drafts_decided(
         return changed(arm_records.arm("draft"), decode=other, verifications=passes)
 
     apart = outcome(wrote(7, 0.4), wrote(8, 0.4), limits, swing=0.5)
-    assert (apart.state, apart.why) == ("differs", "1 answers part at no tie, the first, to probe 2+8, at token 3")
+    parts = state("arm-differs", by="tokens", answers=1, probe="2+8", token=3)
+    assert (apart.state, apart.why) == ("differs", (parts,))
     assert outcome(wrote(7, 0.2), wrote(6, 0.2), limits, swing=0.5).state == "differs", "it lists no such token"
     tie = outcome(wrote(7, 0.2), wrote(8, 0.2), limits, swing=0.5)
-    told = "the answer to probe 2+8 is not the one that was forced"
-    assert (tie.state, tie.why) == (("same", "") if passes else ("not shown", told))
+    told = state("shows-nothing", why="answer", probe="2+8")
+    assert (tie.state, tie.why) == (("same", ()) if passes else ("not shown", (told,)))
 
 
 def test_another_end_is_a_difference(arm_records: ModuleType, limits: Limits) -> None:
     arm = arm_records.arm("batch")
     aborted = outcome(changed(arm_records.BASE, finish="length"), changed(arm, finish="abort"), limits)
     assert aborted.state == "differs"
-    assert aborted.why == "1 answers end otherwise, the first, to probe 2+8: abort in place of length"
+    assert aborted.why == (state("arm-differs", by="ends", answers=1, probe="2+8", before="length", now="abort"),)
     text = arm_records.text("yes", "no", 0.5)
     stopped = text.model_copy(update={"finish": "stop", "count": 9})
     base, record = (each.model_copy(update={"texts": (end,)}) for each, end in ((arm_records.BASE, text), (arm, stopped)))
     found = outcome(base, record, limits)
     assert found.state == "differs"
-    assert found.why == "1 greedy texts end otherwise, the first, greedy-000: stop after 9 tokens in place of length after 1 tokens"
+    ends = {"before": ("length", 1), "now": ("stop", 9)}
+    assert found.why == (state("arm-differs", by="ends of texts", texts=1, first="greedy-000", **ends),)
     tie = arm_records.text("no", "yes", 1e-4).model_copy(update={"finish": "stop", "count": 9})
     base, record = (
         each.model_copy(update={"texts": (end,)}) for each, end in ((base, arm_records.text("yes", "no", 1e-4)), (arm, tie))

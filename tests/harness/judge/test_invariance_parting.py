@@ -1,4 +1,4 @@
-"""Where in the model a set of features parts from its base: from traces on disk, in words, or why it was not observed."""
+"""Where in the model a set of features parts from its base: from traces on disk, or why it was not observed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from assay.harness.evidence.invariance import ArmRecord, InvarianceFolder, Trace
 from assay.harness.evidence.trace import TraceHeader, write_pass, write_refusal
 from assay.harness.judge.invariance import judge_invariance
 from assay.harness.judge.invariance_result import InvarianceResult
+from assay.harness.statement import Statement, state
 
 LAYERS = (3, 7)
 """Those that have attention: the others are recurrent."""
 PLACE = TracedPlace(probe="0+8", index=12)
 Spoil = Callable[[dict[str, torch.Tensor]], None]
 Judge = Callable[..., InvarianceResult]
+
+
+def unobserved(why: str) -> Statement:
+    return state("inside-not-observed", why=why, said="")
 
 
 def write(folder: InvarianceFolder, record: ArmRecord, spoil: Spoil = lambda kept: None) -> None:
@@ -59,16 +64,16 @@ def judged(tmp_path: Path, arm_records: ModuleType) -> Judge:
 
 
 @pytest.mark.parametrize(
-    ("names", "place", "says"),
+    ("names", "place", "expected"),
     [
-        (("q.7", "new_k.7", "new_v.7"), "layer 7, before attention, head", "and the output of attention in layer 3 is the same"),
-        (("q.3", "new_k.3"), "layer 3, before attention, head", "V is the same, so it is their positions, or RoPE"),
-        (("v.3", "layer.3"), "layer 3, KV cache, KV head", "V in the KV cache differs in 12 tokens, first in token 1 "),
-        (("layer.3", "q.7"), "layer 3, attention, head", "the output of attention differs"),
-        ((), "behind the attention of layer 7", "in all 2 layers q, K, V and the output are the same"),
+        (("q.7", "new_k.7", "new_v.7"), "layer 7, before attention, head", {"names": ("q", "k", "v"), "before": 3}),
+        (("q.3", "new_k.3"), "layer 3, before attention, head", {"names": ("q", "k"), "before": None}),
+        (("v.3", "layer.3"), "layer 3, KV cache, KV head", {"names": ("v",), "positions": 12, "position": 0}),
+        (("layer.3", "q.7"), "layer 3, attention, head", {"place": "attention", "names": ("output",)}),
+        ((), "behind the attention of layer 7", {"place": "behind attention", "layer": 7, "layers": 2}),
     ],
 )
-def test_the_place_is_named(judged: Judge, names: tuple[str, ...], place: str, says: str) -> None:
+def test_the_place_is_named(judged: Judge, names: tuple[str, ...], place: str, expected: dict[str, Any]) -> None:
     def spoil(kept: dict[str, torch.Tensor]) -> None:
         for name in names:
             kept[name] *= 1.5
@@ -76,19 +81,21 @@ def test_the_place_is_named(judged: Judge, names: tuple[str, ...], place: str, s
     result = judged(spoil)
     (finding,), (parting,) = result.findings, result.partings
     assert finding.where.startswith(f"first at probe 0+8, generated token 1; {place}")
-    assert says in parting.says
-    assert f"inside the model: {parting.says}" in finding.evidence
+    assert parting.model_dump(include=set(expected)) == expected
+    (inside,) = (each.values for each in finding.shown_by if each.id == "inside-the-model")
+    assert (inside["layer"], inside["names"], inside["before"]) == (parting.layer, [*parting.names], parting.before)
     assert [arm.number for arm in result.arms] == [0, 1, 2], "what was asked again is no arm"
 
 
 def test_a_pass_that_does_not_differ_again_is_not_observed(judged: Judge) -> None:
     (parting,) = judged(lambda kept: None, traced_kl=0.0).partings
-    assert (parting.place, parting.not_observed) == ("", "asked again with the trace on, it did not differ there")
+    assert (parting.place, parting.not_observed) == ("", unobserved("same"))
 
 
 def test_what_was_not_asked_again_is_not_observed(judged: Judge) -> None:
     result = judged()
-    assert result.partings[0].not_observed == "it was not asked again with a trace"
+    assert result.partings[0].not_observed == unobserved("not asked")
+    assert result.partings[0].not_observed in result.findings[0].shown_by
     assert result.findings[0].where == "first at probe 0+8, generated token 1; in 3 of 3 probes"
 
 
@@ -97,9 +104,10 @@ def test_a_trace_that_was_refused_says_why(judged: Judge, tmp_path: Path) -> Non
     folder = InvarianceFolder(tmp_path / "out")
     write_refusal(folder.server_folder(0), "005", "it cannot run TARGET_VERIFY batches")
     (parting,) = judge_invariance(folder).partings
-    assert "TARGET_VERIFY" in parting.not_observed
+    assert parting.not_observed is not None
+    assert "TARGET_VERIFY" in parting.not_observed.values["said"]
 
 
 def test_passes_that_verify_drafts_are_not_traced(judged: Judge) -> None:
     (parting,) = judged(lambda kept: None, verifications=3).partings
-    assert parting.not_observed == "its passes verify drafts, and attention is not traced there"
+    assert parting.not_observed == unobserved("drafts")

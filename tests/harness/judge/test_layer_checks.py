@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from assay.harness.evidence.error_table import SUMS, ErrorTable, RoleErrors
 from assay.harness.evidence.records import Answer
 from assay.harness.evidence.shadow_errors import FailedCalls, ShadowErrors, ShadowHeader
 from assay.harness.judge import own_error as checks
+from assay.harness.statement import Statement, state
 
 HEADS = 4
 
@@ -33,29 +35,36 @@ def cells(
     return ShadowErrors(ErrorTable(index, sums[:, :5], role, role), (legend,))
 
 
+def phases(*compared: tuple[str, int | None, list[int], list[int]]) -> Statement:
+    return state("phases-compared", phases=compared)
+
+
 ALL = [0, 1, 2, 3]
+EXTEND: Any = ("extend", 4, [], [])
+NOT_EXTEND: Any = ("extend", None, [], [])
 
 
 @pytest.mark.parametrize(
     ("seen", "claimed", "status", "found"),
     [
-        (cells(ALL), ["extend"], "ok", "extend: 4 layers"),
-        (cells([0, 1, 3]), ["extend"], "missing", "extend: not layer 2, head 0"),
-        (cells([]), ["extend"], "missing", "extend: not observed"),
-        (cells(ALL, phase="decode"), ["extend"], "missing", "extend: not observed"),
-        (cells(ALL), ["extend", "decode"], "missing", "extend: 4 layers; decode: not observed"),
-        (cells(ALL, heads=(0, 1)), ["extend"], "missing", "extend: not layer 0-3, head 2-3"),
-        (cells(ALL, failed=True), ["extend"], "failed", "the candidate did not compute 2 calls: it raised"),
-        (cells(ALL, members=0), ["extend"], "missing", "extend: not observed"),
-        (cells(ALL, untested=True), ["extend"], "missing", "calls of layers 3 could not be compared; layer 3: a window"),
-        (None, ["extend"], "missing", "no call was compared"),
+        (cells(ALL), ["extend"], "ok", phases(EXTEND)),
+        (cells([0, 1, 3]), ["extend"], "missing", phases(("extend", 4, [2], [0]))),
+        (cells([]), ["extend"], "missing", phases(NOT_EXTEND)),
+        (cells(ALL, phase="decode"), ["extend"], "missing", phases(NOT_EXTEND)),
+        (cells(ALL), ["extend", "decode"], "missing", phases(EXTEND, ("decode", None, [], []))),
+        (cells(ALL), [], "missing", phases()),
+        (cells(ALL, heads=(0, 1)), ["extend"], "missing", phases(("extend", 4, ALL, [2, 3]))),
+        (cells(ALL, failed=True), ["extend"], "failed", state("calls-not-computed", calls=2, said="it raised")),
+        (cells(ALL, members=0), ["extend"], "missing", phases(NOT_EXTEND)),
+        (cells(ALL, untested=True), ["extend"], "missing", state("calls-not-comparable", layers=[3], layer=3, said="a window")),
+        (None, ["extend"], "missing", state("layers-not-compared", why="no call")),
     ],
 )
 def test_every_layer_and_head_in_a_phase_that_the_candidate_claims(
-    seen: ShadowErrors | None, claimed: list[str], status: str, found: str
+    seen: ShadowErrors | None, claimed: list[str], status: str, found: Statement
 ) -> None:
     check = checks._check_layers(("accuracy", "layers"), seen, claimed, range(4))
-    assert (check.status, check.found) == (status, found)
+    assert (check.status, check.outcome) == (status, found)
     assert checks._check_layers(("accuracy",), seen, claimed, range(4)).status == "not checked"
 
 
@@ -72,16 +81,17 @@ def answer(cached: int | None) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("cached", "status"),
+    ("cached", "status", "found"),
     [
-        ([54] * 10, "ok"),
-        ([1] * 4 + [16] * 4, "ok"),
-        ([1] * 5 + [54] * 4, "missing"),
-        ([15] * 10, "missing"),
-        ([1] * 10, "missing"),
-        ([None] * 10, "missing"),
-        ([], "missing"),
+        ([54] * 10, "ok", "questions-cached"),
+        ([1] * 4 + [16] * 4, "ok", "questions-cached"),
+        ([1] * 5 + [54] * 4, "missing", "questions-cached"),
+        ([15] * 10, "missing", "questions-cached"),
+        ([1] * 10, "missing", "questions-cached"),
+        ([None] * 10, "missing", "cached-tokens-not-reported"),
+        ([], "missing", "no-question-answered"),
     ],
 )
-def test_cached_prefix(cached: list[int | None], status: str) -> None:
-    assert checks._check_cached_prefix([answer(tokens) for tokens in cached]).status == status
+def test_cached_prefix(cached: list[int | None], status: str, found: str) -> None:
+    check = checks._check_cached_prefix([answer(tokens) for tokens in cached])
+    assert (check.status, check.outcome.id) == (status, found)

@@ -18,6 +18,7 @@ from assay.harness.judge.layer_verdict import LayerEvidence, findings, judge_lay
 from assay.harness.judge.report import SuiteResult
 from assay.harness.judge.truth_bounds import compare_with_noise
 from assay.harness.policy import Policy
+from assay.harness.statement import Statement, state
 from assay.harness.stats.noise_bound import FALSE_FLAGS
 from assay.harness.verdict import Finding, Severity
 
@@ -60,6 +61,17 @@ def judge(errors: ShadowErrors, made: KernelResult | None = None, foreign: str =
     return judge_layers(make_spec(policy).policy, LayerEvidence(errors, compare_with_noise(errors), made, foreign), synthetic=True)
 
 
+def said_where(judged: SuiteResult) -> str:
+    assert judged.why[0].id == "found-at"
+    return str(judged.why[0].values["where"])
+
+
+def claimed(judged: SuiteResult) -> Statement:
+    claim = judged.why[0].values["claim"]
+    assert isinstance(claim, Statement)
+    return claim
+
+
 def ids(errors: ShadowErrors) -> list[str]:
     return [one.id for one in findings(LayerEvidence(errors, compare_with_noise(errors), replay()), "again")]
 
@@ -67,7 +79,11 @@ def ids(errors: ShadowErrors) -> list[str]:
 def test_noise_passes(shadowed: Any) -> None:
     judged = judge(shadowed())
     assert (judged.verdict, judged.decided_by, judged.p_regression) == ("pass", "worst-own-error", None)
-    assert "in 64 cells (all 640 queries, 62 passes)" in judged.why
+    [why] = judged.why
+    assert why.id == "own-errors-within"
+    numbers = {"cells": 64, "sampled": 640, "queries": 640, "passes": 62}
+    assert {name: why.values[name] for name in numbers} == numbers
+    assert 0 < why.values["worst"] < 1
     assert ids(shadowed()) == []
 
 
@@ -75,8 +91,8 @@ def test_a_layer_of_zeros_is_a_regression_though_every_recorded_call_is_right(sh
     errors = shadowed(lambda layer, *_: 1.0 if layer == 2 else None)
     judged = judge(errors, replay(worst_own=0.2))
     assert (judged.verdict, judged.decided_by, judged.p_regression) == ("regression", "worst-own-error", FALSE_FLAGS)
-    assert judged.why.startswith("extend, layer 2 of 4, all 4 heads")
-    assert "out of bounds" in " ".join(ids(errors)).replace("-", " ")
+    assert said_where(judged) == "extend, layer 2 of 4, all 4 heads, cached prefix 0, >= 16"
+    assert ids(errors) == ["own-error-out-of-bounds"]
 
 
 @pytest.mark.parametrize("wrong", [0.09, float("inf")])
@@ -86,8 +102,10 @@ def test_one_cell_of_one_head_is_enough(shadowed: Any, wrong: float) -> None:
     )
     judged = judge(errors)
     assert judged.verdict == "regression"
-    assert judged.why.startswith("extend, layer 1 of 4, head 3 of 4, cached prefix >= 16: ")
-    assert ("the own error is not finite, beyond what noise explains" in judged.why) == (wrong == float("inf"))
+    assert said_where(judged) == "extend, layer 1 of 4, head 3 of 4, cached prefix >= 16"
+    numbers = claimed(judged).values
+    assert (numbers["test"], numbers["observed"], numbers["query"]) == ("worst-own-error", wrong, None)
+    assert numbers["excess"] == numbers["observed"] / numbers["bound"] > 1
 
 
 def test_one_wrong_query_is_a_regression_though_no_cell_is_out_of_bounds(shadowed: Any) -> None:
@@ -102,11 +120,12 @@ def test_one_wrong_query_is_a_regression_though_no_cell_is_out_of_bounds(shadowe
 
     fine = with_queries(right, right)
     assert judge(fine).verdict == "pass"
-    assert "that of a single query 0.25x" in judge(fine).why
+    assert judge(fine).why[0].values["query"] == 0.25
     bad = with_queries(wrong, right)
     judged = judge(bad)
     assert (judged.verdict, judged.decided_by) == ("regression", "worst-query")
-    assert "at position 701 behind 512 cached tokens, layer 2, head 3" in judged.why
+    position, prefix, layer, head = claimed(judged).values["query"]
+    assert (position, prefix, layer, head) == (701, 512, 2, 3)
     assert ids(bad) == ["query-out-of-bounds"]
     assert judge(with_queries(right, wrong)).verdict == "inconclusive"
 
@@ -114,7 +133,7 @@ def test_one_wrong_query_is_a_regression_though_no_cell_is_out_of_bounds(shadowe
 def test_a_uniform_gain_of_a_thousandth_is_a_regression_that_no_bound_on_an_error_sees(shadowed: Any) -> None:
     judged = judge(shadowed(gain=1e-3))
     assert (judged.verdict, judged.decided_by) == ("regression", "worst-gain")
-    assert "scaled by 0.1 %" in judged.why
+    assert claimed(judged).values["observed"] == pytest.approx(1e-3)
     assert ids(shadowed(gain=1e-3)) == ["gain"]
     assert judge(shadowed(gain=1e-5)).verdict == "pass"
 
@@ -130,7 +149,8 @@ def test_a_reference_that_is_not_right_proves_nothing_about_the_candidate(shadow
     errors = shadowed(lambda layer, *_: 1.0 if layer == 2 else None, reference=0.5)
     judged = judge(errors)
     assert judged.verdict == "inconclusive"
-    assert judged.why.startswith("the reference is not right")
+    assert [why.id for why in judged.why] == ["reference-not-right"]
+    assert claimed(judged).values["observed"] == 0.5
     assert ids(errors)[0] == "reference-wrong"
 
 
@@ -152,6 +172,7 @@ def test_a_candidate_that_is_off_by_ten_times_more_than_a_wrong_reference_is_a_r
     errors = shadowed(lambda layer, *_: own if layer == 2 else None, reference=reference)
     judged = judge(errors, replay(worst_own=worst))
     assert (judged.verdict, judged.decided_by) == (verdict, decided_by)
+    assert ("reference-off" in {why.id for why in judged.why}) == (decided_by == "worst-own-error")
     assert ids(errors)[0] == "reference-wrong"
 
 
@@ -159,7 +180,9 @@ def test_an_error_below_what_the_declared_quantisation_costs_is_no_pass(shadowed
     quiet = shadowed(own=1e-6)
     judged = judge(quiet)
     assert judged.verdict == "inconclusive"
-    assert "int8_qk costs at least" in judged.why
+    found = claimed(judged)
+    assert (found.id, found.values["noise"], found.values["own"]) == ("error-below-noise", "int8_qk", pytest.approx(1e-6))
+    assert found.values["least"] > found.values["own"]
     assert ids(quiet) == ["noise-missing"]
     assert judge(shadowed(own=0.013)).verdict == "pass", "a somewhat finer implementation"
 
@@ -208,21 +231,22 @@ def test_calls_that_were_not_examined_or_are_not_these_are_no_pass(shadowed: Any
     assert judge_layers(Policy(), LayerEvidence(errors, against, None), synthetic=True).verdict == "inconclusive"
     judged = judge(errors, replay("serious", worst_own=37.0), foreign="it examined another")
     assert judged.verdict == "inconclusive"
-    assert judged.why.endswith("does not belong to this run: it examined another.")
+    assert judged.why == (state("evidence-lacking", what="examination of these calls", said="it examined another"),)
 
 
 def test_no_cached_prefix_and_nothing_compared_are_no_pass(shadowed: Any) -> None:
-    assert judge(shadowed(prefixes=("0",))).verdict == "inconclusive"
+    without = judge(shadowed(prefixes=("0",)))
+    assert (without.verdict, without.why[0].values["what"]) == ("inconclusive", "cached prefix")
     errors = shadowed()
     nothing = replace(errors, cells=ErrorTable.of(errors.cells.index, errors.cells.apart))
-    assert judge(nothing).why == "Nothing was compared with the truth."
+    assert judge(nothing).why == (state("evidence-lacking", what="truth", said=""),)
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(1e-9, "regression"), (100.0, "pass")])
 def test_the_policys_bound_of_the_kernels_family(shadowed: Any, bound: float, verdict: str) -> None:
     judged = judge(shadowed(), bounds={"int8_qk": bound}, candidate="no.such:kernel")
     assert judged.verdict == verdict, "the family is in the evidence: no kernel is imported"
-    assert ("bounds.int8_qk" in judged.why) is (verdict == "regression")
+    assert ("bounds.int8_qk" in str(judged.why[0].values.get("line"))) is (verdict == "regression")
     assert judged.decided_by == ("largest-own-error" if verdict == "regression" else "worst-own-error")
 
 

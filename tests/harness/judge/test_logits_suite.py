@@ -122,8 +122,8 @@ def test_noise_passes_in_the_family_that_declares_it_and_in_no_smaller_one(judge
     assert judged(noise=size, declared=("", "int8_qk")).verdict == "pass"
     exact = judged(noise=size)
     assert (exact.verdict, exact.decided_by[:8]) == ("regression", "mean-kl-")
-    assert exact.why[0].values["limit"].id == "kl-limit-of-noise"
-    assert exact.why[0].values["limit"].values["noise"] == []
+    limit = exact.why[0].values["limit"].values
+    assert (limit["source"], limit["noise"]) == ("noise", [])
 
 
 def test_the_limit_is_a_multiple_of_the_floor_where_that_is_larger(judged: Callable[..., SuiteResult]) -> None:

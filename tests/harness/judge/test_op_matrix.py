@@ -11,10 +11,12 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.own_error import matrix_claim
+from assay.harness.statement import Statement, state
 from assay.harness.verdict import Finding
 
 SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn", suites=("layers",))
 NOTHING: dict[str, Any] = {"calls": 0, "worst_own": None, "worst_bound": None}
+REFUSED = CaseWhy(case="extend-1", why="no"), CaseWhy(case="decode-1", why="no")
 FINDING = Finding(id="mask-top-left", title="t", severity="serious", where="extend", diagnosis="d", evidence=(), reproduce="r")
 
 
@@ -30,38 +32,39 @@ def judged(made: KernelResult | None, spec: RunSpec = SPEC, *, kernel: bool = Tr
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict"),
+    ("changed", "verdict", "why"),
     [
-        ({}, "pass"),
-        ({"findings": (FINDING,), "failing": ("extend-1",), "worst_own": 9.0}, "regression"),
-        ({"failing": ("extend-1",), "worst_own": 9.0}, "regression"),
-        ({"failing": ("extend-1",)}, "regression"),
-        ({"worst_own": 1.5}, "regression"),
-        ({"worst_own": float("nan")}, "regression"),
-        (NOTHING, "inconclusive"),
-        (NOTHING | {"refused": (CaseWhy(case="extend-1", why="no"), CaseWhy(case="decode-1", why="no"))}, "inconclusive"),
-        ({"not_run": "no GPU"}, "inconclusive"),
-        ({"missing": ("no decode call was computed",)}, "inconclusive"),
+        ({}, "pass", "op-calls-within"),
+        ({"findings": (FINDING,)}, "regression", "op-calls-wrong"),
+        ({"findings": (FINDING,), "failing": ("extend-1",), "worst_own": 9.0}, "regression", "op-calls-wrong"),
+        ({"failing": ("extend-1",), "worst_own": 9.0}, "regression", "op-calls-unexplained"),
+        ({"failing": ("extend-1",)}, "regression", "op-calls-unexplained"),
+        ({"worst_own": 1.5}, "regression", "op-calls-unexplained"),
+        ({"worst_own": float("nan")}, "regression", "op-calls-unexplained"),
+        (NOTHING, "inconclusive", "op-calls-not-tested"),
+        (NOTHING | {"refused": REFUSED}, "inconclusive", "op-calls-not-tested"),
+        ({"not_run": "no GPU"}, "inconclusive", "op-calls-not-tested"),
+        ({"missing": ("no decode call was computed",)}, "inconclusive", "op-calls-not-tested"),
     ],
 )
-def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[str, Any], verdict: str) -> None:
+def test_what_is_out_of_bounds_or_was_not_computed_does_not_pass(changed: dict[str, Any], verdict: str, why: str) -> None:
     suite = judged(record(**changed)).suite
     assert suite is not None
-    assert (suite.verdict, bool(suite.why), "finitex" in suite.why) == (verdict, True, False)
+    assert (suite.verdict, [each.id for each in suite.why]) == (verdict, [why])
 
 
 @pytest.mark.parametrize(
     ("made", "status", "found"),
     [
-        (record(), "ok", "2 calls were computed"),
-        (None, "missing", "no result of it"),
-        (record(kernel="another"), "missing", "a result of another, not of sage_attn"),
-        (record(calls=0, worst_own=None, worst_bound=None, not_run="the kernel hangs"), "missing", "the kernel hangs"),
+        (record(), "ok", state("matrix-computed", calls=2)),
+        (None, "missing", state("matrix-absent")),
+        (record(kernel="another"), "missing", state("matrix-of-another", kernel="another", candidate="sage_attn")),
+        (record(**NOTHING, not_run="it hangs"), "missing", state("matrix-not-run", candidate="sage_attn", said="it hangs")),
     ],
 )
-def test_the_matrix_of_the_candidate_must_have_run(made: KernelResult | None, status: str, found: str) -> None:
+def test_the_matrix_of_the_candidate_must_have_run(made: KernelResult | None, status: str, found: Statement) -> None:
     [check] = judged(made).checks
-    assert (check.status, check.found) == (status, found)
+    assert (check.status, check.outcome) == (status, found)
 
 
 def test_no_matrix_is_asked_of_an_engines_own_backend_or_without_layers() -> None:

@@ -12,6 +12,7 @@ from assay.harness.evidence.kernel_result import CAUSE, KernelResult
 from assay.harness.judge.evidence import RunEvidence
 from assay.harness.judge.own_error import claim
 from assay.harness.judge.report import LayersResult, SuiteResult
+from assay.harness.statement import state
 from assay.harness.verdict import Finding
 
 
@@ -59,7 +60,9 @@ def test_an_examination_of_these_calls_is_believed(evidence: RunFolder) -> None:
 def test_an_examination_of_other_calls_is_not(evidence: RunFolder, changes: dict[str, Any], why: str) -> None:
     suite, _, _ = judged(evidence, changes | {"worst_own": 37.0, "worst_bound": 1.0})
     assert suite.verdict == "inconclusive"
-    assert why in suite.why
+    [stated] = suite.why
+    assert stated.values["what"] == "examination of these calls"
+    assert why in stated.values["said"]
 
 
 def test_a_recorded_call_out_of_bounds_is_a_regression_without_a_finding(evidence: RunFolder) -> None:
@@ -69,4 +72,5 @@ def test_a_recorded_call_out_of_bounds_is_a_regression_without_a_finding(evidenc
 def test_a_kernel_that_could_not_be_run_on_the_recorded_calls_does_not_pass(evidence: RunFolder) -> None:
     suite, _, _ = judged(evidence, {"not_run": "the kernel ended its process, which exited with status 0"})
     assert suite.verdict == "inconclusive"
-    assert "the kernel ended its process, which exited with status 0" in suite.why
+    text = "the kernel ended its process, which exited with status 0"
+    assert suite.why == (state("evidence-lacking", what="examined calls", said=text),)

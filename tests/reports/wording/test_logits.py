@@ -10,7 +10,7 @@ from assay.harness.judge.judgement import measure
 from assay.harness.statement import Statement, state
 from assay.reports.wording import measured_of, say
 
-NOISE = state("kl-limit-of-noise", noise=[], floor=None, prompts=0)
+NOISE = state("kl-limit", source="noise", noise=[], factor=5.0, floor=None, prompts=0)
 FAR: dict[str, Any] = {"count": 1, "prompts": 64, "times": 20.0, "worst": 0.5}
 ABOUT_NOISE = "rounding, since no other noise is declared; the reference against itself: not measured"
 
@@ -42,8 +42,12 @@ def mean(quantity: str, value: float, **changed: Any) -> dict[str, Any]:
             "Scored cold, 1 of 64 prompts is more than 20 limits away from the reference; the worst has 0.5 nats.",
         ),
         (
-            state("kl-limit-of-noise", noise=["int8_qk", "fp8_kv"], floor=0.0123, prompts=32),
+            state("kl-limit", source="noise", noise=["int8_qk", "fp8_kv"], factor=5.0, floor=0.0123, prompts=32),
             "declared noise int8_qk and fp8_kv; the reference against itself: 0.012 nats over 32 prompts",
+        ),
+        (
+            state("kl-limit", source="floor", noise=[], factor=5.0, floor=0.0123, prompts=32),
+            "5 times the floor, the reference against itself: 0.012 nats over 32 prompts",
         ),
         (
             state("candidate-not-finite", places=[(1_280, 1_280, "cold"), (1, 1_280, "cached")]),

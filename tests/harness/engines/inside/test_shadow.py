@@ -443,7 +443,7 @@ def test_processes_that_share_the_heads_are_joined(stand_in: ModuleType, tmp_pat
 
     set_control(tmp_path, Control(shadow=True))
     process(0, right)
-    assert (checked().status, checked().found) == ("missing", "extend: not layer 0-2, head 4-7")
+    assert (checked().status, checked().outcome.values["phases"]) == ("missing", [["extend", 3, [0, 1, 2], [4, 5, 6, 7]]])
     process(1, wrong)
     assert checked().status == "ok"
     compared = compare_with_noise(read_shadow_errors(tmp_path))

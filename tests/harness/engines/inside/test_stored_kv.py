@@ -36,6 +36,7 @@ from assay.harness.evidence.pack import Source, read_pack
 from assay.harness.evidence.shadow_errors import read_shadow_errors
 from assay.harness.judge.own_error import _known_differences, _recorded_phases
 from assay.harness.judge.truth_bounds import compare_with_noise
+from assay.harness.statement import state
 from assay.harness.verdict import serious
 
 STORED, K_SCALE, V_SCALE, LAYERS = torch.float8_e4m3fn, 0.05, 0.011, 3
@@ -117,8 +118,7 @@ def test_a_right_kernel_is_right_although_the_reference_reads_new_k_and_v_as_giv
     for measured in (against.cells, against.queries, against.reference, against.reference_queries):
         assert len(measured.index)
         assert not measured.flagged.any()
-    [said] = _known_differences(errors)
-    assert said.startswith("difference from the reference, extend, layers 0, 1, 2: one of both reads new K and V before they are")
+    assert [*_known_differences(errors)] == [state("difference-known", how="given", phase="extend", layers=[0, 1, 2])]
 
 
 @pytest.mark.parametrize("kernel", [k_scale_for_v, without_scales])

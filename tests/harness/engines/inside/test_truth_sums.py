@@ -21,6 +21,7 @@ from assay.harness.evidence.error_table import DIMENSIONS, QUERY, ErrorTable, Ro
 from assay.harness.evidence.shadow_errors import ShadowErrors, ShadowHeader
 from assay.harness.judge.own_error import _known_differences
 from assay.harness.judge.truth_bounds import AgainstNoise, compare_with_noise
+from assay.harness.statement import state
 
 HEADS, WINDOW, LENS = 4, 8, [(1, 30), (1, 12), (1, 3)]
 NEW, PREFIX = 2048, 64
@@ -86,8 +87,7 @@ def test_a_reference_that_is_off_by_a_key_says_nothing_against_a_right_candidate
         assert not measured.flagged.any()
     assert not len(against.apart.index)
     assert shadow.known == {(2, "decode", "window")}
-    [said] = _known_differences(shadow)
-    assert said.startswith("difference from the reference, decode, layers 2: the reference's window is off by one key there")
+    assert [*_known_differences(shadow)] == [state("difference-known", how="window", phase="decode", layers=[2])]
 
 
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1])

@@ -23,6 +23,8 @@ from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance import drive, invariance_plan
 from assay.harness.run.run import compare_features
+from assay.harness.statement import state
+from assay.reports.wording import headline
 
 PROBES = ("0+3", "16+9", "33+14", "0+129", "120+16", "1024+12")
 """Those of the load that a stand-in is asked."""
@@ -49,7 +51,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, featured_server: M
 
 def test_honest_servers_pass_with_every_feature_shown_to_be_on(compared: Compare) -> None:
     result = compared()
-    assert result.verdict == "pass", result.headline
+    assert result.verdict == "pass", headline(result)
     covered = [feature for feature in result.features if feature.arms]
     assert len(covered) == 15
     assert all(feature.seen for feature in covered)
@@ -77,11 +79,12 @@ def test_a_bug_is_reduced_to_what_carries_it(compared: Compare, carriers: set[st
     assert finding.title == f"{' + '.join(sorted(carriers))} changes the output"
     assert finding.reproduce.endswith(f"--features={','.join(sorted(carriers))} --arms=exactly")
     if len(carriers) == 2:
-        assert finding.diagnosis.count(": 0") == 2, "each alone changes nothing"
+        assert finding.claim is not None
+        assert [kl for _, kl in finding.claim.values["alone"]] == [0.0, 0.0], "each alone changes nothing"
     assert "; layer 1, attention, head " in finding.where
     (parting,) = result.partings
     assert (set(parting.features), parting.place, parting.layer, parting.names) == (carriers, "attention", 1, ("output",))
-    assert f"inside the model: {parting.says}" in finding.evidence
+    assert any(each.id == "inside-the-model" for each in finding.shown_by)
 
 
 @pytest.mark.slow  # fast: test_two_bugs_are_both_found
@@ -109,8 +112,8 @@ def test_a_difference_that_does_not_come_again_has_no_place_in_the_model(compare
 
     result = compared(once, features=("streamed",))
     (parting,) = result.partings
-    assert (parting.place, parting.not_observed) == ("", "asked again with the trace on, it did not differ there")
-    assert "inside the model: not observed: asked again with the trace on, it did not differ there" in result.findings[0].evidence
+    assert (parting.place, parting.not_observed) == ("", state("inside-not-observed", why="same", said=""))
+    assert parting.not_observed in result.findings[0].shown_by
 
 
 @pytest.mark.parametrize("mode", ["pairs", "exactly"])
@@ -126,11 +129,12 @@ def test_what_does_not_differ_each_time_is_not_reduced(compared: Compare, mode: 
     assert result.verdict == "regression"
     (finding,) = result.findings
     assert finding.title.endswith("changes the output in 1 of 2 askings")
-    assert ", in 1 of 2 askings" in result.headline
-    assert "not reduced, since it does not differ each time" in finding.evidence
+    assert finding.claim is not None
+    assert finding.claim.values["askings"] == [1, 2]
+    assert state("seen-besides", what="unsteady", names=[]) in finding.shown_by
     chosen = [arm.chosen_by for arm in result.arms]
     assert (chosen.count("asked again"), chosen.count("reduction")) == (1, 0)
-    assert "inside the model: not observed: it was not asked again with a trace" in finding.evidence
+    assert state("inside-not-observed", why="not asked", said="") in finding.shown_by
     red = {pair.verdict for pair in result.pairs if {pair.first, pair.other} == {"page-size", "prefix-cache"}}
     assert mode == "pairs" or red == {"regression"}
 
@@ -141,7 +145,8 @@ def test_a_server_that_writes_no_trace_is_not_observed(
     monkeypatch.setattr(featured_server.FeaturedServer, "_trace", lambda *args: None)
     result = compared(lambda served: served.streamed, features=("streamed",))
     (parting,) = result.partings
-    assert "no pass was traced" in parting.not_observed
+    assert parting.not_observed is not None
+    assert "no pass was traced" in parting.not_observed.values["said"]
     assert "layer" not in result.findings[0].where
 
 
@@ -157,7 +162,8 @@ def test_exactly_compares_each_alone_where_the_set_differs(compared: Compare) ->
     assert result.arms[3].chosen_by == "asked again"
     (finding,) = result.findings
     assert finding.title == "page-size + prefix-cache + streamed changes the output", "what was asked for is not reduced"
-    assert "each alone: page-size: 0; prefix-cache: 0; streamed: 0" in finding.diagnosis
+    assert finding.claim is not None
+    assert finding.claim.values["alone"] == [["page-size", 0.0], ["prefix-cache", 0.0], ["streamed", 0.0]]
 
 
 def test_a_server_that_does_not_start_is_no_pass_and_does_not_end_the_others(compared: Compare) -> None:
@@ -165,7 +171,7 @@ def test_a_server_that_does_not_start_is_no_pass_and_does_not_end_the_others(com
     assert result.verdict == "inconclusive"
     assert {arm.verdict for arm in result.arms if "page-size" in arm.features} == {"inconclusive"}
     assert {arm.verdict for arm in result.arms if "page-size" not in arm.features} == {"pass"}
-    assert "the stand-in does not start" in result.headline
+    assert "the stand-in does not start" in headline(result)
 
 
 def test_a_base_that_does_not_start_is_an_error(compared: Compare) -> None:
@@ -203,7 +209,7 @@ def test_what_the_base_has_too_was_not_switched(
     monkeypatch.setattr(server, "arguments", lambda self, own=server.arguments: own(self) | {"page_size": 16})
     result = compared(features=("page-size", "batch"))
     assert result.verdict == "inconclusive"
-    assert "page-size: the base has it too: page_size = 16; remove the engine's own flag that sets it" in result.headline
+    assert "page-size: the base has it too: page_size = 16; remove the engine's own flag that sets it" in headline(result)
     assert {feature.id: feature.arms > 0 for feature in result.features if feature.id in ("page-size", "batch")} == {
         "batch": True,
         "page-size": False,
@@ -231,7 +237,7 @@ def test_a_fault_that_is_not_seen_is_no_pass(compared: Compare, monkeypatch: pyt
 @pytest.mark.parametrize("flags", [(), ("--disable-radix-cache",)])
 def test_a_fault_is_seeded_whatever_is_switched(compared: Compare, flags: tuple[str, ...]) -> None:
     result = compared(features=("batch", "page-size"), flags=flags)
-    assert result.verdict == "pass", result.headline
+    assert result.verdict == "pass", headline(result)
     assert next(check for check in result.checks if check.id == "probes-sensitive").status == "ok"
 
 
@@ -242,7 +248,8 @@ def test_a_fault_behind_prefixes_that_no_server_caches_shows_nothing(
     result = compared(features=("batch", "page-size"))
     assert result.verdict == "inconclusive"
     check = next(check for check in result.checks if check.id == "probes-sensitive")
-    assert (check.status, check.found) == ("missing", "no prefix came from the cache, behind which the fault is")
+    said = "no prefix came from the cache, behind which the fault is"
+    assert (check.status, check.outcome.values) == ("missing", {"said": said})
 
 
 def test_drafts_are_compared_with_those_of_the_same_speculation_alone(tmp_path: Path, arm_records: ModuleType) -> None:

@@ -11,6 +11,7 @@ from assay.harness.config import RunSpec
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.run.run import compare_features
 from assay.harness.sides import Side
+from assay.reports.wording import headline
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 FEATURES = ("prefix-cache", "conversation", "batch", "weights-again", "streamed")
@@ -30,7 +31,7 @@ def compared(out: Path, fault: str = "") -> InvarianceResult:
 
 def test_honest_servers_are_clean(tmp_path: Path) -> None:
     result = compared(tmp_path / "out")
-    assert result.verdict == "pass", result.headline
+    assert result.verdict == "pass", headline(result)
     assert {feature.id: feature.arms > 0 for feature in result.features if not feature.not_covered} == dict.fromkeys(FEATURES, True)
     assert result.servers <= 3
     assert "assay invariance" in result.command

@@ -1,0 +1,289 @@
+"""The words of features that must change nothing: what each arm shows, where it parts from its base, and what was not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from assay.harness.judge.judgement import Metric
+from assay.harness.statement import Statement
+from assay.harness.text import counted, listed
+from assay.harness.verdict import Requirement
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import Found, Measured, say, says
+
+NO_ARM = "in no arm that was run to its end"
+"""Why a feature is not covered that some arm was to have."""
+_AGAIN = "repeat the command, which switches them again"
+_RUN_AGAIN = "run it again"
+_MORE_MINUTES = "give it more --minutes"
+_DISAGREES = "the same tokens are scored differently without any feature: see which probes, alone and in batches"
+_Means = list[tuple[str, float]]
+_Alone = list[tuple[str, float | str]]
+
+
+def clauses(statements: Sequence[Statement]) -> str:
+    """Say several statements in one clause."""
+    return "; ".join(map(say, statements))
+
+
+@says
+def _features_change_output(first: Statement, further: int) -> str:
+    more = f", and {counted(further, 'further set')} of features" if further else ""
+    return f"{say(first)}{more}."
+
+
+@says
+def _requirement_unmet(requirement: str, outcome: Statement) -> str:
+    said = said_check(Requirement(requirement).check("missing", outcome))
+    return f"{said.title}: {said.found}."
+
+
+@says
+def _features_change_nothing(backend: str, left_out: int, features: int, arms: int) -> str:
+    but = f"; {counted(left_out, 'pair')} left out" if left_out else ""
+    return f"{counted(features, 'feature')} in {counted(arms, 'arm')} changed nothing in {backend}{but}."
+
+
+@says
+def _largest_divergence(metric: Metric) -> Measured:
+    return Measured(
+        "largest mean divergence with features on",
+        "not measured" if metric.value is None else f"{metric.value:.2g} nats",
+        "Mean KL of the arm that is farthest from the candidate without any feature, on the same tokens",
+    )
+
+
+_NOTHING = {
+    "failed": "{said}",
+    "feature": "{feature} was not shown to be on: {said}",
+    "base": "its base, {base}, was not run",
+    "floor": _DISAGREES,
+    "texts": "{written} of {texts} greedy texts were written",
+    "probes": "{answered} of {probes} probes were answered",
+    "scores": "nothing of probe {probe} was compared",
+    "prompt": "another part of the prompt of probe {probe} was scored",
+    "answer": "the answer to probe {probe} is not the one that was forced",
+    "server": "what its server served was not observed",
+    "parts": "no part of what its server served was observed of both",
+}
+
+
+@says
+def _shows_nothing(why: str, said: str = "", **values: Any) -> str:
+    unsaid = "no probe was answered" if why == "failed" else "nothing says so"
+    return _NOTHING[why].format(said=said or unsaid, **values)
+
+
+_DIFFERS = {
+    "texts": "{parted} of {texts} greedy texts part, the first, {first}, at token {token}",
+    "ends of texts": "{texts} greedy texts end otherwise, the first, {first}: {now[0]} after {now[1]} tokens in place of "
+    "{before[0]} after {before[1]} tokens",
+    "lengths": "{answers} answers have another length, the first, to probe {probe}, {now} tokens in place of {before}",
+    "ends": "{answers} answers end otherwise, the first, to probe {probe}: {now} in place of {before}",
+    "tokens": "{answers} answers part at no tie, the first, to probe {probe}, at token {token}",
+    "drafts declared": "{accepted:.2f} tokens were accepted a pass, where a draft of the model itself gives {declared:g}",
+    "drafts": "drafts were lost: the same tokens took {passes} passes in place of {alone} ({arm})",
+}
+
+
+@says
+def _arm_differs(by: str, **values: Any) -> str:
+    return _DIFFERS[by].format(**values)
+
+
+@says
+def _arm_served_otherwise(differs: list[str]) -> str:
+    return f"of what its server served (A its base's, B its own), {'; '.join(differs)}"
+
+
+@says
+def _feature_changes_output(
+    arm: str, titles: list[str], askings: tuple[int, int] | None, kl: float | None, why: list[Statement], alone: _Alone
+) -> str:
+    what = f"{clauses(why)}," if kl is None else f"mean KL {kl:.2g} nats"
+    of = f", in {askings[0]} of {askings[1]} askings" if askings else ""
+    return f"{arm}: {what} where {listed(titles)}{of}{f'; {_each_alone(alone)}' if alone else ''}"
+
+
+_ALONE = {"larger same": "no difference in larger arms", "not run": "not run"}
+
+
+@says
+def _each_alone(alone: _Alone) -> str:
+    shown = [(arm, _ALONE[kl] if isinstance(kl, str) else f"{kl:.2g}") for arm, kl in alone]
+    return f"each alone: {'; '.join(f'{arm}: {does}' for arm, does in shown)}"
+
+
+@says
+def _arm_distance(measure: str, mean: float, positions: int, worst: float) -> str:
+    return f"{measure}: mean KL {mean:.3g} nats over {positions:,} positions, at worst {worst:.3g}"
+
+
+@says
+def _not_in_command(environment: list[str], interpreter: str | None) -> str:
+    beyond = [*environment, *([f"interpreter {interpreter}"] if interpreter else [])]
+    return f"not in the command, which has no flag for it: {listed(beyond)}"
+
+
+_BESIDES = {
+    "probes": ("probes that differ: ", ", "),
+    "unrun": ("parts of it that were not run: ", "; "),
+    "unsteady": ("not reduced, since it does not differ each time", ""),
+    "wider": ("also in ", ", "),
+}
+
+
+@says
+def _seen_besides(what: str, names: list[str]) -> str:
+    before, between = _BESIDES[what]
+    return f"{before}{between.join(names)}"
+
+
+_NAMES = {"q": "q", "k": "K", "v": "V", "output": "the output"}
+
+
+@says
+def _inside_the_model(
+    place: str, layer: int, names: list[str], head: int | None, position: int | None, positions: int, error: float, bound: float,
+    before: int | None, layers: int,
+) -> str:  # fmt: skip
+    """Say where a request parts from the base's, and what that leaves as the cause."""
+    if place not in ("input", "cache", "attention"):
+        same = f"in all {counted(layers, 'layer')} q, K, V and the output are the same"
+        return f"inside the model: behind the last layer's attention: {same}"
+    what = f"{listed([_NAMES[name] for name in names])}{{}} {'differ' if len(names) > 1 else 'differs'}"
+    size = f"a relative error of {error:.2g}, most in {'KV head' if names[0] in 'kv' else 'head'} {head}"
+    size = f"({size}; up to {bound:.2g} is rounding)"
+    if place == "input":
+        rest = "" if before is None else f", and the output of attention in layer {before} is the same"
+        if names == ["q", "k"]:
+            rest = ": V is the same, so it is their positions, or RoPE"
+        said = f"{what.format('')} as they are computed {size}{rest}"
+    elif place == "cache":
+        tokens = f"{counted(positions, 'token')}, first in token {(position or 0) + 1:,}"
+        said = f"{what.format(' in the KV cache')} in {tokens} {size}, and what this request computes is the same"
+    else:
+        said = f"the output of attention differs {size}, and q, K and V are the same"
+    return f"inside the model: layer {layer}: {said}"
+
+
+_NOT_OBSERVED = {
+    "texts": "no token of a probe differs, only what was written",
+    "not asked": "it was not asked again with a trace",
+    "drafts": "its passes verify drafts, and attention is not traced there",
+    "same": "asked again with the trace on, it did not differ there",
+}
+
+
+@says
+def _inside_not_observed(why: str, said: str) -> str:
+    return f"inside the model: not observed: {_NOT_OBSERVED.get(why, said)}"
+
+
+@says
+def _features_not_switched(features: list[str], line: str) -> Found:
+    found = f"{listed(features)} {NO_ARM}" if features else "it was not done, or not to its end"
+    return Found(f"{found}; {line}", _AGAIN)
+
+
+@says
+def _switching_unreadable(said: str) -> Found:
+    return Found(said, _AGAIN)
+
+
+@says
+def _features_in_arms(features: int, arms: int, servers: int) -> Found:
+    return Found(f"{counted(features, 'feature')} in {counted(arms, 'arm')} of {counted(servers, 'server')}")
+
+
+@says
+def _arms_served_otherwise(first: Statement, arms: int) -> Found:
+    do = "see assay compare of both servers' folders, and run it again"
+    return Found(f"{say(first)}; {counted(arms, 'arm')} in all", do)
+
+
+@says
+def _arms_served_alike(servers: int, parts: int) -> Found:
+    agree = f"what {counted(servers, 'server')} served agrees in {counted(parts, 'part')}"
+    return Found(agree if parts else "every arm ran in the server of its base")
+
+
+@says
+def _arms_recorded(arms: int, ended: bool) -> Found:
+    return Found(f"{'' if ended else 'it ended early, after '}{counted(arms, 'arm')}", _RUN_AGAIN)
+
+
+@says
+def _probes_answered(probes: int, tokens: int) -> Found:
+    return Found(f"{counted(probes, 'probe')}, {tokens:,} tokens")
+
+
+@says
+def _probes_cut_short(probes: int, first: str, tokens: int, asked: int) -> Found:
+    found = f"{probes} were not, the first, {first}, with {tokens} of {asked} tokens"
+    return Found(found, "see why in the log of its server")
+
+
+def _said_means(means: _Means) -> str:
+    return "; ".join(f"{measure}: mean KL {mean:.2g} nats" for measure, mean in means)
+
+
+@says
+def _base_agrees(means: _Means) -> Found:
+    return Found(_said_means(means))
+
+
+@says
+def _base_disagrees(means: _Means, worst: float, at: str, changed: str, decode: bool) -> Found:
+    where = f"at worst {worst:.2g} at {at}" if at else ""
+    do = "decode is not what prefill computes of the same tokens: assay backends --honours compares both with the truth"
+    return Found("; ".join(filter(None, [_said_means(means), where, changed])), do if decode else _DISAGREES)
+
+
+@says
+def _probes_not_under_fault(said: str | None) -> Found:
+    return Found("no fault was seeded" if said is None else said or "the probes were not answered", _RUN_AGAIN)
+
+
+@says
+def _probes_under_fault(means: _Means) -> Found:
+    return Found(_said_means(means), "use real weights (without --load-format=dummy)")
+
+
+@says
+def _features_not_on(features: list[tuple[str, str]], spent: bool) -> Found:
+    do = _MORE_MINUTES if spent else "see why the server switched them off"
+    found = "; ".join(f"{feature}: {why or 'in no arm'}" for feature, why in features)
+    return Found(found, f"{do}, or leave them out with --features")
+
+
+@says
+def _features_on(features: list[str]) -> Found:
+    return Found(f"{counted(len(features), 'feature')}: {', '.join(features)}")
+
+
+@says
+def _arms_not_recorded(arms: list[str], minutes: float) -> Found:
+    found = f"{counted(len(arms), 'planned arm')} without a record: {'; '.join(arms[:6])}"
+    return Found(found, _MORE_MINUTES if minutes else _RUN_AGAIN)
+
+
+@says
+def _arms_undecided(arms: list[tuple[str, list[Statement]]]) -> Found:
+    found = "; ".join(f"{arm}: {clauses(why)}" for arm, why in arms)
+    return Found(found, "read the logs of their servers, or leave the features out with --features")
+
+
+@says
+def _arms_decided(arms: int) -> Found:
+    return Found(counted(arms, "arm"), _MORE_MINUTES)
+
+
+@says
+def _pairs_covered(mode: str, left_out: list[str]) -> Found:
+    if mode != "pairs":
+        return Found(f"features were not switched in pairs, but as --{mode}", "leave it out")
+    if left_out:
+        return Found(f"{counted(len(left_out), 'pair')} left out: {listed(left_out[:6])}", _MORE_MINUTES)
+    return Found("all that can be on together")

@@ -1,0 +1,325 @@
+"""The words of the layer diff and of the op-level matrix: a kernel's own errors against what noise explains."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from assay.harness.evidence.run_file import REPEAT_RUN, RESUME
+from assay.harness.judge.judgement import Metric
+from assay.harness.judge.report import NOT_FINITE, ErrorGrid
+from assay.harness.statement import Statement
+from assay.harness.text import counted, one_line, percent, ranges, some, two_digits
+from assay.reports.wording.say import Found, Measured, say, says
+
+
+def grid_title(grid: ErrorGrid) -> str:
+    """Name the axes of a heat map, such as "layer × cached prefix"."""
+    names = {"prefix": "cached prefix", "batch": "place in the batch"}
+    return f"layer × {names.get(grid.columns, grid.columns)}"
+
+
+def _layers(layers: list[int]) -> str:
+    return f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}"
+
+
+def _times_noise(worst: float) -> str:
+    """Describe a multiple of a bound: "37x what noise explains"; "not finite"."""
+    return f"{two_digits(worst)}x what noise explains" if math.isfinite(worst) else NOT_FINITE
+
+
+@says
+def _found_at(where: str, claim: Statement) -> str:
+    return f"{one_line(where)}: {say(claim)}."
+
+
+_BEYOND = {
+    "worst-own-error": "the own error is {}, {} what noise explains ({})",
+    "worst-query": "the own error of a query is {}, {} what noise explains ({})",
+    "worst-gain": "the output is scaled by {}, {} what noise explains ({})",
+    "worst-difference": "the outputs differ by {} over all queries, {} what noise explains ({})",
+}
+
+
+@says
+def _beyond_noise(test: str, query: list[int] | None, observed: float, bound: float, excess: float) -> str:
+    multiple = f"{two_digits(excess)}x" if math.isfinite(excess) else "beyond"
+    said = f"at worst {_BEYOND[test].format(percent(observed), multiple, percent(bound))}"
+    if query is None:
+        return said
+    position, prefix, layer, head = query
+    of = "all heads together" if head < 0 else f"head {head}"
+    return f"{said}, at position {position} behind {prefix} cached tokens, layer {layer}, {of}"
+
+
+@says
+def _tests_flag(flagged: int, tests: int) -> str:
+    return f"{flagged:,} of {tests:,} tests flag it"
+
+
+@says
+def _reference_not_right(where: str, claim: Statement) -> str:
+    return f"the reference is not right, so it proves nothing about the candidate: {_found_at(where, claim)}"
+
+
+@says
+def _reference_off(times: float) -> str:
+    return f"The reference is off by {two_digits(times)}x its own bound."
+
+
+@says
+def _recorded_calls_wrong(said: str) -> str:
+    return one_line(said, 400)
+
+
+@says
+def _recorded_call_out_of_bounds(worst: float) -> str:
+    return f"The own error of a recorded call is {_times_noise(worst)}."
+
+
+@says
+def _own_error_above_policy(value: float | None, line: str) -> str:
+    return f"The largest own error is {_error(value)}, above {line}."
+
+
+@says
+def _own_errors_within(
+    worst: float, query: float, gain: float, cells: int, sampled: int, queries: int, passes: int
+) -> str:
+    of = f"{sampled:,} of {queries:,}" if sampled < queries else f"all {queries:,}"
+    return (
+        f"The worst own error is {_times_noise(worst)}, that of a single query {two_digits(query)}x, and the worst gain "
+        f"{two_digits(gain)}x, in {cells:,} cells ({of} queries, {passes:,} passes)."
+    )
+
+
+@says
+def _error_below_noise(own: float, noise: str, least: float) -> str:
+    return (
+        f"the own error is {percent(own)}, and {noise} costs at least {percent(least)} on these calls: the kernel probably did not "
+        "run, or does not quantise what it declares"
+    )
+
+
+_LACKING = {
+    "truth": "Nothing was compared with the truth.",
+    "calls": "The candidate did not compute a call: {}.",
+    "cached prefix": "No compared call had {} cached tokens.",
+    "examination": "No recorded call was examined, so neither determinism nor overwritten inputs were tested.",
+    "examination of these calls": "The examination of recorded calls does not belong to this run: {}.",
+    "examined calls": "Neither determinism nor overwritten inputs were tested: {}.",
+}
+
+
+@says
+def _evidence_lacking(what: str, said: str) -> str:
+    return _LACKING[what].format(one_line(said, 300))
+
+
+# Of what a suite measures as a multiple of its bound: title, and what it is.
+_WORST = {
+    "own-error": ("worst own error, cells of the layer diff", "Relative L1 against fp64 on the same inputs, by cell"),
+    "query": (
+        "worst own error, single queries",
+        "Relative L1 against fp64, by query and head, of sampled queries and of those farthest from the reference",
+    ),
+    "gain": (
+        "worst gain, heads of the layer diff",
+        "Slope of the output on the truth, minus 1, by head, layer and phase",
+    ),
+    "difference": (
+        "worst difference from the reference",
+        "Relative L1 against the reference, by cell, over all queries",
+    ),
+    "recorded-call": (
+        "worst own error, recorded calls",
+        "Relative L1 against fp64 on the same inputs, by cell and head, over {calls} recorded calls",
+    ),
+    "of-matrix": ("worst own error, op-level calls", "Relative L1 against fp64, over {calls} calls of {shapes}"),
+}
+
+
+@says
+def _worst(metric: Metric, finite: bool, **over: Any) -> Measured:
+    title, explain = _WORST[metric.part]
+    text = "not measured" if metric.value is None else f"{two_digits(metric.value)}x its bound"
+    return Measured(title, text if finite else NOT_FINITE, explain.format(**over))
+
+
+@says
+def _largest_own_error(metric: Metric) -> Measured:
+    explain = "Relative L1 against fp64 of the worst cell of any layer, over all shadowed calls"
+    return Measured("largest own error", _error(metric.value), explain)
+
+
+def _error(value: float | None) -> str:
+    return NOT_FINITE if value is None else f"{value:.3g}"
+
+
+@says
+def _inherited_not_traced(said: str) -> str:
+    return f"inherited error: {said}"
+
+
+@says
+def _call_untested(layer: int, said: str) -> str:
+    return f"truth, layer {layer}: a call could not be compared with it: {one_line(said)}"
+
+
+_KNOWN = {
+    "window": "the reference's window is off by one key there",
+    "given": "one of both reads new K and V before they are stored in fewer bits there, and the other one after that",
+}
+
+
+@says
+def _difference_known(how: str, phase: str, layers: list[int]) -> str:
+    return (
+        f"difference from the reference, {phase}, {_layers(layers)}: {_KNOWN[how]}, so the difference is no "
+        "error of the candidate's, which is compared with the truth alone"
+    )
+
+
+@says
+def _phase_not_computed(phase: str, candidate: str) -> str:
+    return f"{phase}: {candidate} does not compute it"
+
+
+@says
+def _phase_not_seen(phase: str) -> str:
+    return f"{phase}: no call was seen; calls inside a replayed CUDA graph are not observable"
+
+
+@says
+def _condition_not_seen(phase: str, condition: str) -> str:
+    return f"{phase}, {condition}: no such call was seen"
+
+
+@says
+def _layers_not_seen(phase: str, layers: list[int], of: list[int]) -> str:
+    return f"{phase}: no call of {some('layer', layers, of)} was seen"
+
+
+@says
+def _calls_not_recorded(layer: int, said: str) -> str:
+    return f"replay pack, layer {layer}: its calls could not be recorded: {one_line(said)}"
+
+
+@says
+def _calls_failed(layer: int, phase: str, calls: int, said: str) -> str:
+    return f"layer {layer}, {phase}, {calls:,} calls: {one_line(said)}"
+
+
+_NOT_COMPARED = {
+    "not requested": Found("the suite layers was not requested", "add layers to --suites"),
+    "no server": Found("no server could be instrumented", "let assay start the reference, without a URL"),
+    "no call": Found("no call was compared", RESUME),
+}
+
+
+@says
+def _layers_not_compared(why: str) -> Found:
+    return _NOT_COMPARED[why]
+
+
+@says
+def _calls_not_computed(calls: int, said: str) -> Found:
+    return Found(
+        f"the candidate did not compute {calls} calls: {said}", "fix the candidate so that it computes every call"
+    )
+
+
+@says
+def _calls_not_comparable(layers: list[int], layer: int, said: str) -> Found:
+    found = f"calls of {_layers(layers)} could not be compared; layer {layer}: {one_line(said)}"
+    return Found(found, "run so that the kernel contract can express every call")
+
+
+@says
+def _phases_compared(phases: list[tuple[str, int, list[int], list[int]]]) -> Found:
+    return Found(
+        "; ".join(_compared(*phase) for phase in phases) or "no phase is claimed",
+        "run so that each of these is shadowed; the report lists why calls were not observed",
+    )
+
+
+def _compared(phase: str, layers: int | None, lacking: list[int], heads: list[int]) -> str:
+    if lacking:
+        return f"{phase}: not layer {ranges(lacking)}, head {ranges(heads)}"
+    return f"{phase}: not observed" if layers is None else f"{phase}: {layers} layers"
+
+
+_KEEP_ON = "keep the prefix cache on (without --disable-radix-cache)"
+
+
+@says
+def _prefix_compared(some: bool, prefix: str) -> Found:
+    return Found(f"{'some' if some else 'no'} compared calls had {prefix} cached tokens", _KEEP_ON)
+
+
+@says
+def _no_question_answered() -> Found:
+    return Found("no question was answered", RESUME)
+
+
+@says
+def _cached_tokens_not_reported() -> Found:
+    settles = "use a server that reports cached tokens (--enable-cache-report)"
+    return Found("the server did not report how many tokens were cached", settles)
+
+
+@says
+def _questions_cached(met: int, questions: int, tokens: int, share: float) -> Found:
+    return Found(
+        f"{met} of {questions} questions had at least {tokens} cached tokens; {percent(share)} of them are needed",
+        f"{_KEEP_ON}, and questions that share a header",
+    )
+
+
+@says
+def _matrix_absent() -> Found:
+    return Found("no result of it", REPEAT_RUN)
+
+
+@says
+def _matrix_of_another(kernel: str, candidate: str) -> Found:
+    return Found(f"a result of {kernel}, not of {candidate}", REPEAT_RUN)
+
+
+@says
+def _matrix_not_run(candidate: str, said: str) -> Found:
+    settles = f"see what assay check {candidate} reports, and repeat the run with a new --out"
+    return Found(one_line(said, 300), settles)
+
+
+@says
+def _matrix_computed(calls: int) -> Found:
+    return Found(f"{calls} calls were computed")
+
+
+@says
+def _op_calls_wrong(failing: int, calls: int, worst: float | None, title: str, said: str) -> str:
+    at_worst = "" if worst is None else f", at worst {_times_noise(worst)}"
+    named = one_line(f'"{title}"' if title else said, 300).rstrip(".")
+    return f"{failing} of {calls} calls {_are(failing)} out of bounds{at_worst}: {named}."
+
+
+@says
+def _op_calls_unexplained(failing: int, worst: float) -> str:
+    return f"{counted(failing, 'call')} {_are(failing)} out of bounds, at worst {_times_noise(worst)}; no finding explains it."
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+@says
+def _op_calls_not_tested(missing: list[str]) -> str:
+    said = "; ".join(one_line(requirement, 300) for requirement in missing)
+    return f"Not tested: {said or 'no call was computed'}."
+
+
+@says
+def _op_calls_within(worst: float, calls: int, shapes: str, refused: int) -> str:
+    more = f"; {refused} more were refused" if refused else ""
+    return f"The worst own error is {_times_noise(worst)}, in {calls} calls of {shapes}{more}."
