@@ -14,15 +14,8 @@ _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference",
 def layers_document(result: LayerBisection) -> Document:
     """The probes, what they were judged by, and the finding with the command that reproduces it."""
     candidate = f"{one_line(result.candidate)} in layers"
-    columns = (
-        "probe",
-        candidate,
-        f"{RIGHT[result.by]} of {result.prompts}",
-        "lost",
-        "gained",
-        "p (no loss)",
-        "outcome",
-    )
+    right = f"{RIGHT[result.by]} of {result.prompts}"
+    columns = ("probe", candidate, right, "lost", "gained", "p (no loss)", "outcome")
     rows = [
         (
             str(number),

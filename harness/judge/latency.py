@@ -338,23 +338,11 @@ def _metrics(result: LatencyResult) -> tuple[Metric, ...]:
     worst = worst_ratio(result)
     if worst is None:
         return ()
+    low, floor_low = None if worst.high is None else worst.low, None if worst.floor_high is None else worst.floor_low
     return (
         measure(
-            _WORST,
-            worst.ratio,
-            low=None if worst.high is None else worst.low,
-            high=worst.high,
-            bound=result.bound,
-            policy=result.policy,
-            time=worst.metric,
-            load=worst.where,
-            ratios=len(result.rows),
-            note=result.note,
+            _WORST, worst.ratio, low=low, high=worst.high, bound=result.bound, policy=result.policy, time=worst.metric,
+            load=worst.where, ratios=len(result.rows), note=result.note,
         ),
-        measure(
-            "reference-over-itself",
-            worst.floor,
-            low=None if worst.floor_high is None else worst.floor_low,
-            high=worst.floor_high,
-        ),
-    )
+        measure("reference-over-itself", worst.floor, low=floor_low, high=worst.floor_high),
+    )  # fmt: skip

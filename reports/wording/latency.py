@@ -34,9 +34,8 @@ def _time_ratio(
     floor_high: float, floor_ratios: int, least: int, bound: float, p: float,
 ) -> str:  # fmt: skip
     if reason == "too few":
-        return (
-            f"Too few ratios: {ratios}, and {floor_ratios} of the reference against itself; {least} of each are needed."
-        )
+        few = f"{ratios}, and {floor_ratios} of the reference against itself"
+        return f"Too few ratios: {few}; {least} of each are needed."
     against = f"{bound:g}, but the reference against itself measures {ratio_text(floor, floor_low, floor_high)}: too noisy to call"
     more = f"; to resolve: more rounds ({ratios} ratios were measured)"
     placed = {
@@ -62,9 +61,7 @@ def _no_ratio() -> str:
 @says
 def _no_gain(faster: bool, wrong: list[tuple[str, str]]) -> str:
     suites = ", ".join(title_of_suite(*suite) for suite in wrong)
-    return (
-        f"No speed-up: wrong answers ({suites})." if faster else f"Wrong answers ({suites}): the times prove nothing."
-    )
+    return f"{'No speed-up: wrong' if faster else 'Wrong'} answers ({suites}){'' if faster else ': the times prove nothing'}."
 
 
 @says
@@ -116,17 +113,15 @@ def _not_timed(said: str) -> Found:
 
 @says
 def _interpreted(kernels: list[str]) -> Found:
-    return Found(
-        f"{', '.join(kernels)}: interpreted, so the time measured is the interpreter's", "run with --device cuda"
-    )
+    found = f"{', '.join(kernels)}: interpreted, so the time measured is the interpreter's"
+    return Found(found, "run with --device cuda")
 
 
 @says
 def _chunks(prompt: int, sizes: list[tuple[str, str]]) -> Found:
     chunks = ", ".join(f"{size} ({role})" for role, size in sizes)
-    return Found(
-        f"{prompt} tokens; chunks of {chunks}", "set a chunk length below the prompt's; see --chunked-prefill-size"
-    )
+    settles = "set a chunk length below the prompt's; see --chunked-prefill-size"
+    return Found(f"{prompt} tokens; chunks of {chunks}", settles)
 
 
 @says
@@ -134,7 +129,5 @@ def _prompt_tokens_cached(**shares: float | None) -> Found:
     reported = ", ".join(
         f"{role} {'not reported' if share is None else f'{100 * share:.0f} %'}" for role, share in shares.items()
     )
-    return Found(
-        f"{reported} of the prompt tokens were cached",
-        "keep the prefix cache on, and use servers that report cached tokens",
-    )
+    settles = "keep the prefix cache on, and use servers that report cached tokens"
+    return Found(f"{reported} of the prompt tokens were cached", settles)
