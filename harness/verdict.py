@@ -14,7 +14,7 @@ from pydantic import Field, computed_field, model_validator
 from assay.harness.errors import ExitCode
 from assay.harness.picture import Picture
 from assay.harness.schema import Part
-from assay.harness.statement import Statement, Worded, state
+from assay.harness.statement import Statement, Worded
 from assay.harness.text import one_line
 
 Verdict = Literal["pass", "regression", "inconclusive", "error"]
@@ -136,18 +136,16 @@ class Requirement:
         """Return the same requirement of a part, such as a phase; titles name it as `shown`, or by its id."""
         return replace(self, part=part, shown=shown or part)
 
-    def check(self, status: CheckStatus, outcome: Statement | str, settles: str = "") -> Check:
+    def check(self, status: CheckStatus, outcome: Statement) -> Check:
         """Make its check, with what was found."""
-        if isinstance(outcome, str):  # TRANSITION
-            outcome = state("as-is-check", said=outcome, settles=settles)
         return Check(
             id=f"{self.id}-{self.part}" if self.part else self.id,
             requirement=self.id, part=self.shown, sides=self.sides, status=status, outcome=outcome,
         )  # fmt: skip
 
-    def met(self, met: bool, outcome: Statement | str, settles: str = "") -> Check:
+    def met(self, met: bool, outcome: Statement) -> Check:
         """Make its check, which is missing if it was not met."""
-        return self.check("ok" if met else "missing", outcome, settles)
+        return self.check("ok" if met else "missing", outcome)
 
 
 class Finding(Part):

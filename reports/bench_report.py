@@ -22,8 +22,9 @@ from assay.reports.document import (
 )
 from assay.reports.summary import latency_lines
 from assay.reports.svg import interval_chart
-from assay.reports.wording import headline, reasons
 from assay.reports.wording.latency import TIMES, ratio_text
+from assay.reports.wording.verdict import headline, reasons
+from assay.reports.wording.written import worded_json
 
 _COLUMNS = ("load", "metric", "reference", "candidate", "ratio", "reference / reference", "verdict")
 _CALLS = ("phase", "kernel", "calls", "cached prefix", "in graphs", "compiled", "layers")
@@ -53,6 +54,7 @@ def bench_document(result: LatencyResult) -> Document:
         ],
         foot=f"{result.schema_id}. Next to this file: bench.json, the complete result, and timings.jsonl, the time of every token.",
         result=result,
+        json=worded_json,
     )
 
 

@@ -60,7 +60,7 @@ def _named(state: BisectState, result: BisectResult) -> Section:
 
 
 def _checked(state: BisectState, named: CommitInfo) -> str:
-    """How the commit and its parents were classified."""
+    """Say how the commit and its parents were classified."""
     shown = [(named.commit, "the commit"), *((parent, f"its parent {parent[:12]}") for parent in named.parents)]
     return "; ".join(f"{what} was {', '.join(state.outcomes(commit)) or 'not probed'}" for commit, what in shown)
 

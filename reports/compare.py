@@ -36,8 +36,9 @@ from assay.reports.document import (
 )
 from assay.reports.summary import number
 from assay.reports.trace_timeline import timeline_svg
-from assay.reports.wording import say
 from assay.reports.wording.comparison import COVERS, cell_text, comparison_words, first_places, layer_text
+from assay.reports.wording.say import say
+from assay.reports.wording.written import worded_json
 
 # Rows of a table, and flips, that the terminal shows.
 _SHOWN, _FLIPS = 20, 5
@@ -82,6 +83,7 @@ def compare_document(result: Comparison) -> Document:
         created=result.created,
         suites=[Suite("assay compare", cases, properties | {"A": result.a.path, "B": result.b.path})],
         result=result,
+        json=worded_json,
     )
 
 

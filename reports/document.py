@@ -23,7 +23,8 @@ from pydantic import BaseModel
 
 from assay.harness.text import one_line
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict, exit_code_of
-from assay.reports.wording import SaidCheck, said_check, said_finding, worded_json
+from assay.reports.wording.requirements import SaidCheck, said_check
+from assay.reports.wording.say import said_finding
 
 Outcome = Verdict | Literal["ok", "failed", "missing", "not checked"]
 CHECK_SIGNS: dict[CheckStatus, str] = {"ok": "✓", "failed": "✕", "missing": "?", "not checked": "–"}
@@ -237,6 +238,10 @@ class Suite:
     created: str = ""
 
 
+def _json(result: BaseModel) -> str:
+    return result.model_dump_json(indent=2, by_alias=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """A result as every renderer shows it.
@@ -276,7 +281,7 @@ class Document:
     foot: str = ""
     suites: Sequence[Suite] = ()
     result: BaseModel | None = None
-    json: Callable[[Any], str] = worded_json
+    json: Callable[[Any], str] = _json
     page: str = ""
 
     @property

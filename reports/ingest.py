@@ -25,6 +25,7 @@ from assay.reports.document import (
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.trace_timeline import timeline_svg
 from assay.reports.wording.comparison import ingest_headline
+from assay.reports.wording.written import worded_json
 
 # Tables of facts that a terminal shows; the page has all of them.
 _BRIEF = frozenset(
@@ -54,6 +55,7 @@ def ingest_document(result: IngestResult) -> Document:
         foot="Quoted text is from the files, not from assay.",
         suites=_suites(result, headline),
         result=result,
+        json=worded_json,
     )
 
 

@@ -21,8 +21,9 @@ from assay.reports.document import (
     Words,
 )
 from assay.reports.summary import NOTHING
-from assay.reports.wording import headline
 from assay.reports.wording.invariance import NO_ARM, clauses
+from assay.reports.wording.verdict import headline
+from assay.reports.wording.written import worded_json
 
 _ARMS = ("arm", "features", "prefill KL", "worst", "decode KL", "worst", "server", "seconds", "verdict")
 
@@ -40,6 +41,7 @@ def invariance_document(result: InvarianceResult) -> Document:
         foot=f"{result.schema_id}. Next to this file: invariance.json, the complete result, and arms, what was answered.",
         suites=[_suite(result)],
         result=result,
+        json=worded_json,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.harness.judge.report import NOT_FINITE, Report
 from assay.harness.statement import WORDS
-from assay.reports.wording import with_words
+from assay.reports.wording.written import with_words
 
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 _NUMBER = rf'(?:-?\d[-+.\deE]*|null|"{NOT_FINITE}")'

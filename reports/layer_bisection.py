@@ -5,8 +5,9 @@ from __future__ import annotations
 from assay.harness.drivers.bisect.layer_task import LayerBisection
 from assay.harness.text import one_line, ranges
 from assay.reports.document import Cell, Code, Document, Findings, Line, Table
-from assay.reports.wording import say
 from assay.reports.wording.bisection import RIGHT
+from assay.reports.wording.say import say
+from assay.reports.wording.written import worded_json
 
 _HEADINGS = {"found": "Layers found", "nothing": "No layer needs the reference", "inconclusive": "No verdict"}
 
@@ -54,4 +55,5 @@ def layers_document(result: LayerBisection) -> Document:
             *([] if result.findings else [Code(result.reproduce, "Repeat this bisection")]),
         ],
         result=result,
+        json=worded_json,
     )

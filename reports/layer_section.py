@@ -9,7 +9,7 @@ from assay.harness.judge.report import DepthRow, LayersResult, OwnError, TruthRo
 from assay.harness.text import one_line
 from assay.reports.document import Block, Cell, Code, Drawing, Items, Line, Section, Table, Words
 from assay.reports.summary import error_percent, layer_diff_lines, worst_cells
-from assay.reports.wording import say
+from assay.reports.wording.say import say
 
 _SHOWN, _LAYERS = 10, 12
 _TRUTH = ("Layer", "Phase", "Cells", "Own error", "Bound", "Gain", "Bound", "Reference’s own error", "Bound")

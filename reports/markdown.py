@@ -10,7 +10,7 @@ from assay.harness.verdict import Finding, Verdict
 from assay.reports import document as doc
 from assay.reports.operator_picture import text as picture_text
 from assay.reports.terminal import PLAIN_WIDTH, explaining
-from assay.reports.wording import SaidCheck
+from assay.reports.wording.requirements import SaidCheck
 
 _SIGNS: dict[Verdict, str] = {"pass": "✅", "regression": "❌", "inconclusive": "❓", "error": "⚠️"}
 # Most characters of a command, findings and checks of a block, and lines of a list: GitHub refuses a comment of 65,536 characters.

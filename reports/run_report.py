@@ -33,10 +33,11 @@ from assay.reports.layer_section import layer_diff_section
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.suite_section import suite_section
 from assay.reports.terminal import plain_text
-from assay.reports.wording import headline, measured_of, say
-from assay.reports.wording import reasons as reasons_of
 from assay.reports.wording.envelope import envelope_lines
+from assay.reports.wording.say import measured_of, say
 from assay.reports.wording.servers import counted_calls, traced_kernels
+from assay.reports.wording.verdict import headline
+from assay.reports.wording.verdict import reasons as reasons_of
 
 _LOG, _LOG_LINE = 12, 300  # lines of a server's log outside of the page, and their length
 _COLUMNS = ("Suite", "Verdict", "Measured", "Bound", "Reference", "Candidate", "Differences")

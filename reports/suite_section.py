@@ -12,7 +12,8 @@ from assay.reports import summary
 from assay.reports.document import Block, Cell, Drawing, Entries, Entry, Line, Section, Table, Words
 from assay.reports.page import TEXT_SHOWN
 from assay.reports.svg import interval_chart
-from assay.reports.wording import measured_of, say, suite_title
+from assay.reports.wording.say import measured_of, say
+from assay.reports.wording.verdict import suite_title
 
 FLIPS_SHOWN = 256
 """Most flips embedded for a suite; with texts cut at `TEXT_SHOWN` the page stays below a few megabytes."""

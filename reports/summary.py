@@ -19,9 +19,11 @@ from assay.harness.judge.report import (
 )
 from assay.harness.text import one_line, percent, some, two_digits
 from assay.harness.verdict import Check, CheckStatus, Finding, Verdict
-from assay.reports import wording
+from assay.reports.wording import verdict
 from assay.reports.wording.latency import TIMES, ratio_text
 from assay.reports.wording.lengths import nothing_compared
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, say
 
 NOTHING = "–"
 
@@ -36,7 +38,7 @@ _UNMET_ORDER: tuple[CheckStatus, ...] = ("failed", "missing", "not checked")
 
 def suite_title(suite: SuiteResult) -> str:
     """The title of a suite, which says whether its questions are synthetic."""
-    title = wording.suite_title(suite)
+    title = verdict.suite_title(suite)
     return one_line(f"{title} (synthetic)" if suite.synthetic else title)
 
 
@@ -44,8 +46,8 @@ def deciding(suite: SuiteResult) -> tuple[str, str, str]:
     """The suite's deciding metric with its interval, its bound, and the line of policy that sets it; or why there is none."""
     metric = _shown_metric(suite)
     if metric is None:
-        return one_line(wording.say(*suite.why), 80), NOTHING, ""
-    text = one_line(wording.measured_of(metric).text, 60)
+        return one_line(say(*suite.why), 80), NOTHING, ""
+    text = one_line(measured_of(metric).text, 60)
     ends = "" if metric.low is None and metric.high is None else f" ({interval(metric)})"
     return text + ends, bound(metric), one_line(metric.policy, 120)
 
@@ -137,7 +139,7 @@ def next_steps(report: Report) -> list[tuple[str, str]]:
     again = [("Repeat this run", report.reproduce)] if report.reproduce else []
     if report.verdict == "pass" or report.failure is not None:  # the remedy of a failure is below its headline
         return again
-    unmet = [wording.said_check(check) for check in report.checks if check.status in ("failed", "missing")]
+    unmet = [said_check(check) for check in report.checks if check.status in ("failed", "missing")]
     settle = [(f"{check.title[0].upper()}{check.title[1:]}: {check.settles}", "") for check in unmet if check.settles][
         :3
     ]
@@ -165,10 +167,10 @@ def layer_diff_lines(layers: LayersResult) -> list[str]:
     if not lines:
         lines.append("No attention call was observed.")
     if layers.not_observed:
-        lines.append(f"Not observed: {'; '.join(map(wording.say, layers.not_observed))}.")
+        lines.append(f"Not observed: {'; '.join(map(say, layers.not_observed))}.")
     if layers.candidate_errors:
         more = f", and {len(layers.candidate_errors) - 1} more" if len(layers.candidate_errors) > 1 else ""
-        lines.append(f"Not computed by {layers.candidate}: {wording.say(layers.candidate_errors[0])}{more}.")
+        lines.append(f"Not computed by {layers.candidate}: {say(layers.candidate_errors[0])}{more}.")
     return lines
 
 
@@ -199,7 +201,7 @@ def _mass(row: LogitsRow) -> str:
 
 def latency_lines(latency: LatencyResult) -> list[str]:
     """Latency in a few sentences: the worst ratio and its floor, how many ratios are within the bound, answer lengths."""
-    lines = [wording.say(latency.note)] if latency.note else []
+    lines = [say(latency.note)] if latency.note else []
     if (worst := worst_ratio(latency)) is not None:
         lines.append(
             f"Worst ratio, candidate / reference: {TIMES[worst.metric]}, {worst.where}: "

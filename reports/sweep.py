@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from assay.harness.drivers.sweep.spec import LOG, SweepResult, SweptCell
@@ -11,11 +10,11 @@ from assay.harness.text import counted, one_line
 from assay.harness.verdict import WORST_FIRST
 from assay.reports.document import Block, CaseResult, Cell, Document, Line, Section, Suite, Table, Words
 from assay.reports.summary import NOTHING
-from assay.reports.wording import with_words
+from assay.reports.wording.verdict import NOT_RUN, sweep_headline
+from assay.reports.wording.written import worded_json
 
 # Rows that a terminal shows of a table.
 _MOST = 40
-_NOT_RUN = "not run"
 
 
 def sweep_document(result: SweepResult, page: Path) -> Document:
@@ -34,7 +33,7 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         command="sweep",
         title=one_line(Path(result.folder).name, 60),
         verdict=result.verdict,
-        headline=_headline(result),
+        headline=sweep_headline(result),
         meaning=f"The verdict is that of the worst cell. {counted(len(result.cells), 'cell')} in {duration(result.seconds)}.",
         created=result.created,
         crumbs=[f"in {one_line(result.folder, 120)}"],
@@ -42,27 +41,16 @@ def sweep_document(result: SweepResult, page: Path) -> Document:
         foot=f"{result.schema_id}.",
         suites=[_suite(result)],
         result=result,
+        json=worded_json,
         page=str(page),
     )
-
-
-@with_words.register
-def _(part: SweepResult) -> dict[str, str]:
-    return {"headline": _headline(part)}
-
-
-def _headline(result: SweepResult) -> str:
-    """How many cells have each verdict, the worst first."""
-    counts = Counter(cell.verdict for cell in result.cells)
-    parts = [f"{counts[verdict]} {verdict or _NOT_RUN}" for verdict in (*WORST_FIRST, None) if counts[verdict]]
-    return f"{counted(len(result.cells), 'cell')}: {', '.join(parts)}."
 
 
 def _cells(result: SweepResult) -> Table:
     order = [*WORST_FIRST, None]
     rows: list[tuple[Words, ...]] = []
     for cell in sorted(result.cells, key=lambda cell: order.index(cell.verdict)):
-        verdict = Cell(cell.verdict, cell.verdict) if cell.verdict else _NOT_RUN
+        verdict = Cell(cell.verdict, cell.verdict) if cell.verdict else NOT_RUN
         log = Cell(cell.key, code=True, link=f"cells/{cell.key}/{LOG}") if cell.verdict else cell.key
         axes = [one_line(cell.axes[name], 60) for name in result.axes]
         took = f"{cell.seconds:,.1f} s" if cell.verdict else NOTHING
@@ -89,7 +77,7 @@ def _suite(result: SweepResult) -> Suite:
     cases = []
     for cell in result.cells:
         name = " ".join(cell.command)
-        message = cell.problem or cell.headline or (cell.verdict or _NOT_RUN)
+        message = cell.problem or cell.headline or (cell.verdict or NOT_RUN)
         cases.append(
             CaseResult(
                 name,

@@ -6,7 +6,9 @@ import pytest
 
 from assay.harness.judge.report import Report
 from assay.harness.workload import Workload
-from assay.reports.wording import headline, reasons, said_check, say, suite_title
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import say
+from assay.reports.wording.verdict import headline, reasons, suite_title
 
 
 def needs(workload: Workload, *suites: str) -> None:

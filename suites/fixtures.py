@@ -82,7 +82,7 @@ def servers(opened_run: OpenRun, request: pytest.FixtureRequest) -> Iterator[Map
     """Start both servers side by side, and yield them by role. If one does not start, a report is written and no test runs."""
     with like_ctrl_c(), _display() as display, opened_run.servers(display) as engines:
         if not engines:
-            from assay.reports.wording import headline, reasons
+            from assay.reports.wording.verdict import headline, reasons
 
             failed = _write_report(opened_run, request.config)
             pytest.exit(f"assay: {headline(failed)} {reasons(failed)[0]}", returncode=failed.exit_code)
@@ -130,7 +130,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Show the verdict below the tests."""
     if made := config.stash.get(_REPORT, None):
-        from assay.reports.wording import headline, reasons
+        from assay.reports.wording.verdict import headline, reasons
 
         terminalreporter.section(f"assay: {made.verdict}")
         terminalreporter.write_line(headline(made))

@@ -114,8 +114,8 @@ def _check_baselines(
     required, used = Requirement("candidate-baseline"), status.used.get("candidate")
     known, stale = {"backend": sides["candidate"].backend, "unused": status.unused}, status.stale.get("candidate", ())
     if served or stale:
-        found = state("baseline-stale", differs=stale, served=served, folder=policy.baselines, **known)
-        checks = [required.check("missing", found)]
+        outcome = state("baseline-stale", differs=stale, served=served, folder=policy.baselines, **known)
+        checks = [required.check("missing", outcome)]
     elif used:
         checks = [required.check("ok", state("baseline-matches", name=used, unused=status.unused))]
     else:
@@ -127,5 +127,5 @@ def _check_baselines(
     if used:
         return [*checks, required.check("ok", state("reference-stored", name=used, needed=status.stored_reference))]
     backend = sides["reference"].backend
-    found = state("reference-not-stored", backend=backend, differs=stale, folder=policy.baselines)
-    return [*checks, required.check("not checked", found)]
+    outcome = state("reference-not-stored", backend=backend, differs=stale, folder=policy.baselines)
+    return [*checks, required.check("not checked", outcome)]

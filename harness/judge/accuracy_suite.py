@@ -89,8 +89,8 @@ def _check_all_answered(asked: int, answered: int, mismatched: Sequence[str]) ->
     numbers = {"answered": answered, "asked": asked}
     required = Requirement("all-answered")
     if mismatched:
-        found = state("another-prompt-answered", mismatched=len(mismatched), first=mismatched[0], **numbers)
-        return required.check("missing", found)
+        outcome = state("another-prompt-answered", mismatched=len(mismatched), first=mismatched[0], **numbers)
+        return required.check("missing", outcome)
     return required.met(bool(asked) and answered == asked, state("all-answered", **numbers))
 
 

@@ -11,14 +11,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
-from typing import Literal, get_args
+from typing import get_args
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.bench_folder import Timing
+from assay.harness.judge.latency_result import TimeMetric
 from assay.harness.sides import Role
 from assay.harness.stats.ratio import warm_up
 
-TimeMetric = Literal["ttft", "itl", "e2e", "throughput"]
 METRICS: tuple[TimeMetric, ...] = get_args(TimeMetric)
 """The metrics. Input and output throughput are one: with fixed lengths, both are the block's seconds."""
 Load = tuple[str, int]

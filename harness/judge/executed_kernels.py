@@ -69,8 +69,8 @@ def _check_counts(
         return ran.check("failed", state("others-called", phase=phase, kernel=kernel, calls=calls, others=others))
     expected = _layers(count for count in reference if count.phase == phase)
     if lacking := sorted(expected - layers):
-        found = state("layers-lacking", kernel=kernel, ran=len(layers), layers=len(expected), lacking=lacking)
-        return ran.check("failed", found)
+        outcome = state("layers-lacking", kernel=kernel, ran=len(layers), layers=len(expected), lacking=lacking)
+        return ran.check("failed", outcome)
     return ran.check("ok", state("own-kernel-called", kernel=kernel, calls=calls, layers=len(layers)))
 
 
@@ -162,15 +162,15 @@ def _check_traces(
     declared = traces["candidate"][0]
     if not own:
         claims = {"noise": declared.noise, "package": declared.package}
-        found = state("kernels-not-named", **claims, ran=_what_ran(passes))
-        return executed.check("missing" if any(claims.values()) else "not checked", found)
+        outcome = state("kernels-not-named", **claims, ran=_what_ran(passes))
+        return executed.check("missing" if any(claims.values()) else "not checked", outcome)
     if names := _foreign(passes, own, theirs):
-        found = state("reference-kernels-ran", phase=phase, backend=server.backend, names=names)
-        return executed.check("failed", found)
+        outcome = state("reference-kernels-ran", phase=phase, backend=server.backend, names=names)
+        return executed.check("failed", outcome)
     without = [traced for traced in passes if not any(_matches(kernel, own) for kernel in traced.kernels)]
     if without and not (declared.kernels or declared.in_package):
-        found = state("known-names-lacking", backend=server.backend, ran=_what_ran(passes))
-        return executed.check("not checked", found)
+        outcome = state("known-names-lacking", backend=server.backend, ran=_what_ran(passes))
+        return executed.check("not checked", outcome)
     if without:
         seen = {"phase": without[0].phase, "cached_prefix": without[0].cached_prefix, "ran": _what_ran(without)}
         return executed.check("failed", state("own-kernels-lacking", names=own, **seen))

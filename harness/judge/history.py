@@ -111,8 +111,8 @@ def check_repeated(run: Path, created: str, compared: Compared) -> list[Check]:
         return []
     verdicts = Counter(each.verdict for each in sorted(earlier, key=lambda each: each.created))
     last = Path(max(earlier, key=lambda each: each.created).folder).name
-    found = state("ran-before", runs=len(earlier), verdicts=list(verdicts.items()), last=last)
-    return [Requirement("repeated").check("ok" if set(verdicts) == {"pass"} else "not checked", found)]
+    outcome = state("ran-before", runs=len(earlier), verdicts=list(verdicts.items()), last=last)
+    return [Requirement("repeated").check("ok" if set(verdicts) == {"pass"} else "not checked", outcome)]
 
 
 def _changed(folder: Path) -> float:

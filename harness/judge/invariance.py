@@ -286,8 +286,8 @@ def _agrees(ran: _Arms) -> Check:
     worst = max(floor_of(ran.base, [apart]).values(), key=lambda distance: distance.worst)
     changed = in_common(changed_probes(ran.base.replies, apart.replies, ran.limits), ran.manifest)
     at, decode = ran.place(worst.at) if worst.at else "", apart.why == "base longer"
-    found = state("base-disagrees", means=means, worst=worst.worst, at=at, changed=changed, decode=decode)
-    return required.check("missing", found)
+    outcome = state("base-disagrees", means=means, worst=worst.worst, at=at, changed=changed, decode=decode)
+    return required.check("missing", outcome)
 
 
 def _holds(distances: Mapping[Measure, Distance], limits: Mapping[Measure, Bound]) -> bool:
@@ -330,8 +330,8 @@ def _decided(outcomes: Sequence[ArmOutcome], manifest: InvarianceManifest) -> Ch
 
 def _covered(lost: Sequence[tuple[str, str]], manifest: InvarianceManifest) -> Check:
     status: CheckStatus = "not checked" if lost or manifest.mode != "pairs" else "ok"
-    found = state("pairs-covered", mode=manifest.mode, left_out=[*map(name_of, lost)])
-    return Requirement("pairs-covered").check(status, found)
+    outcome = state("pairs-covered", mode=manifest.mode, left_out=[*map(name_of, lost)])
+    return Requirement("pairs-covered").check(status, outcome)
 
 
 def _verdict(checks: Sequence[Check], outcomes: Sequence[ArmOutcome]) -> Verdict:

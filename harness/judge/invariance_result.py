@@ -106,7 +106,7 @@ class InvarianceResult(Judgement):
 
     @property
     def decided(self) -> Statement:
-        """What decided, of all findings and checks."""
+        """State what decided, of all findings and checks."""
         if self.findings:
             return state("features-change-output", first=self.findings[0].claim, further=len(self.findings) - 1)
         if self.unmet:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from assay.harness.policy import SuiteName
 from assay.harness.schema import RULE
-from assay.harness.statement import Statement, Worded, state
+from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import Decided, Verdict
 
 WHOLE: tuple[SuiteName, ...] = ("accuracy", "greedy", "logits", "layers")
@@ -39,17 +39,6 @@ class Metric(Statement):
         description='the line of policy that sets the bound, such as "margin = 0.05 (default)"; empty where none does',
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _transition(cls, data: Any) -> Any:
-        if "quantity" not in data:  # TRANSITION
-            words = {key: data.get(key, "") for key in cls.words}
-            return {key: value for key, value in data.items() if key not in cls.words} | {
-                "quantity": "as-is-metric",
-                "values": words,
-            }
-        return data
-
 
 def measure(
     quantity: str, value: float | None, *, part: str = "", low: float | None = None, high: float | None = None,
@@ -76,13 +65,6 @@ class SuiteVerdict(Worded):
     p_regression: float | None = Field(
         None, description="p value of no regression: small where the suite shows one; null where it tests nothing"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _transition(cls, data: Any) -> Any:
-        if isinstance(data.get("why"), str):  # TRANSITION
-            return data | {"why": (state("as-is", said=data["why"]),)}
-        return data
 
 
 class Judgement(Decided, Worded):

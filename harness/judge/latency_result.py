@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from pydantic import Field
 
 from assay.harness.judge.answer_lengths import AnswerLengths
-from assay.harness.judge.blocks import TimeMetric
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.judge.judgement import Judgement, SuiteVerdict
 from assay.harness.schema import RULE, Part
 from assay.harness.statement import Statement, Worded
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict
+
+TimeMetric = Literal["ttft", "itl", "e2e", "throughput"]
+"""What is timed of an answer."""
 
 
 class _OfLoad(Part):

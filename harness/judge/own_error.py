@@ -121,8 +121,8 @@ def _check_layers(
     if errors is None:
         return required.check("missing", state("layers-not-compared", why="no server" if has_url else "no call"))
     if failed := errors.failed_calls:
-        found = state("calls-not-computed", calls=sum(call.calls for call in failed), said=failed[0].text)
-        return required.check("failed", found)
+        outcome = state("calls-not-computed", calls=sum(call.calls for call in failed), said=failed[0].text)
+        return required.check("failed", outcome)
     if untested := {layer: why for header in errors.headers for layer, why in header.untested.items()}:
         layer, why = min(untested.items())
         return required.check("missing", state("calls-not-comparable", layers=[*untested], layer=layer, said=why))
@@ -158,8 +158,8 @@ def _check_cached_prefix(answers: Sequence[Answer], errors: ShadowErrors | None 
     if not known:
         return required.check("missing", state("cached-tokens-not-reported"))
     met, n = sum(tokens >= CACHED_PREFIX_TOKENS for tokens in known), len(answers)
-    found = state("questions-cached", met=met, questions=n, tokens=CACHED_PREFIX_TOKENS, share=MIN_CACHED_SHARE)
-    return required.met(met >= MIN_CACHED_SHARE * n, found)
+    outcome = state("questions-cached", met=met, questions=n, tokens=CACHED_PREFIX_TOKENS, share=MIN_CACHED_SHARE)
+    return required.met(met >= MIN_CACHED_SHARE * n, outcome)
 
 
 _WORST = "worst-of-matrix"

@@ -35,8 +35,8 @@ def _check_policy(run: RunEvidence) -> Check:
     noise = run.manifest.noise.get("candidate", "")
     declared = noise if noise not in run.spec.policy.bounds else ""
     weaker = bool(run.spec.weakened or declared)
-    found = state("policy-weakened", lines=run.spec.weakened, declared=declared) if weaker else state("policy-strict")
-    return Requirement("policy").check("not checked" if weaker else "ok", found)
+    outcome = state("policy-weakened", lines=run.spec.weakened, declared=declared) if weaker else state("policy-strict")
+    return Requirement("policy").check("not checked" if weaker else "ok", outcome)
 
 
 def _check_required(require: Sequence[str], ran: Sequence[str], line: str) -> list[Check]:

@@ -48,11 +48,11 @@ def check_same_servers(
         stored: whether the reference's server is the one of an accepted baseline, whose model has the same hash.
         common: what both were given so that their arguments agree; None where nothing was looked for.
     """
-    status, found = _compare_servers(sides, servers, differences, fingerprints, stored)
+    status, outcome = _compare_servers(sides, servers, differences, fingerprints, stored)
     if common is not None:
         impossible = common.impossible if status == "failed" else ()
-        found = state("with-common-settings", found=found, because=common.because, impossible=impossible)
-    return Requirement("same-servers").check(status, found)
+        outcome = state("with-common-settings", outcome=outcome, because=common.because, impossible=impossible)
+    return Requirement("same-servers").check(status, outcome)
 
 
 def _compare_servers(
@@ -123,8 +123,8 @@ def _check_reconciled(run: RunEvidence) -> Check:
         )
     ]
     if wrong:
-        found = state("calls-disagree", first=wrong[:_MOST_SHOWN], more=len(wrong[_MOST_SHOWN:]))
-        return required.check("failed", found)
+        outcome = state("calls-disagree", first=wrong[:_MOST_SHOWN], more=len(wrong[_MOST_SHOWN:]))
+        return required.check("failed", outcome)
     passes, requests = ([len(each) for each in of.values()] for of in (admitted, answered))
     return required.check("ok", state("calls-agree", passes=passes, requests=requests))
 
@@ -211,5 +211,5 @@ def _check_parsed(run: RunEvidence) -> list[Check]:
     if not answers:
         return []
     other = sum(answer.parsed != parse_answer(answer.text, expected.get(answer.item)) for answer in answers)
-    found = state("answers-parsed", answers=len(answers), otherwise=other)
-    return [Requirement("answers-parsed").check("failed" if other else "ok", found)]
+    outcome = state("answers-parsed", answers=len(answers), otherwise=other)
+    return [Requirement("answers-parsed").check("failed" if other else "ok", outcome)]

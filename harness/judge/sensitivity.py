@@ -118,8 +118,8 @@ def _check_sensitive(
     seen: dict[str, bool] = {part.suite: part.seen for part in result.parts}
     unmeasured = [suite for suite in wanted if suite not in seen]
     parts = [(part.suite, part.seen, part.numbers) for part in result.parts]
-    found = state("faults-seen", fault=result.fault, parts=parts, unmeasured=unmeasured, url=url)
-    return required.met(all(seen.get(suite, False) for suite in wanted), found)
+    outcome = state("faults-seen", fault=result.fault, parts=parts, unmeasured=unmeasured, url=url)
+    return required.met(all(seen.get(suite, False) for suite in wanted), outcome)
 
 
 def _idle(records: Mapping[Role, SensitivityRecord]) -> Iterator[SeededCalls]:

@@ -55,7 +55,7 @@ def run(
         from pathlib import Path
 
         from assay import RunSpec, run
-        from assay.reports.wording import headline
+        from assay.reports.wording.verdict import headline
         from assay.reports.write import write_reports
 
         out = Path("runs/mine")

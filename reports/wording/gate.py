@@ -70,8 +70,8 @@ def _baseline_stale(
     backend: str, differs: list[tuple[str, str, str]], served: list[str], folder: str, unused: list[str]
 ) -> Found:
     other = f"its server (A) did not serve what this one (B) does: {'; '.join(served)}"
-    found = f"the baseline of {backend} is stale: {other if served else _differing(differs)}{_unused(unused)}"
-    return Found(found, _accept_again(folder))
+    said = f"the baseline of {backend} is stale: {other if served else _differing(differs)}{_unused(unused)}"
+    return Found(said, _accept_again(folder))
 
 
 @says

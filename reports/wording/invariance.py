@@ -183,8 +183,8 @@ def _inside_not_observed(why: str, said: str) -> str:
 
 @says
 def _features_not_switched(features: list[str], line: str) -> Found:
-    found = f"{listed(features)} {NO_ARM}" if features else "it was not done, or not to its end"
-    return Found(f"{found}; {line}", _AGAIN)
+    said = f"{listed(features)} {NO_ARM}" if features else "it was not done, or not to its end"
+    return Found(f"{said}; {line}", _AGAIN)
 
 
 @says
@@ -221,8 +221,8 @@ def _probes_answered(probes: int, tokens: int) -> Found:
 
 @says
 def _probes_cut_short(probes: int, first: str, tokens: int, asked: int) -> Found:
-    found = f"{probes} were not, the first, {first}, with {tokens} of {asked} tokens"
-    return Found(found, "see why in the log of its server")
+    said = f"{probes} were not, the first, {first}, with {tokens} of {asked} tokens"
+    return Found(said, "see why in the log of its server")
 
 
 def _said_means(means: _Means) -> str:
@@ -254,8 +254,8 @@ def _probes_under_fault(means: _Means) -> Found:
 @says
 def _features_not_on(features: list[tuple[str, str]], spent: bool) -> Found:
     do = _MORE_MINUTES if spent else "see why the server switched them off"
-    found = "; ".join(f"{feature}: {why or 'in no arm'}" for feature, why in features)
-    return Found(found, f"{do}, or leave them out with --features")
+    said = "; ".join(f"{feature}: {why or 'in no arm'}" for feature, why in features)
+    return Found(said, f"{do}, or leave them out with --features")
 
 
 @says
@@ -265,14 +265,14 @@ def _features_on(features: list[str]) -> Found:
 
 @says
 def _arms_not_recorded(arms: list[str], minutes: float) -> Found:
-    found = f"{counted(len(arms), 'planned arm')} without a record: {'; '.join(arms[:6])}"
-    return Found(found, _MORE_MINUTES if minutes else _RUN_AGAIN)
+    said = f"{counted(len(arms), 'planned arm')} without a record: {'; '.join(arms[:6])}"
+    return Found(said, _MORE_MINUTES if minutes else _RUN_AGAIN)
 
 
 @says
 def _arms_undecided(arms: list[tuple[str, list[Statement]]]) -> Found:
-    found = "; ".join(f"{arm}: {clauses(why)}" for arm, why in arms)
-    return Found(found, "read the logs of their servers, or leave the features out with --features")
+    said = "; ".join(f"{arm}: {clauses(why)}" for arm, why in arms)
+    return Found(said, "read the logs of their servers, or leave the features out with --features")
 
 
 @says

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.harness.judge.blocks import TimeMetric
 from assay.harness.judge.judgement import Metric
+from assay.harness.judge.latency_result import TimeMetric
 from assay.harness.statement import Statement
-from assay.harness.stats.ratio import RatioReason
 from assay.harness.verdict import Check
 from assay.reports.wording.say import Found, Measured, say, says
 from assay.reports.wording.verdict import title_of_suite, unmet_sentence
@@ -30,7 +29,7 @@ def ratio_text(ratio: float | None, low: float | None, high: float | None) -> st
 
 @says
 def _time_ratio(
-    reason: RatioReason, ratio: float, low: float, high: float, level: float, ratios: int, floor: float, floor_low: float,
+    reason: str, ratio: float, low: float, high: float, level: float, ratios: int, floor: float, floor_low: float,
     floor_high: float, floor_ratios: int, least: int, bound: float, p: float,
 ) -> str:  # fmt: skip
     if reason == "too few":
@@ -113,8 +112,8 @@ def _not_timed(said: str) -> Found:
 
 @says
 def _interpreted(kernels: list[str]) -> Found:
-    found = f"{', '.join(kernels)}: interpreted, so the time measured is the interpreter's"
-    return Found(found, "run with --device cuda")
+    said = f"{', '.join(kernels)}: interpreted, so the time measured is the interpreter's"
+    return Found(said, "run with --device cuda")
 
 
 @says

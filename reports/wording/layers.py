@@ -231,8 +231,8 @@ def _calls_not_computed(calls: int, said: str) -> Found:
 
 @says
 def _calls_not_comparable(layers: list[int], layer: int, said: str) -> Found:
-    found = f"calls of {_layers(layers)} could not be compared; layer {layer}: {one_line(said)}"
-    return Found(found, "run so that the kernel contract can express every call")
+    calls = f"calls of {_layers(layers)} could not be compared; layer {layer}: {one_line(said)}"
+    return Found(calls, "run so that the kernel contract can express every call")
 
 
 @says

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from assay.harness.judge.judgement import Metric
@@ -36,6 +39,15 @@ def says(function: Callable[..., _Said]) -> Callable[..., _Said]:
     return function
 
 
+@cache
+def sayings() -> dict[str, Callable[..., Any]]:
+    """Return the functions that say something by id. Their modules are imported when the first is needed."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+    return _SAYS
+
+
 def say(*statements: Statement) -> str:
     """Say statements, one sentence after the other. One of an unknown id, as a later assay may write, is shown as it is."""
     return " ".join(text for text in map(_sentence, statements) if text)
@@ -47,8 +59,9 @@ def _sentence(statement: Statement) -> str:
 
 
 def _said(id_: str, values: dict[str, Any], *metric: Metric) -> str | Found | Measured:
-    if id_ in _SAYS and _takes(_SAYS[id_], *metric, **values):
-        said: str | Found | Measured = _SAYS[id_](*metric, **values)
+    says_it = sayings().get(id_)
+    if says_it is not None and _takes(says_it, *metric, **values):
+        said: str | Found | Measured = says_it(*metric, **values)
         return said
     return f"{id_}: {', '.join(f'{name} {value}' for name, value in values.items())}" if values else id_
 
@@ -64,8 +77,8 @@ def _takes(function: Callable[..., Any], *arguments: Any, **values: Any) -> bool
 
 def found_of(check: Check) -> Found:
     """Say what a check found, and what would resolve it; nothing would where it is met."""
-    found = found_in(check.outcome)
-    return found._replace(settles="") if check.status == "ok" else found
+    said = found_in(check.outcome)
+    return said._replace(settles="") if check.status == "ok" else said
 
 
 def found_in(outcome: Statement) -> Found:
@@ -87,18 +100,3 @@ def said_finding(finding: Finding) -> Finding:
     diagnosis = say(finding.claim) if finding.claim else finding.diagnosis
     evidence = (*finding.evidence, *map(say, finding.shown_by))
     return finding.model_copy(update={"diagnosis": diagnosis, "evidence": evidence, "shown_by": ()})
-
-
-@says
-def _as_is(said: str) -> str:
-    return said
-
-
-@says
-def _as_is_check(said: str, settles: str) -> Found:
-    return Found(said, settles)
-
-
-@says
-def _as_is_metric(metric: Metric, title: str, text: str, explain: str) -> Measured:
-    return Measured(title, text, explain)

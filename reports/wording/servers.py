@@ -83,8 +83,8 @@ def _kernels_not_named(noise: str, package: str, ran: _Ran) -> Found:
 
 @says
 def _reference_kernels_ran(phase: str, backend: str, names: list[str]) -> Found:
-    found = f"the reference's kernels ran in the candidate's server: {_some_kernels(names)}"
-    return Found(found, f"run so that only {backend} computes {phase}")
+    said = f"the reference's kernels ran in the candidate's server: {_some_kernels(names)}"
+    return Found(said, f"run so that only {backend} computes {phase}")
 
 
 @says
@@ -108,8 +108,8 @@ def _declared_never_ran(names: list[str], ran: _Ran) -> Found:
 
 @says
 def _reference_ran_candidates(names: list[str]) -> Found:
-    found = f"the reference ran the candidate's kernels: {_some_kernels(names)}"
-    return Found(found, "compare it with a reference that does not launch the same kernels")
+    said = f"the reference ran the candidate's kernels: {_some_kernels(names)}"
+    return Found(said, "compare it with a reference that does not launch the same kernels")
 
 
 @says
@@ -139,8 +139,8 @@ def _not_started_by_assay() -> Found:
 
 @says
 def _other_backend_ran(other: list[tuple[str, str, str]]) -> Found:
-    found = (f"the {role} was to be {asked}, and its server ran {ran}" for role, asked, ran in other)
-    return Found("; ".join(found), RUN_AGAIN)
+    said = (f"the {role} was to be {asked}, and its server ran {ran}" for role, asked, ran in other)
+    return Found("; ".join(said), RUN_AGAIN)
 
 
 @says
@@ -156,14 +156,14 @@ def _arguments_differ(arguments: list[tuple[str, str, str]], asked: list[str]) -
 
 @says
 def _flags_ignored(flags: list[str]) -> Found:
-    found = f"both servers report the same {listed(flags)}, which was asked to differ"
-    return Found(found, "see why the engine ignores the flag")
+    said = f"both servers report the same {listed(flags)}, which was asked to differ"
+    return Found(said, "see why the engine ignores the flag")
 
 
 @says
 def _served_otherwise(said: list[str]) -> Found:
-    found = f"of what they served (A the reference, B the candidate), {'; '.join(said)}"
-    return Found(found, "run again so that only the treatment differs; see assay compare of both")
+    differs = f"of what they served (A the reference, B the candidate), {'; '.join(said)}"
+    return Found(differs, "run again so that only the treatment differs; see assay compare of both")
 
 
 @says
@@ -174,22 +174,22 @@ def _servers_agree(stored: bool, arguments: int, parts: int | None) -> str:
 
 
 @says
-def _with_common_settings(found: Statement, because: list[str], impossible: list[str]) -> Found:
-    said = found_in(found)
+def _with_common_settings(outcome: Statement, because: list[str], impossible: list[str]) -> Found:
+    said = found_in(outcome)
     unequal = (f"not made equal: {setting}" for setting in impossible)
     return said._replace(found="; ".join([said.found, *because, *unequal]))
 
 
 @says
 def _no_request_admitted(roles: list[str]) -> Found:
-    found = f"no admitted request was noted in the server of the {' or the '.join(roles)}"
-    return Found(found, "let assay start both servers; see their logs")
+    said = f"no admitted request was noted in the server of the {' or the '.join(roles)}"
+    return Found(said, "let assay start both servers; see their logs")
 
 
 @says
 def _calls_disagree(first: list[tuple[str, Statement]], more: int) -> Found:
-    found = "; ".join(f"{role}: {say(disagreement)}" for role, disagreement in first)
-    return Found(f"{found}; and {more} more" if more else found, RUN_AGAIN)
+    said = "; ".join(f"{role}: {say(disagreement)}" for role, disagreement in first)
+    return Found(f"{said}; and {more} more" if more else said, RUN_AGAIN)
 
 
 @says

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from assay.harness.drivers.sweep.spec import SweepResult
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import BASELINE, INVARIANCE, LENGTH_RATIO, Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.sides import differing
-from assay.harness.text import listed, one_line
-from assay.harness.verdict import Check, Finding, Verdict, cause_of
+from assay.harness.text import counted, listed, one_line
+from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict, cause_of
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, said_finding, say, says
 
+NOT_RUN = "not run"
+"""Word for a cell of a sweep that was not run."""
 _TITLES = {
     "greedy": "Greedy texts", "logits": "Logits", "layers": "Own error", "matrix": "Op-level matrix",
     "baseline": "Accepted baseline", "invariance": "Invariance", "latency": "Latency",
@@ -159,3 +163,10 @@ def _scope_of(report: Report) -> str:
 @says
 def _not_below_alpha(suites: int, p: float, alpha: float) -> str:
     return f"Holm's correction over {suites} suites gives p = {p:.2g}, not below {alpha:g}: no regression is shown."
+
+
+def sweep_headline(result: SweepResult) -> str:
+    """Count the cells of a sweep by verdict, the worst first."""
+    counts = Counter(cell.verdict for cell in result.cells)
+    parts = [f"{counts[verdict]} {verdict or NOT_RUN}" for verdict in (*WORST_FIRST, None) if counts[verdict]]
+    return f"{counted(len(result.cells), 'cell')}: {', '.join(parts)}."

@@ -16,8 +16,8 @@ from assay.harness.statement import state
 from assay.reports import junit, page
 from assay.reports.compare import compare_document
 from assay.reports.terminal import render
-from assay.reports.wording import said_check
 from assay.reports.wording.comparison import COVERS
+from assay.reports.wording.requirements import said_check
 
 DATA = Path(__file__).parents[1] / "data" / "results"
 

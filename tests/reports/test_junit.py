@@ -12,7 +12,7 @@ from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, CheckStatus, Requirement
 from assay.reports import junit
 from assay.reports.run_report import run_document
-from assay.reports.wording import headline
+from assay.reports.wording.verdict import headline
 
 
 def to_junit(report: Report) -> str:

@@ -17,7 +17,9 @@ from assay.harness.judge.report import DivergenceRow, Report
 from assay.harness.statement import state
 from assay.reports import page, suite_section
 from assay.reports.run_report import run_document
-from assay.reports.wording import headline, measured_of, reasons, said_check, say, suite_title
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, say
+from assay.reports.wording.verdict import headline, reasons, suite_title
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 

@@ -429,10 +429,10 @@ def _greedy(verdict: Verdict) -> SuiteResult:
 def _checks(met: int = 224) -> tuple[Check, ...]:
     questions = {"met": met, "questions": 256, "tokens": 16, "share": 0.5}
     return (
-        Requirement("kernel-ran").of("extend").check("ok", state("kernel-ran", kernel=SAGE, calls=412, layers=4)),
-        Requirement("same-servers").check("ok", state("same-servers", arguments=212)),
+        Requirement("kernel-ran").of("extend").check("ok", state("own-kernel-called", kernel=SAGE, calls=412, layers=4)),
+        Requirement("same-servers").check("ok", state("servers-agree", stored=False, arguments=212, parts=14)),
         Requirement("cached-prefix").check("ok", state("questions-cached", **questions)),
-        Requirement("workload-sensitive").check("not checked", state("no-fault-seeded")),
+        Requirement("workload-sensitive").check("not checked", state("no-suite-for-faults")),
     )
 
 

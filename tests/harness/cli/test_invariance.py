@@ -10,7 +10,7 @@ import pytest
 
 from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.judge.invariance_result import InvarianceResult
-from assay.reports.wording import headline
+from assay.reports.wording.verdict import headline
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from assay.harness.run.plan import Plan, prepare
 from assay.harness.run.run_folder import open_folder
 from assay.harness.sides import ROLES, Role
 from assay.harness.statement import state
-from assay.reports.wording import headline, reasons, unmet_sentence
+from assay.reports.wording.verdict import headline, reasons, unmet_sentence
 
 Letter = Callable[[int, Item], str | None]
 """What a role answers to a question, by its place in the order; None for an answer without a letter."""

@@ -25,7 +25,7 @@ from assay.harness.judge.policy_checks import claim
 from assay.harness.judge.report import Report, read_report
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check
-from assay.reports.wording import headline, reasons
+from assay.reports.wording.verdict import headline, reasons
 
 QUESTIONS, GREEDY, COLD = 160, 128, 16
 TORCH = ("aten::scaled_dot_product_attention",)

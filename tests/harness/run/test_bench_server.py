@@ -16,7 +16,7 @@ from assay.harness.evidence.records import Answer
 from assay.harness.judge.blocks import blocks_of
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import read_report
-from assay.reports.wording import headline
+from assay.reports.wording.verdict import headline
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

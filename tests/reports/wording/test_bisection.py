@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from assay.harness.statement import Statement, state
-from assay.reports.wording import say
+from assay.reports.wording.say import say
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from assay.harness.ingest.comparison import SIDES, ComparedAnswers, ComparedTask
 from assay.harness.ingest.result import CitedFinding, FileDocument, FileRead, IngestResult
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Check, Requirement, Verdict
-from assay.reports.wording import said_check, say, with_words, worded_json
 from assay.reports.wording.comparison import comparison_words, ingest_headline
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import say
+from assay.reports.wording.written import with_words, worded_json
 
 
 def does(what: str, name: str = "") -> Statement:

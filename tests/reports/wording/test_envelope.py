@@ -10,8 +10,9 @@ from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Requirement
-from assay.reports.wording import said_check, say
 from assay.reports.wording.envelope import envelope_lines
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import say
 
 LINE = "envelope_tokens = 512 (default)"
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)

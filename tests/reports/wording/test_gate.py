@@ -6,7 +6,7 @@ import pytest
 
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Requirement
-from assay.reports.wording import said_check
+from assay.reports.wording.requirements import said_check
 
 ENGINE = [("engine", "SGLang 0 on cpu", "SGLang 1 on cpu")]
 AGAIN = "assay gate accept on a current run, and remove the stale baseline from baselines"

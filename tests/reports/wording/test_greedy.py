@@ -6,7 +6,7 @@ import pytest
 
 from assay.harness.judge.judgement import measure
 from assay.harness.statement import state
-from assay.reports.wording import measured_of, say
+from assay.reports.wording.say import measured_of, say
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from assay.harness.statement import state
 from assay.harness.verdict import CheckStatus, Requirement
 from assay.reports.invariance import invariance_document
 from assay.reports.page import to_html
-from assay.reports.wording import headline, reasons, said_check, said_finding, say
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import said_finding, say
+from assay.reports.wording.verdict import headline, reasons
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Requirement
 from assay.reports.summary import latency_lines
-from assay.reports.wording import headline, measured_of, reasons, said_check, say
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, say
+from assay.reports.wording.verdict import headline, reasons
 
 
 def ratio(reason: str, low: float = 1.25, high: float = 1.35) -> Statement:

@@ -10,8 +10,9 @@ from assay.harness.judge.judgement import measure
 from assay.harness.judge.report import ErrorGrid
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Finding, Requirement
-from assay.reports.wording import measured_of, said_check, said_finding, say
 from assay.reports.wording.layers import grid_title
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, said_finding, say
 
 WITHIN: dict[str, Any] = {"worst": 0.4, "query": 0.25, "gain": 0.031, "cells": 1_064, "queries": 640, "passes": 1_062}
 OUTSIDE: dict[str, Any] = {"failing": 2, "calls": 9, "worst": 37.0, "title": "", "said": "extend: it is wrong."}

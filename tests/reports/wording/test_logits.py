@@ -8,7 +8,7 @@ import pytest
 
 from assay.harness.judge.judgement import measure
 from assay.harness.statement import Statement, state
-from assay.reports.wording import measured_of, say
+from assay.reports.wording.say import measured_of, say
 
 NOISE = state("kl-limit", source="noise", noise=[], factor=5.0, floor=None, prompts=0)
 FAR: dict[str, Any] = {"count": 1, "prompts": 64, "times": 20.0, "worst": 0.5}

@@ -11,8 +11,7 @@ import pytest
 from assay import harness
 from assay.harness.statement import state
 from assay.harness.verdict import CheckStatus, Requirement
-from assay.reports.wording import said_check
-from assay.reports.wording.requirements import _TITLES
+from assay.reports.wording.requirements import _TITLES, said_check
 
 
 @pytest.mark.parametrize("id_", [*_TITLES, "of-a-later-assay"])

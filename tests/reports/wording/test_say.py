@@ -15,8 +15,9 @@ from assay import harness
 from assay.harness.judge.judgement import measure
 from assay.harness.statement import WORDS, Statement, state
 from assay.harness.verdict import Check, Requirement
-from assay.reports.wording import measured_of, said_check, say, with_words
-from assay.reports.wording.say import _SAYS
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import measured_of, say, sayings
+from assay.reports.wording.written import with_words
 
 HARNESS = Path(next(iter(harness.__path__)))
 OF_A_METRIC = {"part", "low", "high", "bound", "policy"}
@@ -41,10 +42,10 @@ MAKERS: dict[str, set[str]] = {"state": set(), "measure": OF_A_METRIC, "state_le
 def test_every_statement_is_said_with_its_values() -> None:
     wrong = []
     for where, id_, names, whole in made():
-        if id_ not in _SAYS:
+        if id_ not in sayings():
             wrong.append(f"{where}: nothing says {id_}")
             continue
-        parameters = inspect.signature(_SAYS[id_]).parameters.values()
+        parameters = inspect.signature(sayings()[id_]).parameters.values()
         taken = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD} - {"metric"}
         needed = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.default is each.empty} - {"metric"}
         more = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -55,7 +56,7 @@ def test_every_statement_is_said_with_its_values() -> None:
 
 def test_all_words_are_said_of_something() -> None:
     text = "".join(path.read_text() for path in HARNESS.rglob("*.py"))
-    assert [id_ for id_ in _SAYS if f'"{id_}"' not in text] == []
+    assert [id_ for id_ in sayings() if f'"{id_}"' not in text] == []
 
 
 def test_words_are_beside_the_numbers_in_json_and_do_not_count_when_it_is_read() -> None:

@@ -7,7 +7,7 @@ import pytest
 from assay.harness.evidence.run_file import RUN_AGAIN
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Requirement
-from assay.reports.wording import said_check
+from assay.reports.wording.requirements import said_check
 
 REQUIRED = Requirement("workload-sensitive")
 ANSWERS = state("fault-in-answers", lost=0, gained=0, questions=8, p=1.0)

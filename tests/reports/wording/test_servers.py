@@ -7,7 +7,8 @@ import pytest
 from assay.harness.judge.call_counts import CallSummary
 from assay.harness.statement import Statement, state
 from assay.harness.verdict import Requirement
-from assay.reports.wording import said_check, say
+from assay.reports.wording.requirements import said_check
+from assay.reports.wording.say import say
 from assay.reports.wording.servers import counted_calls
 
 RAN = [("_attn_fwd", 8), ("quant_per_block_int8_kernel", 4)]
@@ -97,7 +98,7 @@ def test_what_resolves_a_check_is_said_with_what_was_found() -> None:
 
 def test_what_both_servers_were_given_follows_what_was_found() -> None:
     differ = state("arguments-differ", arguments=[("dtype", "a", "b")], asked=["backend"])
-    given = state("with-common-settings", found=differ, because=["both were given it"], impossible=["dtype (a; b)"])
+    given = state("with-common-settings", outcome=differ, because=["both were given it"], impossible=["dtype (a; b)"])
     check = said_check(Requirement("same-servers").check("failed", given))
     assert check.found == "dtype: a against b; both were given it; not made equal: dtype (a; b)"
     assert check.settles == "run again so that only backend differs"

@@ -12,7 +12,7 @@ from assay.harness.judge.judgement import measure
 from assay.harness.judge.report import EnvelopeResult, Report, SuiteResult, Tally
 from assay.harness.statement import state
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, cause_of
-from assay.reports.wording import headline, reasons
+from assay.reports.wording.verdict import headline, reasons
 
 DOES = "applies a top-left causal mask once a prefix is cached"
 SENTENCE = 'Computes "causal mask top-left" in extend with a cached prefix (all layers).'

@@ -24,7 +24,7 @@ from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance import drive, invariance_plan
 from assay.harness.run.run import compare_features
 from assay.harness.statement import state
-from assay.reports.wording import headline
+from assay.reports.wording.verdict import headline
 
 PROBES = ("0+3", "16+9", "33+14", "0+129", "120+16", "1024+12")
 """Those of the load that a stand-in is asked."""

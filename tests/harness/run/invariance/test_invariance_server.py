@@ -11,7 +11,7 @@ from assay.harness.config import RunSpec
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.run.run import compare_features
 from assay.harness.sides import Side
-from assay.reports.wording import headline
+from assay.reports.wording.verdict import headline
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 FEATURES = ("prefix-cache", "conversation", "batch", "weights-again", "streamed")

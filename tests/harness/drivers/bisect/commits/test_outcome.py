@@ -13,7 +13,7 @@ from assay.harness.drivers.bisect.commits.outcome import changes, outcome_of
 from assay.harness.drivers.bisect.commits.state import BisectSpec, CallErrors, Measurement
 from assay.harness.errors import UsageError
 from assay.reports.json_report import to_json
-from assay.reports.wording import headline
+from assay.reports.wording.verdict import headline
 
 
 def spec(**over: object) -> BisectSpec:
