@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from assay.harness.judge.answer_lengths import _SURE, AnswerEnd, AnswerLengths, check_ends, check_lengths, compare_lengths
+from assay.harness.statement import state
+from assay.reports.wording.requirements import said_check
 
 LIMIT = 64
 
@@ -28,9 +30,9 @@ def test_shorter_answers_and_those_that_a_limit_hides_are_not_shown_to_be_the_sa
     assert (shorter.differ, shorter.beyond, shorter.same) == (True, True, False)
     hidden = lengths([63] * 1000, [LIMIT] * 45 + [63] * 955)
     assert (hidden.differ, hidden.same) == (False, False), "4.5 % ran to the limit, and none of the reference"
-    assert check_lengths(hidden).settles == "a higher token limit"
+    assert said_check(check_lengths(hidden)).settles == "a higher token limit"
     few = lengths([40] * 100, [440] * 2 + [40] * 98)
-    assert (few.differ, few.beyond, check_lengths(few).settles) == (False, False, "more questions")
+    assert (few.differ, few.beyond, said_check(check_lengths(few)).settles) == (False, False, "more questions")
 
 
 def test_equal_lengths_and_single_flips_are_not_reported() -> None:
@@ -84,19 +86,19 @@ def test_simulated_lengths(true: float, called: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "words"),
+    ("ours", "theirs", "why"),
     [
-        ([0] * 100, [20] * 100, "the reference's 100 answers have no tokens"),
-        ([LIMIT] * 10, [LIMIT] * 10, "all 10 answers of both ran to the limit"),
-        ([], [], "no prompt was answered by both"),
+        ([0] * 100, [20] * 100, "no tokens"),
+        ([LIMIT] * 10, [LIMIT] * 10, "all cut"),
+        ([], [], "no prompt"),
         ([LIMIT] * 10, [20] * 10, ""),
     ],
 )
-def test_why_lengths_prove_nothing(ours: list[int], theirs: list[int], words: str) -> None:
+def test_why_lengths_prove_nothing(ours: list[int], theirs: list[int], why: str) -> None:
     found = lengths(ours, theirs)
-    assert found.uninformative == words
-    if words:
-        assert check_lengths(found).found == f"{words}, so their lengths prove nothing"
+    assert found.uninformative == why
+    if why:
+        assert check_lengths(found).outcome == state("lengths-prove-nothing", why=why, prompts=len(ours))
 
 
 Pairs = list[tuple[AnswerEnd, AnswerEnd]]
@@ -126,12 +128,12 @@ SAME: Pairs = [(STOP, STOP)] * 90
 def test_reasons_are_counted_in_pairs(changed: Pairs, status: str, says: str) -> None:
     check = check_ends(SAME + changed)
     assert (check.id, check.status) == ("finish-reasons", status)
-    assert says in check.found
+    assert says in said_check(check).found
 
 
 def test_reasons_that_are_not_recorded_are_not_compared() -> None:
     unknown = AnswerEnd("")
     assert check_ends([(STOP, unknown)] * 9).status == "not checked"
     assert check_ends([]).status == "not checked"
-    assert check_ends([(STOP, unknown), (unknown, ABORT), (STOP, STOP)]).found == "stop at 2: 1 against 1"
-    assert check_ends([(CUT, CUT)]).found == "all ran to the limit"
+    assert check_ends([(STOP, unknown), (unknown, ABORT), (STOP, STOP)]).outcome.values["ends"] == [["stop at 2", 1, 1, None]]
+    assert said_check(check_ends([(CUT, CUT)])).found == "all ran to the limit"

@@ -113,12 +113,10 @@ def test_the_seed_case_is_named_by_its_cached_prefix() -> None:
     ]
     telling = most_telling(by_condition(pairs))
     assert telling is not None
-    assert telling[1][0].by == "cached-prefix"
-    assert telling[0] < 1e-10
-    assert [row.bucket for row in telling[1]] == [">= 16"]
-    assert telling[2].startswith(
-        "Correct answers by cached prefix: 32/32 at 1 (reference 32/32), but 0/32 at >= 16 (reference 32/32); p ="
-    )
+    assert telling.broken[0].by == "cached-prefix"
+    assert telling.p < 1e-10
+    assert [row.bucket for row in telling.broken] == [">= 16"]
+    assert [(row.bucket, row.candidate_right, row.items) for row in telling.intact] == [("1", 32, 32)]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_the_seed_case_is_named_by_its_cached_prefix() -> None:
 def test_of_two_telling_splits_the_nearer_or_sharper_is_named(pairs: list[Pair]) -> None:
     telling = most_telling(by_condition(pairs))
     assert telling is not None
-    assert telling[1][0].by == "cached-prefix"
+    assert telling.broken[0].by == "cached-prefix"
 
 
 def test_a_split_whose_other_buckets_are_wrong_or_unknown_names_no_condition() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,8 +10,9 @@ from hypothesis import strategies as st
 from assay.harness.evidence.records import Answer, Item
 from assay.harness.judge.answers import Pair, pair
 from assay.harness.judge.greedy_suite import decide_share
-from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, accuracy_sentence, beginning, soonest_pass
+from assay.harness.judge.paired_accuracy import Accuracy, Rule, accuracy_of, beginning, soonest_pass, state_accuracy
 from assay.harness.sides import ROLES
+from assay.harness.statement import state
 
 RULE = Rule(margin=0.05, alpha=0.05, regression_alpha=0.01, population=None)
 
@@ -154,11 +154,10 @@ def test_the_seed_case_is_a_regression(decide: Decide) -> None:
     assert (decision.verdict, decision.loss) == ("regression", 0.5)
     assert decision.p_regression < 1e-6
     assert decision.interval.low > 0.2
-    assert re.fullmatch(
-        r"A loss of 50\.0 points \(\d\d\.\d to \d\d\.\d points with 90 % confidence; 32 lost and 0 gained of 64 questions\): "
-        r"above the margin of 5\.0 points \(anytime-valid p = \S+\)\.",
-        accuracy_sentence(decision),
-    )
+    stated = state_accuracy(decision)
+    assert stated.id == "accuracy-lost"
+    assert stated.values["p"] == decision.p_regression
+    assert (stated.values["lost"], stated.values["gained"], stated.values["questions"]) == (32, 0, 64)
 
 
 def test_too_few_questions_are_inconclusive(decide: Decide) -> None:
@@ -168,14 +167,15 @@ def test_too_few_questions_are_inconclusive(decide: Decide) -> None:
 def test_nothing_compared_is_never_a_pass(decide: Decide) -> None:
     decision = decide()
     assert decision.verdict == "inconclusive"
-    assert accuracy_sentence(decision) == "Nothing was compared: no question was answered by both roles."
+    assert state_accuracy(decision) == state("nothing-compared")
     assert (decision.interval.low, decision.interval.high) == (-1, 1)
 
 
 def test_a_reference_that_guesses_proves_nothing(decide: Decide) -> None:
     equal = decide(250, 0, 0, 750)
     assert equal.verdict == "inconclusive"
-    assert "not shown to beat guessing (25 %) by 2 margins of 5.0 points" in accuracy_sentence(equal)
+    stated = state_accuracy(equal)
+    assert (stated.id, stated.values["chance"], stated.values["margins"]) == ("no-headroom", 0.25, 2)
     assert decide(0, 250, 0, 750).verdict == "inconclusive"
     assert decide(300, 0, 0, 700).verdict == "inconclusive", "better than guessing, but there is hardly anything to lose"
     assert decide(600, 0, 0, 400).verdict == "pass"
@@ -184,7 +184,7 @@ def test_a_reference_that_guesses_proves_nothing(decide: Decide) -> None:
 def test_a_significant_loss_within_the_margin_passes_and_says_so(decide: Decide) -> None:
     decision = decide(2940, 50, 0, 10)
     assert decision.verdict == "pass"
-    assert "within it, the loss is significant (exact McNemar p = " in accuracy_sentence(decision)
+    assert state_accuracy(decision).values["p_mcnemar"] < 0.05
 
 
 @given(both_right=st.integers(0, 90), lost=st.integers(0, 30), gained=st.integers(0, 30), both_wrong=st.integers(0, 60))

@@ -72,7 +72,7 @@ FORCED = CommonSettings(because=("both were given it",), impossible=("dtype (a; 
 @pytest.mark.parametrize(("differences", "impossible"), [({}, []), ({"dtype": ("a", "b")}, ["dtype (a; b)"])])
 def test_the_check_says_what_both_were_given(differences: dict[str, tuple[str, str]], impossible: list[str]) -> None:
     plain, given = (rules.check_same_servers(SPEC.sides, PAIR, differences, {}, common=each) for each in (None, FORCED))
-    found = state("with-common-settings", found=plain.outcome, because=FORCED.because, impossible=impossible)
+    found = state("with-common-settings", outcome=plain.outcome, because=FORCED.because, impossible=impossible)
     assert (given.status, given.outcome) == (plain.status, found)
 
 

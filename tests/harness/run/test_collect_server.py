@@ -11,6 +11,7 @@ from rich.console import Console
 from assay.harness.judge.build import build
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.collect import collect
+from assay.reports.wording.verdict import reasons
 
 pytestmark = pytest.mark.server
 
@@ -19,7 +20,7 @@ def test_a_correct_kernel_passes_every_suite_on_servers_that_are_already_running
     with ProgressDisplay(Console(file=StringIO())) as display:
         collect(pair_run.plan, pair_run.folder, display, ready=pair_run.servers)
     report = build(pair_run.folder)
-    assert report.verdict == "pass", report.reasons
+    assert report.verdict == "pass", reasons(report)
     assert {suite.id: suite.verdict for suite in report.suites} == dict.fromkeys(
         ("accuracy", "greedy", "logits", "layers", "matrix"), "pass"
     )

@@ -16,6 +16,7 @@ from assay.harness.run.questions import QuestionStop
 from assay.harness.run.run_folder import open_folder
 from assay.harness.run.servers import make_run_engine, manifest_of, running
 from assay.harness.sides import ROLES, Role
+from assay.reports.wording.requirements import said_check
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.interpreter]
 SILENT = """
@@ -81,7 +82,7 @@ def test_a_kernel_that_declares_int8_and_answers_with_pytorchs_attention_is_caug
     traces = {role: list(KERNEL_TRACES.read_each(folder.server_folder(role), folder.nonce).values()) for role in ROLES}
     (check,) = _check_kernels_executed(servers["candidate"], traces)
     assert check.status == "failed"
-    assert "scaled_dot_product" in check.found
+    assert "scaled_dot_product" in said_check(check).found
     honest = servers["reference"].model_copy(update={"role": "candidate"})
     (check,) = _check_kernels_executed(honest, {"candidate": traces["reference"], "reference": []}, stored=True)
-    assert (check.status, check.found.startswith("ran: ")) == ("ok", True)
+    assert (check.status, check.outcome.id) == ("ok", "kernels-ran")
