@@ -187,7 +187,7 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked.
 
     A ratio that was measured beyond the bound is never met, whether or not it is shown to differ from 1: 1 % of answers that run to
-    a high limit change the mean most, and show the least. The price is paid by honest answers whose lengths scatter: of 200 pairs of
+    a high limit change the mean most, and show the least. Honest answers whose lengths scatter pay the price: of 200 pairs of
     log-normal lengths (sigma .6), 6 % of sets are not met where all differ by a sigma of .3, 31 % where all differ by one of .5
     (400 pairs: 10 %), and .5 % where half of them differ by .3. Where 1 % of answers run to a limit of 36 means, 86 % of sets of
     200 are not met, and 13 % have no such answer (1,000 simulated sets each).
