@@ -118,7 +118,9 @@ def _ends_checks(
     """Check lengths and ends of the answers, unless A's are no measure."""
     if no_measure:
         outcome = state("lengths-no-measure", why=no_measure)
-        yield from (Requirement(id_, sides=SIDES).check("not checked", outcome) for id_ in ("answer-lengths", "finish-reasons"))
+        yield from (
+            Requirement(id_, sides=SIDES).check("not checked", outcome) for id_ in ("answer-lengths", "finish-reasons")
+        )
         return
     yield check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS
     yield check_ends(ends, SIDES)

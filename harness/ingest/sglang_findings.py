@@ -184,7 +184,9 @@ def _invalid(log: Log) -> Iterator[CitedFinding]:
     for at, metric in enumerate(log.metrics):
         if metric.name != "Invalid" or not 0 < metric.value <= 1:
             continue
-        score = next((one for one in reversed(log.metrics[:at]) if (one.name, one.test) == ("Accuracy", metric.test)), None)
+        score = next(
+            (one for one in reversed(log.metrics[:at]) if (one.name, one.test) == ("Accuracy", metric.test)), None
+        )
         counts = f", and Accuracy {score.value:g} counts them as wrong" if score else ""
         cites = [(metric.line, metric.text), *([(score.line, score.text)] if score else [])]
         says = f"{percent(metric.value)} of the answers are invalid{counts}."
