@@ -185,7 +185,12 @@ def _invalid(log: Log) -> Iterator[CitedFinding]:
         if metric.name != "Invalid" or not 0 < metric.value <= 1:
             continue
         score = next(
-            (one for one in reversed(log.metrics[:at]) if (one.name, one.test) == ("Accuracy", metric.test)), None
+            (
+                stated
+                for stated in reversed(log.metrics[:at])
+                if (stated.name, stated.test) == ("Accuracy", metric.test)
+            ),
+            None,
         )
         counts = f", and Accuracy {score.value:g} counts them as wrong" if score else ""
         cites = [(metric.line, metric.text), *([(score.line, score.text)] if score else [])]
