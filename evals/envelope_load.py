@@ -30,8 +30,8 @@ DEPTH = {"cpu": 9, "cuda": 33}
 # `_PASSING` tokens.
 _BEFORE, _SPARE_BEFORE, _PASSING = 3, 2, 5
 # Spare prompts for each border. Texts of two right backends part at ties, and what follows is not compared. On an H200 12 of 33
-# texts of 33 tokens did, so a token ties with about 1.4 %: simulated, one prompt for each border leaves a gap in 81 % of runs, three
-# spares in none of 1,000. With 5 % it is 100 % and 1.3 %. They are sent in any case: servers in turn do not know the ties.
+# texts of 33 tokens did, so a token ties with about 1.4 %: simulated, one prompt for each border leaves a gap in 81 % of runs,
+# three spares in none of 1,000. With 5 % it is 100 % and 1.3 %. They are sent in any case: servers in turn do not know the ties.
 _SPARES = 3
 # Batches of a size that is drawn.
 _DRAWN_BATCHES = 2
