@@ -65,10 +65,15 @@ def _result(
     )  # fmt: skip
 
 
-def compare_answers(left: Loaded, right: Loaded, margin: float) -> Comparison:
+def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: bool = False) -> Comparison:
     """Compare two results of one tool: all tasks together, and each task.
 
-    A check that is not met rules out a pass, and hides no regression.
+    A check that is not met rules out a pass, and hides no regression. Lengths and ends of the answers are judged where A's are a
+    measure: not where A failed, or where B is shown to score better.
+
+    Args:
+        margin: largest loss that passes.
+        a_failed: whether A's own verdict is a failure.
     """
     mine, theirs = left.tasks, right.tasks
     pairings = {name: pair_tasks(mine[name], theirs[name]) for name in mine if name in theirs}
@@ -87,24 +92,38 @@ def compare_answers(left: Loaded, right: Loaded, margin: float) -> Comparison:
         lengths=lengths,
     )
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
+    no_measure = "failed" if a_failed else "gain" if any(task.high < 0 for task in (*tasks, overall)) else ""
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.source.is_copy_of(right.source)
     checks = [
         *_checks(left, right, tasks, list(pairings.values())),
-        check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS,
-        check_ends(ends, SIDES),
+        *_ends_checks(lengths, ends, no_measure),
         Requirement("two-results", sides=SIDES).met(not same, state("bytes-compared", same=same)),
     ]
     worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
     why = [state("task-worse", task=task.task, why=task.why) for task in worse] or [*overall.why]
-    if lengths and lengths.beyond:
+    if lengths and lengths.beyond and not no_measure:
         beyond = state_beyond(lengths, "B")
         why = [*why, beyond] if decided == "regression" else [beyond, *why]
         decided = "regression"
     if decided == "pass" and any(check.status in ("missing", "failed") for check in checks):
         decided = "inconclusive"
     return _result(left, right, decided, why, checks, answers)
+
+
+def _ends_checks(
+    lengths: AnswerLengths | None, ends: Sequence[tuple[AnswerEnd, AnswerEnd]], no_measure: str
+) -> Iterator[Check]:
+    """Check lengths and ends of the answers, unless A's are no measure."""
+    if no_measure:
+        outcome = state("lengths-no-measure", why=no_measure)
+        yield from (
+            Requirement(id_, sides=SIDES).check("not checked", outcome) for id_ in ("answer-lengths", "finish-reasons")
+        )
+        return
+    yield check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS
+    yield check_ends(ends, SIDES)
 
 
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
@@ -192,7 +211,7 @@ def compare_runs(left: Loaded, right: Loaded, margin: float) -> Comparison:
     if not (left.reading.sets and right.reading.sets):
         missing = Requirement("answers", sides=SIDES).met(False, state("report-without-answers"))
         return _capped(_result(left, right, "inconclusive", [], [missing]), b)
-    made = compare_answers(left, right, margin)
+    made = compare_answers(left, right, margin, a_failed=a.verdict in ("regression", "error"))
     return _capped(made.model_copy(update={"cause": _new_cause(a, b)}) if made.verdict == "regression" else made, b)
 
 

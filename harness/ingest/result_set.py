@@ -20,6 +20,8 @@ from assay.harness.text import one_line
 
 # Units that were not understood which are quoted, and rows of a table.
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
+MOST_UNPARSED = 0.05
+"""Largest share of answers without a parsed one that is no warning: beyond it, no comparison has a verdict."""
 
 
 class ResultItem(Part):

@@ -6,6 +6,7 @@ from typing import Any
 
 from assay.harness.ingest.comparison import ComparedKind, Comparison, TraceDifference, Unpaired
 from assay.harness.ingest.result import UNKNOWN, IngestResult
+from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
 from assay.harness.text import counted, listed
 from assay.reports.wording.say import Found, say, says
@@ -53,8 +54,12 @@ def ingest_headline(result: IngestResult) -> str:
     also = f" Not recognised: {listed(unknown)}." if unknown else ""
     if result.verdict == "regression":
         return " ".join(finding.diagnosis for finding in findings if finding.severity == "serious") + also
-    warned = sum(finding.severity == "warning" for finding in findings)
-    return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"
+    warned = [finding for finding in findings if finding.severity == "warning"]
+    if not warned:
+        return f"Nothing here shows a regression, and a file cannot show a pass.{also}"
+    worst = min(warned, key=badness)
+    more = f"; {counted(len(warned) - 1, 'more warning')}" if len(warned) > 1 else ""
+    return f"{worst.title} ({worst.where}): {worst.diagnosis.rstrip('.')}. A file cannot show if it is a regression{more}.{also}"
 
 
 _SAME = "run the same tasks with the same settings on both"

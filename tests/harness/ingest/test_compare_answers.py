@@ -109,6 +109,26 @@ def test_answers_that_are_right_and_longer_are_a_regression(
         assert (first.id, first.values["whose"], [why.id for why in others]) == ("lengths-beyond", "B", ["accuracy-kept"])
 
 
+def broken_log(data: Path, path: Path, ends: str = "stop") -> Path:
+    """A log of which three in four answers are wrong, and long."""
+    log = json.loads(inspect_log(data, path, 1.4, ends).read_text())
+    for sample in log["samples"][:192]:
+        sample["scores"]["pattern"] |= {"value": "I", "answer": "?"}
+    path.write_text(json.dumps(log))
+    return path
+
+
+@pytest.mark.parametrize("ends", ["stop", "abort"])
+def test_the_lengths_of_wrong_answers_are_no_measure_of_their_repair(data: Path, tmp_path: Path, ends: str) -> None:
+    broken, repaired = broken_log(data, tmp_path / "a.json", ends), inspect_log(data, tmp_path / "b.json")
+    result = compare(broken, repaired)
+    assert result.verdict != "regression"
+    assert (status(result, "answer-lengths"), status(result, "finish-reasons")) == ("not checked", "not checked")
+    assert check(result, "answer-lengths").outcome == state("lengths-no-measure", why="gain")
+    worse = compare(repaired, broken)
+    assert (worse.verdict, status(worse, "answer-lengths")) == ("regression", "missing")
+
+
 def test_a_result_that_is_compared_with_its_copy_is_no_pass(data: Path, tmp_path: Path) -> None:
     a = edited(data / "lm_eval_a", tmp_path / "a", many)
     result = compare(a, Path(shutil.copytree(a, tmp_path / "b")))
@@ -274,6 +294,21 @@ def test_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> N
     a, b = (inspect_log(data, tmp_path / f"{ends}.json", ends=ends) for ends in ("stop", "abort"))
     result = compare(a, b)
     assert (result.verdict, status(result, "finish-reasons")) == ("inconclusive", "failed")
+
+
+def test_a_first_run_that_failed_measures_no_lengths(
+    run: Callable[..., Path], examples: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = run("a", 300), run("b", 300)
+    path = a / "records.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | {"completion_tokens": 60}) + "\n" for row in rows))
+    assert status(compare(a, b), "answer-lengths") == "missing"
+    reports = {a: examples.regression(), b: examples.passing()}
+    monkeypatch.setattr(module, "report_of", lambda source: reports[source.path])
+    result = compare(a, b)
+    assert result.verdict == "pass"
+    assert check(result, "answer-lengths").outcome == state("lengths-no-measure", why="failed")
 
 
 def test_what_a_tool_does_not_record_is_not_checked(data: Path) -> None:

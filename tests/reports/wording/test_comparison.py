@@ -173,7 +173,7 @@ def ingested(verdict: Verdict, *formats: str) -> IngestResult:
     found = (finding, finding.model_copy(update={"severity": "serious", "diagnosis": "It is wrong."}))
     files = [FILE.model_copy(update={"format": format_, "path": path}) for path, format_ in zip("abc", formats, strict=False)]
     findings = found if verdict == "regression" else found[:1]
-    documents = [FileDocument(file=file, findings=() if file.format == "unknown" else findings) for file in files]
+    documents = [FileDocument(file=file, findings=findings if file.format == "log" else ()) for file in files]
     return IngestResult(verdict=verdict, created="", documents=tuple(documents))
 
 
@@ -182,7 +182,9 @@ def ingested(verdict: Verdict, *formats: str) -> IngestResult:
     [
         (ingested("inconclusive", "unknown", "unknown"), "a and b: not recognised, so nothing was read."),
         (ingested("regression", "log", "unknown"), "It is wrong. Not recognised: b."),
-        (ingested("inconclusive", "log"), "Nothing here shows a regression, and a file cannot show a pass; 1 warning."),
+        (ingested("inconclusive", "log"), "X (w): It is slow. A file cannot show if it is a regression."),
+        (ingested("inconclusive", "log", "log"), "X (w): It is slow. A file cannot show if it is a regression; 1 more warning."),
+        (ingested("inconclusive", "quiet"), "Nothing here shows a regression, and a file cannot show a pass."),
     ],
 )
 def test_files_say_what_is_serious_and_what_was_not_recognised(result: IngestResult, said: str) -> None:
