@@ -265,7 +265,7 @@ class EnvelopeResult(Part):
     features: tuple[str, ...] = Field((), description="what compared calls asked for beyond plain attention")
     limits: EngineLimits
     compared: dict[str, dict[str, Ranges]] = Field(
-        description="phase -> condition -> the lengths that were compared in the shadow, and those that they stand for"
+        description="phase -> condition, such as a length or the size of a batch -> its values in calls of the shadow"
     )
     served: dict[str, dict[str, Ranges]] = Field(
         default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"
