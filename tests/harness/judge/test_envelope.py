@@ -284,7 +284,8 @@ def test_a_feature_is_covered_where_it_changed_an_output_in_each_layer_and_phase
     """Processes that share the heads of a layer feel a feature together; a phase that the candidate leaves alone does not count."""
     effects = [
         (0, "extend", "window", True), (0, "extend", "window", False), (1, "extend", "window", True),
-        (0, "extend", "sinks", True), (1, "extend", "sinks", False), (0, "decode", "window", False), (0, "extend", "softcap", False),
+        (0, "extend", "sinks", True), (1, "extend", "sinks", False), (0, "decode", "window", False),
+        (0, "extend", "softcap", False),
     ]  # fmt: skip
     made = {
         phases: cast(EnvelopeResult, judged(counted(phases=("extend", "decode")), phases, effects=effects).parts["envelope"])
