@@ -54,10 +54,12 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
 
 def _unfelt(headers: Sequence[ShadowHeader], phases: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return feature -> the phases in which some layer asked for it, and none of its queries felt it in any process."""
-    felt: dict[tuple[int, str, str], bool] = {}
-    for layer, phase, feature, found in (effect for header in headers for effect in header.effects):
-        felt[layer, phase, feature] = found or felt.get((layer, phase, feature), False)
-    lacking = {(feature, phase) for (_, phase, feature), found in felt.items() if not found}
+    effects = {effect for header in headers for effect in header.effects}
+    lacking = {
+        (feature, phase)
+        for layer, phase, feature, felt in effects
+        if not felt and (layer, phase, feature, True) not in effects
+    }
     return {
         name: tuple(phase for phase in phases if (name, phase) in lacking)
         for name in sorted({feature for feature, phase in lacking if phase in phases})
