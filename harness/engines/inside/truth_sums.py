@@ -180,8 +180,8 @@ class TruthSums:
         limits = self._queries.add(
             call, compared, roles, right, defined, rows, conditions[rows], prefixes or call.prefixes
         )
-        known = [name for name, felt in self.felt.items() if felt]
-        for feature, effect in feature_effects(call, at, right, known).items():
+        done = [name for name, felt in self.felt.items() if felt]
+        for feature, effect in feature_effects(call, at, right, done).items():
             self.felt[feature] = bool((with_all_heads(effect.abs().sum(-1)).cpu().numpy() > limits).any())
         # [2 + outputs, sampled rows, heads, 7] -> [2 + outputs, conditions, heads, 7]
         by_row, rows = torch.cat([dropped, by_row])[:, summed], rows[summed.cpu().numpy()]
