@@ -167,8 +167,8 @@ def _config(runner: Any) -> Mapping[str, Any]:
 
 def _settings(runner: Any) -> dict[str, str]:
     """Return a model's settings: its resolved configuration, and the floats that its layers hold, as the epsilon of a norm."""
-    resolved = arguments.flat(runner.model_config.hf_config.to_dict())
-    settings = {name: value for name, value in resolved.items() if value != "null" and not _NO_SETTING.search(name)}
+    resolved = _leaves(runner.model_config.hf_config.to_dict())
+    settings = {name: value for name, value in resolved if not _NO_SETTING.search(name)}
     held: dict[str, dict[float, list[int]]] = {}
     for path, module in runner.model.named_modules():
         for name, value in vars(module).items():
@@ -179,6 +179,15 @@ def _settings(runner: Any) -> dict[str, str]:
         of = [f"{value!r} (layers {_ranges(layers)})" if layers else repr(value) for value, layers in values.items()]
         settings[name] = repr(next(iter(values))) if len(values) == 1 else ", ".join(of)
     return settings
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what is set in a configuration, named with dots."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _leaves(member, f"{name}.{key}" if name else str(key))
+    elif value is not None:
+        yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _overrides(runner: Any) -> dict[str, Any]:

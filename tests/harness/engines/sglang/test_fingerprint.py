@@ -267,8 +267,15 @@ def test_settings_are_those_of_the_resolved_configuration_and_of_the_layers(tmp_
 
     def settings(asked: float, *held: float) -> dict[str, str]:
         loaded = runner(tmp_path, table(500000.0))
-        told = {"rms_norm_eps": asked, "hidden_act": "silu", "_name_or_path": "here", "rope_theta": 1.0, "sliding_window": None}
-        loaded.model_config.hf_config = SimpleNamespace(to_dict=lambda: told | {"text_config": {"num_experts": 8}})
+        told = {
+            "rms_norm_eps": asked,
+            "hidden_act": "silu",
+            "_name_or_path": "here",
+            "rope_theta": 1.0,
+            "sliding_window": None,
+            "id2label": {0: "a"},
+        }
+        loaded.model_config.hf_config = SimpleNamespace(to_dict=lambda: told | {"text_config": {"num_key_value_heads": 8}})
         for layer, eps in zip(loaded.model.layers, held, strict=True):
             layer.norm = Norm(eps)
         made = describe(loaded)
@@ -277,7 +284,7 @@ def test_settings_are_those_of_the_resolved_configuration_and_of_the_layers(tmp_
 
     same = settings(1e-5, 1e-5, 1e-5, 1e-5)
     assert same == {
-        "rms_norm_eps": "1e-05", "hidden_act": "silu", "text_config.num_experts": "8", "layers.Norm.variance_epsilon": "1e-05"
+        "rms_norm_eps": "1e-05", "hidden_act": "silu", "text_config.num_key_value_heads": "8", "layers.Norm.variance_epsilon": "1e-05"
     }  # fmt: skip
     assert settings(0.5, 0.5, 0.5, 0.5)["rms_norm_eps"] == "0.5"
     one = settings(1e-5, 1e-5, 0.5, 1e-5)["layers.Norm.variance_epsilon"]
