@@ -142,3 +142,26 @@ def test_calls_of_kernels_are_counted_and_nan_that_nobody_gave_to_one_is_a_findi
     assert nan.where == "TorchNativeAttnBackend.forward_extend"
     assert log.read_text().splitlines()[nan.cites[0].first - 1].strip() == "nan_count=24"
     assert "illegal memory access" in crash.evidence[0]
+
+
+STAMP = "[2026-01-24 18:15:48] "
+CRASH = (
+    f"{STAMP}Prefill batch, #new-seq: 1, #new-token: 41, #cached-token: 77, token usage: 0.00, #running-req: 0, #queue-req: 0,\n"
+    f"{STAMP}SageAttention is not available, falling back to Triton\n"
+    f"{STAMP}CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+)
+
+
+def test_the_worst_warning_comes_first(tmp_path: Path) -> None:
+    first, *others = ingested(tmp_path, CRASH).findings
+    assert (first.id, [one.id for one in others]) == ("crash", ["fallback"])
+    assert "memory" in first.diagnosis, "why it crashed"
+
+
+@pytest.mark.parametrize(("invalid", "severity"), [("0.720", "warning"), ("0.050", "info"), ("0.000", None)])
+def test_invalid_answers_are_named_beside_the_accuracy(tmp_path: Path, invalid: str, severity: str | None) -> None:
+    found = ingested(tmp_path, f"Accuracy: 0.015\nInvalid: {invalid}\nLatency: 115.612 s\n").findings
+    assert [(one.id, one.severity) for one in found] == ([("answers-invalid", severity)] if severity else [])
+    if severity == "warning":
+        assert found[0].diagnosis == "72 % of the answers are invalid, and Accuracy 0.015 counts them as wrong."
+        assert [cite.first for cite in found[0].cites] == [2, 1]
