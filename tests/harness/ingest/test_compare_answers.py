@@ -411,6 +411,23 @@ def test_every_stated_score_is_tested_and_a_regression_of_any_rules_out_a_pass(t
     assert (gone.verdict, check(gone, "same-tasks").outcome.values["only"]) == ("inconclusive", [["t (acc_norm,none)", "A"]])
 
 
+def test_a_stated_score_that_no_sample_has_is_tested_unpaired(tmp_path: Path) -> None:
+    sides = []
+    for name, bleu in (("a", 35.2), ("same", 35.1), ("b", 5.2)):
+        sides.append(lm_run(tmp_path / name, {"acc": share(800)}))
+        path = sides[-1] / "results_2026.json"
+        document = json.loads(path.read_text())
+        document["results"]["t"] |= {"bleu,none": bleu, "bleu_stderr,none": 0.4}
+        path.write_text(json.dumps(document))
+    a, same, b = sides
+    assert compare(a, same).verdict == "pass"
+    result = compare(a, b)
+    assert [(one.metric, one.test, one.verdict) for one in answers(result).tasks] == [
+        ("acc,none", "exact", "pass"), ("bleu,none", "unpaired", "regression"),
+    ]  # fmt: skip
+    assert result.verdict == "regression"
+
+
 def test_the_alpha_is_shared_by_all_scores(tmp_path: Path) -> None:
     a, b = share(900), share(900)
     b[:30] = [0.0] * 30
