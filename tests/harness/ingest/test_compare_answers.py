@@ -308,6 +308,18 @@ def test_a_run_has_its_verdict_from_its_cause_or_from_suites_and_unmet_checks(ex
     assert basis_of(bad.model_copy(update={"verdict": "error", "failure": failure})) == ["The server died"]
 
 
+def test_a_side_says_of_how_many_its_score_is(data: Path, tmp_path: Path) -> None:
+    a, b = (inspect_log(data, tmp_path / f"{name}.json") for name in "ab")
+    log = json.loads(b.read_text())
+    for sample in log["samples"][:64]:
+        sample["error"] = {"message": "timeout"}
+    b.write_text(json.dumps(log))
+    result = compare(a, b)
+    assert result.verdict == "inconclusive"
+    assert result.a.notes == ()
+    assert result.b.notes == ("synthetic (pattern): 1.0000 of 192; 64 of 256 failed: between 0.7500 and 1.0000 of 256.",)
+
+
 def test_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> None:
     a, b = (inspect_log(data, tmp_path / f"{ends}.json", ends=ends) for ends in ("stop", "abort"))
     result = compare(a, b)
