@@ -107,7 +107,7 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         lengths=lengths,
     )
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
-    no_measure = "failed" if a_failed else "gain" if any(task.high < 0 for task in (*tasks, overall)) else ""
+    no_measure = "failed" if a_failed else "gain" if overall.high < 0 else ""
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.source.is_copy_of(right.source)
     checks = [
@@ -117,7 +117,7 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
     ]
     worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
-    told = worse or ([] if pairs or len(leading) == 1 else leading)
+    told = sorted(worse or ([] if pairs or len(leading) == 1 else leading), key=lambda task: -task.loss)
     why = [state("of-task", task=task.name, why=task.why) for task in told] or [*overall.why]
     if (differs := [task for task in leading if task.differs]) and why[0].id != "not-same-question" and not told:
         why = [state("not-same-question", differs=differs[0].differs), *why]

@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.result import (
+    CitedFinding,
+    CitedLines,
+    Excerpt,
+    FactTable,
+    FileDocument,
+    FileRead,
+    FormatReader,
+)
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
@@ -29,6 +37,8 @@ from assay.harness.ingest.result_set import (
     results_reader,
     texts,
 )
+from assay.harness.ingest.sglang_findings import notice
+from assay.harness.ingest.sglang_patterns import ACCURACY_WARNED
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean, one_line
@@ -105,7 +115,8 @@ def _stated_sets(path: Path, document: Mapping[str, Any], wanted: str) -> Iterat
     """Yield the scores of a results file without samples: those of groups follow from their tasks, so they are left out."""
     members = document.get("group_subtasks") or {}
     for score in _scores(path):
-        if wanted in ("", score.metric, score.metric.partition(",")[0]) and not members.get(score.task):
+        named = wanted in ("", score.metric, score.metric.partition(",")[0])
+        if named and math.isfinite(score.value) and not members.get(score.task):
             error = document["results"][score.task].get(score.metric.replace(",", "_stderr,", 1))
             stated = StatedScore(value=score.value, error=_number(error), questions=score.questions)
             yield _set(score.task, score.metric, document).model_copy(update={"stated": stated})
@@ -425,7 +436,7 @@ def _table_lines(source: SourceFile) -> Iterator[_Line]:
 def _read_table(source: SourceFile) -> FileDocument:
     """Read all tables of the file."""
     runs: dict[str, list[tuple[str, ...]]] = {}
-    findings, unread, read = list[CitedFinding](), list[Excerpt](), 0
+    findings, unread, read, warned = list[CitedFinding](), list[Excerpt](), 0, list[CitedLines]()
     for line in _table_lines(source):
         cited = Excerpt(first=line.number, last=line.number, text=line.text)
         if line.row:
@@ -433,8 +444,12 @@ def _read_table(source: SourceFile) -> FileDocument:
             findings += _row_below_guessing(line.row, cited)
         if line.understood:
             read += 1
-        else:
-            unread.append(cited)
+            continue
+        unread.append(cited)
+        if ACCURACY_WARNED.search(line.text):
+            warned.append(CitedLines.of(line.number, line.text))
+    if warned:
+        findings.append(notice("accuracy-warned", warned))
     file = FileRead.of(source, TABLE.id, TABLE.title, read, len(unread), excerpts=unread[:5], notes=(_NO_SAMPLES,))
     tables = tuple(
         FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=tuple(rows))

@@ -8,6 +8,7 @@ from assay.harness.conditions import ENVELOPE, ENVELOPE_OF, PHASES, Buckets
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, stood_for
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
+from assay.harness.evidence.shadow_errors import ShadowHeader
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import first_divergence
@@ -33,11 +34,13 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
         return None
     phases = [phase for phase in PHASES if phase in run.claimed]
     headers = run.errors.headers if run.errors is not None else ()
+    unfelt = _unfelt(headers, phases)
     in_graphs = any(count.captured and count.phase == "decode" and count.calls for count in run.counts["candidate"])
     return EnvelopeResult(
         policy=line,
         claimed=tuple(phases),
-        features=tuple(sorted({name for header in headers for name in header.features})),
+        features=tuple(sorted({name for header in headers for name in header.features} - set(unfelt))),
+        unfelt=unfelt,
         limits=counts.limits,
         compared={phase: _met(counts, phase) for phase in phases},
         served={phase: _met(served, phase) for phase in phases} if served else {},
@@ -47,6 +50,20 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
         gaps=tuple(map(_lacking, envelope.gaps(counts, phases))),
         rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
     )
+
+
+def _unfelt(headers: Sequence[ShadowHeader], phases: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return feature -> the phases in which some layer asked for it, and none of its queries felt it in any process."""
+    effects = {effect for header in headers for effect in header.effects}
+    lacking = {
+        (feature, phase)
+        for layer, phase, feature, felt in effects
+        if not felt and (layer, phase, feature, True) not in effects
+    }
+    return {
+        name: tuple(phase for phase in phases if (name, phase) in lacking)
+        for name in sorted({feature for feature, phase in lacking if phase in phases})
+    }
 
 
 def _rows(

@@ -16,7 +16,7 @@ multiplied by the dependence that the ratios show; see `dependence`. Coverage in
     an autoregression of 0.8 from round to round            0.76 to 0.92    0.40 to 0.49
 
 For independent ratios, the intervals are a tenth wider at 30 rounds. Of two servers that are equal over time, one was called
-slower, by a bound of 1, in at most 0.035 of these runs (up to 0.22 without the factor), save at an autoregression of 0.95; for a
+slower, by a bound of 1, in at most 0.05 of these runs (up to 0.24 without the factor), save at an autoregression of 0.95; for a
 bench of several loads see `_dependence_of_run`. No interval can account for a disturbance that lasts as long as the measurement.
 """
 
@@ -289,8 +289,8 @@ def _dependence_of_run(measured: Iterable[Sequence[float]]) -> float:
 
     A few ratios show their own dependence poorly, and the largest of many is then one whose error was taken for too small. With 8
     loads, each an autoregression of 0.8, equal servers raised an alarm by a bound of 1 in 0.11 to 0.27 of the runs without this and
-    in 0 to 0.025 with it; slowed for 10 rounds, in 0.16 to 0.25 and 0.05 to 0.17 (``benchmarks/intervals.py``). It costs power: of
-    16 ratios of 1.3 on a stalling machine, 8 rounds showed one to be above 1.1 in 0.82 of the runs (0.98 without).
+    in 0.01 to 0.07 with it; slowed for 10 rounds, in 0.16 to 0.25 and 0.02 to 0.14 (``benchmarks/intervals.py``). It costs power:
+    of 16 ratios of 1.3 on a stalling machine, 8 rounds showed one to be above 1.1 in 0.82 of the runs (0.98 without).
     """
     arrays = [np.asarray(logs, dtype=float) for logs in measured if len(logs)]
     return float(np.quantile([dependence(x - np.median(_means(x))) for x in arrays], 0.75)) if arrays else 1.0

@@ -96,7 +96,9 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
             )
     yield f"lengths that no call had: the ends of a block of {BORDER_TOKENS}, and others that each run draws, stand for those in it"
     yield f"page sizes other than {limits.page_tokens}"
-    lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features}]
+    for name, phases in envelope.unfelt.items():
+        yield f"{_FEATURES[name]} in {listed(phases)}: in some layer they changed no output that was compared"
+    lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features, *envelope.unfelt}]
     yield f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
     yield "speculative decoding"
 

@@ -173,6 +173,20 @@ def test_other_shots_are_refused_with_the_reason(data: Path, tmp_path: Path) -> 
     assert check(result, "same-settings").outcome.values["differs"] == [["assay_synthetic", [refused]]]
 
 
+def test_of_several_tasks_the_worst_comes_first(tmp_path: Path) -> None:
+    """Scores of several tasks without samples, all worse."""
+    sides = []
+    for name, scores in (("a", (0.9, 0.9, 0.9)), ("b", (0.8, 0.2, 0.7))):
+        folder = lm_run(tmp_path / name, {"acc": share(900)}, samples=False)
+        path = folder / "results_2026.json"
+        document = json.loads(path.read_text())
+        errors = document["results"]["t"]["acc_stderr,none"]
+        document["results"] = {f"t{n}": {"acc,none": score, "acc_stderr,none": errors} for n, score in enumerate(scores)}
+        path.write_text(json.dumps(document))
+        sides.append(folder)
+    assert [why.values["task"][:2] for why in compare(*sides).why] == ["t1", "t2", "t0"]
+
+
 def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away(data: Path, tmp_path: Path) -> None:
     for side in "ab":
         for name in ("good", "bad"):

@@ -37,14 +37,14 @@ REQUESTS = [one for wave in LOAD.waves for one in wave]
 
 def judged(
     compared: EnvelopeCounts | None, phases: Sequence[str] = BOTH, made: Iterable[Answer] = (), admitted: Iterable[Admission] = (),
-    features: tuple[str, ...] = (), **flags: Any,
+    effects: Sequence[tuple[int, str, str, bool]] = (), **flags: Any,
 ) -> Judged:  # fmt: skip
     """What is claimed of an envelope that the shadow compared, and the candidate's own server answered, so."""
-    header = SimpleNamespace(features=features)
+    headers = [SimpleNamespace(features=tuple({name for _, _, name, _ in some}), effects=some) for some in (effects, effects[1:])]
     run = SimpleNamespace(
         spec=make_spec({"envelope_tokens": 512, "device": "cpu", **flags}), envelope=compared, claimed=phases,
         folder=SimpleNamespace(admissions=lambda role: list(admitted)), over_envelope=envelope_pairs(list(made)),
-        counts={"candidate": ()}, errors=SimpleNamespace(headers=[header, header]),
+        counts={"candidate": ()}, errors=SimpleNamespace(headers=headers),
     )  # fmt: skip
     return claim(cast(RunEvidence, run))
 
@@ -278,6 +278,23 @@ def test_the_report_states_both_envelopes() -> None:
     lengths = {n for first, last in result.compared["decode"]["total-tokens"] for n in range(first, last + 1)}
     assert lengths == {len(one.ids) + step for one in REQUESTS for step in range(1, one.output)}, "no length that no call had"
     assert result.served["extend"]["total-tokens"][-1][-1] <= 158
+
+
+def test_a_feature_is_covered_where_it_changed_an_output_in_each_layer_and_phase_that_asked_for_it() -> None:
+    """Processes that share the heads of a layer feel a feature together; a phase that the candidate leaves alone does not count."""
+    effects = [
+        (0, "extend", "window", True), (0, "extend", "window", False), (1, "extend", "window", True),
+        (0, "extend", "sinks", True), (1, "extend", "sinks", False), (0, "decode", "window", False),
+        (0, "extend", "softcap", False),
+    ]  # fmt: skip
+    made = {
+        phases: cast(EnvelopeResult, judged(counted(phases=("extend", "decode")), phases, effects=effects).parts["envelope"])
+        for phases in (("extend",), ("extend", "decode"))
+    }
+    assert made["extend",].features == ("window",)
+    assert made["extend",].unfelt == {"sinks": ("extend",), "softcap": ("extend",)}
+    assert made["extend", "decode"].features == ()
+    assert made["extend", "decode"].unfelt["window"] == ("decode",)
 
 
 def texts(wrong: int) -> Sequence[Pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ LINE = "envelope_tokens = 512 (default)"
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
 
 
-def lines(claimed: Sequence[str] = ("extend",), limits: EngineLimits = LIMITS, gaps: Sequence[Statement] = ()) -> list[str]:
+def lines(
+    claimed: Sequence[str] = ("extend",), limits: EngineLimits = LIMITS, gaps: Sequence[Statement] = (), **features: Any
+) -> list[str]:
     """What is said where ends of blocks and some lengths between were compared, and those of decode up to 200 and from 577."""
     whole: Ranges = ((1, 1), (40, 40), (63, 65), (100, 100), (127, 128))
     extend = dict.fromkeys(("new-tokens", "new-behind-prefix", "prefix-tokens", "total-tokens"), whole)
@@ -29,6 +32,7 @@ def lines(claimed: Sequence[str] = ("extend",), limits: EngineLimits = LIMITS, g
     result = EnvelopeResult(
         policy=LINE, claimed=tuple(claimed), limits=limits, compared=kept, served=kept, gaps=tuple(gaps), rows=(),
         reached={phase: reached[phase] for phase in claimed}, served_reached={phase: reached[phase] for phase in claimed},
+        **features,
     )  # fmt: skip
     return envelope_lines(result)
 
@@ -43,6 +47,13 @@ def test_it_is_said_how_far_an_envelope_reaches_and_what_lies_outside() -> None:
     assert "extend: more than 512 new tokens at once" in outside
     assert "decode by the candidate: it claims none" in outside
     assert "decode at 1 to 200 and 577 to 584 tokens and to a depth of 2,000" in lines(["extend", "decode"])[0]
+
+
+def test_a_feature_that_changed_no_output_is_not_covered() -> None:
+    covered, *_, outside = lines(features=("sinks",), unfelt={"window": ("decode",)})
+    assert "; layers have attention sinks." in covered
+    assert "sliding windows in decode: in some layer they changed no output that was compared" in outside
+    assert "attention that this model's calls lack: logit caps, cross attention" in outside
 
 
 def test_what_the_engine_cannot_do_is_said() -> None:
