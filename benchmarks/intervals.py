@@ -22,6 +22,7 @@ from scipy.signal import lfilter
 from assay.harness.stats.ratio import decide_ratios
 
 ALPHA = 0.05
+LOADS = 8
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(0)
 
@@ -68,6 +69,13 @@ MACHINES: dict[str, Callable[[int], Array]] = {
 }
 
 
+def alarms(draw: Callable[[int], Array], rounds: int, runs: int) -> str:
+    """Return the share of benches of so many loads, each with a disturbance of its own, in which any load is a regression."""
+    benches = ([(draw(rounds).tolist(), quiet(rounds)[:rounds].tolist()) for _ in range(LOADS)] for _ in range(runs))
+    alarmed = [any(d.verdict == "regression" for d in decide_ratios(bench, 1.0, ALPHA)) for bench in benches]
+    return f"{sum(alarmed) / runs:.3f}"
+
+
 def summary(runs: list[tuple[list[float], list[float]]]) -> str:
     decisions = [decide_ratios([run], 1.0, ALPHA)[0] for run in runs]
     intervals = [decision.ratio.interval for decision in decisions]
@@ -82,14 +90,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=400, help="simulated runs of each kind and length")
     args = parser.parse_args()
     columns = "covers, half width, false alarms"
-    table = Table("machine", "rounds", columns, f"as if independent: {columns}", title=f"level {1 - ALPHA:g}")
+    table = Table(
+        "machine",
+        "rounds",
+        columns,
+        f"alarms of {LOADS} loads",
+        f"as if independent: {columns}",
+        title=f"level {1 - ALPHA:g}",
+    )
     for name, draw in MACHINES.items():
         for rounds in (6, 12, 30, 65, 120):
             # The reference over itself is never slow for a while: both of its blocks come from one server.
             runs = [(draw(rounds).tolist(), quiet(rounds)[:rounds].tolist()) for _ in range(args.runs)]
             with patch("assay.harness.stats.ratio.dependence", lambda _: 1.0):
                 plain = summary(runs)
-            table.add_row(name, str(rounds), summary(runs), plain)
+            table.add_row(name, str(rounds), summary(runs), alarms(draw, rounds, args.runs), plain)
     Console(width=140).print(table)
 
 

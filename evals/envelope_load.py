@@ -1,7 +1,8 @@
 """The load of the envelope: few requests whose calls have every block count, cached and new, up to a length.
 
 Kernels compute in blocks, and what is wrong with one is wrong for some numbers of blocks, or at their borders. So the lengths that
-a load must have (`_border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one.
+a load must have (`_border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one; and another
+one between them, which its seed draws, as it draws sizes of batches. Each run has a seed of its own.
 
 Prompts are token ids (see `assay.evals.loads`). One long prompt is cached first. All others begin with as many of its tokens as
 shall come from the cache, so one request covers a number of cached tokens and one of new tokens; both together are the envelope's
@@ -13,8 +14,8 @@ otherwise the engine would split a prompt where it likes.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,8 +26,15 @@ BATCH = {"cpu": 9, "cuda": 17}
 """Sequences that a batch must have, by device."""
 DEPTH = {"cpu": 9, "cuda": 33}
 """Tokens that a request must generate, by device, where the candidate claims decode."""
-# Tokens before a border at which a prompt ends that passes it while it is decoded.
-_BEFORE = 3
+# Tokens before a border at which a prompt ends that passes it while it is decoded, and at which its spares do, which generate
+# `_PASSING` tokens.
+_BEFORE, _SPARE_BEFORE, _PASSING = 3, 2, 5
+# Spare prompts for each border. Texts of two right backends part at ties, and what follows is not compared. On an H200 12 of 33
+# texts of 33 tokens did, so a token ties with about 1.4 %: simulated, one prompt for each border leaves a gap in 81 % of runs,
+# three spares in none of 1,000. With 5 % it is 100 % and 1.3 %. They are sent in any case: servers in turn do not know the ties.
+_SPARES = 3
+# Batches of a size that is drawn.
+_DRAWN_BATCHES = 2
 # New tokens of such a prompt; the others are cached.
 _TAIL = 4
 # Tokens that each request of a batch generates where decode is to be covered.
@@ -42,19 +50,39 @@ def _border_points(first: int, last: int, step: int = 1) -> tuple[int, ...]:
     return tuple(sorted(length for length in borders | {first, last} if first <= length <= last and length % step == 0))
 
 
+def inner_lengths(block: int, wanted: Sequence[int], step: int = 1) -> list[int]:
+    """List the multiples of `step` in a block, within the range of its `wanted` border points, that are none of them."""
+    lengths = range(max(block * BORDER_TOKENS + 1, wanted[0]), min((block + 1) * BORDER_TOKENS, wanted[-1]) + 1)
+    return [length for length in lengths if length % step == 0 and length not in wanted]
+
+
+def blocks_of(lengths: Iterable[int]) -> list[int]:
+    """List the blocks that lengths lie in, ascending."""
+    return sorted({(length - 1) // BORDER_TOKENS for length in lengths})
+
+
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request of a load: the ids of its prompt, how many of them shall come from the cache, how many tokens it generates."""
+    """One request of a load.
+
+    Attributes:
+        ids: of its prompt.
+        cached: how many of them shall come from the cache.
+        output: how many tokens it generates.
+        number: of earlier requests of these lengths.
+    """
 
     ids: tuple[int, ...]
     cached: int = 0
     output: int = 1
+    number: int = 0
 
     @property
     def title(self) -> str:
         """Its lengths in words; no two requests of a load have the same."""
         written = f", {self.output} generated" if self.output > 1 else ""
-        return f"{len(self.ids) - self.cached} new tokens behind {self.cached} cached{written}"
+        again = f", prompt {self.number + 1}" if self.number else ""
+        return f"{len(self.ids) - self.cached} new tokens behind {self.cached} cached{written}{again}"
 
 
 Wave = tuple[LoadRequest, ...]
@@ -118,14 +146,21 @@ class LoadReach:
             "decode": {"total-tokens": _border_points(2, self.tokens)},
         }
 
-    def pairs(self) -> list[tuple[int, int]]:
+    def pairs(self, rng: random.Random) -> list[tuple[int, int]]:
         """List cached and new tokens of the prompts that share the long one's beginning, in ascending order.
 
-        Together they are `tokens`, for all lengths in `lengths`; and half, a quarter, ... of it, for whole blocks.
+        Together they are `tokens`, for all lengths in `lengths` and those that are drawn between them; and half, a quarter, ... of
+        it, for whole blocks.
         """
         extend = self.lengths["extend"]
-        asked = {(self._in_pages(self.tokens - new), new) for new in extend["new-behind-prefix"]}
-        asked |= {(cached, max(1, min(self.tokens - cached, self.at_once))) for cached in extend["prefix-tokens"]}
+        behind = {cached: max(1, min(self.tokens - cached, self.at_once)) for cached in extend["prefix-tokens"]}
+        behind |= {
+            cached: min(self.tokens - cached, self.at_once)
+            for cached in _drawn(rng, extend["prefix-tokens"], self.page)
+        }
+        inner = _drawn(rng, extend["new-behind-prefix"], known=behind.values())
+        asked = {(self._in_pages(self.tokens - new), new) for new in (*extend["new-behind-prefix"], *inner)}
+        asked |= set(behind.items())
         total = self.tokens // 2 // BORDER_TOKENS * BORDER_TOKENS
         while total >= 2 * BORDER_TOKENS:
             blocks = range(BORDER_TOKENS, total, BORDER_TOKENS)
@@ -150,8 +185,8 @@ class Load:
     Attributes:
         long: the long prompt.
         extend: for the lengths of the extend phase.
-        decode: for those of the decode phase; empty where no token is decoded.
-        batch: for batches of many sequences, some with a cached prefix.
+        decode: for those of the decode phase, the first one and its spares; empty where no token is decoded.
+        batch: for batches of many sequences, some with a cached prefix: of the most sequences, and of sizes that are drawn.
     """
 
     long: Wave
@@ -175,18 +210,24 @@ def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, d
         seed: loads of different seeds share no prefix.
         decodes: whether decode is to be covered. Otherwise each request generates one token, which prefill does.
     """
-    prompts = _Prompts(reach, vocabulary, seed)
+    prompts, rng, few = _Prompts(reach, vocabulary, seed), random.Random(f"{seed}/lengths"), _FEW if decodes else 1
+    totals = reach.lengths["extend"]["total-tokens"]
     # The long prompt is the only one of its length.
-    totals = [length for length in reach.lengths["extend"]["total-tokens"] if length != reach.long]
-    alone = [prompts.request(0, length) for length in totals]
-    behind = [prompts.request(cached, new) for cached, new in reach.pairs()]
-    decoded = [_decoded(prompts, border, reach) for border in _borders(reach)] if decodes else []
+    alone = [prompts.request(0, length) for length in (*totals, *_drawn(rng, totals)) if length != reach.long]
+    behind = [prompts.request(cached, new) for cached, new in reach.pairs(rng)]
+    sizes = (batch + 2, *rng.sample(range(2, batch + 2), _DRAWN_BATCHES))
     return Load(
         long=(LoadRequest(prompts.long),),
         extend=(*_packed(behind, reach.at_once), *_packed(alone, reach.at_once)),
-        decode=(tuple(decoded),) if decoded else (),
-        batch=(_batch(prompts, batch + 2, _FEW if decodes else 1),),
+        decode=tuple(_decode_waves(prompts, reach, rng)) if decodes else (),
+        batch=tuple(_batch(prompts, size, few) for size in sizes),
     )
+
+
+def _drawn(rng: random.Random, wanted: Sequence[int], step: int = 1, known: Collection[int] = ()) -> list[int]:
+    """Draw a multiple of `step` between the `wanted` border points of each block in which none is known."""
+    inner = (inner_lengths(block, wanted, step) for block in blocks_of(wanted))
+    return [rng.choice(lengths) for lengths in inner if lengths and not set(lengths).intersection(known)]
 
 
 class _Prompts:
@@ -196,6 +237,7 @@ class _Prompts:
         self._rng, self._vocabulary = random.Random(f"{seed}/envelope"), vocabulary
         self.long = random_tokens(self._rng, reach.long, vocabulary)
         self.page = reach.page
+        self._made: Counter[tuple[int, int, int]] = Counter()
         self._next: defaultdict[int, set[int]] = defaultdict(set)
         for place, token in enumerate(self.long):
             self._next[place].add(token)
@@ -206,18 +248,28 @@ class _Prompts:
         while fresh[0] in taken:  # the cache would hold more than `cached` tokens of it
             fresh = (*random_tokens(self._rng, 1, self._vocabulary), *fresh[1:])
         taken.add(fresh[0])
-        return LoadRequest(self.long[:cached] + fresh, cached, output)
+        number = self._made[cached, new, output]
+        self._made[cached, new, output] += 1
+        return LoadRequest(self.long[:cached] + fresh, cached, output, number)
 
 
 def _borders(reach: LoadReach) -> list[int]:
     return sorted({0, *range(BORDER_TOKENS, reach.tokens + 1, BORDER_TOKENS), reach.tokens})
 
 
-def _decoded(prompts: _Prompts, border: int, reach: LoadReach) -> LoadRequest:
-    """Make a prompt that passes a border while it is decoded; all but a few of its tokens are cached."""
-    length = max(1, border - _BEFORE)
-    cached = max(0, length - _TAIL) // reach.page * reach.page
-    return prompts.request(cached, length - cached, reach.depth)
+def _decode_waves(prompts: _Prompts, reach: LoadReach, rng: random.Random) -> Iterator[Wave]:
+    """Yield a wave of prompts that pass each border while they are decoded, its spares, and one for lengths that are drawn."""
+    for before, output in ((_BEFORE, reach.depth), *[(_SPARE_BEFORE, _PASSING)] * _SPARES):
+        yield tuple(_decoded(prompts, border - before, output) for border in _borders(reach))
+    if inner := _drawn(rng, reach.lengths["decode"]["total-tokens"]):
+        yield tuple(_decoded(prompts, length - 1, 2) for length in inner)
+
+
+def _decoded(prompts: _Prompts, length: int, output: int) -> LoadRequest:
+    """Make a prompt of a length, at least 1, whose tokens but a few are cached, and that is decoded."""
+    length = max(1, length)
+    cached = max(0, length - _TAIL) // prompts.page * prompts.page
+    return prompts.request(cached, length - cached, output)
 
 
 def _batch(prompts: _Prompts, size: int, output: int) -> Wave:

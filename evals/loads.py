@@ -22,10 +22,11 @@ class Shape:
 
     Attributes:
         name: name in reports.
-        prompt: length of each prompt, including the shared part.
+        prompt: length of each prompt, including the shared part; of the longest one, where they differ.
         output: length of each answer; forced.
         shared: length of the prefix that all prompts of a block share; it is cached beforehand.
         chunked: whether the prompt must exceed what the server prefills at once.
+        shortest: length of the shortest prompt; 0 where all have the same. Batches then hold sequences of other lengths.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Shape:
     output: int
     shared: int = 0
     chunked: bool = False
+    shortest: int = 0
 
 
 CHUNK = {"cpu": 128, "cuda": 2048}
@@ -44,6 +46,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape("long", 120, 16),
         Shape("shared", 120, 16, shared=96),
         Shape("chunked", 320, 16, chunked=True),
+        Shape("mixed", 120, 16, shortest=8),
         Shape("offline", 64, 64),
     ),
     # `offline` is the seed case's throughput test: one prompt, 256 tokens in, 256 out.
@@ -52,10 +55,11 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape("long", 1536, 64),
         Shape("shared", 1536, 64, shared=1408),
         Shape("chunked", 5120, 64, chunked=True),
+        Shape("mixed", 1536, 64, shortest=64),
         Shape("offline", 256, 256),
     ),
 }
-DEFAULT = ("short", "long", "shared", "chunked")
+DEFAULT = ("short", "long", "shared", "chunked", "mixed")
 
 
 def shapes_of(names: Iterable[str], device: str) -> tuple[Shape, ...]:
@@ -108,8 +112,11 @@ def prompts(shape: Shape, count: int, vocabulary: int, seed: str) -> list[tuple[
         seed: prompts of different seeds share nothing, so no block can hit the prefix cache of the one before.
     """
     head = prefix(shape, vocabulary, seed)
-    rngs = (random.Random(f"{seed}/{index}") for index in range(count))
-    return [head + random_tokens(rng, shape.prompt - shape.shared, vocabulary) for rng in rngs]
+    rngs = [random.Random(f"{seed}/{index}") for index in range(count)]
+    lengths = [rng.randint(shape.shortest, shape.prompt) if shape.shortest else shape.prompt for rng in rngs]
+    return [
+        head + random_tokens(rng, length - shape.shared, vocabulary) for rng, length in zip(rngs, lengths, strict=True)
+    ]
 
 
 def random_tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:

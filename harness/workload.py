@@ -43,7 +43,7 @@ class Workload(Settings):
     latency_shapes: tuple[str, ...] = Field(
         DEFAULT_SHAPES,
         min_length=1,
-        description="shapes of the requests to time: short, long, shared, chunked, offline, or tokens as PROMPT:OUTPUT[:SHARED]",
+        description="shapes of requests to time: short, long, shared, chunked, mixed, offline, or tokens as PROMPT:OUTPUT[:SHARED]",
     )
     latency_concurrency: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         (1, 4),

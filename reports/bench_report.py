@@ -107,7 +107,8 @@ def _interval(result: LatencyResult) -> list[Block]:
 
 def _load(load: LoadRow) -> Section:
     shared = f", {load.shared_tokens} of them shared" if load.shared_tokens else ""
-    asked = f"{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {load.rounds} rounds. "
+    least = f"{load.shortest_tokens} to " if load.shortest_tokens else ""
+    asked = f"{least}{load.prompt_tokens} tokens in{shared}, {load.output_tokens} out; {load.rounds} rounds. "
     words = Line(f"{asked}Reference vs candidate: {_throughputs(load)}.", "quiet")
     return Section(load.where, [words], style="condition")
 

@@ -67,10 +67,9 @@ def compare_document(result: Comparison) -> Document:
     ]
     tasks = result.answers.tasks if result.answers else ()
     cases = [CaseResult("verdict", "assay.compare", result.verdict, headline, [*why, covers])]
-    said = {task.task: say(*task.why) for task in tasks}
-    cases += [
-        CaseResult(task.task, "assay.compare.tasks", task.verdict, said[task.task], [said[task.task]]) for task in tasks
-    ]
+    for task in tasks:
+        said = say(*task.why)
+        cases.append(CaseResult(task.name, "assay.compare.tasks", task.verdict, said, [said]))
     cases += [CaseResult.of(check, "assay.compare.checks") for check in result.checks]
     properties = {"verdict": result.verdict, "exit_code": str(int(exit_code_of(result.verdict)))}
     return Document(
@@ -95,14 +94,14 @@ def _side(name: str, file: FileRead) -> tuple[Words, ...]:
 
 def _answers(answers: ComparedAnswers) -> Iterator[Block]:
     if answers.tasks:
-        whole = [answers.overall] if len(answers.tasks) > 1 else []
-        refused: list[Block] = [
-            Line(f"{one_line(task.task, 60)}: {one_line(say(*task.why), 600)}", "quiet")
+        whole = [] if answers.overall in answers.tasks else [answers.overall]
+        alone: list[Block] = [
+            Line(f"{one_line(task.name, 60)}: {one_line(say(*task.why), 600)}", "quiet")
             for task in answers.tasks
-            if task.refused
+            if task.differs or task.test == "unpaired"
         ]
         table = Table(_TASK_COLUMNS, [_task(task) for task in [*answers.tasks, *whole]], most=_SHOWN)
-        yield Section("Scores", [table, *refused], "scores")
+        yield Section("Scores", [table, *alone], "scores")
     if answers.flips:
         changed, count = answers.overall.lost + answers.overall.gained, len(answers.flips)
         first: list[Block] = [Line(f"The first {count} of {changed}.", "quiet")] if changed > count else []
@@ -123,11 +122,13 @@ def _flips_table(flips: Sequence[AnswerFlip]) -> Table:
 
 def _task(task: ComparedTask) -> tuple[str, ...]:
     name, metric = one_line(task.task, 60) or "all tasks", one_line(task.metric, 40)
-    if not task.pairs:
-        return (name, metric, "0", *[""] * 6, "refused" if task.refused else task.verdict)
-    loss = f"{100 * task.loss + 0.0:.2f} ({100 * task.low:.1f} to {100 * task.high:.1f})"
-    counts = (f"{task.pairs:,}", f"{task.a:.4f}", f"{task.b:.4f}", f"{task.lost:,}", f"{task.gained:,}")
-    return (name, metric, *counts, loss, f"{task.p_mcnemar:.2g}", task.verdict)
+    unpaired = task.test == "unpaired"
+    if not task.pairs and not unpaired:
+        return (name, metric, "0", *[""] * 6, task.verdict)
+    shown = f" ({100 * task.low:.1f} to {100 * task.high:.1f})" if task.low > -1 or task.high < 1 else ""
+    counts = ("unpaired", "", "") if unpaired else (f"{task.pairs:,}", f"{task.lost:,}", f"{task.gained:,}")
+    loss, p = f"{100 * task.loss + 0.0:.2f}{shown}", "" if unpaired else f"{task.p_mcnemar:.2g}"
+    return (name, metric, counts[0], f"{task.a:.4f}", f"{task.b:.4f}", *counts[1:], loss, p, task.verdict)
 
 
 def _tensors(tensors: ComparedTensors) -> Iterator[Block]:
@@ -180,13 +181,13 @@ def _tensor(row: TensorRow) -> tuple[Words, ...]:
 
 
 def _cell(cell: CellAt | None) -> str:
-    return cell_text(cell.head, cell.token, cell.batch).removeprefix(", ") if cell else ""
+    return cell_text(cell.head, cell.token, cell.batch, cell.index).removeprefix(", ") if cell else ""
 
 
 def _where(cell: CellAt) -> str:
     """Such as "layer 3, attention, head 2, token 17, of model.layers.3.self_attn.attn"."""
     step = f", pass {cell.step}" if cell.step else ""
-    place = cell_text(cell.head, cell.token, cell.batch)
+    place = cell_text(cell.head, cell.token, cell.batch, cell.index)
     return one_line(f"{layer_text(cell.layer)}, {cell.boundary}{place}{step}, of {cell.tensor}", 400)
 
 

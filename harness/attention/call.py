@@ -129,6 +129,8 @@ class CallSpec:
         sinks: for each q head, the score of a key that every query sees and whose v is 0, as in gpt-oss; empty for none.
         padded_rows: rows at the end of q that belong to no sequence, as in a captured graph of a larger batch. A kernel returns an
             output of q's shape all the same, of which the padded rows are not looked at.
+        ways: ways in which engines call a function with a known signature, which its adapter is to take here: see
+            `assay.harness.attention.adapters.adapter`. They change nothing of what is computed.
 
     Raises:
         ValueError: a negative soft cap, or a temperature of 1 or less.
@@ -146,6 +148,7 @@ class CallSpec:
     temperature: int = 0
     sinks: tuple[float, ...] = ()
     padded_rows: int = 0
+    ways: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.softcap < 0 or self.temperature < 0 or self.temperature == 1:
@@ -168,6 +171,8 @@ FEATURES = ("window", "softcap", "temperature", "sinks", "padding", "not_causal"
 """What kernels declare: features that a call may ask for (see `AttentionCall.features`); "not_causal", without which a kernel may
 be given calls that are not causal, but none with a sequence of fewer keys than queries; and "lse", which a kernel that declares it
 returns on every call (see `Outputs`)."""
+WITHOUT_LSE = "without LSE"
+"""Of `CallSpec.ways`: an adapted function is not asked for log-sum-exps, although it has them."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,10 @@ _LETTERS = ("", "a", "k", "_", ":", "0")
 
 @dataclass(frozen=True)
 class Declaration:
-    """A kernel's declaration: the arguments of `declares`, with `noise` as a name. By default that of a kernel without one."""
+    """A kernel's declaration: the arguments of `declares`, with `noise` as a name. By default that of a kernel without one.
+
+    An adapted function also has `ways`: those of `CallSpec.ways` that its signature has. A check draws some for each call.
+    """
 
     phases: tuple[str, ...] = PHASES
     package: str = ""
@@ -29,6 +32,7 @@ class Declaration:
     prefix: bool = True
     head_dims_v: tuple[int, ...] = ()
     features: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
 
     def excludes(self, call: AttentionCall) -> str:
         """Explain why it does not cover a call, "head_dim 80" for example; empty if it does."""

@@ -17,6 +17,7 @@ declares it (see `Case.beyond`).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -486,7 +487,10 @@ def cases(
     if only_mla:
         drawn = [values for values in drawn if values.layout == "packed"]
     drawn = [_as_mla(values) if only_mla or MLA in (values.asked or ()) else values for values in drawn]
-    made = [_case(values, seed * 10_000 + number, device, size) for number, values in enumerate(dict.fromkeys(drawn))]
+    made = [
+        _case(values, seed * 10_000 + number, device, size, declared.ways)
+        for number, values in enumerate(dict.fromkeys(drawn))
+    ]
     return [case for case in made if declared.prefix or case.condition["cached prefix"] == "none"]
 
 
@@ -526,7 +530,9 @@ def model_cases(
     return [_case(values, number, device, "small") for number, values in enumerate(drawn)]
 
 
-def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
+def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[str] = ()) -> Case:
+    drawn = random.Random(seed)
+    taken = tuple(way for way in ways if drawn.random() < 0.5)
     lens = (CORE[values.phase] | BATCHES)[values.batch](values.new, values.prefix, _LONG[size])
     cached = sum(prefix > 0 for _, prefix in lens)
     q_heads, kv_heads = values.heads
@@ -550,6 +556,7 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
     }
     if values.asked is not None:  # of a kernel that declares features
         condition["asked for"] = " and ".join(values.asked) or "nothing"
+    condition |= {way: "yes" if way in taken else "no" for way in ways}
     dims = f"d{values.head_dim}" + (f"v{values.head_dim_v}" if values.head_dim_v else "")
     parts = [
         values.phase, f"{values.new}+{values.prefix}", values.batch, condition["heads"], dims,
@@ -558,11 +565,13 @@ def _case(values: _Values, seed: int, device: str, size: Size) -> Case:
     parts += [f"layer{values.layer}"] * (values.layer > 0) + [values.layout] * (values.layout != "packed")
     parts += [f"from_head{values.first_head}"] * (values.first_head > 0)
     parts += [special for special in (values.grad_mode, *(values.asked or ())) if special]
-    make = partial(_make, values, tuple(lens), seed, device)
+    make = partial(_make, values, tuple(lens), seed, device, taken)
     return Case("-".join(parts).replace(" ", "_"), condition, make, values.beyond)
 
 
-def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str) -> AttentionCall:
+def _make(
+    values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str, ways: tuple[str, ...]
+) -> AttentionCall:
     # Drawn and changed in float32, then rounded once: a seed means the same numbers in every dtype.
     wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
     if values.head_dim_v:
@@ -570,7 +579,7 @@ def _make(values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device:
         wide = replace(wide, v=wider.v)
     call = (DATA | RARE)[values.data](wide.with_spec(phase=values.phase))
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype)).with_spec(
-        layer=values.layer, first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode
+        layer=values.layer, first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode, ways=ways
     )
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])

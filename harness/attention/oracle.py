@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +82,34 @@ def _by_groups(
             outs.append(group.rows_first(reduced(group, logits, group.of_heads(call.spec.sinks, some))))
         group.put(outs, result)
     return result
+
+
+# How a call asks for nothing of a feature. What is not here, such as a layout, no attention is without.
+_WITHOUT: dict[str, dict[str, Any]] = {
+    "window": {"mask": Mask()}, "softcap": {"softcap": 0.0}, "temperature": {"temperature": 0}, "sinks": {"sinks": ()},
+}  # fmt: skip
+
+
+def feature_effects(call: AttentionCall, rows: Tensor, right: Tensor, known: Collection[str] = ()) -> dict[str, Tensor]:
+    """Compute by how much each feature that a call asks for, none of those that are `known`, changes the output of queries.
+
+    Args:
+        call: the call.
+        rows: packed query rows, int64 [rows], in increasing order.
+        right: the output of these, as `oracle` computes it.
+        known: features that are not looked at.
+
+    Returns:
+        By feature, output with it minus output without, float64 [rows, num_q_heads, head_dim_v]; 0 where that is not defined.
+    """
+    window, most = call.spec.mask.window, max(call.lens_k)
+    return {
+        name: torch.zeros_like(right)
+        if name == "window" and window >= most
+        else (right - oracle(call.with_spec(**_WITHOUT[name]), rows)).nan_to_num()
+        for name in call.spec.features
+        if name in _WITHOUT and name not in known
+    }
 
 
 def numbers_at_once(device: torch.device) -> int:

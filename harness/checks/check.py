@@ -271,6 +271,7 @@ def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], optio
             examined.left_out,
             examined.guard.runs,
             sum(result.lse is not None for result in run.results),
+            task.kernel,
         ),
         missing=examined.missing(task.asked, len(task.excluded), not named_dtypes),
         findings=tuple(findings),

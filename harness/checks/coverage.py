@@ -32,6 +32,7 @@ def coverage_of(
     left_out: Sequence[Case],
     runs: int,
     lses: int = 0,
+    kernel: object = None,
 ) -> Coverage:
     """Determine what the computed calls cover.
 
@@ -44,6 +45,7 @@ def coverage_of(
         left_out: cases that were not run, as the kernel was clearly wrong before.
         runs: how many times the kernel ran.
         lses: calls of which the log-sum-exps were compared.
+        kernel: the kernel. Of an adapted function, the parameters that no call passed are gaps.
     """
     phases: dict[str, list[AttentionCall]] = {}
     for call in computed:
@@ -57,7 +59,7 @@ def coverage_of(
     return Coverage(
         values={axis: some for axis, some in values.items() if some},
         most={phase: _reach(calls) for phase, calls in phases.items()}, lses=lses,
-        gaps=(*_left_out(left_out), *_gaps(cases, refused, excluded, declined)),
+        gaps=(*_left_out(left_out), *_uncalled(kernel), *_gaps(cases, refused, excluded, declined)),
         runs=runs, device=computed[0].q.device.type if computed else "",
     )  # fmt: skip
 
@@ -82,6 +84,13 @@ def _left_out(cases: Sequence[Case]) -> list[Gap]:
     """Make the gap of cases that were not run, as the kernel was clearly wrong before."""
     why = "not run, as the kernel was clearly wrong before; the matrix of size full is always run as a whole"
     return [Gap(what="the rest of the matrix", why=why, calls=len(cases), example=cases[0].name)] if cases else []
+
+
+def _uncalled(kernel: object) -> list[Gap]:
+    """List the ways in which an adapted function cannot be called, by its own words, and the parameters that it was not passed."""
+    gaps = [Gap(what=way, why=said) for way, said in getattr(kernel, "lacks", {}).items()]
+    unpassed = getattr(kernel, "unpassed", ())
+    return gaps + ([Gap(what=f"parameters {', '.join(unpassed)}", why="no call passes them")] if unpassed else [])
 
 
 def _gaps(

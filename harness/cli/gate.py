@@ -61,7 +61,10 @@ def accept(
     run: RunFolderArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,
     widen: Annotated[
-        str, typer.Option(metavar="REASON", help="Accept numbers worse than the accepted ones, for this reason.")
+        str,
+        typer.Option(
+            metavar="REASON", help="Accept a regression, or numbers worse than the accepted ones, for this reason."
+        ),
     ] = "",
     baselines: Annotated[Path | None, _BASELINES] = None,
     config: Config = None,
@@ -70,10 +73,13 @@ def accept(
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.judge import baselines as accepted
     from assay.harness.judge.build import build
+    from assay.reports.run_report import run_document
 
     folder = RunFolder(run)
     root = baselines or Path(make_spec({}, config).policy.baselines)
-    proposals = accepted.propose(folder, build(folder).verdict, root, widen)
+    report = build(folder)
+    say(run_document(report).conclusion)
+    proposals = accepted.propose(folder, report.verdict, root, widen)
     for proposal in proposals:
         console.print(_table(proposal))
     accepted.refuse_worse(proposals)

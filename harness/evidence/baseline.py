@@ -66,7 +66,7 @@ class Baseline(Record):
         accepted: when, ISO 8601, UTC.
         run_id: the run whose results they are.
         git: commit of that run.
-        reason: why worse numbers than those accepted before were accepted; empty where none were worse.
+        reason: why a regression, or worse numbers than those before, were accepted; empty where neither was.
         numbers: accepted results by id, for example "accuracy"; shares are fractions of 1.
         own_errors: own error (relative L1) by id, for example "layer-3-extend-cached-prefix-at-least-16".
         calls: attention calls counted in the server: which kernels computed which phase in which layers.

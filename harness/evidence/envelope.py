@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from assay.evals.envelope_load import BATCH, DEPTH, LoadReach, longest
+from assay.evals.envelope_load import BATCH, DEPTH, LoadReach, blocks_of, inner_lengths, longest
 from assay.harness.conditions import BATCHES, BORDER, BORDER_TOKENS, CHUNK, DEPTHS, ENVELOPE, MIX, PHASES, PREFIXES
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.nonce import RunRecord
@@ -41,32 +41,31 @@ def _in_all(sets: Sequence[Ranges]) -> Ranges:
     return ranges_of(set.intersection(*common)) if common else ()
 
 
-def stood_for(met: Ranges, wanted: Sequence[int]) -> Ranges:
+def stood_for(met: Ranges, wanted: Sequence[int], step: int = 1) -> Ranges:
     """Return the lengths that were met, and those that they stand for.
 
-    A block of `BORDER_TOKENS` lengths was met where all its `wanted` ones were; between two wanted lengths of one block lies no
-    border.
+    A block of `BORDER_TOKENS` lengths was met where all its `wanted` ones were, between which lies no border, and another one.
 
     Args:
         met: lengths of calls.
         wanted: the border points of the lengths that calls should have, ascending.
+        step: what calls have are multiples of it.
     """
     known = _lengths(met)
     covered = set(known)
-    for block in {(length - 1) // BORDER_TOKENS for length in wanted}:
+    for block in blocks_of(wanted):
         points = [length for length in wanted if (length - 1) // BORDER_TOKENS == block]
-        if known.issuperset(points):
-            covered.update(
-                range(max(block * BORDER_TOKENS + 1, wanted[0]), min((block + 1) * BORDER_TOKENS, wanted[-1]) + 1)
-            )
+        inner = inner_lengths(block, wanted, step)
+        if known.issuperset(points) and (not inner or known.intersection(inner)):
+            covered.update(inner_lengths(block, wanted))
     return ranges_of(covered)
 
 
-def gaps(met: Ranges, wanted: Sequence[int]) -> Ranges:
-    """Find the lengths between the first and the last wanted one for which no length that was met stands."""
+def gaps(met: Ranges, wanted: Sequence[int], step: int = 1) -> Ranges:
+    """Find the lengths between the first and the last wanted one for which no length that was met stands; see `stood_for`."""
     if not wanted:
         return ()
-    return ranges_of(set(range(wanted[0], wanted[-1] + 1)) - _lengths(stood_for(met, wanted)))
+    return ranges_of(set(range(wanted[0], wanted[-1] + 1)) - _lengths(stood_for(met, wanted, step)))
 
 
 def _lengths(ranges: Ranges) -> set[int]:
@@ -99,6 +98,10 @@ class EngineLimits(Record):
     prefix_cache: bool = True
     mixed: bool = False
     graphs: dict[str, str] = Field(default_factory=dict)
+
+    def step(self, quantity: str) -> int:
+        """Return what the lengths of a condition are multiples of: a prefix comes from the cache in pages."""
+        return self.page_tokens if quantity == "prefix-tokens" else 1
 
 
 class EnvelopeCounts(RunRecord):
@@ -240,7 +243,7 @@ class Envelope:
             for phase in PHASES
             if phase in phases
             for quantity, wanted in lengths[phase].items()
-            if (lacking := gaps(counts.values(phase, quantity), wanted))
+            if (lacking := gaps(counts.values(phase, quantity), wanted, counts.limits.step(quantity)))
         ]
 
     def missing(self, counts: EnvelopeCounts, phases: Collection[str]) -> list[Missing]:

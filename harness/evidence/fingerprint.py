@@ -15,7 +15,7 @@ from assay.harness.schema import RULE, Record
 
 SCHEMA: Literal["assay.fingerprint/1"] = "assay.fingerprint/1"
 PARTS = (
-    "tokens", "generation", "positions", "rope", "weights", "adapters", "quantisation", "experts", "backends", "ignored",
+    "tokens", "generation", "positions", "rope", "config", "weights", "adapters", "quantisation", "experts", "backends", "ignored",
     "arguments", "environment", "packages", "hardware",
 )  # fmt: skip
 """The parts of a fingerprint: the fields that hold them have these names."""
@@ -142,6 +142,7 @@ class Fingerprint(RunRecord):
         model: as it was named.
         asked: settings of the side, by name, as `assay.harness.sides.treatment` has them: what was asked for.
         tokens, rope, weights: see their types. The weights are those of all processes together.
+        config: settings of the model, by name: of its resolved configuration, and floats as its layers hold them.
         generation: defaults of generation.
         positions: position ids of the tokens of a probe.
         adapters: digest of each LoRA adapter that is loaded, by its name.
@@ -166,6 +167,7 @@ class Fingerprint(RunRecord):
     generation: dict[str, str] | None = None
     positions: tuple[int, ...] | None = None
     rope: tuple[RopeTable, ...] | None = None
+    config: dict[str, str] | None = None
     weights: tuple[Weight, ...] | None = None
     adapters: dict[str, str] | None = None
     quantisation: dict[str, str] | None = None

@@ -80,6 +80,8 @@ class ShadowHeader(RunRecord):
         dtype: dtype of the calls that are compared with the truth; empty if none is.
         accumulation: arithmetic that the candidate's noise family has on this device, such as "tf32".
         features: what calls that were compared with the truth asked for beyond plain attention; see `CallSpec.features`.
+        effects: layer, phase and feature that its calls asked for -> whether it changed the output of a query by more than its
+            bound.
         heads: q heads of each layer that was observed, over all processes that share them.
         rows: queries of the observed passes.
         sampled_rows: those of them that are compared with the truth.
@@ -100,6 +102,7 @@ class ShadowHeader(RunRecord):
     dtype: str = ""
     accumulation: str = ""
     features: tuple[str, ...] = ()
+    effects: tuple[tuple[int, Literal["extend", "decode"], str, bool], ...] = ()
     heads: dict[int, int] = Field(default_factory=dict)
     rows: int = 0
     sampled_rows: int = 0

@@ -19,8 +19,8 @@ from assay.harness.sides import HIDDEN
 
 SCHEMA: Literal["assay.fingerprint-diff/1"] = "assay.fingerprint-diff/1"
 RANKS = (
-    "unseen", "tokens", "rope", "weights", "adapters", "positions", "quantisation", "experts", "ignored", "generation", "backends",
-    "arguments", "packages", "hardware", "environment",
+    "unseen", "tokens", "rope", "config", "weights", "adapters", "positions", "quantisation", "experts", "ignored", "generation",
+    "backends", "arguments", "packages", "hardware", "environment",
 )  # fmt: skip
 """The parts in the order in which they change outputs: other tokens change everything, another variable perhaps nothing."""
 # Arguments of how a server runs requests -> what a flag that asks for one has in its name. A model runner alone runs
@@ -35,17 +35,17 @@ _ENDPOINT = "endpoint"
 _WITHOUT_SERVER = "loaded without a server"
 # What a setting that differs as asked lets differ besides its own argument, by beginnings of names.
 _DECLARES: Mapping[str, Sequence[str]] = {
-    "interpreter": ("packages",),
-    "engine": ("packages", "arguments", "backends"),
+    "interpreter": ("packages", "config"),
+    "engine": ("packages", "arguments", "backends", "config"),
     "backend": ("backends.attention", "backends.linear attention", "arguments.*attention_backend", "ignored"),
     # Some parameters of many are no other model: one was not sent, or an adapter was merged.
     "model": (
-        "weights.other", "weights.dtype", "weights.missing", "rope.table", "quantisation", "generation", "positions", "experts",
-        "ignored", "backends",
+        "weights.other", "weights.dtype", "weights.missing", "rope.table", "config", "quantisation", "generation", "positions",
+        "experts", "ignored", "backends",
         *(f"arguments.{name}" for name in ("model_path", "context_length", "dtype", "quantization")),
     ),
     "--dtype": ("weights.dtype", "quantisation.weights", "quantisation.kv cache", "rope.table"),
-    "--quantization": ("weights", "quantisation", "backends.gemm", "backends.moe", "backends.kv cache"),
+    "--quantization": ("weights", "quantisation", "config.layers", "backends.gemm", "backends.moe", "backends.kv cache"),
     "--kv-cache-dtype": ("quantisation.kv cache", "backends.kv cache"),
     "--attention-backend": ("backends.attention", "arguments.*attention_backend", "ignored"),
     "--prefill-attention-backend": ("backends.attention", "ignored"),
@@ -59,7 +59,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--tp": ("backends.all-reduce", "arguments.tp_size"),
     "--context-length": ("rope.table",),
     "--chat-template": ("tokens.chats",),
-    "--lora-paths": ("adapters",),
+    "--lora-paths": ("adapters", "config.layers"),
     "--load-format": ("weights",),
     "--speculative-algorithm": (  # what SGLang 0.5.23 derives from it
         "arguments.speculative_algorithm", "arguments.speculative_draft_model_path", "arguments.speculative_num_steps",
@@ -71,7 +71,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
         "arguments.disable_custom_all_reduce", "arguments.enable_flashinfer_allreduce_fusion", "backends.sampler",
         "backends.all-reduce", "backends.gemm", "environment.NCCL_ALGO",
     ),
-    "--json-model-override-args": ("rope", "weights", "quantisation", "generation"),
+    "--json-model-override-args": ("rope", "config", "weights", "quantisation", "generation"),
 }  # fmt: skip
 # Differences that follow from what one side has wrong.
 _FAULT_OF = {"rope.table": "rope.wrong", "tokens.bare": "tokens.wrong"}
@@ -144,11 +144,14 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             for fault in own
             if fault.says not in common
         ]
+    settings = set(asked)
+    if "weights" in compared and not any(difference.part == "weights" for difference in differ):
+        settings -= {"model"}  # the same weights at another path are no other model
     flags = left.asked.keys() | right.asked.keys()
     alone = "model runner" in sources and len(sources) > 1
     excused = [name for name, part in _OF_REQUESTS.items() if alone and not any(part in flag for flag in flags)]
     declared = [
-        difference.model_copy(update={"declared": _declared(difference, asked, allowed, excused)})
+        difference.model_copy(update={"declared": _declared(difference, settings, allowed, excused)})
         for difference in differ
     ]
     return FingerprintDiff(

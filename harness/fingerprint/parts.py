@@ -516,6 +516,7 @@ COMPARED: Mapping[str, Any] = {
     "generation": _mapping("generation", "the default of {name}"),
     "positions": _positions,
     "rope": _ropes,
+    "config": _mapping("config", "the model's setting {name}"),
     "weights": _weights,
     "adapters": _mapping("adapters", "the LoRA adapter {name}"),
     "quantisation": _mapping("quantisation", "quantisation: {name}"),

@@ -9,7 +9,16 @@ from typing import Literal
 from assay.harness.files import timestamp
 from assay.harness.ingest.assay_run import basis_of, report_of
 from assay.harness.ingest.comparison import SIDES, AnswerFlip, ComparedAnswers, ComparedTask, Comparison
-from assay.harness.ingest.pairing import BEYOND_STOP, ItemPair, ItemPairing, decide_pairs, loss, pair_tasks
+from assay.harness.ingest.pairing import (
+    BEYOND_STOP,
+    NO_SAMPLES,
+    ItemPair,
+    ItemPairing,
+    decide_pairs,
+    decide_unpaired,
+    loss,
+    pair_tasks,
+)
 from assay.harness.ingest.result import FileRead, FormatReader
 from assay.harness.ingest.result_set import ReadResults, ResultSet
 from assay.harness.ingest.source_file import SourceFile
@@ -42,9 +51,9 @@ class Loaded:
     reading: ReadResults
 
     @property
-    def tasks(self) -> dict[str, ResultSet]:
-        """Its tasks by name."""
-        return {result_set.task: result_set for result_set in self.reading.sets}
+    def scores(self) -> dict[str, ResultSet]:
+        """Its scores, by task and metric."""
+        return {result_set.name: result_set for result_set in self.reading.sets}
 
     @property
     def file(self) -> FileRead:
@@ -65,19 +74,30 @@ def _result(
     )  # fmt: skip
 
 
-def compare_answers(left: Loaded, right: Loaded, margin: float) -> Comparison:
-    """Compare two results of one tool: all tasks together, and each task.
+def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: bool = False) -> Comparison:
+    """Compare two results of one tool: the first score of all tasks together, and every score of each.
 
-    A check that is not met rules out a pass, and hides no regression.
+    All share the level of a regression, and one of any score is one of B. A check that is not met rules out a pass, and hides no
+    regression. Lengths and ends of the answers are judged where A's are a measure: not where A failed, or where B is shown to score
+    better.
+
+    Args:
+        margin: largest loss that passes.
+        a_failed: whether A's own verdict is a failure.
     """
-    mine, theirs = left.tasks, right.tasks
+    mine, theirs = left.scores, right.scores
     pairings = {name: pair_tasks(mine[name], theirs[name]) for name in mine if name in theirs}
-    pairs = [pair for pairing in pairings.values() for pair in pairing.pairs]
-    rule = Rule(margin, _ALPHA, _ALPHA / (len(pairings) + 1) if len(pairings) > 1 else _ALPHA, loss_suffices=True)
-    adaptive = any(task.adaptive for task in (*mine.values(), *theirs.values()))
-    tasks = [_task(mine[name], pairing, rule, adaptive) for name, pairing in pairings.items()]
-    overall, lengths = tasks[0] if len(tasks) == 1 else decide_pairs(pairs, rule, adaptive), _lengths(pairs)
-    flips = [flip for name, pairing in pairings.items() for flip in _flips(name, pairing.pairs)]
+    # The first score of a task stands for it: others are of the same answers.
+    first = {mine[name].task: name for name in reversed(pairings)}.values()
+    firsts = {name: pairing for name, pairing in pairings.items() if name in first}
+    pairs = [pair for pairing in firsts.values() for pair in pairing.pairs]
+    tests = len(pairings) + (len(firsts) > 1)
+    rule = Rule(margin, _ALPHA, _ALPHA / max(1, tests), loss_suffices=True)
+    adaptive = any(score.adaptive for score in (*mine.values(), *theirs.values()))
+    tasks = [_task(mine[name], theirs[name], pairing, rule, adaptive) for name, pairing in pairings.items()]
+    leading = [task for name, task in zip(pairings, tasks, strict=True) if name in firsts]
+    overall, lengths = leading[0] if len(leading) == 1 else decide_pairs(pairs, rule, adaptive), _lengths(pairs)
+    flips = [flip for name, pairing in firsts.items() for flip in _flips(mine[name].task, pairing.pairs)]
     answers = ComparedAnswers(
         margin=margin,
         alpha=_ALPHA,
@@ -87,24 +107,41 @@ def compare_answers(left: Loaded, right: Loaded, margin: float) -> Comparison:
         lengths=lengths,
     )
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
+    no_measure = "failed" if a_failed else "gain" if overall.high < 0 else ""
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.source.is_copy_of(right.source)
     checks = [
-        *_checks(left, right, tasks, list(pairings.values())),
-        check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS,
-        check_ends(ends, SIDES),
+        *_checks(left, right, leading, list(firsts.values())),
+        *_ends_checks(lengths, ends, no_measure),
         Requirement("two-results", sides=SIDES).met(not same, state("bytes-compared", same=same)),
     ]
     worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
-    why = [state("task-worse", task=task.task, why=task.why) for task in worse] or [*overall.why]
-    if lengths and lengths.beyond:
+    told = sorted(worse or ([] if pairs or len(leading) == 1 else leading), key=lambda task: -task.loss)
+    why = [state("of-task", task=task.name, why=task.why) for task in told] or [*overall.why]
+    if (differs := [task for task in leading if task.differs]) and why[0].id != "not-same-question" and not told:
+        why = [state("not-same-question", differs=differs[0].differs), *why]
+    if lengths and lengths.beyond and not no_measure:
         beyond = state_beyond(lengths, "B")
         why = [*why, beyond] if decided == "regression" else [beyond, *why]
         decided = "regression"
     if decided == "pass" and any(check.status in ("missing", "failed") for check in checks):
         decided = "inconclusive"
     return _result(left, right, decided, why, checks, answers)
+
+
+def _ends_checks(
+    lengths: AnswerLengths | None, ends: Sequence[tuple[AnswerEnd, AnswerEnd]], no_measure: str
+) -> Iterator[Check]:
+    """Check lengths and ends of the answers, unless A's are no measure."""
+    if no_measure:
+        outcome = state("lengths-no-measure", why=no_measure)
+        yield from (
+            Requirement(id_, sides=SIDES).check("not checked", outcome) for id_ in ("answer-lengths", "finish-reasons")
+        )
+        return
+    yield check_lengths(lengths, SIDES) if lengths else _NO_LENGTHS
+    yield check_ends(ends, SIDES)
 
 
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
@@ -114,12 +151,18 @@ def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known]) if ends else None
 
 
-def _task(result_set: ResultSet, pairing: ItemPairing, rule: Rule, adaptive: bool) -> ComparedTask:
-    known = {name: getattr(result_set, name) for name in ("task", "metric", "shots")} | {
-        "again": pairing.again, "refused": pairing.refused, "unpaired": tuple(pairing.unpaired),
+def _task(a: ResultSet, b: ResultSet, pairing: ItemPairing, rule: Rule, adaptive: bool) -> ComparedTask:
+    known = {name: getattr(a, name) for name in ("task", "metric", "shots")} | {
+        "again": pairing.again, "differs": pairing.differs, "unpaired": tuple(pairing.unpaired),
     }  # fmt: skip
-    why = {"why": (state("task-refused", refused=pairing.refused),)} if pairing.refused else {}
-    return decide_pairs(pairing.pairs, rule, adaptive).model_copy(update={**known, **why})
+    if pairing.refused or (not pairing.pairs and pairing.unpaired[-1:] and pairing.unpaired[-1].id == NO_SAMPLES):
+        decided = decide_unpaired(a, b, rule, decides=not pairing.refused)
+        why = (*([state("not-same-question", differs=pairing.differs)] if pairing.differs else []), *decided.why)
+        return decided.model_copy(update={**known, "why": why})
+    decided = decide_pairs(pairing.pairs, rule, adaptive)
+    if not (a.higher_is_better and b.higher_is_better):
+        known |= {"a": 1 - decided.a, "b": 1 - decided.b}
+    return decided.model_copy(update=known)
 
 
 def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
@@ -134,10 +177,10 @@ def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
 def _checks(
     left: Loaded, right: Loaded, tasks: Sequence[ComparedTask], pairings: Sequence[ItemPairing]
 ) -> Iterator[Check]:
-    refused = [(task.task, task.refused) for task in tasks if task.refused]
-    sides = (("A", left.tasks, right.tasks), ("B", right.tasks, left.tasks))
+    differs = [(task.task, task.differs) for task in tasks if task.differs]
+    sides = (("A", left.scores, right.scores), ("B", right.scores, left.scores))
     only = [(name, side) for side, these, those in sides for name in these if name not in those]
-    unread, apart = left.reading.unread + right.reading.unread, _other_scores(left.tasks, right.tasks)
+    unread, apart = left.reading.unread + right.reading.unread, _other_scores(left.scores, right.scores)
     gaps = [
         (item.count, item.id, task.task, item.examples)
         for task in tasks
@@ -146,7 +189,7 @@ def _checks(
     ]
     paired = sum(len(pairing.pairs) for pairing in pairings)
     yield Requirement("same-tasks", sides=SIDES).met(not only, state("tasks-in-one", only=only))
-    yield Requirement("same-settings", sides=SIDES).met(not refused, state("tasks-refused", refused=refused))
+    yield Requirement("same-settings", sides=SIDES).met(not differs, state("questions-differ", differs=differs))
     yield Requirement("scores-agree", sides=SIDES).met(not apart, state("stated-scores", apart=apart))
     yield Requirement("all-paired", sides=SIDES).met(not gaps, state("documents-paired", pairs=paired, gaps=gaps))
     yield Requirement("all-read", sides=SIDES).met(not unread, state("records-unread", unread=unread))
@@ -167,9 +210,9 @@ def _other_scores(*sides: dict[str, ResultSet]) -> list[tuple[str, float, str, f
     disagreements = []
     for which, side in zip(SIDES, sides, strict=True):
         for part in side.values():
-            stated, mean = part.figures.get(part.metric), part.accuracy
-            if stated and mean is not None and abs(float(stated) - mean) > _ROUNDED:
-                disagreements.append((which, float(stated), part.task, mean))
+            stated, mean = part.stated, part.accuracy
+            if stated and mean is not None and abs(stated.value - mean) > _ROUNDED:
+                disagreements.append((which, stated.value, part.task, mean))
     return disagreements
 
 
@@ -192,7 +235,7 @@ def compare_runs(left: Loaded, right: Loaded, margin: float) -> Comparison:
     if not (left.reading.sets and right.reading.sets):
         missing = Requirement("answers", sides=SIDES).met(False, state("report-without-answers"))
         return _capped(_result(left, right, "inconclusive", [], [missing]), b)
-    made = compare_answers(left, right, margin)
+    made = compare_answers(left, right, margin, a_failed=a.verdict in ("regression", "error"))
     return _capped(made.model_copy(update={"cause": _new_cause(a, b)}) if made.verdict == "regression" else made, b)
 
 

@@ -25,7 +25,8 @@ class Unpaired(Worded):
     words: ClassVar[tuple[str, ...]] = ("title",)
 
     id: str = Field(
-        description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored, beyond-stop"
+        description="stable: other-prompt, other-target, only-in-a, only-in-b, repeated, not-scored, skipped-in-a, skipped-in-b, "
+        "no-samples, beyond-stop"
     )
     count: int
     examples: tuple[str, ...] = Field(description="keys of the first of them")
@@ -44,15 +45,15 @@ class AnswerFlip(Part):
 
 
 class ComparedTask(Part):
-    """One task, or all tasks together (`task` is then empty)."""
+    """One score of one task, or the first scores of all tasks together (`task` is then empty)."""
 
     task: str
     metric: str = ""
     shots: int | None = None
     verdict: Verdict
     why: tuple[Statement, ...]
-    test: Literal["exact", "betting"] = Field(
-        "exact", description="exact: one look; betting: valid whenever one stopped"
+    test: Literal["exact", "betting", "unpaired"] = Field(
+        "exact", description="exact: one look; betting: valid whenever one stopped; unpaired: of scores without pairs"
     )
     pairs: int = 0
     again: int = Field(0, description="documents that both hold more than once; each counts once")
@@ -66,8 +67,13 @@ class ComparedTask(Part):
     p_mcnemar: float = Field(1.0, description="two-sided, exact; it decides nothing")
     p_inferior: float = 1.0
     p_regression: float = 1.0
-    refused: tuple[Statement, ...] = Field((), description="why it cannot be compared at all")
+    differs: tuple[Statement, ...] = Field((), description="what makes it another question in B; it is then no pass")
     unpaired: tuple[Unpaired, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The task with its metric, such as "gsm8k (exact_match,strict-match)"."""
+        return f"{self.task} ({self.metric})" if self.metric else self.task
 
 
 class ComparedAnswers(Part):
@@ -91,6 +97,9 @@ class CellAt(Part):
     batch: int | None
     token: int | None
     head: int | None
+    index: tuple[int, ...] = Field(
+        (), description="place in the dimensions before the last, where their layout is ambiguous"
+    )
     error: OwnError = Field(
         description='the larger of sum |b - a| / sum |a| and max |b - a| / max |a|; "not finite" if a side is NaN or infinite'
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.result import CitedFinding
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
@@ -51,7 +52,7 @@ def _recognises(source: SourceFile) -> bool:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read the task of the log, by the scorer that `metric` names, or else the first."""
+    """Read the task of the log, by the scorer that `metric` names, or else by each of them."""
     read = ReadResults(unit="sample")
     if source.head.startswith(b"PK\x03\x04"):
         header, samples = _from_zip(source.path, read)
@@ -60,16 +61,23 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         samples = list(enumerate(header.get("samples") or (), 1))
     evaluated = header.get("eval") or {}
     if header.get("status") != "success":
-        read.notes.append(f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}")
-    scorer = _scorer([sample for _, sample in samples], metric, source.path)
-    items = []
+        says = f"It ended with the status {header.get('status') or 'unknown: it was cut short'}."
+        read.findings.append(CitedFinding(
+            id="evaluation-ended", title="The evaluation did not end with success", severity="warning", where=source.path.name,
+            diagnosis=says, reproduce="",
+        ))  # fmt: skip
+    scorers = _scorers([sample for _, sample in samples], metric, source.path)
+    items: dict[str, list[ResultItem]] = {scorer: [] for scorer in scorers}
     for number, sample in samples:
         try:
-            items.append(_item(sample, scorer))
+            made = [_item(sample, scorer) for scorer in scorers]
             read.read += 1
         except (KeyError, TypeError, AttributeError) as error:
             read.refuse(number, f"{error!r}")
-    read.sets.append(_set(source.path, header, evaluated, scorer, items))
+            continue
+        for scorer, item in zip(scorers, made, strict=True):
+            items[scorer].append(item)
+    read.sets += [_set(source.path, header, evaluated, scorer, items[scorer]) for scorer in scorers]
     return read
 
 
@@ -111,15 +119,20 @@ def _member(path: Path, file: zipfile.ZipFile, name: str) -> bytes:
         return bytes(stream.read(info.file_size))
 
 
-def _scorer(samples: list[dict[str, Any]], wanted: str, path: Path) -> str:
-    names = list(dict.fromkeys(name for sample in samples for name in sample.get("scores") or ()))
+def _scorers(samples: list[dict[str, Any]], wanted: str, path: Path) -> list[str]:
+    """List the scorers, each part of one that gives several values as "scorer/part", or the one that is wanted."""
+    given = (
+        (name, (score or {}).get("value")) for sample in samples for name, score in (sample.get("scores") or {}).items()
+    )
+    parts = ([f"{name}/{part}" for part in value] if isinstance(value, dict) else [name] for name, value in given)
+    names = list(dict.fromkeys(name for part in parts for name in part))
     if wanted and wanted not in names:
         raise UsageError(
             f"{path} has no scorer {wanted!r}.",
             f"one of {', '.join(names)}" if names else "a log with scores",
             did_you_mean(wanted, names) or "give another --metric",
         )
-    return wanted or (names[0] if names else "")
+    return [wanted] if wanted else names or [""]
 
 
 def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
@@ -136,8 +149,12 @@ def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
-    score = (sample.get("scores") or {}).get(scorer) or {}
+    scores = sample.get("scores") or {}
+    name, _, part = (scorer, "", "") if scorer in scores else scorer.rpartition("/")
+    score = scores.get(name) or {}
     value = score.get("value")
+    if part:
+        value = value.get(part) if isinstance(value, dict) else None
     number = _VALUES.get(value) if isinstance(value, str) else value
     usable = isinstance(number, (bool, int, float)) and 0 <= number <= 1 and not sample.get("error")
     output = sample.get("output") or {}
@@ -175,9 +192,20 @@ def _set(
         template=prompt_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
         task_version=str(evaluated.get("task_version", "")),
         sampling=texts(config, _SAMPLING),
+        limit=str(limit).lower() if (limit := (evaluated.get("config") or {}).get("limit")) else "none",
+        asked=_asked(header, evaluated),
         settings={"base_url": str(evaluated.get("model_base_url") or ""), "created": str(evaluated.get("created", ""))},
         items=tuple(items),
     )
+
+
+def _asked(header: Mapping[str, Any], evaluated: Mapping[str, Any]) -> int:
+    """Count the answers that were asked for; 0 where the log does not tell."""
+    total = (header.get("results") or {}).get("total_samples")
+    if isinstance(total, int):
+        return total
+    ids, epochs = (evaluated.get("dataset") or {}).get("sample_ids"), (evaluated.get("config") or {}).get("epochs") or 1
+    return len(ids) * epochs if isinstance(ids, list) and isinstance(epochs, int) else 0
 
 
 READER = results_reader("inspect-ai", "inspect_ai log", _recognises, _results)

@@ -17,17 +17,28 @@ from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.result import (
+    CitedFinding,
+    CitedLines,
+    Excerpt,
+    FactTable,
+    FileDocument,
+    FileRead,
+    FormatReader,
+)
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
     ResultSet,
+    StatedScore,
     json_object,
     json_rows,
     read_object,
     results_reader,
     texts,
 )
+from assay.harness.ingest.sglang_findings import notice
+from assay.harness.ingest.sglang_patterns import ACCURACY_WARNED
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean, one_line
@@ -40,6 +51,8 @@ _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
 _SHARES = ("acc", "exact_match")
 # Metrics whose score of a task is the mean of its samples.
 _MEANS = (*_SHARES, "acc_norm")
+# Metrics of which lower is better, where no results file says so (``lm_eval.api.metrics``), and error rates.
+_LOWER = frozenset("perplexity word_perplexity byte_perplexity bits_per_byte ter brier_score wer cer".split())
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -62,7 +75,7 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
     scores = [(score, samples is None) for samples, stated in pairs for score in stated]
     findings = dict.fromkeys(filter(None, (_below_guessing(score) for score, _ in scores)))
     alone = [score for score, is_alone in scores if is_alone]
-    document = document.model_copy(update={"findings": tuple(findings)})
+    document = document.model_copy(update={"findings": (*findings, *document.findings)})
     if not alone:
         return document
     tables = [
@@ -79,15 +92,16 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
 
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
-    """Read all tasks of the files, by the score that `metric` names as lm-eval does, or else the first one of the first filter."""
+    """Read every score of all tasks of the files, or the one that `metric` names as lm-eval does."""
     reading = ReadResults(unit="sample")
     for samples, results in _pairs(source.path):
-        stated = read_object(results) if results else {}
-        if samples is None:
+        document = read_object(results) if results else {}
+        if samples is not None:
+            reading.sets += _task(samples, document, metric, reading)
+        elif results is not None:
             reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
-            continue
-        reading.sets.append(_task(samples, stated, metric, reading))
-    names = [result_set.task for result_set in reading.sets]
+            reading.sets += _stated_sets(results, document, metric)
+    names = [result_set.name for result_set in reading.sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise EvidenceError(
             f"{source.path} holds more than one run of {repeated[0]}.",
@@ -95,6 +109,22 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             "name one of the samples_*.jsonl files",
         )
     return reading
+
+
+def _stated_sets(path: Path, document: Mapping[str, Any], wanted: str) -> Iterator[ResultSet]:
+    """Yield the scores of a results file without samples: those of groups follow from their tasks, so they are left out."""
+    members = document.get("group_subtasks") or {}
+    for score in _scores(path):
+        named = wanted in ("", score.metric, score.metric.partition(",")[0])
+        if named and math.isfinite(score.value) and not members.get(score.task):
+            error = document["results"][score.task].get(score.metric.replace(",", "_stderr,", 1))
+            stated = StatedScore(value=score.value, error=_number(error), questions=score.questions)
+            yield _set(score.task, score.metric, document).model_copy(update={"stated": stated})
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number; None for anything else, such as "N/A"."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -180,40 +210,56 @@ def _date(path: Path) -> str:
     return path.stem.rpartition("_")[2]
 
 
-def _task(samples: Path, document: Mapping[str, Any], metric: str, reading: ReadResults) -> ResultSet:
+def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: ReadResults) -> Iterator[ResultSet]:
+    """Yield the scores of a task, the first one of the first filter first."""
     name = samples.stem.removeprefix("samples_").rpartition("_")[0]
     answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
-    chosen, filter_ = _metric(answered, metric, samples)
-    others = sorted({f"{metric},{row.get('filter', 'none')}" for row in answered for metric in row.get("metrics", ())})
-    if len(others) > 1:
-        reading.notes.append(f"{name}: counted is {chosen},{filter_}, of {', '.join(others)}: choose with --metric")
-    config = document.get("configs", {}).get(name, {})
-    stated = document.get("results", {}).get(name, {}).get(f"{chosen},{filter_}") if chosen in _MEANS else None
+    for metric, filter_ in _metrics(answered, wanted, samples):
+        stated = (
+            _number(document.get("results", {}).get(name, {}).get(f"{metric},{filter_}")) if metric in _MEANS else None
+        )
+        yield _set(name, f"{metric},{filter_}", document).model_copy(update={
+            "stated": None if stated is None else StatedScore(value=stated),
+            "items": _items([row for row in answered if row.get("filter", "none") == filter_], metric),
+        })  # fmt: skip
+
+
+def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
+    """Return what a results file states of a task, for one of its scores; empty if there is no file."""
     run = document.get("config", {})
+    higher = (document.get("higher_is_better") or {}).get(name) or {}
+    base = metric.partition(",")[0]
     return ResultSet(
         tool="lm-eval",
         version=str(document.get("lm_eval_version", "")),
         task=name,
-        metric=f"{chosen},{filter_}",
+        metric=metric,
         shots=shots if isinstance(shots := document.get("n-shot", {}).get(name), int) else None,
         model=str(document.get("model_name") or run.get("model_args", "")),
         tokenizer=_tokenizer(run.get("model_args")),
         template=str(document.get("chat_template_sha") or ""),
         task_version=str(document.get("versions", {}).get(name, "")),
-        sampling=_sampling(config, run),
+        sampling=_sampling(document.get("configs", {}).get(name, {}), run),
         settings=texts(run, _SETTINGS) | {"git": str(document.get("git_hash", "") or "")},
-        figures={} if stated is None else {f"{chosen},{filter_}": str(stated)},
-        items=_items([row for row in answered if row.get("filter", "none") == filter_], chosen),
+        higher_is_better=higher[base] if isinstance(higher.get(base), bool) else base not in _LOWER,
+        limit=_limit(run["limit"]) if "limit" in run else "",
+        asked=_questions(name, document.get("n-samples") or {}, {}, frozenset()),
     )
 
 
-def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str, str]:
-    """Return the metric and the filter that count."""
+def _limit(limit: object) -> str:
+    """Return a limit of documents as text: 250.0 and "250" are one limit."""
+    number = re.fullmatch(r"(\d+)(?:\.0)?", str(limit))
+    return number[1] if number else str(limit).lower()
+
+
+def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tuple[str, str]]:
+    """List the metrics that have a score of a sample, each with its filter, or the one that is wanted."""
     named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
     with_score = {(name, f) for name, f, row in named if _score(row, name) is not None}
     scored = [pair for pair in dict.fromkeys((name, f) for name, f, _ in named) if pair in with_score]
     if not wanted:
-        return scored[0] if scored else ("none", "none")
+        return scored or [("none", "none")]
     metric, _, filter_ = wanted.partition(",")
     match = [(name, f) for name, f in scored if name == metric and filter_ in ("", f)]
     if not match:
@@ -223,11 +269,15 @@ def _metric(rows: list[dict[str, Any]], wanted: str, samples: Path) -> tuple[str
             f"one of {', '.join(known)}" if known else "a file with scores",
             did_you_mean(wanted, known) or "give another --metric",
         )
-    return match[0]
+    return match[:1]
 
 
 def _score(row: Mapping[str, Any], metric: str) -> float | None:
     value = row.get(metric)
+    if (
+        isinstance(value, list) and value and all(isinstance(part, bool) for part in value)
+    ):  # such as of each instruction
+        value = sum(value) / len(value)
     return float(value) if isinstance(value, (bool, int, float)) and 0 <= value <= 1 else None
 
 
@@ -348,8 +398,12 @@ _HEAD = re.compile(
 )
 _RULE = re.compile(r"\|(?: ?:?-+:? ?\|)+")
 _COLUMNS = ("task", "version", "filter", "n-shot", "metric", "score", "stderr")
-# Places of the columns in a row: between them are the arrow that says which way is better, and the sign of the error.
-_AT = (0, 1, 2, 3, 4, 6, 8)
+# Places of the columns in a row, and of the arrow that says which way is better; the sign of the error is no column.
+_AT = (0, 1, 2, 3, 4, 6, 8, 5)
+_SCORE = re.compile(r"-?\d+(?:\.\d+)?")
+_NO_SAMPLES = (
+    "printed scores have no samples, so they are compared unpaired: run lm-eval with --log_samples to pair them"
+)
 
 
 def _is_table(source: SourceFile) -> bool:
@@ -357,26 +411,46 @@ def _is_table(source: SourceFile) -> bool:
     return any(_HEAD.fullmatch(line.strip()) for line in source.head_text.splitlines())
 
 
-def _read_table(source: SourceFile) -> FileDocument:
-    """Read all tables of the file."""
-    runs: dict[str, list[tuple[str, ...]]] = {}
-    findings, unread, read = list[CitedFinding](), list[Excerpt](), 0
+class _Line(NamedTuple):
+    """A line of a file with tables: the run that it belongs to, and the columns of a row; None for any other line."""
+
+    number: int
+    text: str
+    run: str
+    row: tuple[str, ...] | None
+    understood: bool
+
+
+def _table_lines(source: SourceFile) -> Iterator[_Line]:
     run, above = "an unnamed run", ("",) * len(_COLUMNS)
     for number, line in source.lines():
         text = line.strip()
         if named := _RUN.fullmatch(text):
             run = f"{named['run']} (line {number})"
-        cited = Excerpt(first=number, last=number, text=one_line(text))
-        if row := _row(text, above):
-            above = row
-            runs.setdefault(run, []).append(row)
-            findings += _row_below_guessing(row, cited)
-        if row or named or not text or _RULE.fullmatch(text) or _HEAD.fullmatch(text):
+        row = _row(text, above)
+        above = row or above
+        known = row or named or not text or _RULE.fullmatch(text) or _HEAD.fullmatch(text)
+        yield _Line(number, one_line(text), run, row, bool(known))
+
+
+def _read_table(source: SourceFile) -> FileDocument:
+    """Read all tables of the file."""
+    runs: dict[str, list[tuple[str, ...]]] = {}
+    findings, unread, read, warned = list[CitedFinding](), list[Excerpt](), 0, list[CitedLines]()
+    for line in _table_lines(source):
+        cited = Excerpt(first=line.number, last=line.number, text=line.text)
+        if line.row:
+            runs.setdefault(line.run, []).append(line.row[: len(_COLUMNS)])
+            findings += _row_below_guessing(line.row, cited)
+        if line.understood:
             read += 1
-        else:
-            unread.append(cited)
-    note = "printed scores have no samples: run lm-eval with --log_samples to compare them"
-    file = FileRead.of(source, TABLE.id, TABLE.title, read, len(unread), excerpts=unread[:5], notes=(note,))
+            continue
+        unread.append(cited)
+        if ACCURACY_WARNED.search(line.text):
+            warned.append(CitedLines.of(line.number, line.text))
+    if warned:
+        findings.append(notice("accuracy-warned", warned))
+    file = FileRead.of(source, TABLE.id, TABLE.title, read, len(unread), excerpts=unread[:5], notes=(_NO_SAMPLES,))
     tables = tuple(
         FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=tuple(rows))
         for run, rows in runs.items()
@@ -384,10 +458,39 @@ def _read_table(source: SourceFile) -> FileDocument:
     return FileDocument(file=file, tables=tables, findings=tuple(findings))
 
 
+def _table_results(source: SourceFile, wanted: str) -> ReadResults:
+    """Read the scores of the one run that the file has: a row each, by all columns."""
+    reading, runs = ReadResults(unit="line", notes=[_NO_SAMPLES]), dict[str, list[ResultSet]]()
+    for line in _table_lines(source):
+        if not line.understood:
+            reading.refuse(line.number, line.text)
+            continue
+        reading.read += 1
+        if line.row:
+            task, version, filter_, shots, metric, score, error, arrow = line.row
+            if wanted in ("", metric, f"{metric},{filter_}"):
+                limit = re.search(r"limit: ([^,]+),", line.run)
+                runs.setdefault(line.run, []).append(ResultSet(
+                    tool="lm-eval", task=task, metric=f"{metric},{filter_}", shots=int(shots) if shots.isdecimal() else None,
+                    task_version=version, model=line.run.partition(", gen_kwargs")[0], limit=_limit(limit[1]) if limit else "",
+                    higher_is_better=arrow != "↓" and (arrow == "↑" or metric not in _LOWER),
+                    stated=StatedScore(value=float(score), error=float(error) if _SCORE.fullmatch(error) else None),
+                ))  # fmt: skip
+    if len(runs) > 1:
+        lines = " and ".join(
+            f"line {named[1]}" if (named := re.search(r"\(line (\d+)\)$", run)) else run for run in runs
+        )
+        raise EvidenceError(
+            f"{source.path} holds {len(runs)} runs, of {lines}.", "one run", "copy each into a file of its own"
+        )
+    reading.sets = [result for sets in runs.values() for result in sets]
+    return reading
+
+
 def _row(text: str, above: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the columns of a row with a score; None for any other line."""
     cells = [cell.strip() for cell in text.strip("|").split("|")]
-    if not text.startswith("|") or len(cells) != _AT[-1] + 1 or not re.fullmatch(r"-?\d+(?:\.\d+)?", cells[6]):
+    if not text.startswith("|") or len(cells) != _AT[-2] + 1 or not _SCORE.fullmatch(cells[6]):
         return None
     row = tuple(cells[place] for place in _AT)
     return tuple(cell or before for cell, before in zip(row[:2], above, strict=False)) + row[2:]
@@ -402,4 +505,4 @@ def _row_below_guessing(row: tuple[str, ...], cited: Excerpt) -> list[CitedFindi
 
 
 READER = results_reader("lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores)
-TABLE = FormatReader("lm-eval-table", "lm-eval's printed table", _is_table, _read_table, compared=False)
+TABLE = FormatReader("lm-eval-table", "lm-eval's printed table", _is_table, _read_table, _table_results)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 
 from assay.harness.ingest.comparison import SIDES, ComparedTask, Unpaired
-from assay.harness.ingest.result_set import ResultItem, ResultSet
+from assay.harness.ingest.result_set import ResultItem, ResultSet, StatedScore
 from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
 from assay.harness.statement import Statement, state
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
 # What must be the same of two tasks, where both tools record it.
-_IDENTIFYING = ("shots", "tokenizer", "template", "task_version", "metric")
+_IDENTIFYING = ("shots", "tokenizer", "template", "task_version")
 # Keys that are named of what cannot be paired.
 _EXAMPLES = 3
 
@@ -31,44 +33,71 @@ class ItemPairing:
         unpaired: the rest.
         again: documents that the set holds more than once, in both sides alike; each counts once.
         unverified: pairs of which a side does not record its prompt.
-        refused: why the task cannot be compared at all.
+        differs: what makes it another question in B: all of it, or no more than the limit, beyond which documents are in one alone.
+        refused: whether no document can be paired for that.
     """
 
     pairs: list[ItemPair] = field(default_factory=list)
     unpaired: list[Unpaired] = field(default_factory=list)
     again: int = 0
     unverified: int = 0
-    refused: tuple[Statement, ...] = ()
+    differs: tuple[Statement, ...] = ()
+    refused: bool = False
 
 
 BEYOND_STOP = "beyond-stop"
 """Questions that one run asked after the other had stopped: they are no gap, since stopping decides nothing about the rest."""
 
 
+NO_SAMPLES = "no-samples"
+"""Questions of a score that was stated without samples: nothing can be paired."""
+
+
 def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
-    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked."""
-    if refused := _refusals(a, b):
-        return ItemPairing(refused=tuple(refused))
+    """Pair the answers of a task; of runs that stop as their answers decide, those of the beginning that both asked.
+
+    Scores of which lower is better are turned round, so that a loss is one for all.
+    """
+    apart = {a.limit, b.limit}
+    limited = (state("tasks-differ", what="limit", a=a.limit, b=b.limit),) if len(apart - {""}) == 2 else ()
+    if differs := _differences(a, b):
+        return ItemPairing(differs=(*differs, *limited), refused=True)
+    if not (a.items and b.items) and (a.stated or b.stated):
+        count = max(side.score.questions for side in (a, b) if side.score)
+        return ItemPairing(unpaired=[Unpaired(id=NO_SAMPLES, count=count, examples=())], differs=limited)
+    lower = not (a.higher_is_better and b.higher_is_better)
+    mine, theirs = (tuple(map(_turned, side.items)) if lower else side.items for side in (a, b))
     if not (a.adaptive and b.adaptive):
-        return _pair_items(a.items, b.items)
-    shared = min(len(a.items), len(b.items))
-    pairing = _pair_items(a.items[:shared], b.items[:shared])
-    if beyond := (*a.items[shared:], *b.items[shared:]):
+        pairing = _pair_items(mine, theirs)
+        pairing.differs = limited
+        # What one side skipped and the other has is counted already.
+        alone = {gap.id: gap.count for gap in pairing.unpaired}
+        for side, name, there in ((a, "skipped-in-a", "only-in-b"), (b, "skipped-in-b", "only-in-a")):
+            if (skipped := side.asked - len(side.items) - alone.get(there, 0)) > 0:
+                pairing.unpaired.append(Unpaired(id=name, count=skipped, examples=()))
+        return pairing
+    shared = min(len(mine), len(theirs))
+    pairing = _pair_items(mine[:shared], theirs[:shared])
+    if beyond := (*mine[shared:], *theirs[shared:]):
         pairing.unpaired.append(_unpaired(BEYOND_STOP, [item.key for item in beyond]))
     return pairing
 
 
-def _refusals(a: ResultSet, b: ResultSet) -> list[Statement]:
-    """State why two tasks cannot be compared at all; empty if they can. What a tool does not record refuses nothing."""
+def _turned(item: ResultItem) -> ResultItem:
+    return item if item.score is None else item.model_copy(update={"score": 1 - item.score})
+
+
+def _differences(a: ResultSet, b: ResultSet) -> list[Statement]:
+    """State why two tasks are not the same question; empty if they are. What a tool does not record differs from nothing."""
     compared = ((name, getattr(a, name), getattr(b, name)) for name in _IDENTIFYING)
-    refused = [
+    differs = [
         state("tasks-differ", what=name, a=x, b=y) for name, x, y in compared if x != y and not {x, y} & {"", None}
     ]
     for name in sorted({*a.sampling, *b.sampling}):
         x, y = a.sampling.get(name), b.sampling.get(name)
         if a.sampling and b.sampling and x != y:
-            refused.append(state("sampling-differs", setting=name, a=x, b=y))
-    return refused
+            differs.append(state("sampling-differs", setting=name, a=x, b=y))
+    return differs
 
 
 def _pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
@@ -152,3 +181,56 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         loss=result.loss, low=result.interval.low, high=result.interval.high, p_mcnemar=result.p_mcnemar,
         p_inferior=result.p_inferior, p_regression=result.p_regression,
     )  # fmt: skip
+
+
+def decide_unpaired(a: ResultSet, b: ResultSet, rule: Rule, *, decides: bool) -> ComparedTask:
+    """Compare two scores of which no answers can be paired: a regression, or no verdict.
+
+    The difference of two independent means has a normal interval; that of two shares is the one of Agresti and Caffo, which adds a
+    right and a wrong answer to each (The American Statistician 54, 280-288 (2000)). Both sides were asked the same questions, so
+    the interval is wider than it needs to be: what it shows holds, and a pass needs pairs. Of 4,000 simulated results with a loss
+    of the margin, each of 20 to 1,000 questions, at most 5.4 % were called a regression at a level of 5 % where the answers are
+    independent, and at most 0.2 % where they are to the same questions.
+
+    Args:
+        decides: whether a loss is a regression: not of two different questions.
+    """
+    before, after = a.score, b.score
+    if before is None or after is None:
+        return ComparedTask(task="", verdict="inconclusive", why=(state("nothing-compared"),), test="unpaired")
+    # Scores above 1, such as of BLEU, are in points already.
+    points = 100 if max(abs(before.value), abs(after.value)) > 1 else 1
+    sign = 1 if a.higher_is_better and b.higher_is_better else -1
+    loss, margin = sign * (before.value - after.value), rule.margin * points
+    of_a, of_b = _moments(before), _moments(after)
+    shown: dict[str, float] = {}
+    low = high = None
+    if of_a and of_b:
+        centre, error = sign * (of_a[0] - of_b[0]), math.sqrt(of_a[1] + of_b[1])
+        reach = NormalDist().inv_cdf(1 - rule.alpha / 2) * error
+        p = 1 - NormalDist().cdf((centre - margin) / error)
+        shown = {"low": centre - reach, "high": centre + reach, "p_regression": p}
+        low, high = sorted((-sign * shown["low"], -sign * shown["high"]))
+    why = state(
+        "scores-unpaired", a=before.value, b=after.value, low=low, high=high, level=1 - rule.alpha, margin=margin
+    )
+    worse = decides and shown.get("p_regression", 1.0) <= rule.regression_alpha
+    return ComparedTask(
+        task="", verdict="regression" if worse else "inconclusive", why=(why,), test="unpaired", a=before.value, b=after.value,
+        loss=loss, **shown,
+    )  # fmt: skip
+
+
+def _moments(score: StatedScore) -> tuple[float, float] | None:
+    """Return the mean of a score and its variance; None where no standard error, or none but 0 of unknown many, is stated."""
+    value, error, n = score.value, score.error, score.questions
+    if error is None:
+        return None
+    if (
+        n > 1
+        and 0 <= value <= 1
+        and math.isclose(error * error * (n - 1), value * (1 - value), rel_tol=0.05, abs_tol=1e-9)
+    ):
+        mean = (value * n + 1) / (n + 2)
+        return mean, mean * (1 - mean) / (n + 2)
+    return (value, error * error) if error > 0 else None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from assay.harness.errors import EvidenceError
-from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.answer_lengths import LIMIT
 from assay.harness.reading import whole_file
@@ -20,6 +21,8 @@ from assay.harness.text import one_line
 
 # Units that were not understood which are quoted, and rows of a table.
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
+MOST_UNPARSED = 0.05
+"""Largest share of answers without a parsed one that is no warning: beyond it, no comparison has a verdict."""
 
 
 class ResultItem(Part):
@@ -39,14 +42,27 @@ class ResultItem(Part):
     )
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
 
+    @field_validator("parsed")
+    @classmethod
+    def _blank_is_none(cls, parsed: str | None) -> str | None:
+        return parsed if parsed and parsed.strip() else None
+
     @property
     def cut(self) -> bool:
         """True if the answer ran to the token limit."""
         return self.finish == LIMIT
 
 
+class StatedScore(Part):
+    """A score that a tool summed up itself."""
+
+    value: float
+    error: float | None = Field(None, description="its standard error; null where the tool does not state it")
+    questions: int = Field(0, description="how many it is of; 0 where the tool does not state it")
+
+
 class ResultSet(Part):
-    """One task that one tool ran.
+    """One score of one task that one tool ran.
 
     What is not known is empty: a comparison treats it as unknown, never as equal.
     """
@@ -63,7 +79,12 @@ class ResultSet(Part):
     sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
     settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
-    figures: dict[str, str] = Field(default_factory=dict, description="what the tool summed up itself, as text")
+    higher_is_better: bool = True
+    limit: str = Field(
+        "", description='most documents that were asked for, "none" for all; empty where it is not known'
+    )
+    asked: int = Field(0, description="answers that were asked for; 0 where it is not known")
+    stated: StatedScore | None = Field(None, description="what the tool summed up itself")
     items: tuple[ResultItem, ...] = ()
 
     @property
@@ -77,16 +98,42 @@ class ResultSet(Part):
         return [item.score for item in self.items if item.score is not None]
 
     @property
-    def incomplete(self) -> str:
-        """The range of the mean score of all items, in a sentence; empty if each has a score."""
-        of, scored = len(self.items), len(self.scores)
-        if not scored or scored == of:
-            return ""
-        low, high = sum(self.scores) / of, (sum(self.scores) + of - scored) / of
-        return (
-            f"{of - scored:,} of {of:,} have no score: {self.accuracy:.4f} is the mean of the other {scored:,}; of all it lies "
-            f"between {low:.4f} and {high:.4f}"
+    def name(self) -> str:
+        """The task with its metric, such as "gsm8k (exact_match,strict-match)"."""
+        return f"{self.task} ({self.metric})" if self.metric else self.task
+
+    @property
+    def score(self) -> StatedScore | None:
+        """The mean of the items with its standard error, or what was stated where there are none."""
+        n = len(self.scores)
+        if n < 2:
+            return self.stated
+        return StatedScore(
+            value=statistics.mean(self.scores), error=statistics.stdev(self.scores) / n**0.5, questions=n
         )
+
+    def incomplete(self) -> CitedFinding | None:
+        """Find that the score is of fewer answers than were asked for; None where it is of all, and each was parsed.
+
+        Failed, skipped and unparsed answers may be right or wrong, so the score of what was asked lies between two.
+        """
+        scored, failed = len(self.scores), sum(item.score is None for item in self.items)
+        skipped, unparsed = (
+            max(0, self.asked - len(self.items)),
+            sum(item.parsed is None for item in self.items if item.score == 0),
+        )
+        of = len(self.items) + skipped
+        if self.accuracy is None or not failed + skipped + unparsed:
+            return None
+        lacking = {"failed": failed, "skipped": skipped, "unparsed": unparsed}
+        named = ", ".join(f"{count:,} of {of:,} {what}" for what, count in lacking.items() if count)
+        low, high = sum(self.scores) / of, (sum(self.scores) + sum(lacking.values())) / of
+        serious = failed or skipped or unparsed > MOST_UNPARSED * of
+        return CitedFinding(
+            id="score-incomplete", title="Score of fewer answers than were asked for", severity="warning" if serious else "info",
+            where=self.name, reproduce="",
+            diagnosis=f"{self.accuracy:.4f} of {scored:,}; {named}: between {low:.4f} and {high:.4f} of {of:,}.",
+        )  # fmt: skip
 
 
 @dataclass
@@ -99,6 +146,7 @@ class ReadResults:
         read: units that were understood.
         unread: the others, with what is wrong with each: `refuse` fills them.
         notes: what a person must know to trust the numbers.
+        findings: what is wrong by itself.
     """
 
     sets: list[ResultSet] = field(default_factory=list)
@@ -107,6 +155,7 @@ class ReadResults:
     unread: int = 0
     excerpts: list[Excerpt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    findings: list[CitedFinding] = field(default_factory=list)
 
     def refuse(self, number: int, text: str) -> None:
         """Count a unit that was not understood. `number` is its line, or its place from 1."""
@@ -179,11 +228,16 @@ def results_reader(
 
     def read(source: SourceFile) -> FileDocument:
         reading = results(source, "")
-        reading.notes += [f"{item.task}: {item.incomplete}" for item in reading.sets if item.incomplete]
+        answered = [results for results in reading.sets if results.items]
         document = FileDocument(
             file=reading.file(source, id, title),
-            facts=tuple(fact for result_set in reading.sets for fact in _facts(result_set)),
-            tables=(_table(reading.sets),) if reading.sets else (),
+            facts=tuple(
+                fact
+                for result_set in {each.task: each for each in reading.sets}.values()
+                for fact in _facts(result_set)
+            ),
+            tables=(_table(answered),) if answered else (),
+            findings=(*reading.findings, *filter(None, (results.incomplete() for results in answered))),
         )
         return extend(source, document)
 

@@ -11,6 +11,7 @@ from assay.harness.conditions import CACHED_PREFIX_TOKENS
 from assay.harness.ingest import guessing
 from assay.harness.ingest.guessing import GUESSING, LEVEL, at_most
 from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
+from assay.harness.ingest.result_set import MOST_UNPARSED
 from assay.harness.ingest.sglang_facts import Log, LogMetric, Server
 from assay.harness.ingest.sglang_patterns import NUMBER
 from assay.harness.text import counted, listed, one_line, percent
@@ -23,21 +24,23 @@ _SAFE = re.compile(r"\w[\w./:@+-]*")
 _LITTLE = 0.05
 # Backends that must hand decode to another one, and why.
 _NO_DECODE_KERNEL = {"sage_attn": "SageAttention 1.0.6 has no kernel that reads a paged KV cache"}
-# Findings by id, but for `guessing.below_guessing`.
+# Findings by id, but for `guessing.below_guessing`: the worst first.
 _TITLES: dict[str, tuple[Severity, str]] = {
     "score-below-bound": ("serious", "Score below the bound that the test sets"),
+    "crash": ("warning", "A process crashed"),
+    "test-failed": ("warning", "A test failed"),
+    "answers-invalid": ("warning", "Answers that could not be parsed"),
     "answers-unparsed": ("warning", "Answers that could not be parsed, suspected"),
+    "kernel-returned-nan": ("warning", "A kernel returned NaN"),
+    "accuracy-warned": ("warning", "The engine warns of its accuracy"),
+    "requests-failed": ("warning", "Requests without an answer"),
     "runaway-generations": ("warning", "Generations that never end"),
     "prefix-untested": ("warning", "Only the failing test reuses a prefix"),
     "decode-not-shown": ("warning", "Nothing shows that the candidate computed decode"),
-    "requests-failed": ("warning", "Requests without an answer"),
-    "kernel-returned-nan": ("warning", "A kernel returned NaN"),
     "retry-hid-failure": ("warning", "A retry hid the first failure"),
-    "test-failed": ("warning", "A test failed"),
+    "fallback": ("warning", "A fallback was announced"),
     "kernel-not-loaded": ("info", "A kernel was not loaded"),
     "offline-retry": ("info", "The hub was not reachable"),
-    "fallback": ("warning", "A fallback was announced"),
-    "crash": ("warning", "A process crashed"),
     "retract": ("info", "Requests were retracted"),
 }
 _VALUE = rf"(?P<value>(?:np\.\w+\()?{NUMBER}\)?)"
@@ -49,22 +52,28 @@ _ASSERTED = (
 )
 # What follows from lines that may matter by themselves, by their kind.
 _NOTICES = {
+    "accuracy-warned": "Compare it with a run without this setting.",
     "kernel-not-loaded": "Something was not loaded, so another implementation may have run.",
     "offline-retry": "Files came from the local cache: they were not checked for newer versions.",
     "fallback": "Something else ran than was asked for.",
-    "crash": "A process crashed: do not rely on what the log states about accuracy from there on.",
+    "crash": "Do not rely on what the log states about accuracy from there on.",
     "retract": "The KV cache was full, and requests were computed again.",
 }
 
 
 def findings(log: Log) -> list[CitedFinding]:
-    """List all findings, the serious ones first."""
+    """List all findings, the worst first."""
     rules = (
-        _below_guessing, _below_bound, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused, _not_finite,
+        _below_guessing, _below_bound, _invalid, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused, _not_finite,
         _hidden_by_retry, _failed_otherwise, _notices,
     )  # fmt: skip
-    order = ("serious", "warning", "info")
-    return sorted((made for rule in rules for made in rule(log)), key=lambda made: order.index(made.severity))
+    return sorted((made for rule in rules for made in rule(log)), key=badness)
+
+
+def badness(finding: CitedFinding) -> tuple[int, int]:
+    """Return the rank of a finding, lowest for the worst: by severity, then in the order of `_TITLES`."""
+    severities, ids = ("serious", "warning", "info"), ("score-below-guessing", *_TITLES)
+    return severities.index(finding.severity), ids.index(finding.id) if finding.id in ids else len(ids)
 
 
 def next_steps(log: Log, cited: Iterable[CitedFinding]) -> tuple[str, ...]:
@@ -170,6 +179,26 @@ def _below_bound(log: Log) -> Iterator[CitedFinding]:
         cites = [(trace.exception_line, trace.exception), (metric.line, metric.text), *_outcome(log, metric.test)]
         says = f"{metric.name} is {metric.value:g}; the test asks for {bound:g}."
         yield _finding("score-below-bound", _test_name(log, metric.test), says, evidence, cites)
+
+
+def _invalid(log: Log) -> Iterator[CitedFinding]:
+    """Yield the share of answers that an evaluation itself calls invalid, which its accuracy counts as wrong."""
+    for at, metric in enumerate(log.metrics):
+        if metric.name != "Invalid" or not 0 < metric.value <= 1:
+            continue
+        score = next(
+            (
+                stated
+                for stated in reversed(log.metrics[:at])
+                if (stated.name, stated.test) == ("Accuracy", metric.test)
+            ),
+            None,
+        )
+        counts = f", and Accuracy {score.value:g} counts them as wrong" if score else ""
+        cites = [(metric.line, metric.text), *([(score.line, score.text)] if score else [])]
+        says = f"{percent(metric.value)} of the answers are invalid{counts}."
+        made = _finding("answers-invalid", _test_name(log, metric.test), says, [], cites)
+        yield made if metric.value > MOST_UNPARSED else made.model_copy(update={"severity": "info"})
 
 
 def _unparsed(log: Log) -> Iterator[CitedFinding]:
@@ -337,6 +366,11 @@ def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
             says = one_line(last[0].exception) if last else "The log does not state why."
             cites = [*((trace.exception_line, trace.exception) for trace in last), *_outcome(log, index)]
             yield _finding("test-failed", _test_name(log, index), says, [], cites)
+    counts, line = log.summary
+    if re.search(r"\b(?:failed|errors?)\b", counts) and not any(_failed(log, index) for index in range(len(log.tests))):
+        yield _finding(
+            "test-failed", "the log", f"pytest counts {counts}, and no failure is named.", [], [(line, counts)]
+        )
 
 
 def _not_finite(log: Log) -> Iterator[CitedFinding]:
@@ -349,9 +383,22 @@ def _not_finite(log: Log) -> Iterator[CitedFinding]:
 
 def _notices(log: Log) -> Iterator[CitedFinding]:
     """Yield the lines that may matter by themselves."""
-    for kind, diagnosis in _NOTICES.items():
+    for kind in _NOTICES:
         seen = [where for (of, _), where in log.notices.items() if of == kind]
         if seen:
-            evidence = [f"{where.count}×: {one_line(where.text)}" for where in seen[:5]]
-            lines = counted(sum(where.count for where in seen), "line")
-            yield _finding(kind, lines, diagnosis, evidence, seen[:20])
+            yield notice(kind, seen, _crashed_by(log, seen[0]) if kind == "crash" else "")
+
+
+def notice(kind: str, seen: Sequence[CitedLines], says: str = "") -> CitedFinding:
+    """Make the finding of lines that matter by themselves; it begins with what they say, if that is not its evidence alone."""
+    if kind == "accuracy-warned":
+        says = f"{one_line(seen[0].text, 300).rstrip('.')}."
+    evidence = [f"{where.count}×: {one_line(where.text)}" for where in seen[:5]]
+    lines = counted(sum(where.count for where in seen), "line")
+    return _finding(kind, lines, f"{says} {_NOTICES[kind]}".strip(), evidence, seen[:20])
+
+
+def _crashed_by(log: Log, where: CitedLines) -> str:
+    """Return the exception of the traceback that the line of a crash begins, or else the line, as a sentence."""
+    raised = (trace.exception for trace, _ in log.traces if trace.first == where.first and trace.exception)
+    return f"{one_line(next(raised, where.text)).rstrip('.')}."

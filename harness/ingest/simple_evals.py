@@ -17,6 +17,7 @@ from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
     ResultSet,
+    StatedScore,
     read_object,
     results_reader,
 )
@@ -63,6 +64,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             metric="score",
             model=model,
             settings={key: f"{value}" for key, value in written.items()},
+            stated=StatedScore(value=score) if isinstance(score := written.get("score"), (int, float)) else None,
             items=tuple(items) if report.is_file() else (),
         )
     )

@@ -32,6 +32,8 @@ _SURE = 1e-3
 LIMIT = "length"
 """The reason of an answer that ran to the token limit."""
 _STOP = "stop"
+# Reasons for which a model ends an answer by itself, or a limit does. Others, such as "abort" and "content_filter", are events.
+_BY_ITSELF = (_STOP, LIMIT, "model_length", "tool_calls", "function_call")
 
 
 class AnswerEnd(NamedTuple):
@@ -98,11 +100,16 @@ class AnswerLengths(Part):
         return 1 - self.bound <= self.low and self.high <= 1 + self.bound and self.p_cut >= _SURE
 
     @property
+    def measured_beyond(self) -> bool:
+        """True if the measured ratio is beyond the bound, shown or not."""
+        return self.ratio is not None and abs(self.ratio - 1) > self.bound
+
+    @property
     def differ(self) -> bool:
         """True if the lengths are shown to differ, and were measured to differ by more than the bound."""
         if self.ratio is None or self.low is None or self.high is None:
             return False
-        apart = abs(self.ratio - 1) > self.bound and not self.low <= 1 <= self.high
+        apart = self.measured_beyond and not self.low <= 1 <= self.high
         return (apart and self._enough(_SEEN)) or self._more_cut(_SEEN)
 
     @property
@@ -176,23 +183,36 @@ def state_lengths(id: str, lengths: AnswerLengths, **values: object) -> Statemen
     return state(id, **lengths.model_dump(exclude={"p_beyond", "p_cut"}), **values)
 
 
-def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
-    """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked."""
+def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, forced: bool = False) -> Check:
+    """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked.
+
+    A ratio that was measured beyond the bound is never met, whether or not it is shown to differ from 1: 1 % of answers that run to
+    a high limit change the mean most, and show the least. Honest answers whose lengths scatter pay the price: of 200 pairs of
+    log-normal lengths (sigma .6), 6 % of sets are not met where all differ by a sigma of .3, 31 % where all differ by one of .5
+    (400 pairs: 10 %), and .5 % where half of them differ by .3. Where 1 % of answers run to a limit of 36 means, 86 % of sets of
+    200 are not met, and 13 % have no such answer (1,000 simulated sets each).
+
+    Args:
+        sides: names of both.
+        forced: whether what is judged was measured at one forced length. A change that is not shown then rules out nothing: of 16
+            honest prompts, 13 to 37 % would not be met.
+    """
     requirement = Requirement("answer-lengths", sides=sides)
     if why := lengths.uninformative:
         return requirement.check("not checked", state("lengths-prove-nothing", why=why, prompts=lengths.prompts))
     if lengths.differ or lengths.beyond:
         return requirement.check("missing", state_lengths("lengths-differ", lengths))
     if not lengths.same:
-        more_cut = state_lengths("lengths-undecided", lengths, more_cut=lengths.p_cut < _SURE)
-        return requirement.check("not checked", more_cut)
+        undecided = state_lengths("lengths-undecided", lengths, more_cut=lengths.p_cut < _SURE)
+        return requirement.check("missing" if lengths.measured_beyond and not forced else "not checked", undecided)
     return requirement.check("ok", state_lengths("lengths-within", lengths))
 
 
 def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
-    """Check that no role's answers end more often for a reason, such as an abort or another stop token, but for the limit.
+    """Check that no role's answers end more often for a reason, such as another stop token, but for the limit.
 
-    What an answer stopped at counts where both servers always tell. Prompts with an unknown reason are left out.
+    What ends an answer of one role alone and is no end of its own, such as an abort or a filter, fails at the first. What an answer
+    stopped at counts where both servers always tell. Prompts with an unknown reason are left out.
     """
     requirement = Requirement("finish-reasons", sides=sides)
     known = [pair for pair in pairs if all(end.reason for end in pair)]
@@ -202,7 +222,7 @@ def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
     named = [
         tuple(f"{_STOP} at {end.at}" if told and end.reason == _STOP else end.reason for end in pair) for pair in known
     ]
-    counts = []
+    counts, alone = [], []
     for reason in sorted({reason for pair in named for reason in pair} - {LIMIT}):
         # An answer that ran to the limit might have stopped in any way, but would not have been aborted.
         compared = [pair for pair in named if not (reason.startswith(_STOP) and LIMIT in pair)]
@@ -210,12 +230,14 @@ def check_ends(pairs: _EndPairs, sides: tuple[str, str] = _SIDES) -> Check:
         both = compared.count((reason, reason))
         if ours or theirs:
             counts.append((mcnemar(ours - both, theirs - both), reason, ours, theirs))
+        if max(ours, theirs) > both and not reason.startswith(_BY_ITSELF):
+            alone.append(reason)
     # Bonferroni's correction for the number of reasons. Those that differ come first, then the most frequent.
     corrected = [(min(1.0, len(counts) * p), reason, ours, theirs) for p, reason, ours, theirs in counts]
-    corrected.sort(key=lambda count: (count[0] >= _SURE, -(count[2] + count[3])))
-    failed = any(p < _SURE for p, *_ in corrected)
+    corrected.sort(key=lambda count: (count[0] >= _SURE and count[1] not in alone, -(count[2] + count[3])))
+    failed = bool(alone) or any(p < _SURE for p, *_ in corrected)
     ends = [(reason, ours, theirs, p if p < _SURE else None) for p, reason, ours, theirs in corrected]
-    return requirement.check("failed" if failed else "ok", state("ends", ends=ends))
+    return requirement.check("failed" if failed else "ok", state("ends", ends=ends, alone=alone))
 
 
 def state_beyond(lengths: AnswerLengths, whose: str = "The candidate") -> Statement:

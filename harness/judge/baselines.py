@@ -216,7 +216,7 @@ def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -
     """Propose the baselines of all roles that a run measured.
 
     Args:
-        reason: why worse numbers are accepted; empty to refuse them.
+        reason: why a regression or worse numbers are accepted; empty to refuse them.
 
     Raises:
         UsageError: see `_make`.
@@ -263,6 +263,12 @@ def _make(folder: RunFolder, role: Role, verdict: Verdict, reason: str = "") -> 
             f"{folder.path} is {verdict}.",
             "a run with a verdict to be accepted",
             "fix what its report names, and run again",
+        )
+    if verdict == "regression" and not reason:
+        raise UsageError(
+            f"{folder.path} is a regression.",
+            "a run that passes, or a reason",
+            "fix the candidate, or accept with --widen REASON",
         )
     manifest, answers = folder.manifest(), folder.answers()
     server = next((s for s in folder.progress().servers if s.role == role), None)

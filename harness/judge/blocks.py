@@ -25,6 +25,10 @@ Load = tuple[str, int]
 """Shape, by name, and concurrency."""
 
 
+class ReadAtOnce(EvidenceError):
+    """The tokens of a block were read at once, too late to time them."""
+
+
 @dataclass(frozen=True)
 class Block:
     """The times of one block; medians are over its requests.
@@ -44,6 +48,7 @@ class Block:
         input_tokens: tokens of all prompts.
         output_tokens: tokens of all answers.
         cached_tokens: prompt tokens from the prefix cache; None where the server does not report it.
+        means: means over the requests, by metric, where `time` has medians.
     """
 
     role: Role
@@ -59,6 +64,7 @@ class Block:
     input_tokens: int
     output_tokens: int
     cached_tokens: int | None
+    means: Mapping[TimeMetric, float]
 
     def time(self, metric: TimeMetric) -> float:
         """Return the seconds of a metric; for throughput, seconds per token of the answer."""
@@ -85,7 +91,7 @@ def blocks_of(timings: Iterable[Timing]) -> list[Block]:
     """List the blocks in the order in which they were played.
 
     Raises:
-        EvidenceError: most answers of a block came in one chunk, or at one instant, so inter-token latency is unknown.
+        ReadAtOnce: most answers of a block came in one chunk, or at one instant, so inter-token latency is unknown.
     """
     ordered = sorted(timings, key=lambda timing: (timing.block, timing.index))
     return [_block(list(group)) for _, group in groupby(ordered, key=lambda timing: timing.block)]
@@ -94,9 +100,13 @@ def blocks_of(timings: Iterable[Timing]) -> list[Block]:
 def _block(timings: Sequence[Timing]) -> Block:
     first, by_request = timings[0], [_gaps(timing) for timing in timings]
     all_gaps = sorted(chain(*by_request))
-    itl_s = statistics.median([statistics.fmean(own) for own in by_request if own] or [0.0])
+    gaps = [statistics.fmean(own) for own in by_request if own] or [0.0]
+    itl_s, seconds = (
+        statistics.median(gaps),
+        max(t.sent_s + t.latency_s for t in timings) - min(t.sent_s for t in timings),
+    )
     if itl_s <= 0:  # on a machine that is busy elsewhere, chunks are held back and read together
-        raise EvidenceError(
+        raise ReadAtOnce(
             f"Block {first.block}: most answers came in one chunk, or at one instant, so inter-token latency is unknown.",
             "answers that are streamed token by token",
             "remove what holds tokens back: a proxy, --stream-interval, or other work on this machine",
@@ -112,10 +122,16 @@ def _block(timings: Sequence[Timing]) -> Block:
         itl_s=itl_s,
         itl_p99_s=all_gaps[math.ceil(0.99 * len(all_gaps)) - 1],
         e2e_s=statistics.median(timing.latency_s for timing in timings),
-        seconds=max(t.sent_s + t.latency_s for t in timings) - min(t.sent_s for t in timings),
+        seconds=seconds,
         input_tokens=sum(timing.prompt_tokens for timing in timings),
-        output_tokens=sum(timing.completion_tokens for timing in timings),
+        output_tokens=(tokens := sum(timing.completion_tokens for timing in timings)),
         cached_tokens=sum(reported) if reported else None,
+        means={
+            "ttft": statistics.fmean(timing.chunk_s[0] for timing in timings),
+            "itl": statistics.fmean(gaps),
+            "e2e": statistics.fmean(timing.latency_s for timing in timings),
+            "throughput": seconds / tokens,
+        },
     )
 
 
@@ -138,6 +154,10 @@ class SideBySide:
         """
         pairs = zip(self.candidate, self.reference, strict=True)
         return [math.log(theirs.time(metric) / ours.time(metric)) for theirs, ours in pairs]
+
+    def means(self, metric: TimeMetric) -> list[float]:
+        """Return the means of the four blocks, the reference's first."""
+        return [block.means[metric] for block in (*self.reference, *self.candidate)]
 
     def floor(self, metric: TimeMetric) -> float:
         """Compute log(reference again / reference)."""

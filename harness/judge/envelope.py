@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from assay.harness.conditions import ENVELOPE, ENVELOPE_OF, PHASES
+from assay.harness.conditions import ENVELOPE, ENVELOPE_OF, PHASES, Buckets
 from assay.harness.evidence.counters import Admission
 from assay.harness.evidence.envelope import EngineLimits, Envelope, EnvelopeCounts, Missing, Ranges, stood_for
 from assay.harness.evidence.envelope_counting import EnvelopeCounting
+from assay.harness.evidence.shadow_errors import ShadowHeader
 from assay.harness.judge.answers import Pair
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.greedy_texts import first_divergence
@@ -33,20 +34,36 @@ def _result(run: RunEvidence, served: EnvelopeCounts | None, envelope: Envelope,
         return None
     phases = [phase for phase in PHASES if phase in run.claimed]
     headers = run.errors.headers if run.errors is not None else ()
+    unfelt = _unfelt(headers, phases)
     in_graphs = any(count.captured and count.phase == "decode" and count.calls for count in run.counts["candidate"])
     return EnvelopeResult(
         policy=line,
         claimed=tuple(phases),
-        features=tuple(sorted({name for header in headers for name in header.features})),
+        features=tuple(sorted({name for header in headers for name in header.features} - set(unfelt))),
+        unfelt=unfelt,
         limits=counts.limits,
-        compared={phase: _compared(envelope, counts, counts.limits, phase) for phase in phases},
-        served={phase: _compared(envelope, served, counts.limits, phase) for phase in phases} if served else {},
+        compared={phase: _met(counts, phase) for phase in phases},
+        served={phase: _met(served, phase) for phase in phases} if served else {},
         served_in_graphs=in_graphs,
         reached=_reached(envelope, counts, counts.limits, phases),
         served_reached=_reached(envelope, served, counts.limits, phases) if served else {},
         gaps=tuple(map(_lacking, envelope.gaps(counts, phases))),
         rows=tuple(_rows(envelope.kinds(counts.limits), counts, phases)),
     )
+
+
+def _unfelt(headers: Sequence[ShadowHeader], phases: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return feature -> the phases in which some layer asked for it, and none of its queries felt it in any process."""
+    effects = {effect for header in headers for effect in header.effects}
+    lacking = {
+        (feature, phase)
+        for layer, phase, feature, felt in effects
+        if not felt and (layer, phase, feature, True) not in effects
+    }
+    return {
+        name: tuple(phase for phase in phases if (name, phase) in lacking)
+        for name in sorted({feature for feature, phase in lacking if phase in phases})
+    }
 
 
 def _rows(
@@ -73,22 +90,21 @@ def _reached(
 ) -> dict[str, dict[str, int]]:
     reached: dict[str, dict[str, int]] = {}
     for phase in phases:
-        known = _compared(envelope, counts, limits, phase)
-        wanted = envelope.reach(limits).lengths[phase]
         # Without a gap: a length beyond one says nothing of those in it.
         lengths = {
-            quantity: next((last for first, last in ranges if first <= wanted[quantity][0] <= last), 0)
-            for quantity, ranges in known.items()
+            quantity: next((last for first, last in ranges if first <= points[0] <= last), 0)
+            for quantity, points in envelope.reach(limits).lengths[phase].items()
+            for ranges in (stood_for(counts.values(phase, quantity), points, limits.step(quantity)),)
         }
         others = [quantity for quantity in ("batch", "depth") if quantity in ENVELOPE_OF[phase]]
         reached[phase] = lengths | {other: counts.reached(phase, other) for other in others}
     return reached
 
 
-def _compared(envelope: Envelope, counts: EnvelopeCounts, limits: EngineLimits, phase: str) -> dict[str, Ranges]:
-    """Return id of a condition -> the lengths that were compared, and those that these stand for."""
-    wanted = envelope.reach(limits).lengths[phase]
-    return {quantity: stood_for(counts.values(phase, quantity), points) for quantity, points in wanted.items()}
+def _met(counts: EnvelopeCounts, phase: str) -> dict[str, Ranges]:
+    """Return id of a condition that is a number -> its values in the calls of every layer."""
+    numbers = (quantity for quantity in ENVELOPE_OF[phase] if isinstance(ENVELOPE[quantity], Buckets))
+    return {quantity: counts.values(phase, quantity) for quantity in numbers}
 
 
 def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
@@ -99,7 +115,7 @@ def _check_covered(run: RunEvidence, envelope: Envelope, line: str) -> Check:
     if counts is None or counts.limits is None or not run.claimed:
         return required.check("missing", state("envelope-not-counted", line=line))
     if missing := envelope.missing(counts, run.claimed):
-        return required.check("missing", _state_missing(missing, counts.limits, line, served=False))
+        return required.check("missing", _state_missing(missing, counts.limits, line))
     layers = [(phase, len(counts.layers(phase))) for phase in run.claimed]
     return required.check("ok", state("envelope-covered", layers=layers, line=line))
 
@@ -112,16 +128,27 @@ def _check_served(run: RunEvidence, served: EnvelopeCounts | None, envelope: Env
     if counts is None or counts.limits is None or served is None or not run.claimed:
         return required.check("missing", state("envelope-not-answered", line=line))
     if missing := envelope.gaps(served, run.claimed):
-        return required.check("missing", _state_missing(missing, counts.limits, line, served=True))
+        parted = sum(_compared_tokens(both) < len(both.candidate.tokens) for both in run.over_envelope)
+        return required.check("missing", _state_missing(missing, counts.limits, line, parted))
     return required.check("ok", state("envelope-answered", answers=len(run.over_envelope), line=line))
 
 
-def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, *, served: bool) -> Statement:
-    """State what is missing, and which setting of the servers is the likely cause."""
-    cause = "" if limits.prefix_cache else "no prefix cache"
-    if {phase for phase, _, _ in missing} == {"decode"}:
+def _state_missing(missing: Sequence[Missing], limits: EngineLimits, line: str, parted: int | None = None) -> Statement:
+    """State what is missing, and its likely cause.
+
+    Args:
+        missing: what it is.
+        limits: how the servers were set.
+        line: of the policy.
+        parted: of what was served, the texts that part; None for what the shadow compared.
+    """
+    only_decode = {phase for phase, _, _ in missing} == {"decode"}
+    cause = "" if only_decode or limits.prefix_cache else "no prefix cache"
+    if only_decode and parted:
+        cause = "texts part"
+    elif only_decode and parted is None and limits.graphs.get("decode", "disabled") != "disabled":
         cause = "CUDA graphs"
-    return state("envelope-lacking", served=served, lacking=list(map(_lacking, missing)), cause=cause, line=line)
+    return state("envelope-lacking", parted=parted, lacking=list(map(_lacking, missing)), cause=cause, line=line)
 
 
 def _lacking(missing: Missing) -> Statement:

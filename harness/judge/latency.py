@@ -88,7 +88,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
             if shapes[name].chunked
         ),
         *(_check_shared_prefix(load) for load in load_rows if load.shared_tokens and load.rounds),
-        *([check_lengths(lengths), check_ends(ends)] if lengths else []),
+        *([check_lengths(lengths, forced=True), check_ends(ends)] if lengths else []),
     )
     # The rows of a load follow one another.
     verdicts = [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]
@@ -133,7 +133,8 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
         for load, metric in keys
     ]
     rows = []
-    decisions = decide_ratios(logs, policy.latency_bound, policy.alpha)
+    means = [[rounds.means(metric) for rounds in measured[load]] for load, metric in keys]
+    decisions = decide_ratios(logs, policy.latency_bound, policy.alpha, means)
     for ((shape, concurrency), metric), decision in zip(keys, decisions, strict=True):
         blocks, ratio, floor = measured[shape, concurrency], decision.ratio, decision.floor
         rows.append(
@@ -149,6 +150,7 @@ def _rows(measured: Mapping[Load, Sequence[SideBySide]], loads: Sequence[Load], 
                 floor=_finite(floor.value),
                 floor_low=_finite(floor.interval.low),
                 floor_high=_finite(floor.interval.high),
+                mean=_finite(decision.mean),
                 p=decision.p,
                 bound=policy.latency_bound,
                 verdict=decision.verdict,
@@ -165,6 +167,7 @@ def _state_ratio(decision: RatioDecision, bound: float) -> Statement:
         "time-ratio", reason=decision.reason, ratio=_finite(ratio.value), low=ratio.interval.low, high=ratio.interval.high,
         level=ratio.interval.level, ratios=ratio.n, floor=_finite(floor.value), floor_low=floor.interval.low,
         floor_high=floor.interval.high, floor_ratios=floor.n, least=MIN_RATIOS, bound=bound, p=decision.p,
+        mean=_finite(decision.mean),
     )  # fmt: skip
 
 
@@ -182,6 +185,7 @@ def _load_row(shape: Shape, concurrency: int, measured: Sequence[SideBySide]) ->
     return LoadRow(
         shape=shape.name,
         prompt_tokens=shape.prompt,
+        shortest_tokens=shape.shortest,
         output_tokens=shape.output,
         shared_tokens=shape.shared,
         concurrency=concurrency,

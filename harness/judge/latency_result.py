@@ -41,6 +41,7 @@ class LatencyRow(_OfLoad, Worded):
     ratio: float | None = Field(description="Hodges and Lehmann's estimate; null where nothing was measured")
     low: float | None
     high: float | None = Field(description="null where too few ratios were measured")
+    mean: float | None = Field(None, description="ratio of the means over all requests, which rare slow requests raise")
     floor: float | None = Field(description="the reference over itself")
     floor_low: float | None
     floor_high: float | None
@@ -54,7 +55,8 @@ class LatencyRow(_OfLoad, Worded):
 class LoadRow(_OfLoad):
     """One load: what was asked, and the throughputs."""
 
-    prompt_tokens: int
+    prompt_tokens: int = Field(description="of each prompt, or of the longest one")
+    shortest_tokens: int = Field(0, description="of the shortest prompt; 0 where all have the same length")
     output_tokens: int
     shared_tokens: int
     rounds: int = Field(description="rounds that count; each has two blocks of either role")

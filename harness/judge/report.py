@@ -262,10 +262,16 @@ class EnvelopeResult(Part):
 
     policy: str = Field(description='the line of policy, such as "envelope_tokens = 512 (default)"')
     claimed: tuple[str, ...] = Field(description="phases that the candidate claims")
-    features: tuple[str, ...] = Field((), description="what compared calls asked for beyond plain attention")
+    features: tuple[str, ...] = Field(
+        (),
+        description="what compared calls asked for beyond plain attention, and what changed an output in each layer that asked",
+    )
+    unfelt: dict[str, tuple[str, ...]] = Field(
+        {}, description="what changed no output of some layer by more than noise -> the phases"
+    )
     limits: EngineLimits
     compared: dict[str, dict[str, Ranges]] = Field(
-        description="phase -> condition -> the lengths that were compared in the shadow, and those that they stand for"
+        description="phase -> condition, such as a length or the size of a batch -> its values in calls of the shadow"
     )
     served: dict[str, dict[str, Ranges]] = Field(
         default_factory=dict, description="the same of the candidate's own server; empty where nothing was compared"

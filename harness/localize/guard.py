@@ -14,7 +14,15 @@ from itertools import chain, combinations, cycle, islice
 import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused, Outputs, refusal_behind, tensor_of
+from assay.harness.attention.call import (
+    WITHOUT_LSE,
+    AttentionCall,
+    Kernel,
+    KernelRefused,
+    Outputs,
+    refusal_behind,
+    tensor_of,
+)
 from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.attention.kernels import lse_fault, missing_package, output_fault, refuse_features
 from assay.harness.errors import AssayError
@@ -109,7 +117,8 @@ class Guard:
                 self._journal.write("runs", done=self.runs, total=self.expected)
         out = tensor_of(returned)
         lse = returned.lse if isinstance(returned, Outputs) and "lse" in self.assay.features else None
-        fault = output_fault(call, out) or ("lse" in self.assay.features and lse_fault(call, lse))
+        has_lse = "lse" in self.assay.features and WITHOUT_LSE not in call.spec.ways
+        fault = output_fault(call, out) or (has_lse and lse_fault(call, lse))
         if fault:
             raise self._breach(f"returned: {fault}")
         # The earlier outputs are held, so no allocator has given their memory away.
@@ -361,7 +370,7 @@ def _in_kept_buffers(results: Sequence[CallResult]) -> Iterator[tuple[CallResult
     by_shape: dict[tuple[object, ...], list[CallResult]] = {}
     for result in results:
         shapes = [(name, tensor.shape, tensor.dtype) for name, tensor in result.call.tensors.items()]
-        by_shape.setdefault((*shapes, result.call.spec), []).append(result)
+        by_shape.setdefault((*shapes, replace(result.call.spec, ways=())), []).append(result)
     pairs: dict[tuple[object, ...], list[tuple[CallResult, CallResult, bool]]] = {}
     for first, second in (pair for some in by_shape.values() for pair in combinations(some, 2)):
         alike = (first.call.lens_q, first.call.lens_k) == (second.call.lens_q, second.call.lens_k)

@@ -122,6 +122,8 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
 def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[AttentionCall]:
     """Yield the calls that are one step smaller, largest steps first."""
     batch, groups = len(call.lens_q), call.k.shape[1]
+    for lost in call.spec.ways:
+        yield call.with_spec(ways=tuple(way for way in call.spec.ways if way != lost))
     if batch > 1:
         yield from (_pick(call, [(b, 0, 0)]) for b in range(batch))
         yield from (_pick(call, [(b, 0, 0) for b in range(batch) if b != lost]) for lost in range(batch))

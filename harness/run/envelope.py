@@ -37,7 +37,9 @@ def chunk_argument(plan: Plan) -> tuple[str, ...]:
     return (f"{CHUNK_FLAG}={length}",) if plan.has_layer_diff and length > 0 else ()
 
 
-def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], None], keep: Keep) -> None:
+def drive_envelope(
+    engine: Engine, place: Path, plan: Plan, write: Callable[[], None], keep: Keep, seed: str = ""
+) -> None:
     """Send waves to a server with its shadow switched on until the envelope is covered, and have the counts written.
 
     Args:
@@ -46,10 +48,11 @@ def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], 
         plan: a run with a layer diff.
         write: makes the server write what it counted.
         keep: gets the answers to the first round, which the other role answers too.
+        seed: the run's, of which every round has its own.
     """
     counts, missing = None, _missing(plan, None)
     for number in range(_ROUNDS):
-        if engine.scores and (load := _load(engine, plan, str(number))) is not None:
+        if engine.scores and (load := _load(engine, plan, f"{seed}/{number}")) is not None:
             send(engine, _waves_for(load, missing if number else None), drop if number else keep)
         write()
         counts, before = read_envelope(place), missing
@@ -60,7 +63,7 @@ def drive_envelope(engine: Engine, place: Path, plan: Plan, write: Callable[[], 
 
 def serve_envelope(engine: Engine, folder: RunFolder, plan: Plan) -> None:
     """Have a server without a shadow answer the requests of the envelope as it serves, with its own kernels and graphs."""
-    if engine.scores and (load := _load(engine, plan, "0")) is not None:
+    if engine.scores and (load := _load(engine, plan, f"{folder.nonce}/0")) is not None:
         send(engine, load.waves, keeper(folder, plan))
 
 

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from assay.evals.questions import PROMPT_HEADER
@@ -79,7 +80,7 @@ def compare_layers(engine: Engine, folder: RunFolder, plan: Plan, display: Progr
         for finding in findings:
             display.say(f"After {time.monotonic() - begun:.1f} s: {finding.sentence}")
 
-    shadow(engine, place, plan, diagnose, keeper(folder, plan))
+    shadow(engine, place, plan, diagnose, keeper(folder, plan), folder.nonce)
     labels = _trace(engine, place, engine.role, prompts, Control())
     other: Role = "candidate" if engine.role == "reference" else "reference"
     _trace(engine, place, other, prompts, Control(substitute=layers_seen(place)))
@@ -106,7 +107,9 @@ def _prompts_of(plan: Plan) -> list[str]:
     return [item.prompt for item in plan.of("layers")]
 
 
-def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None, keep: Keep = drop) -> None:
+def shadow(
+    engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | None = None, keep: Keep = drop, seed: str = ""
+) -> None:
     """Ask the short workload and the envelope's with the other backend in the shadow, and have its errors and the calls written.
 
     Args:
@@ -115,6 +118,7 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         plan: a run with a layer diff.
         early: called once one question without and one with a cached prefix are written; the other questions follow.
         keep: gets the answers to the envelope's requests.
+        seed: of these requests.
     """
     for stale in (SHADOW_FOLDER, PACK_FOLDER, ENVELOPE_FOLDER):  # of a server that was killed during a layer diff
         shutil.rmtree(place / stale, ignore_errors=True)
@@ -132,7 +136,8 @@ def shadow(engine: Engine, place: Path, plan: Plan, early: Callable[[], None] | 
         _send(engine, [prompt], spec.workload.token_limit, 1)
     cache_header(engine)
     _send(engine, warm, spec.workload.token_limit, spec.workload.concurrency)
-    drive_envelope(engine, place, plan, lambda: write_now(place, lambda: _send(engine, [PROMPT_HEADER], 1, 1)), keep)
+    write = partial(write_now, place, lambda: _send(engine, [PROMPT_HEADER], 1, 1))
+    drive_envelope(engine, place, plan, write, keep, seed)
     set_control(place, Control())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from assay.harness.ingest.comparison import ComparedKind, Comparison, TraceDifference, Unpaired
+from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparison, TraceDifference, Unpaired
 from assay.harness.ingest.result import UNKNOWN, IngestResult
+from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
-from assay.harness.text import counted, listed
+from assay.harness.text import counted, few, listed
 from assay.reports.wording.say import Found, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
@@ -40,8 +42,24 @@ def comparison_words(result: Comparison) -> tuple[str, list[str]]:
     reasons = [*own, *unmet, *why] if would_pass else [*own, *why, *unmet]
     if own or result.kind in ("tensors", "trace"):
         return reasons[0], reasons
+    if result.verdict == "pass" and overall is not None and (worse := _within_margin(overall)):
+        return worse, reasons
     cause = [say(result.cause)] if result.cause else []
-    return f"{_WORDS.get(result.verdict, 'No verdict')}: {' '.join([*cause, reasons[0]])}", reasons
+    # What makes it another question leads, and the difference follows.
+    leading = reasons[: 2 if result.why and result.why[0].id == "not-same-question" else 1]
+    return f"{_WORDS.get(result.verdict, 'No verdict')}: {' '.join([*cause, *leading])}", reasons
+
+
+def _within_margin(overall: ComparedTask) -> str:
+    """Say a loss that is shown and lies within the margin; empty if none is shown."""
+    kept = next((why.values for why in overall.why if why.id == "accuracy-kept"), None)
+    if kept is None or kept["low"] <= 0:
+        return ""
+    loss, low, high = (f"{100 * kept[name]:.1f}" for name in ("loss", "low", "high"))
+    return (
+        f"B is worse by {loss} points ({low} to {high}), within the margin of {100 * kept['margin']:g}: {kept['lost']:,} lost and "
+        f"{kept['gained']:,} gained of {kept['questions']:,}."
+    )
 
 
 def ingest_headline(result: IngestResult) -> str:
@@ -53,19 +71,26 @@ def ingest_headline(result: IngestResult) -> str:
     also = f" Not recognised: {listed(unknown)}." if unknown else ""
     if result.verdict == "regression":
         return " ".join(finding.diagnosis for finding in findings if finding.severity == "serious") + also
-    warned = sum(finding.severity == "warning" for finding in findings)
-    return f"Nothing here shows a regression, and a file cannot show a pass; {counted(warned, 'warning')}.{also}"
+    warned = [finding for finding in findings if finding.severity == "warning"]
+    if not warned:
+        return f"Nothing here shows a regression, and a file cannot show a pass.{also}"
+    worst = min(warned, key=badness)
+    more = f"; {counted(len(warned) - 1, 'more warning')}" if len(warned) > 1 else ""
+    return f"{worst.title} ({worst.where}): {worst.diagnosis.rstrip('.')}. A file cannot show if it is a regression{more}.{also}"
 
 
 _SAME = "run the same tasks with the same settings on both"
 _UNPAIRED = {
-    "beyond-stop": "asked after the other run had stopped",
     "other-prompt": "asked with another prompt",
     "other-target": "with another expected answer",
     "only-in-a": "in A alone",
     "only-in-b": "in B alone",
     "repeated": "more often in one than in the other",
     "not-scored": "without a score in A or in B: the request failed, or the tool gave none",
+    "skipped-in-a": "asked for, and without an answer in A",
+    "skipped-in-b": "asked for, and without an answer in B",
+    "no-samples": "in scores without samples",
+    "beyond-stop": "asked after the other run had stopped",
 }
 
 
@@ -80,16 +105,17 @@ def _tasks_in_one(only: list[tuple[str, str]]) -> Found:
 
 
 _IDENTIFYING = {
-    "shots": "the number of worked examples (n-shot)",
+    "limit": "the limit of documents",
     "tokenizer": "the tokenizer",
     "template": "the chat template or prompt template",
     "task_version": "the version of the task",
-    "metric": "the metric",
 }
 
 
 @says
 def _tasks_differ(what: str, a: Any, b: Any) -> str:
+    if what == "shots":
+        return f"{counted(a, 'shot')} in A and {counted(b, 'shot')} in B"
     return f"{_IDENTIFYING[what]} is {a} in A and {b} in B"
 
 
@@ -98,18 +124,31 @@ def _sampling_differs(setting: str, a: str | None, b: str | None) -> str:
     return f"the setting {setting} is {'not set' if a is None else a} in A and {'not set' if b is None else b} in B"
 
 
-def _refusals(refused: list[Statement]) -> str:
-    return "; ".join(map(say, refused))
+def _differences(differs: list[Statement]) -> str:
+    return "; ".join(map(say, differs))
 
 
 @says
-def _task_refused(refused: list[Statement]) -> str:
-    return f"It cannot be compared: {_refusals(refused)}."
+def _not_same_question(differs: list[Statement]) -> str:
+    return f"Not the same question: {_differences(differs)}."
 
 
 @says
-def _tasks_refused(refused: list[tuple[str, list[Statement]]]) -> Found:
-    return Found("; ".join(f"{task}: {_refusals(why)}" for task, why in refused) or "nothing differs", _SAME)
+def _questions_differ(differs: list[tuple[str, list[Statement]]]) -> Found:
+    return Found("; ".join(f"{task}: {_differences(why)}" for task, why in differs) or "nothing differs", _SAME)
+
+
+@says
+def _scores_unpaired(a: float, b: float, low: float | None, high: float | None, level: float, margin: float) -> str:
+    interval = (
+        "no interval, since no standard error is stated"
+        if low is None or high is None
+        else f"{100 * level:.0f} % {low:+.2f} to {high:+.2f}"
+    )
+    return (
+        f"B {b:.4f} - A {a:.4f} = {b - a:+.4f}, {interval}, unpaired, with a margin of {margin:g}. A pass needs samples of both "
+        "(--log_samples of lm-eval): paired, they show smaller differences, and which answers differ."
+    )
 
 
 @says
@@ -129,8 +168,12 @@ def _were(count: int, what: str) -> str:
 def _documents_paired(pairs: int, gaps: list[tuple[int, str, str, list[str]]]) -> Found:
     if not gaps:
         return Found(f"{pairs:,} pairs")
+    alone = [task for _, why, task, _ in gaps if why == "no-samples"]
+    if len(alone) == len(gaps):
+        return Found(f"{listed(alone)} has scores without samples, compared unpaired", "lm-eval with --log_samples")
     detail = "; ".join(
-        f"{count:,} {_UNPAIRED[why]} ({task}: {', '.join(examples)})" for count, why, task, examples in gaps
+        f"{count:,} {_UNPAIRED[why]} ({task}{': ' if examples else ''}{', '.join(examples)})"
+        for count, why, task, examples in gaps
     )
     lacking = _were(sum(count for count, *_ in gaps), "document")
     return Found(f"{lacking} paired: {detail}", "run both to the end")
@@ -175,7 +218,7 @@ def _own_verdict(verdict: str, of: list[str]) -> Found:
 
 
 @says
-def _task_worse(task: str, why: list[Statement]) -> str:
+def _of_task(task: str, why: list[Statement]) -> str:
     return f"{task}: {say(*why)}"
 
 
@@ -184,9 +227,9 @@ def _new_cause(candidate: str, does: str) -> str:
     return f"{candidate} {does}."
 
 
-def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
-    """Describe a cell, such as ", head 3, token 17"; empty parts are left out."""
-    named = (("sequence", batch), ("head", head), ("token", token))
+def cell_text(head: int | None, token: int | None, batch: int | None, index: Sequence[int] = ()) -> str:
+    """Describe a cell, such as ", head 3, token 17" or ", at [0, 3, 17]"; empty parts are left out."""
+    named = (("sequence", batch), ("head", head), ("token", token), ("at", [*index] if index else None))
     return "".join(f", {what} {number}" for what, number in named if number is not None)
 
 
@@ -202,10 +245,35 @@ def _no_tensor_compared() -> str:
 
 @says
 def _tensors_differ(
-    differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: int | None
+    differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: Any
 ) -> str:
     place = f"{layer_text(layer)}, {boundary} ({name}){f', pass {step}' if step else ''}{cell_text(**cell)}"
     return f"{differing} of {compared} tensors differ; the first is {place}."
+
+
+_DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}
+
+
+@says
+def _layout(shape: list[int], axes: str, either: list[str]) -> str:
+    if either:
+        return f"The dimensions of {shape} are {' or '.join(either)}: name them with --layout, or give --model."
+    of = listed([_DIMENSIONS[axis] for axis in axes])
+    return f"The dimensions of {shape} were taken for {of}, which --layout or --model can correct."
+
+
+@says
+def _passes_in_order(a: int, b: int) -> str:
+    return f"Compared row by row in order: {_counted_passes(a)} of A with {_counted_passes(b)} of B."
+
+
+def _counted_passes(count: int) -> str:
+    return f"{count:,} pass{'' if count == 1 else 'es'}"
+
+
+@says
+def _rows_differ(tensor: str, a: list[list[int]], b: list[list[int]]) -> str:
+    return f"the passes have other rows together, {few(list(map(str, a)), 3)} and {few(list(map(str, b)), 3)}: {tensor}"
 
 
 @says

@@ -48,13 +48,13 @@ def _lengths(
 ) -> dict[str, str]:
     words = {}
     if "extend" in envelope.claimed:
-        at = {quantity: _in_words(ranges) for quantity, ranges in compared["extend"].items()}
+        at = {quantity: _met_in_words(ranges) for quantity, ranges in compared["extend"].items()}
         words["extend"] = (
             f"prefill at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
             f"{at['prefix-tokens']} cached and at {at['total-tokens']} in all"
         )
     if "decode" in envelope.claimed:
-        lengths = _in_words(compared["decode"]["total-tokens"])
+        lengths = _met_in_words(compared["decode"]["total-tokens"])
         words["decode"] = f"decode at {lengths} tokens and to a depth of {reached['decode']['depth']:,}"
     return words
 
@@ -65,7 +65,7 @@ def _compared(envelope: EnvelopeResult) -> Iterator[str]:
         of_graphs = envelope.calls(phase, GRAPH.id, *GRAPH.labels)
         calls = sum(envelope.calls(phase, "batch", label) for label in BATCHES.labels)
         graphs = f", {'all' if of_graphs == calls else 'some'} of them in CUDA graphs" if of_graphs else ""
-        yield f"{words}, in batches of up to {envelope.reached[phase]['batch']:,}{graphs}"
+        yield f"{words}, in batches of {_in_words(envelope.compared[phase]['batch'])}{graphs}"
     if "decode" not in envelope.claimed:
         yield "decode is the reference's"
 
@@ -94,10 +94,29 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
                 if limits.graphs[phase] == "disabled"
                 else "calls were compared in passes without; what graphs answered is compared as text"
             )
+    yield f"lengths that no call had: the ends of a block of {BORDER_TOKENS}, and others that each run draws, stand for those in it"
     yield f"page sizes other than {limits.page_tokens}"
-    lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features}]
+    for name, phases in envelope.unfelt.items():
+        yield f"{_FEATURES[name]} in {listed(phases)}: in some layer they changed no output that was compared"
+    lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features, *envelope.unfelt}]
     yield f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
     yield "speculative decoding"
+
+
+def _met_in_words(met: Ranges) -> str:
+    """Say how many of which lengths were met, for example "48 of 1 to 256". What is missing of a block is said as a gap."""
+    spans: list[tuple[int, int, int]] = []
+    for first, last in met:
+        if spans and first - spans[-1][1] <= BORDER_TOKENS:
+            start, _, number = spans.pop()
+        else:
+            start, number = first, 0
+        spans.append((start, last, number + last - first + 1))
+    said = [
+        (f"{number:,} of " * (number <= last - first)) + (f"{first:,} to {last:,}" if first < last else f"{first:,}")
+        for first, last, number in spans
+    ]
+    return (few(said, 5) if len(said) > 5 else listed(said)) or "none"
 
 
 def _in_words(ranges: Ranges, most: int = 6) -> str:
@@ -119,6 +138,7 @@ def _calls_lacking(phase: str, condition: str, lacking: Ranges | int | str) -> s
 _START = "let assay start the servers, without a URL"
 _REMEDIES = {
     "CUDA graphs": "run without CUDA graphs (--disable-cuda-graph), where the shadow sees decode; or set envelope_tokens lower",
+    "texts part": "run again, which asks other prompts; where many texts part, compare in float32 or set envelope_tokens lower",
     "no prefix cache": "keep the prefix cache on (without --disable-radix-cache)",
     "": "run again, or set envelope_tokens to what the engine can reach; see the servers' logs",
 }
@@ -135,9 +155,10 @@ def _envelope_not_counted(line: str) -> Found:
 
 
 @says
-def _envelope_lacking(served: bool, lacking: Sequence[Statement], cause: str, line: str) -> Found:
-    what = "no answer" if served else "in some layer no call"
-    return Found(f"{what} was compared with {few(list(map(say, lacking)), 4)}; {line}", _REMEDIES[cause])
+def _envelope_lacking(parted: int | None, lacking: Sequence[Statement], cause: str, line: str) -> Found:
+    what = "in some layer no call" if parted is None else "no answer"
+    before = f", as {counted(parted or 0, 'text')} part before" if cause == "texts part" else ""
+    return Found(f"{what} was compared with {few(list(map(say, lacking)), 4)}{before}; {line}", _REMEDIES[cause])
 
 
 @says

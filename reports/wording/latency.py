@@ -30,15 +30,18 @@ def ratio_text(ratio: float | None, low: float | None, high: float | None) -> st
 @says
 def _time_ratio(
     reason: str, ratio: float, low: float, high: float, level: float, ratios: int, floor: float, floor_low: float,
-    floor_high: float, floor_ratios: int, least: int, bound: float, p: float,
+    floor_high: float, floor_ratios: int, least: int, bound: float, p: float, mean: float | None = None,
 ) -> str:  # fmt: skip
     if reason == "too few":
         few = f"{ratios}, and {floor_ratios} of the reference against itself"
         return f"Too few ratios: {few}; {least} of each are needed."
     against = f"{bound:g}, but the reference against itself measures {ratio_text(floor, floor_low, floor_high)}: too noisy to call"
     more = f"; to resolve: more rounds ({ratios} ratios were measured)"
+    slow = f", but {mean or 0:.3f} on average, above it (permutation of blocks, p = {p:.2g}): some requests are slow by far"
     placed = {
-        "below": f"below the bound of {bound:g}",
+        "below": f"below the bound of {bound:g}{'' if mean is None else f'; {mean:.3f} on average'}",
+        "mean above": f"below the bound of {bound:g}{slow}",
+        "mean not clear": f"below the bound of {bound:g}{slow}, or chance{more}",
         "above": f"above the bound of {bound:g}",
         "too noisy": f"above the bound of {against}. To resolve: a quieter machine or more rounds",
         "not significant": f"above the bound of {bound:g}, but not significant among all ratios (p = {p:.2g}){more}",

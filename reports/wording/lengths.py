@@ -97,9 +97,21 @@ def _ends_not_recorded() -> Found:
 
 
 @says
-def _ends(ends: list[tuple[str, int, int, float | None]]) -> Found:
+def _ends(ends: list[tuple[str, int, int, float | None]], alone: list[str]) -> Found:
     counts = (
-        f"{reason}: {ours:,} against {theirs:,}{'' if p is None else f' (p = {p:.1g})'}"
+        f"{reason}: {ours:,} against {theirs:,}"
+        + (f" (p = {p:.1g})" if p is not None else ", of one side alone" if reason in alone else "")
         for reason, ours, theirs, p in ends
     )
     return Found("; ".join(counts) or "all ran to the limit", "see the answers that end so, and the server's log")
+
+
+_NO_MEASURE = {
+    "failed": "A's own verdict is a failure, so its answers are no measure",
+    "gain": "B scores better than A, so A's wrong answers are no measure",
+}
+
+
+@says
+def _lengths_no_measure(why: str) -> Found:
+    return Found(_NO_MEASURE[why], "compare B with a result that is right")

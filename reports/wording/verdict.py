@@ -90,7 +90,8 @@ def _verdict_of(
         why = [said_finding(cause).sentence] if cause else []
         return f"Do not merge: {candidate} {_wrong(regressed, cause)}.", [*why, *map(_sentence, regressed), *unmet]
     if verdict == "pass":
-        return f"{candidate} {_passed(suites, left_out, scope)}.", [_sentence(suite) for suite in suites]
+        passed = f"{candidate} {_passed(suites, left_out, scope)}{_not_executed(checks)}."
+        return passed, [_sentence(suite) for suite in suites]
     undecided = [_sentence(suite) for suite in suites if suite.verdict != "pass"] if suites else ["No suite ran."]
     return f"Inconclusive: not enough evidence about {candidate}.", [*unmet, *undecided]
 
@@ -112,6 +113,16 @@ def _passed(suites: Sequence[SuiteVerdict], left_out: Sequence[str], scope: str)
         return f"is no worse than the reference, within the stated margins{scope}"
     out = f"{listed(left_out)} {'was' if len(left_out) == 1 else 'were'} left out"
     return f"passes {listed([suite.id for suite in suites])}{scope}; {out}"
+
+
+def _not_executed(checks: Sequence[Check]) -> str:
+    """Say that the execution of a candidate's own kernels was not shown; empty where it was."""
+    phases = [c.part for c in checks if c.requirement == "kernel-executed" and c.status == "not checked"]
+    return (
+        f"; it is not shown that its own kernels ran in {listed(phases)}, as their names are not known"
+        if phases
+        else ""
+    )
 
 
 def _wrong(regressed: Sequence[SuiteVerdict], cause: Finding | None) -> str:

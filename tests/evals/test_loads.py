@@ -12,9 +12,18 @@ VOCABULARY = 1031
 def test_prompts_have_the_lengths_and_the_shared_prefix_of_their_shape(device: str) -> None:
     for shape in SHAPES[device]:
         made = prompts(shape, 3, VOCABULARY, "seed")
-        assert [len(tokens) for tokens in made] == [shape.prompt] * 3
+        lengths = {len(tokens) for tokens in made}
+        if shape.shortest:
+            assert len(lengths) == 3
+            assert shape.shortest <= min(lengths) <= max(lengths) <= shape.prompt
+        else:
+            assert lengths == {shape.prompt}
         assert {tokens[: shape.shared] for tokens in made} == {prefix(shape, VOCABULARY, "seed")}
         assert len({tokens[shape.shared :] for tokens in made}) == 3, "nothing else is shared"
+
+
+def test_a_load_of_the_default_has_prompts_of_mixed_lengths() -> None:
+    assert any(shape.shortest for device in SHAPES for shape in shapes_of(DEFAULT, device))
 
 
 def test_the_same_seed_gives_the_same_prompts_and_another_seed_others() -> None:

@@ -60,7 +60,7 @@ def test_the_terminal_shows_flips_notes_checks_and_the_other_reasons() -> None:
     changed = answers(
         one,
         overall=known.overall.model_copy(update={"lost": 1007}),
-        tasks=(known.tasks[0].model_copy(update={"pairs": 0, "refused": (state("no-shots"),)}),),
+        tasks=(known.tasks[0].model_copy(update={"pairs": 0, "test": "unpaired", "loss": 0.3, "low": 0.2, "high": 0.4}),),
     )
     side = one.a.model_copy(update={"notes": ("a note",), "read": 1})
     more = one.model_copy(update={"answers": changed, "why": (state("first"), state("the second reason")), "a": side})
@@ -70,7 +70,7 @@ def test_the_terminal_shows_flips_notes_checks_and_the_other_reasons() -> None:
     assert "  a note" in lines
     assert any(line.startswith("– not checked: whether the kernel under test computed the answers") for line in lines)
     assert "  the second reason" in lines
-    assert "verdict refused" in terminal(more)
+    assert "pairs unpaired; A 1.0000; B 0.7083; lost ; gained ; loss in points 30.00 (20.0 to 40.0)" in terminal(more)
     assert "1 sample read" in to_html(more)
 
 

@@ -36,8 +36,12 @@ def write_bench(
     nonce: str = "",
     packages: dict[Role, str] | None = None,
     end: str = "stop",
+    tail: float = 0.0,
 ) -> BenchFolder:
-    """Write a bench's folder; the arguments select what is wrong in it. `packages` has the torch that each server told."""
+    """Write a bench's folder; the arguments select what is wrong in it. `packages` has the torch that each server told.
+
+    `tail` is the share of the candidate's requests that take 20 times as long.
+    """
     folder = BenchFolder.new(path, nonce)
     spec = timed_spec(make_spec({"candidate": "torch_native", "latency_shapes": SHAPES} | (flags or {})))
     shapes = shapes_of(SHAPES, "cpu")
@@ -69,7 +73,8 @@ def write_bench(
                     factor = (slow or {}).get(shape.name, 1.0) if role == "candidate" else 1.0
                     factor *= floor if (role, again) == ("reference", True) else 1.0
                     factor *= rng.uniform(0.99, 1.01) * (3.0 if number == 0 else 1.0)
-                    times = tuple(factor * (0.020 + 0.003 * i) for i in range(4))
+                    slower = [20.0 if role == "candidate" and rng.random() < tail else 1.0 for _ in range(concurrency)]
+                    taken = [tuple(factor * by * (0.020 + 0.003 * i) for i in range(4)) for by in slower]
                     folder.append_lines(
                         TIMINGS, [
                             Timing(
@@ -78,7 +83,7 @@ def write_bench(
                                 chunk_s=times, chunk_tokens=(1, 2, 3, 4), prompt_tokens=shape.prompt,
                                 completion_tokens=4, cached_tokens=shape.shared if cached else 0,
                             )
-                            for index in range(concurrency)
+                            for index, times in enumerate(taken)
                         ]
                     )  # fmt: skip
                     clock, block = clock + 1, block + 1

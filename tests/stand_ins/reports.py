@@ -455,7 +455,8 @@ def _envelope(text: str = "") -> EnvelopeResult:
     wanted = [("new-tokens", "new tokens", "17-128", 74), ("new-tokens", "new tokens", "129-512", 2)]
     short = ((1, 512),)
     compared = {
-        "new-tokens": short, "new-behind-prefix": short, "prefix-tokens": ((0, 512),), "total-tokens": ((1, 513), (1024, 1024))
+        "new-tokens": short, "new-behind-prefix": short, "prefix-tokens": ((0, 512),), "total-tokens": ((1, 513), (1024, 1024)),
+        "batch": ((1, 3), (12, 12)),
     }  # fmt: skip
     return EnvelopeResult(
         policy=text or "envelope_tokens = 512 (default)",

@@ -6,20 +6,33 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs
+from assay.harness.attention.call import WITHOUT_LSE, AttentionCall, KernelRefused, Outputs
 from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.attention.forms import feature_of, lacking
+from assay.harness.attention.paging import PagedKV
 from assay.harness.conditions import PHASES
 
 Attend = Callable[[], "Tensor | Outputs"]
 """Computes a call that is laid out."""
+
+WITHOUT_SCALE = "without scale"
+"""Of `CallSpec.ways`, as `WITHOUT_LSE`: the scale is left out where it is head_dim ** -0.5, the usual default."""
+WITH_OUT = "with out"
+"""The function writes to memory that it is passed, which is NaN: all of it that is read afterwards has to be written."""
+ROUNDED_Q, ROUNDED_K = "max_seqlen_q rounded up", "max_seqlen_k rounded up"
+"""To what a CUDA graph holds: all rows of the batch, and the length of the context."""
+PAGED = "with block table"
+"""K and V lie in a paged cache."""
+# Tokens up to which an engine's graphs compute, unless a call is longer.
+_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,8 @@ class Adapter:
         lay_out: lays a call out.
         phases: phases that such a function computes.
         also: other parameters that are passed if the function has them.
+        ways: for each of `CallSpec.ways` that it takes, the parameters of which one is passed for it, or left out; none where
+            parameters of `passes` get other values. Other words in an error that refuses it may follow.
         in_fewer_bits: features that such a function computes with Q and weights in fewer bits, too: they are passed on to one that
             declares a noise family alone.
     """
@@ -144,6 +159,7 @@ class Adapter:
     phases: tuple[str, ...] = PHASES
     also: tuple[str, ...] = ()
     in_fewer_bits: tuple[str, ...] = ()
+    ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def missing(self, parameters: Parameters) -> tuple[str, ...]:
         """List the parameters that a signature lacks to be this one."""
@@ -160,6 +176,16 @@ class Adapter:
             for feature, names in self.asks.items()
             if (not names or parameters.names.intersection(names))
             and (noise or feature_of(feature) not in self.in_fewer_bits)
+        )
+
+    def ways_of(self, parameters: Parameters) -> tuple[str, ...]:
+        """List the ways in which a function with these parameters can be called."""
+        left_out = WITHOUT_LSE, WITHOUT_SCALE
+        return tuple(
+            way
+            for way, names in self.ways.items()
+            if (not names or parameters.first(names))
+            and not (way in left_out and parameters.first(names) in parameters.required)
         )
 
     def names(self, asked: Sequence[str]) -> Iterator[str]:
@@ -180,18 +206,27 @@ class Adapted:
     Attributes:
         assay: its own declaration, with the phases and the features that its signature has.
         function: the function.
+        lacks: ways of being called that the function said it does not have, and what it said.
     """
 
     def __init__(self, function: Any, adapter: Adapter, parameters: Parameters) -> None:
         self.function = function
+        self.lacks: dict[str, str] = {}
         self._adapter, self._parameters = adapter, parameters
+        self._passed: set[str] = set(adapter.passes)
         own = declaration(function)
         features = adapter.features(parameters, own.noise)
         self.assay = replace(
             own if isinstance(getattr(function, "assay", None), Declaration) else Declaration(),
             phases=tuple(phase for phase in own.phases if phase in adapter.phases),
             features=tuple(filter(partial(_is_declared, own.features), features)) if own.features else features,
+            ways=adapter.ways_of(parameters),
         )
+
+    @property
+    def unpassed(self) -> tuple[str, ...]:
+        """Parameters of the function that no call has passed so far, in the order of their names."""
+        return tuple(sorted(self._parameters.names - self._passed))
 
     def __call__(self, call: AttentionCall) -> Tensor | Outputs:
         """Compute the output, [total_q, num_q_heads, head_dim_v].
@@ -201,9 +236,57 @@ class Adapted:
                 for: it raises an AssertionError or a NotImplementedError that names it. Also
                 whatever else the function raises.
         """
+        ways = tuple(way for way in call.spec.ways if way not in self.lacks)
+        asked = call.with_spec(ways=ways) if ways != call.spec.ways else call
         try:
-            return self._adapter.lay_out(self.function, self._parameters, call)()
+            return self._adapter.lay_out(_Noted(self.function, self._passed), self._parameters, asked)()
         except (AssertionError, NotImplementedError) as error:
-            if any(name in str(error).lower() for name in self._adapter.names(call.features)):
+            said = str(error).lower()
+            if any(name in said for name in self._adapter.names(call.features)):
                 raise KernelRefused(str(error)) from error
-            raise
+            lacks = [way for way in ways if any(name in said for name in self._adapter.ways[way])]
+            if not lacks:
+                raise
+            made = self(call.with_spec(ways=tuple(way for way in ways if way not in lacks)))
+            self.lacks |= dict.fromkeys(lacks, str(error).partition("\n")[0])
+            return made
+
+
+class _Noted:
+    """A function, or a class whose instances are planned and run, that notes the names of what it is passed."""
+
+    def __init__(self, called: Any, names: set[str]) -> None:
+        self._called, self._names = called, names
+
+    def __call__(self, *args: Any, **passed: Any) -> Any:
+        self._names.update(passed)
+        made = self._called(*args, **passed)
+        return _Noted(made, self._names) if isinstance(self._called, type) else made
+
+    def __getattr__(self, name: str) -> Any:
+        return _Noted(getattr(self._called, name), self._names)
+
+
+def scaled(call: AttentionCall, name: str) -> dict[str, Any]:
+    """Return the scale of a call by the name of its parameter; nothing where the call is to be made without it, and may be."""
+    default = WITHOUT_SCALE in call.spec.ways and call.scale == call.q.shape[2] ** -0.5
+    return {} if default else {name: call.scale}
+
+
+def longest(call: AttentionCall) -> tuple[int, int]:
+    """Return the most new tokens and the most keys that a function is told, rounded up where the call asks for that."""
+    most_q, most_k = max(call.lens_q), max(call.lens_k)
+    if ROUNDED_Q in call.spec.ways:
+        most_q = call.q.shape[0]
+    return most_q, max(most_k, _CONTEXT) if ROUNDED_K in call.spec.ways else most_k
+
+
+def block_table(pool: PagedKV, page: int, keys: int) -> Tensor:
+    """Return the block table of a pool, int32 [batch, pages]: as wide as so many keys need, as those of engines are."""
+    table = pool.block_table
+    return torch.nn.functional.pad(table, (0, max(0, -(-keys // page) - table.shape[1])), value=pool.stale)
+
+
+def out_of(call: AttentionCall) -> Tensor:
+    """Make the memory of an output, all NaN."""
+    return call.q.new_empty(*call.q.shape[:2], call.v.shape[2]).fill_(torch.nan)

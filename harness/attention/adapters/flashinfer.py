@@ -14,8 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import FP8_PER_TENSOR, Adapter, Attend, Parameters, scales_of
-from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
+from assay.harness.attention.adapters.adapter import (
+    FP8_PER_TENSOR,
+    WITH_OUT,
+    WITHOUT_SCALE,
+    Adapter,
+    Attend,
+    Parameters,
+    out_of,
+    scaled,
+    scales_of,
+)
+from assay.harness.attention.call import WITHOUT_LSE, AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import PagedKV, paged
 
 _PAGE = 16
@@ -36,7 +46,7 @@ def _wrapper(kind: Any, call: AttentionCall) -> Any:
 def _asked(call: AttentionCall) -> dict[str, Any]:
     """Return what every plan is passed of a call's spec and dtypes."""
     stored = call.stored or call
-    asked: dict[str, Any] = {"sm_scale": call.scale, "q_data_type": call.q.dtype, "kv_data_type": stored.k.dtype}
+    asked: dict[str, Any] = {**scaled(call, "sm_scale"), "q_data_type": call.q.dtype, "kv_data_type": stored.k.dtype}
     if call.spec.mask.window:
         asked["window_left"] = call.spec.mask.window - 1
     if call.spec.softcap:
@@ -44,13 +54,18 @@ def _asked(call: AttentionCall) -> dict[str, Any]:
     return asked
 
 
-def _run(wrapper: Any, parameters: Parameters, scales: tuple[Tensor, Tensor] | None, *tensors: Any) -> Tensor | Outputs:
+def _run(
+    wrapper: Any, parameters: Parameters, scales: tuple[Tensor, Tensor] | None, call: AttentionCall, *kv: Any
+) -> Tensor | Outputs:
     """Run what is planned. A log-sum-exp to base 2 becomes a natural one."""
-    of_kv = {} if scales is None else {"k_scale": float(scales[0]), "v_scale": float(scales[1])}
-    if "return_lse" not in parameters.names:
-        return wrapper.run(*tensors, **of_kv)  # type: ignore[no-any-return]
-    out, lse = wrapper.run(*tensors, return_lse=True, **of_kv)
-    return Outputs(out, lse * math.log(2))
+    passed: dict[str, Any] = {} if scales is None else {"k_scale": float(scales[0]), "v_scale": float(scales[1])}
+    out = out_of(call) if WITH_OUT in call.spec.ways else None
+    passed |= {} if out is None else {"out": out}
+    if "return_lse" not in parameters.names or WITHOUT_LSE in call.spec.ways:
+        made: Tensor = wrapper.run(call.q, *kv, **passed)
+        return made if out is None else out
+    made, lse = wrapper.run(call.q, *kv, return_lse=True, **passed)
+    return Outputs(made if out is None else out, lse * math.log(2))
 
 
 def _pages(call: AttentionCall, pool: PagedKV) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +84,7 @@ def _paged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> At
         num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], page_size=_PAGE,
         causal=call.causal, custom_mask=None, **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, scales, call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, scales, call, (pool.k, pool.v))
 
 
 def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -79,7 +94,7 @@ def _ragged_prefill(kind: Any, parameters: Parameters, call: AttentionCall) -> A
         num_kv_heads=call.k.shape[1], head_dim_qk=call.q.shape[2], head_dim_vo=call.v.shape[2], causal=call.causal,
         custom_mask=None, **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, None, call.q, call.k, call.v)
+    return partial(_run, wrapper, parameters, None, call, call.k, call.v)
 
 
 def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -92,7 +107,7 @@ def _paged_decode(kind: Any, parameters: Parameters, call: AttentionCall) -> Att
         indptr=first, indices=pages, last_page_len=last, num_qo_heads=call.q.shape[1], num_kv_heads=call.k.shape[1],
         head_dim=call.q.shape[2], page_size=_PAGE, **_asked(call),
     )  # fmt: skip
-    return partial(_run, wrapper, parameters, scales, call.q, (pool.k, pool.v))
+    return partial(_run, wrapper, parameters, scales, call, (pool.k, pool.v))
 
 
 _ASKS: dict[str, tuple[str, ...]] = {
@@ -100,6 +115,9 @@ _ASKS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _PREFILL: dict[str, tuple[str, ...]] = {**_ASKS, "not_causal": ()}
 _PAGED: dict[str, tuple[str, ...]] = dict.fromkeys(FP8_PER_TENSOR, ("k_scale",))
+_WAYS: dict[str, tuple[str, ...]] = {
+    WITHOUT_LSE: ("return_lse",), WITHOUT_SCALE: ("sm_scale",), WITH_OUT: ("out",),
+}  # fmt: skip
 _DTYPES = ("sm_scale", "q_data_type", "kv_data_type")
 _HEADS = ("num_qo_heads", "num_kv_heads")
 PAGED_PREFILL = Adapter(
@@ -110,6 +128,7 @@ PAGED_PREFILL = Adapter(
     ),
     _PREFILL | _PAGED,
     _paged_prefill,
+    ways=_WAYS,
 )  # fmt: skip
 RAGGED_PREFILL = Adapter(
     "flashinfer",
@@ -118,6 +137,7 @@ RAGGED_PREFILL = Adapter(
     ),
     _PREFILL,
     _ragged_prefill,
+    ways=_WAYS,
 )  # fmt: skip
 PAGED_DECODE = Adapter(
     "flashinfer",
@@ -125,4 +145,5 @@ PAGED_DECODE = Adapter(
     _ASKS | _PAGED,
     _paged_decode,
     phases=("decode",),
+    ways=_WAYS,
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters
+from assay.harness.attention.adapters.adapter import WITHOUT_SCALE, Adapter, Attend, Parameters, scaled
 from assay.harness.attention.call import AttentionCall
 
 
@@ -24,7 +24,7 @@ def _lay_out(function: Any, parameters: Parameters, call: AttentionCall) -> Atte
         if rows.start == rows.stop:
             continue
         q, k, v = (x.transpose(0, 1)[None] for x in (call.q[rows], call.k[keys], call.v[keys]))
-        passed: dict[str, Any] = {"query": q, "key": k, "value": v, "scale": call.scale}
+        passed: dict[str, Any] = {"query": q, "key": k, "value": v, **scaled(call, "scale")}
         mask = _mask(call, q.shape[2], k.shape[2])
         simple = plain and mask is not None and q.shape[2] == k.shape[2]
         passed |= {"is_causal": simple, "attn_mask": None if simple else mask}
@@ -58,4 +58,5 @@ SDPA = Adapter(
     dict.fromkeys(("window", "not_causal"), ()),
     _lay_out,
     also=("enable_gqa",),
+    ways={WITHOUT_SCALE: ("scale",)},
 )

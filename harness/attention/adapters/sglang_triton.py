@@ -14,12 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.harness.attention.adapters.adapter import Adapter, Attend, Parameters, scales_of
-from assay.harness.attention.call import AttentionCall, KernelRefused, Outputs, cumulative
+from assay.harness.attention.adapters.adapter import (
+    WITHOUT_SCALE,
+    Adapter,
+    Attend,
+    Parameters,
+    out_of,
+    scaled,
+    scales_of,
+)
+from assay.harness.attention.call import WITHOUT_LSE, AttentionCall, KernelRefused, Outputs, cumulative
 from assay.harness.attention.paging import paged
 
 # Parts into which decode splits the keys of a sequence, as SGLang's `--triton-attention-num-kv-splits`.
 _SPLITS = 8
+_UNEQUAL = "with unequal splits"
 # Not e5m2: what casting Q and weights to that costs is no noise family that has a name.
 _STORED = ("stored_kv: e4m3 per tensor",)
 
@@ -27,7 +36,7 @@ _STORED = ("stored_kv: e4m3 per tensor",)
 def _asked(function: Any, call: AttentionCall) -> dict[str, Any]:
     """Return what both functions are passed of a call's spec, as far as it asks for it."""
     k_scale, v_scale = scales_of(call, _STORED) or (1.0, 1.0)
-    asked: dict[str, Any] = {"sm_scale": call.scale, "k_scale": float(k_scale), "v_scale": float(v_scale)}
+    asked: dict[str, Any] = {**scaled(call, "sm_scale"), "k_scale": float(k_scale), "v_scale": float(v_scale)}
     if call.spec.softcap:
         asked["logit_cap"] = call.spec.softcap
     if call.spec.sinks:
@@ -48,10 +57,10 @@ def _extend(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
     }  # fmt: skip
     if call.spec.mask.window:
         passed["sliding_window_size"] = call.spec.mask.window - 1
-    has_lse = "lse_extend" in parameters.names
+    has_lse = "lse_extend" in parameters.names and WITHOUT_LSE not in call.spec.ways
 
     def attend() -> Tensor | Outputs:
-        out = call.q.new_empty(*call.q.shape[:2], call.v.shape[2])
+        out = out_of(call)
         if not has_lse:
             function(**passed, o_extend=out)
             return out
@@ -60,6 +69,12 @@ def _extend(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
         return Outputs(out, lse)
 
     return attend
+
+
+def _splits_of(call: AttentionCall) -> Tensor:
+    """Return the parts into which the keys of each sequence are split: SGLang splits long sequences in more than short ones."""
+    most = torch.full((len(call.lens_q),), _SPLITS, dtype=torch.int32, device=call.q.device)
+    return 1 + torch.arange(len(most)).to(most) % _SPLITS if _UNEQUAL in call.spec.ways else most
 
 
 def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
@@ -74,11 +89,11 @@ def _decode(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
         "q": call.q.contiguous(), "k_buffer": pool.k.flatten(0, 1), "v_buffer": pool.v.flatten(0, 1),
         "kv_indptr": cumulative((min(n, window or n) for n in call.lens_k), device), "kv_indices": pool.slots[seen],
         "attn_logits": splits, "attn_lse": torch.empty_like(splits[..., 0]), "max_kv_splits": _SPLITS,
-        "num_kv_splits": torch.full((batch,), _SPLITS, dtype=torch.int32, device=device),
+        "num_kv_splits": _splits_of(call),
     }  # fmt: skip
 
     def attend() -> Tensor:
-        out = call.q.new_empty(batch, heads, call.v.shape[2])
+        out = out_of(call)
         function(**passed, o=out)
         return out
 
@@ -99,6 +114,7 @@ EXTEND = Adapter(
     },
     _extend,
     phases=("extend",),
+    ways={WITHOUT_LSE: ("lse_extend",), WITHOUT_SCALE: ("sm_scale",)},
     in_fewer_bits=_IN_FEWER_BITS,
 )  # fmt: skip
 DECODE = Adapter(
@@ -110,5 +126,6 @@ DECODE = Adapter(
     _ASKS | {"window": ()},
     _decode,
     phases=("decode",),
+    ways={WITHOUT_SCALE: ("sm_scale",), _UNEQUAL: ()},
     in_fewer_bits=_IN_FEWER_BITS,
 )  # fmt: skip

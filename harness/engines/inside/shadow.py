@@ -264,6 +264,9 @@ class Shadow:
             accumulation=next((sums.accumulation for sums in self._truth.values()), ""),
             reference_noise=self._reference_noise("extend", "stored_kv" in self._features),
             features=tuple(self._features),
+            effects=tuple(
+                (*at, *felt) for at, sums in sorted(self._truth.items()) for felt in sorted(sums.felt.items())
+            ),
             heads={layer: sums.heads * self._ranks for layer, sums in self._sums.items()},
             rows=self._row_count,
             sampled_rows=self._sampled,

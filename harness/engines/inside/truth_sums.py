@@ -17,7 +17,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.honest import here, honest_outputs
 from assay.harness.attention.noise import FORMATS, NoiseFamily, family
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.oracle import feature_effects, oracle
 from assay.harness.conditions import POSITION
 from assay.harness.evidence.error_table import (
     QUERY,
@@ -108,6 +108,8 @@ class TruthSums:
         dtype: dtype of the calls, such as "float16"; empty before the first.
         accumulation: arithmetic of the candidate's family on the calls' device.
         known: what either computed that is known and is not exactly the call; see `Known` and `_as_asked`.
+        felt: feature that a call asked for -> whether it changed the output of a query by more than the query's bound. A kernel
+            that ignores one that no query feels is not told from a right one.
 
     Raises:
         ValueError: there is no such family.
@@ -120,6 +122,7 @@ class TruthSums:
         self._members: list[int] = []
         self.dtype = self.accumulation = ""
         self.known: set[Known] = set()
+        self.felt: dict[str, bool] = {}
         self._sums: dict[int, Tensor] = {}  # condition -> [outputs, heads, 7]
         self._queries = _WorstQueries()
 
@@ -174,7 +177,12 @@ class TruthSums:
             dropped[role, ..., _DIFFERENCE], dropped[role, ..., _ALONG] = cost, cost * right.abs().amax(-1)
             dropped[role, ..., _NONFINITE] = 0.0
         roles = [(self._families[n], honest[n]) for n in (0, self._reference_family)]
-        self._queries.add(call, compared, roles, right, defined, rows, conditions[rows], prefixes or call.prefixes)
+        limits = self._queries.add(
+            call, compared, roles, right, defined, rows, conditions[rows], prefixes or call.prefixes
+        )
+        done = [name for name, felt in self.felt.items() if felt]
+        for feature, effect in feature_effects(call, at, right, done).items():
+            self.felt[feature] = bool((with_all_heads(effect.abs().sum(-1)).cpu().numpy() > limits).any())
         # [2 + outputs, sampled rows, heads, 7] -> [2 + outputs, conditions, heads, 7]
         by_row, rows = torch.cat([dropped, by_row])[:, summed], rows[summed.cpu().numpy()]
         numbers, place = np.unique(conditions[rows], return_inverse=True)
@@ -220,8 +228,8 @@ class _WorstQueries:
     def add(
         self, call: AttentionCall, outputs: Tensor, honest: Sequence[tuple[NoiseFamily, Tensor]], right: Tensor,
         defined: Tensor, rows: NDArray[np.int64], conditions: NDArray[np.int64], prefixes: Sequence[int],
-    ) -> None:  # fmt: skip
-        """Add queries of a call.
+    ) -> Floats:  # fmt: skip
+        """Add queries of a call, and return the candidate's bounds, [rows, heads + 1].
 
         Args:
             call: the call.
@@ -260,6 +268,8 @@ class _WorstQueries:
                 here = np.concatenate([here, known[:, None]], 1)
             worst = excess(here).argmax(1)[:, None, :, None]
             self._worst[condition] = np.take_along_axis(here, worst, 1)[:, 0]
+        limits: Floats = by_role[0, ..., QUERY.index("bound")]
+        return limits
 
     def cells(self, layer: int, first_head: int) -> ErrorTable:
         """Return the cells with their layer and heads.

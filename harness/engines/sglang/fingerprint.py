@@ -38,6 +38,13 @@ _KEPT = {
     "router bias": re.compile(r"e_score_correction_bias$"),
     "decay of a state": re.compile(r"A_log$"),
 }
+# Settings of a configuration that are names, or change nothing that is served, or that other parts hold as they are computed.
+_NO_SETTING = re.compile(
+    r"(^|\.)(_?name_or_path|architectures|auto_map|model_type|id2label|label2id|(transformers|sglang)_version|_\w+|context_len|"
+    r"(torch_)?dtype|quantization_config|rope_\w+|use_cache|initializer_\w+|output_\w+|return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
+)
+# Scales of a KV cache, which the part on quantisation has.
+_KV_SCALE = re.compile(r"^[kv]_scale")
 _BY_LAYER = {"RadixAttention": "attention", "RadixLinearAttention": "linear attention"}
 _ROWS_AT_ONCE = 4096
 
@@ -48,6 +55,7 @@ def describe(runner: Any) -> Fingerprint:
         "tokens": lambda: _tokens(runner.server_args),
         "generation": lambda: generation_of(str(runner.server_args.model_path)),
         "rope": lambda: _ropes(runner),
+        "config": lambda: _settings(runner),
         "weights": lambda: _weights(runner.model),
         "adapters": lambda: _adapters(runner),
         "quantisation": lambda: _quantisation(runner),
@@ -155,6 +163,31 @@ def _config(runner: Any) -> Mapping[str, Any]:
         current = read.get(name)
         read[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
     return read
+
+
+def _settings(runner: Any) -> dict[str, str]:
+    """Return a model's settings: its resolved configuration, and the floats that its layers hold, as the epsilon of a norm."""
+    resolved = _leaves(runner.model_config.hf_config.to_dict())
+    settings = {name: value for name, value in resolved if not _NO_SETTING.search(name)}
+    held: dict[str, dict[float, list[int]]] = {}
+    for path, module in runner.model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and not _KV_SCALE.search(name) and not name.startswith("_"):
+                layers = held.setdefault(f"layers.{type(module).__name__}.{name}", {}).setdefault(value, [])
+                layers += [] if (number := _layer(path)) is None else [number]
+    for name, values in held.items():
+        of = [f"{value!r} (layers {_ranges(layers)})" if layers else repr(value) for value, layers in values.items()]
+        settings[name] = repr(next(iter(values))) if len(values) == 1 else ", ".join(of)
+    return settings
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what is set in a configuration, named with dots."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _leaves(member, f"{name}.{key}" if name else str(key))
+    elif value is not None:
+        yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _overrides(runner: Any) -> dict[str, Any]:

@@ -18,16 +18,25 @@ def test_lengths_are_kept_as_ranges() -> None:
 def test_a_block_was_met_where_its_first_last_but_one_and_last_length_were() -> None:
     wanted = _border_points(1, 128)
     assert wanted == (1, 63, 64, 65, 127, 128)
-    assert stood_for(ranges_of(wanted), wanted) == ((1, 128),)
-    assert gaps(ranges_of(wanted), wanted) == ()
+    met = ranges_of({*wanted, 40, 70})
+    assert stood_for(met, wanted) == ((1, 128),)
+    assert gaps(met, wanted) == ()
+
+
+def test_the_ends_of_a_block_do_not_stand_for_what_lies_between_unless_a_call_had_a_length_of_it() -> None:
+    """Zeros for 201 to 254 new tokens passed: no call had one of these lengths."""
+    wanted = _border_points(1, 256)
+    assert gaps(ranges_of({*wanted, 40, 70, 150}), wanted) == ((194, 254),)
+    assert gaps(ranges_of(range(64, 257, 64)), _border_points(1, 256, 64), 64) == (), "prefixes come in pages"
+    assert gaps(ranges_of(range(64, 257, 64)), _border_points(1, 256, 16), 16) == ((65, 127), (129, 191), (193, 255))
 
 
 @pytest.mark.parametrize("lost", _border_points(1, 128))
 def test_without_one_side_of_a_border_the_lengths_of_a_block_stand_for_themselves(lost: int) -> None:
     wanted = _border_points(1, 128)
-    missing = gaps(ranges_of(set(wanted) - {lost}), wanted)
+    missing = gaps(ranges_of({*wanted, 40, 70} - {lost}), wanted)
     assert any(first <= lost <= last for first, last in missing)
-    assert sum(last - first + 1 for first, last in missing) == 64 - 2
+    assert sum(last - first + 1 for first, last in missing) == 64 - 3
 
 
 def test_what_was_met_beyond_stays_and_what_lies_between_is_a_gap() -> None:

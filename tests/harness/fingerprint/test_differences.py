@@ -167,6 +167,17 @@ def test_another_model_declares_other_weights_and_not_one_of_many() -> None:
     ).exit_code == 0  # fmt: skip
 
 
+def test_a_setting_of_the_model_counts_and_another_path_does_not_declare_it() -> None:
+    weights = described(random_weights())
+    ours = fingerprint(weights=weights, config={"rms_norm_eps": "1e-05"}, asked={"model": "a"})
+    theirs = fingerprint(weights=weights, config={"rms_norm_eps": "0.5"}, asked={"model": "b"})
+    assert first(ours, theirs) == (1, "the model's setting rms_norm_eps is 1e-05 in A, 0.5 in B")
+    for asked in ({"--json-model-override-args": "{}"}, {"engine": "vllm"}):
+        assert compare_fingerprints(ours, theirs.model_copy(update={"asked": {"model": "a", **asked}})).exit_code == 0
+    other = {name: weight + 1 for name, weight in random_weights().items()}
+    assert first(ours, theirs.model_copy(update={"weights": described(other)}))[0] == 0, "another model has its own settings"
+
+
 def test_rounded_weights_are_another_dtype() -> None:
     weights = random_weights()
     rounded = described({name: weight.bfloat16().float() for name, weight in weights.items()})

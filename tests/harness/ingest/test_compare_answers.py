@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from assay.harness.config import RunSpec
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.ingest import compare_answers as module
 from assay.harness.ingest.assay_run import basis_of
@@ -67,7 +67,7 @@ def test_two_lm_eval_runs_of_the_seed_case_are_a_regression(data: Path) -> None:
     assert (result.verdict, result.exit_code, result.kind) == ("regression", 1, "answers")
     assert answers(result).overall.pairs == 24
     assert answers(result).overall.lost == len([one for one in answers(result).flips if one.direction == "lost"]) == 7
-    assert status(result, "all-paired") == "ok"
+    assert [(one.id, one.count) for one in answers(result).overall.unpaired] == [("skipped-in-a", 104), ("skipped-in-b", 104)]
     assert status(result, "execution") == "not checked"
     assert [why.id for why in result.why] == ["accuracy-lost"]
     assert Comparison.model_validate_json(result.model_dump_json()) == result
@@ -109,6 +109,26 @@ def test_answers_that_are_right_and_longer_are_a_regression(
         assert (first.id, first.values["whose"], [why.id for why in others]) == ("lengths-beyond", "B", ["accuracy-kept"])
 
 
+def broken_log(data: Path, path: Path, ends: str = "stop") -> Path:
+    """A log of which three in four answers are wrong, and long."""
+    log = json.loads(inspect_log(data, path, 1.4, ends).read_text())
+    for sample in log["samples"][:192]:
+        sample["scores"]["pattern"] |= {"value": "I", "answer": "?"}
+    path.write_text(json.dumps(log))
+    return path
+
+
+@pytest.mark.parametrize("ends", ["stop", "abort"])
+def test_the_lengths_of_wrong_answers_are_no_measure_of_their_repair(data: Path, tmp_path: Path, ends: str) -> None:
+    broken, repaired = broken_log(data, tmp_path / "a.json", ends), inspect_log(data, tmp_path / "b.json")
+    result = compare(broken, repaired)
+    assert result.verdict != "regression"
+    assert (status(result, "answer-lengths"), status(result, "finish-reasons")) == ("not checked", "not checked")
+    assert check(result, "answer-lengths").outcome == state("lengths-no-measure", why="gain")
+    worse = compare(repaired, broken)
+    assert (worse.verdict, status(worse, "answer-lengths")) == ("regression", "missing")
+
+
 def test_a_result_that_is_compared_with_its_copy_is_no_pass(data: Path, tmp_path: Path) -> None:
     a = edited(data / "lm_eval_a", tmp_path / "a", many)
     result = compare(a, Path(shutil.copytree(a, tmp_path / "b")))
@@ -145,10 +165,26 @@ def test_other_shots_are_refused_with_the_reason(data: Path, tmp_path: Path) -> 
     result = compare(a, b)
     assert result.verdict == "inconclusive"
     assert answers(result).tasks[0].pairs == 0
-    (refused,) = answers(result).tasks[0].refused
+    (refused,) = answers(result).tasks[0].differs
     assert refused == state("tasks-differ", what="shots", a=0, b=5)
-    assert answers(result).tasks[0].why == (state("task-refused", refused=[refused]),)
-    assert check(result, "same-settings").outcome.values["refused"] == [["assay_synthetic", [refused]]]
+    unpaired = answers(result).tasks[0].why[1]
+    assert unpaired.id == "scores-unpaired"
+    assert answers(result).tasks[0].why == (state("not-same-question", differs=[refused]), unpaired)
+    assert check(result, "same-settings").outcome.values["differs"] == [["assay_synthetic", [refused]]]
+
+
+def test_of_several_tasks_the_worst_comes_first(tmp_path: Path) -> None:
+    """Scores of several tasks without samples, all worse."""
+    sides = []
+    for name, scores in (("a", (0.9, 0.9, 0.9)), ("b", (0.8, 0.2, 0.7))):
+        folder = lm_run(tmp_path / name, {"acc": share(900)}, samples=False)
+        path = folder / "results_2026.json"
+        document = json.loads(path.read_text())
+        errors = document["results"]["t"]["acc_stderr,none"]
+        document["results"] = {f"t{n}": {"acc,none": score, "acc_stderr,none": errors} for n, score in enumerate(scores)}
+        path.write_text(json.dumps(document))
+        sides.append(folder)
+    assert [why.values["task"][:2] for why in compare(*sides).why] == ["t1", "t2", "t0"]
 
 
 def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away(data: Path, tmp_path: Path) -> None:
@@ -166,7 +202,9 @@ def test_several_tasks_are_decided_together_and_one_bad_one_is_not_averaged_away
     assert answers(result).overall.verdict != "regression"
     assert result.verdict == "regression"
     (why,) = result.why
-    assert (why.id, why.values["task"], [one.id for one in why.values["why"]]) == ("task-worse", "bad", ["accuracy-lost"])
+    assert (why.id, why.values["task"], [one.id for one in why.values["why"]]) == (
+        "of-task", "bad (exact_match,letter)", ["accuracy-lost"],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -276,6 +314,21 @@ def test_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> N
     assert (result.verdict, status(result, "finish-reasons")) == ("inconclusive", "failed")
 
 
+def test_a_first_run_that_failed_measures_no_lengths(
+    run: Callable[..., Path], examples: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = run("a", 300), run("b", 300)
+    path = a / "records.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | {"completion_tokens": 60}) + "\n" for row in rows))
+    assert status(compare(a, b), "answer-lengths") == "missing"
+    reports = {a: examples.regression(), b: examples.passing()}
+    monkeypatch.setattr(module, "report_of", lambda source: reports[source.path])
+    result = compare(a, b)
+    assert result.verdict == "pass"
+    assert check(result, "answer-lengths").outcome == state("lengths-no-measure", why="failed")
+
+
 def test_what_a_tool_does_not_record_is_not_checked(data: Path) -> None:
     result = compare(data / "lm_eval_a", data / "lm_eval_b")
     assert (status(result, "finish-reasons"), status(result, "answer-lengths")) == ("not checked", "not checked")
@@ -295,4 +348,156 @@ def test_a_missing_task_forbids_a_pass(data: Path, tmp_path: Path) -> None:
     shutil.copy(extra, extra.with_name("samples_other_2026-01-01.jsonl"))
     result = compare(a, b)
     assert (result.verdict, status(result, "same-tasks")) == ("inconclusive", "missing")
-    assert check(result, "same-tasks").outcome.values["only"] == [["other", "A"]]
+    assert check(result, "same-tasks").outcome.values["only"] == [["other (exact_match,letter)", "A"]]
+
+
+def lm_run(
+    folder: Path, scores: dict[str, list[float]], lower: tuple[str, ...] = (), limit: float | None = None, shots: int = 0,
+    samples: bool = True, asked: int = 0,
+) -> Path:  # fmt: skip
+    """A run of lm-eval on the task "t" with these scores of each document, by metric, and what it states of them."""
+    folder.mkdir()
+    count = len(next(iter(scores.values())))
+    rows = [
+        {
+            "doc_hash": str(n), "prompt_hash": "p", "target_hash": "t", "target": str(n), "resps": [["x"]], "filtered_resps": ["x"],
+            "filter": "none", "metrics": list(scores), **{name: values[n] for name, values in scores.items()},
+        }
+        for n in range(count)
+    ]  # fmt: skip
+    stated = {f"{name},none": sum(values) / count for name, values in scores.items()}
+    errors = {
+        f"{name}_stderr,none": (sum((v - sum(values) / count) ** 2 for v in values) / (count - 1) / count) ** 0.5
+        for name, values in scores.items()
+    }
+    document = {
+        "results": {"t": stated | errors}, "configs": {"t": {}}, "versions": {"t": 1}, "n-shot": {"t": shots},
+        "higher_is_better": {"t": {name: name not in lower for name in scores}}, "config": {"limit": limit},
+        "n-samples": {"t": {"original": 9000, "effective": asked or count}}, "date": str(folder),
+    }  # fmt: skip
+    (folder / "results_2026.json").write_text(json.dumps(document))
+    if samples:
+        (folder / "samples_t_2026.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def share(right: int, of: int = 1000) -> list[float]:
+    return [float(n < right) for n in range(of)]
+
+
+@pytest.mark.parametrize("samples", [True, False])
+@pytest.mark.parametrize(("before", "after", "verdict"), [(0.3, 0.7, "regression"), (0.7, 0.3, "better")])
+def test_a_score_of_which_lower_is_better_is_read_so(
+    tmp_path: Path, before: float, after: float, verdict: str, samples: bool
+) -> None:
+    a, b = (
+        lm_run(tmp_path / name, {"wer": [rate + 0.1 * (n % 3 - 1) for n in range(600)]}, lower=("wer",), samples=samples)
+        for name, rate in (("a", before), ("b", after))
+    )
+    result = compare(a, b)
+    assert result.verdict == ("regression" if verdict == "regression" else "pass" if samples else "inconclusive")
+    assert answers(result).overall.a == pytest.approx(before, abs=1e-3)
+    assert answers(result).overall.loss == pytest.approx(after - before, abs=1e-3)
+
+
+def test_every_stated_score_is_tested_and_a_regression_of_any_rules_out_a_pass(tmp_path: Path) -> None:
+    a = lm_run(tmp_path / "a", {"acc": share(800), "acc_norm": share(800)})
+    assert compare(a, lm_run(tmp_path / "same", {"acc": share(800), "acc_norm": share(799)})).verdict == "pass"
+    result = compare(a, lm_run(tmp_path / "b", {"acc": share(800), "acc_norm": share(0)}))
+    assert [(one.metric, one.verdict) for one in answers(result).tasks] == [("acc,none", "pass"), ("acc_norm,none", "regression")]
+    assert (result.verdict, [why.id for why in result.why]) == ("regression", ["of-task"])
+    assert compare_files(a, tmp_path / "b", MARGIN, TensorRule(), "acc").verdict == "pass", "of the one that was asked for"
+    gone = compare(a, lm_run(tmp_path / "gone", {"acc": share(800)}))
+    assert (gone.verdict, check(gone, "same-tasks").outcome.values["only"]) == ("inconclusive", [["t (acc_norm,none)", "A"]])
+
+
+def test_the_alpha_is_shared_by_all_scores(tmp_path: Path) -> None:
+    a, b = share(900), share(900)
+    b[:30] = [0.0] * 30
+    alone = compare(lm_run(tmp_path / "a", {"acc": a}), lm_run(tmp_path / "b", {"acc": b}))
+    scores = dict.fromkeys(("x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9"), a)
+    many = compare(lm_run(tmp_path / "aa", {"acc": a} | scores), lm_run(tmp_path / "bb", {"acc": b} | scores))
+    assert 0.005 < answers(alone).overall.p_regression <= 0.05
+    assert (alone.verdict, many.verdict) == ("regression", "inconclusive")
+
+
+def test_the_second_scorer_of_a_log_is_tested(data: Path, tmp_path: Path) -> None:
+    paths = []
+    for name, right in (("a", "C"), ("b", "I")):
+        path = inspect_log(data, tmp_path / f"{name}.json")
+        log = json.loads(path.read_text())
+        for sample in log["samples"]:
+            sample["scores"]["judge"] = {"value": {"style": right, "facts": "C"}, "answer": "x"}
+        path.write_text(json.dumps(log))
+        paths.append(path)
+    result = compare(*paths)
+    assert {one.metric: one.verdict for one in answers(result).tasks} == {
+        "pattern": "pass", "judge/style": "regression", "judge/facts": "pass",
+    }  # fmt: skip
+    assert result.verdict == "regression"
+
+
+def test_results_without_samples_are_compared_unpaired(tmp_path: Path) -> None:
+    a = lm_run(tmp_path / "a", {"acc": share(800)}, samples=False)
+    worse = compare(a, lm_run(tmp_path / "b", {"acc": share(600)}, samples=False))
+    task = answers(worse).overall
+    assert (worse.verdict, task.test, task.pairs) == ("regression", "unpaired", 0)
+    assert (task.low, task.high) == (pytest.approx(0.161, abs=2e-3), pytest.approx(0.239, abs=2e-3))
+    assert [why.id for why in worse.why] == ["scores-unpaired"]
+    same = compare(a, lm_run(tmp_path / "c", {"acc": share(800)}, samples=False))
+    assert (same.verdict, status(same, "all-paired")) == ("inconclusive", "missing")
+
+
+def test_other_shots_are_the_first_line_and_the_difference_follows(tmp_path: Path) -> None:
+    a, b = (lm_run(tmp_path / str(shots), {"acc": share(800 - 600 * shots)}, shots=shots, samples=False) for shots in (0, 1))
+    result = compare(a, b)
+    assert (result.verdict, [why.id for why in result.why]) == ("inconclusive", ["not-same-question", "scores-unpaired"])
+
+
+def test_another_limit_is_the_first_line_and_hides_no_loss(tmp_path: Path) -> None:
+    a = lm_run(tmp_path / "a", {"acc": share(400, 400)}, limit=400)
+    b = lm_run(tmp_path / "b", {"acc": share(300, 300)}, limit=300)
+    result = compare(a, b)
+    assert (result.verdict, [why.id for why in result.why]) == ("inconclusive", ["not-same-question", "accuracy-kept"])
+    assert result.why[0].values["differs"] == [state("tasks-differ", what="limit", a="400", b="300")]
+    worse = compare(a, lm_run(tmp_path / "c", {"acc": share(100, 300)}, limit=300))
+    assert (worse.verdict, worse.why[0].id) == ("regression", "not-same-question")
+
+
+def test_what_was_asked_and_is_in_neither_forbids_a_pass(tmp_path: Path) -> None:
+    a, b = (lm_run(tmp_path / name, {"acc": share(400, 400)}, asked=480) for name in "ab")
+    result = compare(a, b)
+    assert (result.verdict, unmet(result)) == ("inconclusive", ["all-paired"])
+    assert [(one.id, one.count) for one in answers(result).overall.unpaired] == [("skipped-in-a", 80), ("skipped-in-b", 80)]
+
+
+TABLE = """vllm (pretrained=org/model), gen_kwargs: (None), limit: 250.0, num_fewshot: 5, batch_size: auto
+|Tasks|Version|     Filter     |n-shot|  Metric   |   |Value|   |Stderr|
+|-----|------:|----------------|-----:|-----------|---|----:|---|-----:|
+|gsm8k|      3|flexible-extract|     5|exact_match|{}|{}|±  |0.0259|
+|     |       |strict-match    |     5|exact_match|{}|{}|±  |0.0257|
+"""
+
+
+def table(path: Path, first: float, second: float, arrow: str = "↑") -> Path:
+    path.write_text(TABLE.format(arrow, first, arrow, second))
+    return path
+
+
+def test_printed_tables_are_compared_unpaired_by_all_columns_of_their_rows(tmp_path: Path) -> None:
+    a, b = table(tmp_path / "a.txt", 0.212, 0.208), table(tmp_path / "b.txt", 0.824, 0.816)
+    better, worse = compare(a, b), compare(b, a)
+    assert [(one.task, one.metric, one.test) for one in answers(better).tasks] == [
+        ("gsm8k", "exact_match,flexible-extract", "unpaired"), ("gsm8k", "exact_match,strict-match", "unpaired"),
+    ]  # fmt: skip
+    assert (better.verdict, worse.verdict) == ("inconclusive", "regression")
+    overall = answers(better).overall
+    assert (overall.low, overall.high) == (pytest.approx(-0.68, abs=5e-3), pytest.approx(-0.54, abs=5e-3))
+    assert compare(table(tmp_path / "c.txt", 0.2, 0.2, "↓"), table(tmp_path / "d.txt", 0.8, 0.8, "↓")).verdict == "regression"
+
+
+def test_two_printed_runs_in_one_file_are_not_one(tmp_path: Path) -> None:
+    a, b = table(tmp_path / "a.txt", 0.8, 0.8), table(tmp_path / "b.txt", 0.8, 0.8)
+    a.write_text(a.read_text() + b.read_text())
+    with pytest.raises(EvidenceError, match=r"2 runs.*line 1.*line 6"):
+        compare(a, b)

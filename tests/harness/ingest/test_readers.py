@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +14,7 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest import inspect_ai, lm_eval, simple_evals
 from assay.harness.ingest.recognise import ingest, readers
 from assay.harness.ingest.result import UNKNOWN
-from assay.harness.ingest.result_set import ReadResults
+from assay.harness.ingest.result_set import ReadResults, StatedScore
 from assay.harness.ingest.source_file import SourceFile
 
 
@@ -46,7 +47,8 @@ def test_lm_eval_is_read_from_either_file_alone(data: Path, tmp_path: Path) -> N
     assert (found.shots, found.version) == (None, "")
     alone = Path(shutil.copy(next(folder.glob("results_*")), tmp_path / "alone_2026.json"))
     reading = lm_eval.READER.results(SourceFile.of(alone), "")
-    assert not reading.sets
+    assert [one.items for one in reading.sets] == [()]
+    assert reading.sets[0].score == StatedScore(value=1.0, error=0.0, questions=128)
     assert "--log_samples" in reading.notes[0]
 
 
@@ -59,14 +61,15 @@ def test_lines_that_are_no_samples_are_counted_and_quoted(data: Path, tmp_path: 
     assert [one.first for one in reading.excerpts] == [25, 26]
 
 
-def test_of_several_filters_one_counts_and_the_others_are_named(data: Path, tmp_path: Path) -> None:
+def test_every_filter_is_a_score_of_its_own(data: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(next((data / "lm_eval_a").rglob("samples_*")), tmp_path))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     loose = [row | {"filter": "loose", "exact_match": 0.0} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows + loose))
     reading = lm_eval.READER.results(SourceFile.of(path), "")
-    assert (len(reading.sets[0].items), reading.sets[0].accuracy) == (24, 1.0)
-    assert "exact_match,loose" in reading.notes[0]
+    assert [(one.metric, len(one.items), one.accuracy) for one in reading.sets] == [
+        ("exact_match,letter", 24, 1.0), ("exact_match,loose", 24, 0.0),
+    ]  # fmt: skip
     assert lm_eval.READER.results(SourceFile.of(path), "exact_match,loose").sets[0].accuracy == 0.0
     with pytest.raises(UsageError, match="no score 'acc'"):
         lm_eval.READER.results(SourceFile.of(path), "acc")
@@ -102,7 +105,9 @@ def test_a_log_of_a_run_that_was_killed_is_read_and_said_to_be_one(data: Path, t
         file.writestr("samples/x_epoch_1.json", "{")
     reading = inspect_ai.READER.results(SourceFile.of(killed), "")
     assert (reading.read, reading.unread) == (3, 1)
-    assert "cut short" in reading.notes[0]
+    (ended,) = inspect_ai.READER.read(SourceFile.of(killed)).findings[:1]
+    assert (ended.id, ended.severity) == ("evaluation-ended", "warning")
+    assert "cut short" in ended.diagnosis
 
 
 def test_simple_evals_is_the_same_from_the_report_and_from_the_scores_beside_it(data: Path, tmp_path: Path) -> None:
@@ -145,16 +150,21 @@ def test_scores_without_samples_are_shown_and_held_against_guessing(tmp_path: Pa
     assert path.read_text().splitlines()[found.cites[0].first - 1].strip() == '"acc,none": 0.2312,'
 
 
-def test_samples_without_a_score_are_no_part_of_the_mean_and_are_named(data: Path, tmp_path: Path) -> None:
+def test_the_score_of_fewer_answers_than_were_asked_for_lies_between_two(data: Path, tmp_path: Path) -> None:
     log = json.loads((data / "inspect_a.json").read_text())
     for sample in log["samples"]:
         sample["scores"]["pattern"]["value"] = "C"
     for sample in log["samples"][:2]:
         sample["error"] = {"message": "timeout"}
+    log["samples"][2]["scores"]["pattern"] |= {"value": "I", "answer": " "}
+    log["results"]["total_samples"] = 10
     (tmp_path / "x.json").write_text(json.dumps(log))
     document = inspect_ai.READER.read(SourceFile.of(tmp_path / "x.json"))
-    assert document.tables[0].rows[0][2:4] == ("6", "1.0000")
-    assert "between 0.7500 and 1.0000" in document.file.notes[0]
+    assert document.tables[0].rows[0][2:4] == ("6", "0.8333")
+    (found,) = document.findings
+    assert (found.id, found.severity) == ("score-incomplete", "warning")
+    said = "0.8333 of 6; 2 of 10 failed, 2 of 10 skipped, 1 of 10 unparsed: between 0.5000 and 1.0000 of 10."
+    assert found.diagnosis == said
 
 
 def test_scores_of_single_subjects_are_no_finding_of_their_own(tmp_path: Path) -> None:
@@ -212,3 +222,12 @@ def test_samples_without_an_output_are_refused_and_a_scorer_must_be_there(data: 
     assert (reading.read, reading.unread) == (len(log["samples"]) - 1, 1)
     with pytest.raises(UsageError, match="no scorer 'patern'"):
         inspect_ai.READER.results(SourceFile.of(tmp_path / "x.json"), "patern")
+
+
+def test_a_run_is_headed_by_its_own_verdict(examples: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    for report, severity in ((examples.regression(), ["serious"]), (examples.passing(), [])):
+        path.write_text(report.model_dump_json())
+        result = ingest([path])
+        assert [one.severity for one in result.documents[0].findings if one.id == "run-verdict"] == severity
+        assert result.verdict == ("regression" if severity else "inconclusive")

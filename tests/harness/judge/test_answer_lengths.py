@@ -33,6 +33,8 @@ def test_shorter_answers_and_those_that_a_limit_hides_are_not_shown_to_be_the_sa
     assert said_check(check_lengths(hidden)).settles == "a higher token limit"
     few = lengths([40] * 100, [440] * 2 + [40] * 98)
     assert (few.differ, few.beyond, said_check(check_lengths(few)).settles) == (False, False, "more questions")
+    assert check_lengths(few).status == "missing", "the mean is 20 % longer, by 1 % of the answers"
+    assert check_lengths(few, forced=True).status == "not checked"
 
 
 def test_equal_lengths_and_single_flips_are_not_reported() -> None:
@@ -116,7 +118,10 @@ SAME: Pairs = [(STOP, STOP)] * 90
             "stop at 2: 102 against 90 (p = 0.001); abort: 1 against 13 (p = 0.001)",
         ),
         ([(ABORT, STOP)] * 12, "failed", "abort: 12 against 0"),
-        ([(STOP, ABORT)] * 4, "ok", "stop at 2: 94 against 90; abort: 0 against 4"),
+        ([(STOP, ABORT)], "failed", "abort: 0 against 1, of one side alone"),
+        ([(ABORT, ABORT)] * 4, "ok", "abort: 4 against 4"),
+        ([(STOP, AnswerEnd("content_filter"))], "failed", "content_filter: 0 against 1, of one side alone"),
+        ([(STOP, AnswerEnd("tool_calls"))] * 4, "ok", "tool_calls: 0 against 4"),
         ([(STOP, AnswerEnd("stop", at="7"))] * 16, "failed", "stop at 7: 0 against 16"),
         ([(STOP, AnswerEnd("stop"))] * 90, "ok", "stop: 180 against 180"),
         ([(STOP, CUT)] * 90, "ok", "stop at 2: 90 against 90"),

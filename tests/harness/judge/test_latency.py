@@ -143,3 +143,15 @@ def test_what_is_written_comes_back_and_is_shown(make_bench: MakeBench) -> None:
         for part in ("1.30", "the first 1 discarded as warm-up", "answers are shorter"):
             assert part in " ".join(shown.getvalue().split()), shown.getvalue()
     assert len(re.findall("  ttft ", shown.getvalue())) == 6
+
+
+def test_rare_requests_that_are_slow_by_far_are_no_pass(make_bench: MakeBench) -> None:
+    """One request in 50 takes 20 times as long: no median moves, the mean is 1.38 times the reference's."""
+    result = judge_bench(make_bench(rounds=60, tail=0.02))
+    assert result.verdict == "regression"
+    rows = [row for row in result.rows if row.metric == "e2e" and row.concurrency == 4]
+    assert all(row.high is not None and row.high < 1.1 < (row.mean or 0.0) for row in rows)
+    assert "mean above" in {row.why.values["reason"] for row in result.rows}
+    few = judge_bench(make_bench(rounds=8, tail=0.02))
+    assert few.verdict == "inconclusive", "seen, but it may be chance"
+    assert "mean not clear" in {row.why.values["reason"] for row in few.rows}

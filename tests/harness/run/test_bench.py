@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,10 +33,18 @@ def planned(policy: dict[str, Any] | None = None, seed: int = 0, **flags: Any) -
     return plan_bench(prepare(spec), seed)
 
 
-def played(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float], chunks: int = 3) -> int:
-    """Number of rounds that are played if a block takes `seconds_of` its round and the first block uses up the budget."""
+def played(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[int], float],
+    chunks_of: Callable[[int], int] = lambda number: 3,
+) -> int:  # fmt: skip
+    """Number of rounds that are played if a block takes `seconds_of` its round and the first block uses up the budget.
+
+    The block that is played as the nth comes in `chunks_of` n chunks.
+    """
+    count = itertools.count()
 
     def block(turn: Turn, engine: Any, client: Any, vocabulary: int, number: int) -> list[Timing]:
+        chunks = chunks_of(next(count))
         times = tuple(seconds_of(turn.round) * (1 + at) / chunks for at in range(chunks))
         return [
             Timing(
@@ -71,7 +80,7 @@ def test_as_many_rounds_are_played_as_a_verdict_needs(
 
 def test_answers_in_one_chunk_end_a_bench_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EvidenceError, match="in one chunk"):
-        played(tmp_path / "bench", monkeypatch, lambda number: 0.1, chunks=1)
+        played(tmp_path / "bench", monkeypatch, lambda number: 0.1, lambda number: 1)
 
 
 def test_a_bench_that_was_played_to_its_end_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +143,14 @@ def test_roles_share_prompts_within_a_round_and_rounds_share_none() -> None:
 )
 def test_graphs_are_captured_where_no_kernel_of_the_contract_computes_decode(candidate: str, eager: bool) -> None:
     assert planned(candidate=candidate).run.has_decode_kernel == eager
+
+
+@pytest.mark.parametrize("late", [{3}, {3, 4, 9}])
+def test_a_block_that_was_read_late_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: set[int]) -> None:
+    rounds = played(tmp_path / "bench", monkeypatch, lambda number: 0.1, lambda number: 1 if number in late else 3)
+    assert rounds == 1 + MIN_RATIOS
+
+
+def test_a_block_that_is_read_late_each_time_ends_a_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EvidenceError, match="in one chunk"):
+        played(tmp_path / "bench", monkeypatch, lambda number: 0.1, lambda number: 1 if number in (7, 8, 9) else 3)

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 from scipy.stats import wilcoxon
 
 from assay.harness.stats.multiple import holm
-from assay.harness.stats.ratio import MIN_RATIOS, _p_at_most, decide_ratios, dependence, ratio_of, warm_up
+from assay.harness.stats.ratio import MIN_RATIOS, _p_at_most, decide_ratios, dependence, mean_ratio, ratio_of, warm_up
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_the_largest_of_many_ratios_is_no_regression_by_its_luck() -> None:
 
 def test_identical_servers_raise_no_alarm_and_a_slow_one_does(rng: np.random.Generator) -> None:
     def run(ratio: float) -> list[str]:
-        measured = [(drifting(rng, 8, ratio), drifting(rng, 8, 1.0)[:8]) for _ in range(16)]
+        measured = [(drifting(rng, 16, ratio), drifting(rng, 16, 1.0)[:16]) for _ in range(16)]
         return [decision.verdict for decision in decide_ratios(measured, 1.1, 0.05)]
 
     assert not any("regression" in run(1.0) for _ in range(50))
@@ -180,6 +180,32 @@ def test_autocorrelated_ratios_prove_less() -> None:
 def test_equal_servers_of_which_one_is_slow_for_a_while_are_seldom_called_unequal(rng: np.random.Generator) -> None:
     alarms = [decide_ratios([(lasting(rng, 65, 10), logs_of(1.0))], 1.0, 0.05)[0].verdict for _ in range(200)]
     assert alarms.count("regression") / 200 <= 0.05  # 0.18 as if independent
+
+
+def test_equal_servers_are_seldom_called_unequal_in_any_of_several_loads(rng: np.random.Generator) -> None:
+    def alarm() -> bool:
+        loads = []
+        for _ in range(8):
+            series = lfilter([0.6], [1.0, -0.8], rng.normal(size=112))[100:]  # an autoregression of variance 1
+            loads.append((list(np.repeat(0.05 * series, 2) + 0.03 * rng.normal(size=24)), logs_of(1.0)))
+        return any(decision.verdict == "regression" for decision in decide_ratios(loads, 1.0, 0.05))
+
+    # Three standard errors of a share of 0.05 among 100 are 0.065. Each ratio by its own dependence: 0.15 to 0.25.
+    assert sum(alarm() for _ in range(100)) / 100 <= 0.05 + 0.065
+
+
+def test_a_ratio_of_means_is_tested_by_the_random_order_of_blocks(rng: np.random.Generator) -> None:
+    def rounds(slow: float, tail: float = 0.0) -> list[list[float]]:
+        times = np.exp(0.1 * rng.normal(size=(12, 4, 8)))
+        times[:, 2:] *= slow * np.where(rng.random((12, 2, 8)) < tail, 20.0, 1.0)
+        return [list(map(float, blocks)) for blocks in times.mean(axis=2)]
+
+    assert math.isnan(mean_ratio([], 1.1)[0])
+    assert mean_ratio(rounds(1.4), 1.1)[1] < 0.001
+    at_bound = [mean_ratio(rounds(1.1), 1.1)[1] <= 0.05 for _ in range(200)]
+    assert sum(at_bound) / 200 <= 0.05 + 0.046, "three standard errors"
+    seen = [mean_ratio(rounds(1.0, 0.02), 1.1)[0] > 1.1 for _ in range(50)]
+    assert sum(seen) / 50 >= 0.8, "one request in 50 that takes 20 times as long"
 
 
 def test_the_first_round_is_warm_up_and_so_are_slow_ones_after_it() -> None:

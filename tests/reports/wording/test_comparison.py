@@ -74,9 +74,19 @@ PLACE = {"layer": 11, "boundary": "attention", "name": "self_attn.attn", "step":
         ),
         (state("shapes-differ", a=(6, 50), b=(2, 50), tensor="lm_head"), "shapes differ, [6, 50] and [2, 50]: lm_head"),
         (
-            state("task-refused", refused=REFUSED),
-            "It cannot be compared: the number of worked examples (n-shot) is 0 in A and 5 in B; the setting top_p is not set in A "
-            "and 1 in B.",
+            state("not-same-question", differs=REFUSED),
+            "Not the same question: 0 shots in A and 5 shots in B; the setting top_p is not set in A and 1 in B.",
+        ),
+        (
+            state("scores-unpaired", a=0.212, b=0.824, low=0.5427, high=0.6813, level=0.95, margin=0.02),
+            "B 0.8240 - A 0.2120 = +0.6120, 95 % +0.54 to +0.68, unpaired, with a margin of 0.02. A pass needs samples of both "
+            "(--log_samples of lm-eval): paired, they show smaller differences, and which answers differ.",
+        ),
+        (
+            state("scores-unpaired", a=0.9, b=0.8, low=None, high=None, level=0.95, margin=0.02),
+            "B 0.8000 - A 0.9000 = -0.1000, no interval, since no standard error is stated, unpaired, with a margin of 0.02. "
+            "A pass needs samples of both (--log_samples of lm-eval): paired, they show smaller differences, and which answers "
+            "differ.",
         ),
     ],
 )
@@ -130,8 +140,14 @@ CAUSE = state("new-cause", candidate="triton", does="applies no causal mask")
 FILE = FileRead(path="a", format="f", title="F", bytes=1, sha256="", lines=1, read=1, unread=0)
 
 
+OTHER = state("not-same-question", differs=(state("tasks-differ", what="shots", a=1, b=0),))
+LOSS = {"loss": 208 / 14042, "low": 0.0131, "high": 0.0166, "lost": 208, "gained": 0, "questions": 14042, "level": 0.9}
+KEPT = state("accuracy-kept", p=1e-6, p_mcnemar=5e-63, margin=0.02, test="exact", **LOSS)
+EQUAL = KEPT.model_copy(update={"values": KEPT.values | {"loss": 0.0, "low": -0.002, "high": 0.002, "p_mcnemar": None}})
+
+
 def compared(verdict: Verdict, scores: Verdict = "pass", checks: tuple[Check, ...] = (), **more: Any) -> Comparison:
-    why = (state("scores"),)
+    why = more.get("why", (state("scores"),)) if verdict == "pass" else (state("scores"),)
     answers = ComparedAnswers(margin=0.02, alpha=0.05, overall=ComparedTask(task="", verdict=scores, why=why))
     known = {"created": "", "kind": "runs", "why": why, "a": FILE, "b": FILE, "answers": answers}
     return Comparison(verdict=verdict, checks=checks, **known | more)
@@ -141,6 +157,17 @@ def compared(verdict: Verdict, scores: Verdict = "pass", checks: tuple[Check, ..
     ("result", "headline", "reasons"),
     [
         (compared("pass"), "B is as good as A: scores", ["scores"]),
+        (
+            compared("pass", why=(KEPT,)),
+            "B is worse by 1.5 points (1.3 to 1.7), within the margin of 2: 208 lost and 0 gained of 14,042.",
+            [say(KEPT)],
+        ),
+        (compared("pass", why=(EQUAL,)), f"B is as good as A: {say(EQUAL)}", [say(EQUAL)]),
+        (
+            compared("inconclusive", "inconclusive", why=(OTHER, state("gap"))),
+            "No verdict: Not the same question: 1 shot in A and 0 shots in B. gap",
+            ["Not the same question: 1 shot in A and 0 shots in B.", "gap"],
+        ),
         (compared("inconclusive", checks=(GAP,)), f"No verdict: {UNPAIRED}", [UNPAIRED, "scores"]),
         (compared("inconclusive", "inconclusive", (GAP,)), "No verdict: scores", ["scores", UNPAIRED]),
         (compared("regression", why=(state("worse"),), checks=(GAP,)), "B is worse than A: worse", ["worse", UNPAIRED]),
@@ -173,7 +200,7 @@ def ingested(verdict: Verdict, *formats: str) -> IngestResult:
     found = (finding, finding.model_copy(update={"severity": "serious", "diagnosis": "It is wrong."}))
     files = [FILE.model_copy(update={"format": format_, "path": path}) for path, format_ in zip("abc", formats, strict=False)]
     findings = found if verdict == "regression" else found[:1]
-    documents = [FileDocument(file=file, findings=() if file.format == "unknown" else findings) for file in files]
+    documents = [FileDocument(file=file, findings=findings if file.format == "log" else ()) for file in files]
     return IngestResult(verdict=verdict, created="", documents=tuple(documents))
 
 
@@ -182,7 +209,9 @@ def ingested(verdict: Verdict, *formats: str) -> IngestResult:
     [
         (ingested("inconclusive", "unknown", "unknown"), "a and b: not recognised, so nothing was read."),
         (ingested("regression", "log", "unknown"), "It is wrong. Not recognised: b."),
-        (ingested("inconclusive", "log"), "Nothing here shows a regression, and a file cannot show a pass; 1 warning."),
+        (ingested("inconclusive", "log"), "X (w): It is slow. A file cannot show if it is a regression."),
+        (ingested("inconclusive", "log", "log"), "X (w): It is slow. A file cannot show if it is a regression; 1 more warning."),
+        (ingested("inconclusive", "quiet"), "Nothing here shows a regression, and a file cannot show a pass."),
     ],
 )
 def test_files_say_what_is_serious_and_what_was_not_recognised(result: IngestResult, said: str) -> None:

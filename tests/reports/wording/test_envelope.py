@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -18,28 +19,41 @@ LINE = "envelope_tokens = 512 (default)"
 LIMITS = EngineLimits(chunk_tokens=512, context_tokens=4096)
 
 
-def lines(claimed: Sequence[str] = ("extend",), limits: EngineLimits = LIMITS, gaps: Sequence[Statement] = ()) -> list[str]:
-    """What is said where all wanted lengths were compared, and those of decode up to 200 and from 577."""
-    whole: Ranges = ((1, 512),)
+def lines(
+    claimed: Sequence[str] = ("extend",), limits: EngineLimits = LIMITS, gaps: Sequence[Statement] = (), **features: Any
+) -> list[str]:
+    """What is said where ends of blocks and some lengths between were compared, and those of decode up to 200 and from 577."""
+    whole: Ranges = ((1, 1), (40, 40), (63, 65), (100, 100), (127, 128))
     extend = dict.fromkeys(("new-tokens", "new-behind-prefix", "prefix-tokens", "total-tokens"), whole)
-    compared = {"extend": extend, "decode": {"total-tokens": ((1, 200), (577, 584))}}
+    batches: Ranges = ((1, 2), (6, 6), (9, 9))
+    compared = {"extend": extend | {"batch": batches}, "decode": {"total-tokens": ((1, 200), (577, 584)), "batch": batches}}
     reached = {"extend": dict.fromkeys(extend, 512) | {"batch": 9}, "decode": {"total-tokens": 200, "batch": 9, "depth": 2000}}
     kept = {phase: compared[phase] for phase in claimed}
     result = EnvelopeResult(
         policy=LINE, claimed=tuple(claimed), limits=limits, compared=kept, served=kept, gaps=tuple(gaps), rows=(),
         reached={phase: reached[phase] for phase in claimed}, served_reached={phase: reached[phase] for phase in claimed},
+        **features,
     )  # fmt: skip
     return envelope_lines(result)
 
 
 def test_it_is_said_how_far_an_envelope_reaches_and_what_lies_outside() -> None:
     shadow, served, outside = lines()
-    lengths = "prefill at 1 to 512 new tokens, at 1 to 512 behind a cached prefix, at 1 to 512 cached and at 1 to 512 in all"
-    assert shadow == f"Compared in every layer: {lengths}, in batches of up to 9; decode is the reference's. Set by {LINE}."
+    some = "8 of 1 to 128"
+    lengths = f"prefill at {some} new tokens, at {some} behind a cached prefix, at {some} cached and at {some} in all"
+    assert shadow == f"Compared in every layer: {lengths}, in batches of 1 to 2, 6 and 9; decode is the reference's. Set by {LINE}."
+    assert "lengths that no call had: the ends of a block of 64, and others that each run draws, stand for those in it" in outside
     assert served == f"Served by the candidate's own server: {lengths}; decode is the reference's."
     assert "extend: more than 512 new tokens at once" in outside
     assert "decode by the candidate: it claims none" in outside
     assert "decode at 1 to 200 and 577 to 584 tokens and to a depth of 2,000" in lines(["extend", "decode"])[0]
+
+
+def test_a_feature_that_changed_no_output_is_not_covered() -> None:
+    covered, *_, outside = lines(features=("sinks",), unfelt={"window": ("decode",)})
+    assert "; layers have attention sinks." in covered
+    assert "sliding windows in decode: in some layer they changed no output that was compared" in outside
+    assert "attention that this model's calls lack: logit caps, cross attention" in outside
 
 
 def test_what_the_engine_cannot_do_is_said() -> None:
@@ -90,17 +104,19 @@ def test_a_gap_is_said_with_its_phase_and_its_condition(said: str) -> None:
     assert f"Gaps: {said}; {said}." in lines(gaps=(gap, gap))
 
 
-@pytest.mark.parametrize("served", [False, True])
 @pytest.mark.parametrize(
-    ("cause", "settles"), [("CUDA graphs", "--disable-cuda-graph"), ("no prefix cache", "--disable-radix-cache"), ("", "run again")]
-)
-def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, settles: str, served: bool) -> None:
+    ("cause", "parted", "settles"),
+    [("CUDA graphs", None, "--disable-cuda-graph"), ("no prefix cache", 0, "--disable-radix-cache"), ("", None, "run again"),
+     ("texts part", 12, "run again, which asks other prompts")],
+)  # fmt: skip
+def test_a_check_names_the_first_gaps_and_what_closes_them(cause: str, parted: int | None, settles: str) -> None:
     gaps = [lacking("extend", "batch", number) for number in range(1, 7)]
-    outcome = state("envelope-lacking", served=served, lacking=gaps, cause=cause, line=LINE)
+    outcome = state("envelope-lacking", parted=parted, lacking=gaps, cause=cause, line=LINE)
     said = said_check(Requirement("envelope-covered").check("missing", outcome))
     named = ", ".join(f"extend: batch size up to {number}" for number in range(1, 5))
-    what = "no answer" if served else "in some layer no call"
-    assert said.found == f"{what} was compared with {named} and 2 more; {LINE}"
+    what = "in some layer no call" if parted is None else "no answer"
+    why = ", as 12 texts part before" if parted else ""
+    assert said.found == f"{what} was compared with {named} and 2 more{why}; {LINE}"
     assert settles in said.settles
 
 

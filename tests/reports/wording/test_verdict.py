@@ -11,7 +11,7 @@ from assay.harness.evidence.envelope import EngineLimits
 from assay.harness.judge.judgement import measure
 from assay.harness.judge.report import EnvelopeResult, Report, SuiteResult, Tally
 from assay.harness.statement import state
-from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, cause_of
+from assay.harness.verdict import OPERATOR, UNEXPLAINED, Check, Finding, Requirement, cause_of
 from assay.reports.wording.verdict import headline, reasons
 
 DOES = "applies a top-left causal mask once a prefix is cached"
@@ -89,6 +89,18 @@ def test_the_deciding_number_shows_a_regression_where_no_accuracy_does(report: A
     floor = measure("flip-floor", 0.1, flips=1, questions=10)
     made = report(suite("logits", metrics=(floor,), decided_by="flip-floor"))
     assert headline(made) == "Do not merge: sage_attn is worse than the reference (reference's own flips 1 of 10)."
+
+
+def test_a_pass_of_kernels_whose_names_are_not_known_says_that_their_execution_was_not_shown(report: Any) -> None:
+    def said(*checks: Check) -> str:
+        return headline(report(suite("layers", "pass"), checks=checks))
+
+    executed = Requirement("kernel-executed")
+    unknown = [executed.of(phase).check("not checked", state("kernels-not-named")) for phase in ("extend", "decode")]
+    end = "; it is not shown that its own kernels ran in {}, as their names are not known."
+    assert said(*unknown).endswith(end.format("extend and decode"))
+    assert said(unknown[0], executed.of("decode").check("ok", state("fine"))).endswith(end.format("extend"))
+    assert "not shown" not in said(executed.of("extend").check("ok", state("fine")))
 
 
 def test_a_partial_run_says_so_whatever_its_verdict(report: Any) -> None:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 
 def _one(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool, window: Any = (-1, -1), softcap: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, *, causal: bool, window: Any = (-1, -1), softcap: float = 0.0,
     sinks: Tensor | None = None, align: str = "bottom right",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute one sequence, in float32: the output [len_q, heads, head_dim_v], and the log-sum-exp [len_q, heads]."""
-    group = q.shape[1] // k.shape[1]
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     k, v = (x.float().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
     if softcap:
@@ -46,7 +46,6 @@ def _one(
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **asked: Any) -> tuple[Tensor, Tensor]:
     """Compute all sequences: the output, and the log-sum-exp as FlashAttention has it, [heads, total_q]. More rows are NaN."""
-    asked["scale"] = q.shape[-1] ** -0.5 if asked["scale"] is None else asked["scale"]
     edges = zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True)
     parts = [_one(q[a:b], k[c:d], v[c:d], **asked) for (a, b), (c, d) in edges]
     out, lse = torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
@@ -63,11 +62,21 @@ def _scaled(cu_k: Tensor, k: Tensor, v: Tensor, k_descale: Any, v_descale: Any) 
     )
 
 
+def _in_place(table: Tensor, lens: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+    """Gather K and V of a paged cache by its block table, packed; and their cumulative lengths."""
+    lens_k = lens.tolist()
+    packed = (torch.cat([cache[row].flatten(0, 1)[:n] for row, n in zip(table.tolist(), lens_k, strict=True)]) for cache in caches)
+    return *packed, torch.nn.functional.pad(lens.cumsum(0), (1, 0))
+
+
 def flash_attn_2(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None,
 ):  # fmt: skip
     asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap}
+    if block_table is not None:
+        assert k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
+        k, v, cu_seqlens_k = _in_place(block_table, cu_seqlens_k.diff(), k, v)
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return (out, lse, None) if return_attn_probs else out
 
@@ -99,6 +108,9 @@ def flash_attn_4(
     return_lse=False,
 ):  # fmt: skip
     asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": learnable_sink}
+    if page_table is not None:
+        assert cu_seqlens_k is None, "page_table is not supported with cu_seqlens_k"
+        k, v, cu_seqlens_k = _in_place(page_table, seqused_k, k, v)
     out, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
     return out, (lse if return_lse else None)
 
@@ -113,7 +125,13 @@ def flash_attn_vllm(
     dynamic_causal=None,
 ):  # fmt: skip
     asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": s_aux}
+    assert (cu_seqlens_k is None) != (seqused_k is None), "exactly one of cu_seqlens_k and seqused_k"
+    if block_table is not None:
+        assert seqused_k is not None, "seqused_k must be provided with a block_table"
+        k, v, cu_seqlens_k = _in_place(block_table, seqused_k, k, v)
     made, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **asked)
+    if out is not None:
+        made = out.copy_(made)
     return (made, lse) if return_softmax_lse else made
 
 
@@ -135,6 +153,11 @@ def unified_attention(
         out[a:b] = _one(q[a:b], keys, values, **asked)[0]
 
 
+def _returned(made: Tensor, lse: Tensor, out: Tensor | None, return_lse: bool) -> Any:
+    made = made if out is None else out.copy_(made)
+    return (made, lse) if return_lse else made
+
+
 class _Planned:
     """What the wrappers share: lengths and pages are planned, and the run uses the plan."""
 
@@ -148,7 +171,7 @@ class _Planned:
             raise KeyError(dtype)
         return dtype
 
-    def _computed(self, q, paged_kv_cache, return_lse, k_scale=None, v_scale=None) -> Any:
+    def _computed(self, q, paged_kv_cache, out, return_lse, k_scale=None, v_scale=None) -> Any:
         assert paged_kv_cache[0].dtype == self._kv_dtype
         keys, values = (
             x if scale is None else x.float() * scale for x, scale in zip(paged_kv_cache, (k_scale, v_scale), strict=True)
@@ -161,7 +184,7 @@ class _Planned:
             part = _one(q[a:b], keys[own].flatten(0, 1)[:length], values[own].flatten(0, 1)[:length], **self._asked)
             outs.append(part[0])
             lses.append(part[1] / math.log(2))
-        return (torch.cat(outs), torch.cat(lses)) if return_lse else torch.cat(outs)
+        return _returned(torch.cat(outs), torch.cat(lses), out, return_lse)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Planned):
@@ -195,7 +218,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Planned):
         skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None,
         uses_spcompress=None,
     ):  # fmt: skip
-        return self._computed(q, paged_kv_cache, return_lse, k_scale, v_scale)
+        return self._computed(q, paged_kv_cache, out, return_lse, k_scale, v_scale)
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Planned):
@@ -226,7 +249,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Planned):
         enable_pdl=None, kv_cache_sf=None,
     ):  # fmt: skip
         made, its_lse = _varlen(q, k, v, *self._edges, **self._asked)
-        return (made, its_lse.T / math.log(2)) if return_lse else made
+        return _returned(made, its_lse.T / math.log(2), out, return_lse)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Planned):
@@ -254,7 +277,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         self._qo, self._first = torch.arange(len(indptr)), indptr
         self._pages, self._last, self._kv_dtype = indices, last_page_len, self._planned(kwargs["kv_data_type"])
         self._asked = {
-            "scale": kwargs["sm_scale"], "causal": True, "window": (kwargs.get("window_left", -1), -1),
+            "scale": kwargs.get("sm_scale"), "causal": True, "window": (kwargs.get("window_left", -1), -1),
             "softcap": kwargs.get("logits_soft_cap") or 0.0,
         }  # fmt: skip
 
@@ -266,7 +289,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Planned):
         q_len_per_req=None, skip_softmax_threshold_scale_factor=None,
         kv_cache_sf=None,
     ):  # fmt: skip
-        return self._computed(q, paged_kv_cache, return_lse, k_scale, v_scale)
+        return self._computed(q, paged_kv_cache, out, return_lse, k_scale, v_scale)
 
 
 # Wrong, each in one way.

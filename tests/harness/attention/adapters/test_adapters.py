@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ from assay.harness import cli
 from assay.harness.attention import kernels
 from assay.harness.attention.adapters.adapter import Adapted, Parameters
 from assay.harness.attention.bugs.faults import rounded_oracle
-from assay.harness.attention.call import FEATURES, AttentionCall, KernelRefused, Mask, tensor_of
+from assay.harness.attention.call import FEATURES, WITHOUT_LSE, AttentionCall, KernelRefused, Mask, tensor_of
 from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.forms import feature_of
 from assay.harness.attention.matrix import Case, cases
@@ -29,6 +31,7 @@ from assay.harness.checks.check import check
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.pack import Source
+from assay.harness.localize import shrink
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.guard import run_calls
 from assay.harness.localize.kernel_runs import measure
@@ -70,7 +73,7 @@ def error(kernel: Any, call: AttentionCall) -> float:
     """Relative L1 error of the worst query and head, or the error of the worst log-sum-exp if that is larger."""
     result, truth = kernel(call), oracle(call)
     own = ((tensor_of(result)[: call.rows].double() - truth).abs().mean(-1) / truth.abs().mean(-1)).max()
-    if "lse" in declaration(kernel).features:
+    if "lse" in declaration(kernel).features and WITHOUT_LSE not in call.spec.ways:
         own = max(own, (result.lse[: call.rows].double() - log_sum_exp(call)).abs().max())
     return float(own)
 
@@ -89,7 +92,11 @@ def test_a_known_signature_is_recognised_and_computes_what_a_call_asks_for(name:
     assert set(map(feature_of, declared.features)) == set(features)
     for phase in declared.phases:
         for call in calls(phase):
-            for ask in [lambda same: same, *(ask for feature in features for ask in ASKED[feature])]:
+            for ask in [
+                lambda same: same,
+                partial(AttentionCall.with_spec, ways=declared.ways),
+                *(ask for feature in features for ask in ASKED[feature]),
+            ]:
                 assert error(kernel, ask(call)) < 5e-6, (phase, ask)
     assert kernels.load(f"{signature}@{name}").assay == declared
 
@@ -250,7 +257,11 @@ def test_sglangs_own_kernels_compute_what_a_call_asks_for(name: str, features: s
     assert set(declared.features) == features
     [phase] = declared.phases
     for call in calls(phase):
-        for ask in [lambda same: same, *(ask for feature in features for ask in ASKED[feature])]:
+        for ask in [
+            lambda same: same,
+            partial(AttentionCall.with_spec, ways=declared.ways),
+            *(ask for feature in features for ask in ASKED[feature]),
+        ]:
             asked = ask(call)
             none = phase == "extend" and asked.spec.mask.window == 1  # to SGLang, no keys before a query's own is no window
             assert (error(kernel, asked) < 5e-6) != none, ask
@@ -337,9 +348,100 @@ def test_forms_that_a_signature_has_no_place_for_are_not_covered_and_forbid_no_p
 def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     function: Any = kernels.load(PAGED_DECODE).function  # type: ignore[attr-defined]
     computed = function._computed
-    monkeypatch.setattr(function, "_computed", lambda self, q, kv, return_lse, *scales: computed(self, q, kv, return_lse))
+    monkeypatch.setattr(function, "_computed", lambda self, q, kv, *asked: computed(self, q, kv, *asked[:2]))
     kernel = kernels.load(PAGED_DECODE)
     some = of_stored(kernel)
     result = check(kernel, cases=some, calls=0, read_out=0)
     assert result.exit_code == ExitCode.REGRESSION
     assert {"K and V" in case.condition["asked for"] for case in some if case.name in result.failing} == {True}
+
+
+FORK = "signatures:flash_attn_vllm"
+CALLED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "without LSE": (FORK, lambda passed: not passed.get("return_softmax_lse")),
+    "without scale": (FORK, lambda passed: passed.get("softmax_scale") is None),
+    "max_seqlen_q rounded up": (FORK, lambda passed: passed["max_seqlen_q"] > int(passed["cu_seqlens_q"].diff().max())),
+    "max_seqlen_k rounded up": (FORK, lambda passed: passed["max_seqlen_k"] == 4096),
+    "with out": (FORK, lambda passed: passed.get("out") is not None),
+    "with block table": (FORK, lambda passed: passed.get("block_table") is not None),
+    "with block table, FlashAttention 2": ("signatures:flash_attn_2", lambda passed: passed.get("block_table") is not None),
+    "with block table, FlashAttention 4": ("signatures:flash_attn_4", lambda passed: passed.get("page_table") is not None),
+    "with segments": ("signatures:unified_attention", lambda passed: passed.get("seq_threshold_3D") is not None),
+    "FlashInfer without LSE": ("signatures:BatchDecodeWithPagedKVCacheWrapper", lambda passed: "return_lse" not in passed),
+    "FlashInfer with out": ("signatures:BatchPrefillWithPagedKVCacheWrapper", lambda passed: "out" in passed),
+    "FlashInfer without scale": ("signatures:BatchPrefillWithRaggedKVCacheWrapper", lambda passed: "sm_scale" not in passed),
+    "SDPA without scale": (SDPA, lambda passed: "scale" not in passed),
+}
+"""Calls that engines make, by the function and what it is passed in one."""
+
+
+def zeros_where(function: Any, is_so: Callable[[dict[str, Any]], bool]) -> Any:
+    """A function that multiplies its output by zero in some calls."""
+    if isinstance(function, type):
+        planned = {"plan": function.plan, "run": function.run}  # type: ignore[attr-defined]
+        return type(function.__name__, (function,), {name: zeros_where(part, is_so) for name, part in planned.items()})
+
+    def called(*args: Any, **passed: Any) -> Any:
+        made = function(*args, **passed)
+        wrong = is_so(passed) if function.__name__ not in ("plan", "run") else planned_so(args[0], function, passed, is_so)
+        written = [made, *(made if isinstance(made, tuple) else ()), passed.get("out")]
+        for tensor in [tensor for tensor in written if isinstance(tensor, torch.Tensor)] if wrong else []:
+            tensor.zero_()
+        return made
+
+    return functools.wraps(function)(called)
+
+
+def planned_so(wrapper: Any, function: Any, passed: dict[str, Any], is_so: Callable[[dict[str, Any]], bool]) -> bool:
+    if function.__name__ == "plan":
+        wrapper.planned = passed
+        return False
+    return is_so({**wrapper.planned, **passed})
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_a_function_that_is_wrong_in_a_call_that_engines_make_fails(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shrink, "_SECONDS", 0.0)
+    name, is_so = CALLED[called]
+    function = kernels.load(name).function  # type: ignore[attr-defined]
+    if not hasattr(function, "__wrapped__") and function.__name__ == "scaled_dot_product_attention":
+        function = sdpa_in_python
+    wrong = kernels.taking_calls("wrong", zeros_where(function, is_so))
+    result = check(wrong, cases=cases(dtypes=[torch.float32], declared=declaration(wrong))[::25], calls=0, read_out=0)
+    assert (result.exit_code, bool(result.failing)) == (ExitCode.REGRESSION, True)
+
+
+def sdpa_in_python(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+@pytest.mark.parametrize("name", [FORK, "signatures:flash_attn_2", "signatures:flash_attn_4"])
+def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passes(name: str) -> None:
+    declared = declaration(kernels.load(name))
+    every = cases(dtypes=[torch.float32], declared=declared)
+    assert len(every) == len(cases(dtypes=[torch.float32], declared=replace(declared, ways=())))
+    result = check(name, cases=every[::9], calls=0)
+    assert (result.exit_code, result.failing, result.findings) == (ExitCode.PASS, (), ())
+    assert 0 < result.coverage.lses < result.computed
+
+
+def test_parameters_that_no_call_passes_are_listed_as_not_covered() -> None:
+    [gap] = [gap for gap in check(FORK, cases=some_cases(FORK), calls=0).coverage.gaps if "alibi_slopes" in gap.what]
+    assert {"deterministic", "num_splits", "mask_mod"} < set(gap.what.removeprefix("parameters ").split(", "))
+    assert not {"out", "block_table", "softmax_scale", "seqused_k", "return_softmax_lse"} & set(gap.what.split(", "))
+    assert gap.why == "no call passes them"
+
+
+def test_a_way_that_a_function_says_it_lacks_is_a_gap_and_not_a_fault() -> None:
+    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, block_table=None):  # type: ignore[no-untyped-def]
+        assert block_table is None, "paged KV not supported on SM 8.0"
+        return kernels.load(FORK).function(  # type: ignore[attr-defined]
+            q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale=softmax_scale, causal=causal
+        )
+
+    kernel = kernels.taking_calls("mine", mine)
+    result = check(kernel, cases=cases(dtypes=[torch.float32], declared=declaration(kernel))[::9], calls=0)
+    assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
+    assert [gap.why for gap in result.coverage.gaps if gap.what == "with block table"] == ["paged KV not supported on SM 8.0"]

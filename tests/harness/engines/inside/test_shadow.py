@@ -226,6 +226,7 @@ def test_a_candidate_gets_what_a_layer_asks_for(
     cells = seen(shadow, tmp_path)
     assert cells.failed_calls == ()
     assert cells.headers[0].features == CallSpec(1.0, **asked).features
+    assert {effect[1:] for effect in cells.headers[0].effects} == {(phase, *CallSpec(1.0, **asked).features, True)}
     assert np.nanmax(relative_l1(cells.cells.candidate.own)) < 1e-6
     assert np.nanmax(relative_l1(cells.cells.reference.own)) > 1e-3, "the stand-in's backend knows no features"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,6 +128,24 @@ def test_a_query_is_named_by_its_place_in_the_request_where_the_call_has_the_las
     sums.add(call, (wrong, attend(WINDOW)), np.arange(len(LENS)), conditions, 0, prefixes=[130, 12, 3])
     worst = sums.cells(0, 0).candidate.worst[:, [QUERY.index(name) for name in ("position", "prefix")]]
     assert {tuple(row) for row in worst} == {(130.0, 130.0)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "felt"),
+    [
+        ({"mask": Mask(window=WINDOW)}, True), ({"mask": Mask(window=30)}, True),
+        ({"mask": Mask(window=31)}, False), ({"mask": Mask(window=4096)}, False),
+        ({"softcap": 1.0}, True), ({"softcap": 1e4}, False),
+        ({"temperature": 8}, True), ({"temperature": 31}, False),
+        ({"sinks": (0.0,) * HEADS}, True), ({"sinks": (-40.0,) * HEADS}, False),
+    ],
+)  # fmt: skip
+def test_a_feature_is_felt_by_queries_whose_output_it_changes(asked: dict[str, Any], felt: bool) -> None:
+    """A kernel that ignores windows above 300 passed with a model that has windows of 1,024: every call was shorter."""
+    call = windowed(0).with_spec(**asked)
+    sums, out = TruthSums(HEADS, "", ""), rounded_oracle(call)
+    sums.add(call, (out, out), np.arange(len(LENS)), np.zeros(len(LENS), np.int64), 0)
+    assert sums.felt == {call.features[0]: felt}
 
 
 @pytest.mark.parametrize(

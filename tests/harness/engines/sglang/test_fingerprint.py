@@ -254,3 +254,39 @@ def test_variables_that_count_are_sglangs_own_and_mean_unset_what_it_takes_them_
     for name, unset in own.items():
         default = getattr(envs, name).default
         assert as_read(name, "" if default is None else str(default).removesuffix(".0")) == unset
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.variance_epsilon = eps
+
+
+def test_settings_are_those_of_the_resolved_configuration_and_of_the_layers(tmp_path: Path) -> None:
+    """Every layer's norm is ruined by an epsilon of .5, whether the configuration says so or only one layer has it."""
+
+    def settings(asked: float, *held: float) -> dict[str, str]:
+        loaded = runner(tmp_path, table(500000.0))
+        told = {
+            "rms_norm_eps": asked,
+            "hidden_act": "silu",
+            "_name_or_path": "here",
+            "rope_theta": 1.0,
+            "sliding_window": None,
+            "id2label": {0: "a"},
+        }
+        loaded.model_config.hf_config = SimpleNamespace(to_dict=lambda: told | {"text_config": {"num_key_value_heads": 8}})
+        for layer, eps in zip(loaded.model.layers, held, strict=True):
+            layer.norm = Norm(eps)
+        made = describe(loaded)
+        assert made.config is not None, made.not_observed
+        return made.config
+
+    same = settings(1e-5, 1e-5, 1e-5, 1e-5)
+    assert same == {
+        "rms_norm_eps": "1e-05", "hidden_act": "silu", "text_config.num_key_value_heads": "8",
+        "layers.Norm.variance_epsilon": "1e-05",
+    }  # fmt: skip
+    assert settings(0.5, 0.5, 0.5, 0.5)["rms_norm_eps"] == "0.5"
+    one = settings(1e-5, 1e-5, 0.5, 1e-5)["layers.Norm.variance_epsilon"]
+    assert one == "1e-05 (layers 0, 2), 0.5 (layers 1)"
