@@ -1,12 +1,15 @@
 """The name by which pip knows assay, its optional dependencies, and the error if they are missing.
 
-The packages of an extra are those that the distribution's own metadata lists, so ``pyproject.toml`` is the only list.
+``pyproject.toml`` is the only list of the packages of an extra. A checkout has that file, which can be newer than what pip noted of
+an installation from it; elsewhere, the metadata of the distribution repeats it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
 from typing import Literal
 
 from assay.harness.errors import UsageError
@@ -43,32 +46,41 @@ def install(extra: str) -> str:
 
 def missing_packages(extra: Extra | Literal[""] = "") -> list[str]:
     """Return the packages of an extra that are not installed, sorted; by default those of the base install."""
-    return [name for name in sorted(_packages(extra)) if not _installed(name)]
+    return [name for name in sorted(_packages(DISTRIBUTION, extra)) if not _installed(name)]
 
 
-def _packages(extra: str) -> set[str]:
-    """Return the distributions that an extra adds, or those of the base install if it is empty."""
-    try:
-        lines = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:  # a plain checkout on the path
-        return set()
+def _packages(distribution_: str, extra: str) -> set[str]:
+    """Return the distributions that an extra of a distribution adds, or those of its base install if it is empty."""
     packages: set[str] = set()
     # Not packaging.requirements, which takes longer to import than this command's other modules: these lines are assay's own.
     condition = rf""".*; extra == ["']{extra}["']""" if extra else "[^;]*"
-    for line in lines:
+    for line in _requirements(distribution_):
         if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?{condition}""", line):
             name, inner = match[1], match[2]
-            packages |= (
-                {package for part in inner.split(",") for package in _packages(part)}
-                if name == DISTRIBUTION
-                else {name}
-            )
+            packages |= {name} if name != DISTRIBUTION or not inner else set()
+            packages |= {package for part in (inner or "").split(",") if part for package in _packages(name, part)}
     return packages
 
 
+def _requirements(name: str) -> list[str]:
+    """Return the requirements of a distribution, as its metadata has them: none of one that is not installed."""
+    checkout = Path(__file__).parents[2] / "pyproject.toml"
+    if name == DISTRIBUTION and checkout.is_file():
+        import tomllib
+
+        project = tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"].items()
+        return [*project["dependencies"], *(f"{line}; extra == '{extra}'" for extra, lines in extras for line in lines)]
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:
+        return [name] if name == DISTRIBUTION else []  # nothing is known of what this copy needs: it is missing itself
+
+
 def _installed(name: str) -> bool:
+    """Return True if pip has installed a distribution, and there is a module of its name, as all of these have."""
     try:
         distribution(name)
     except PackageNotFoundError:
         return False
-    return True
+    return importlib.util.find_spec(name.replace("-", "_").lower()) is not None

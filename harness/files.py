@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.reading import regular_file
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -28,7 +29,13 @@ def file_name(text: str) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Hash the content of a file with SHA-256, in hexadecimal."""
+    """Hash the content of a file with SHA-256, in hexadecimal.
+
+    Raises:
+        OSError: it is missing or cannot be read.
+        EvidenceError: it is not a regular file.
+    """
+    regular_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

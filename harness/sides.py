@@ -44,12 +44,20 @@ HIDDEN = "***"
 """What is written in place of a secret."""
 # What is written of a candidate's secret that is not the reference's.
 _ANOTHER = f"{HIDDEN} (another)"
-_SECRET = r"(?<![a-z])(?:(?:api)?keys?|passw(?:or)?d|passphrase|pwd|secrets?|credentials?|auth|authorization|headers)(?![a-z])"
-_SECRET_NAME = re.compile(rf"{_SECRET}|watermark_config|(?<!per.)(?<!first.)(?<![a-z])token$", re.IGNORECASE)
-# The user of a URL, and what JSON has under the name of a secret.
-_SECRET_PART = re.compile(
-    rf'(?<=://)[^/@\s"]+(?=@)|(?<=")(?P<name>[^"]*(?:{_SECRET}|token)"\s*:\s*)"[^"]*"', re.IGNORECASE
+# Words of the name of a secret: those that no other word contains, those before which others are often glued, and whole ones.
+_SECRET_NAME = re.compile(
+    r"passw(?:or)?d|passphrase|secret|credential|authorization|watermark_config"
+    r"|(?:access|account|api|auth|encryption|master|private|service|shared|signing|ssh|storage)[-_.]?keys?(?![a-z])"
+    r"|(?:access|api|auth|bearer|github|gitlab|hf|id|refresh|session)token$|(?<!per.)(?<!first.)(?<![a-z])token$"
+    r"|(?<![a-z])(?:keys?|pwd|pat|sas|sig|signature|auth|cookies?|headers)(?![a-z])",
+    re.IGNORECASE,
 )
+_HANDS_ON = re.compile(r"-[\w-]*-arg(?:=|$)")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_URL_USER = re.compile(r'(?<=://)[^/@\s"]+(?=@)')
+# A setting inside of a value: of a query, of a connection string, of JSON, of headers, of a command line; and its value.
+_INNER_NAME = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*""")
+_INNER_VALUE = re.compile(r"""(["'])(?P<quoted>.*?)\1|(?:(?:Basic|Bearer) )?[^\s&;,"'}]+""", re.IGNORECASE)
 _NO_SECRETS = ("", "null", "true", "false")
 
 
@@ -134,11 +142,11 @@ def settings(side: Side) -> Mapping[str, str]:
 
 def is_secret(name: str) -> bool:
     """Return True if a setting of this name, a flag, an argument or a variable, holds a password, a key or a token."""
-    return bool(_SECRET_NAME.search(name))
+    return bool(_SECRET_NAME.search(_CAMEL.sub("_", name)))
 
 
 def hide(name: str, value: str, another: bool = False) -> str:
-    """Return the value of a setting without secrets: those of its name, and those inside of a URL or of JSON.
+    """Return the value of a setting without secrets: those of its name, and those inside of it, such as in a URL or in JSON.
 
     Args:
         name: of the flag, the argument or the variable.
@@ -147,18 +155,30 @@ def hide(name: str, value: str, another: bool = False) -> str:
     """
     if is_secret(name):
         return value if value in _NO_SECRETS else _ANOTHER if another else HIDDEN
-    return _SECRET_PART.sub(lambda part: f'{part["name"]}"{HIDDEN}"' if part["name"] else HIDDEN, value)
+    value = _URL_USER.sub(HIDDEN, value)
+    for inner in reversed([*_INNER_NAME.finditer(value)]):
+        held = _INNER_VALUE.match(value, inner.end())
+        if held is None or not is_secret(inner[1]):
+            continue
+        part = "quoted" if held["quoted"] is not None else 0
+        if held[part] not in _NO_SECRETS:
+            value = value[: held.start(part)] + HIDDEN + value[held.end(part) :]
+    return value
 
 
 def hide_flags(words: Sequence[str], another: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the words of a command line without secrets; `another` as in `hide`, by flag."""
+    """Return the words of a command line without secrets; `another` as in `hide`, by flag.
+
+    Flags such as ``--engine-arg`` hand on a word of another command line, as their value or as the next word.
+    """
     hidden, flag = [], ""
     for word in words:
-        if word.startswith("-"):
-            flag, equals, value = word.partition("=")
-            hidden.append(f"{flag}{equals}{hide(flag, value, flag in another)}")
-        else:
-            hidden.append(hide(flag, word, flag in another))
+        lead = handing[0] if (handing := _HANDS_ON.match(word)) else ""
+        value, name = word.removeprefix(lead), ""
+        if value.startswith("-"):
+            flag, equals, value = value.partition("=")
+            name = flag + equals
+        hidden.append(f"{lead}{name}{hide(flag, value, flag in another)}" if value else lead + name)
     return tuple(hidden)
 
 

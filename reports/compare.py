@@ -181,13 +181,13 @@ def _tensor(row: TensorRow) -> tuple[Words, ...]:
 
 
 def _cell(cell: CellAt | None) -> str:
-    return cell_text(cell.head, cell.token, cell.batch).removeprefix(", ") if cell else ""
+    return cell_text(cell.head, cell.token, cell.batch, cell.index).removeprefix(", ") if cell else ""
 
 
 def _where(cell: CellAt) -> str:
     """Such as "layer 3, attention, head 2, token 17, of model.layers.3.self_attn.attn"."""
     step = f", pass {cell.step}" if cell.step else ""
-    place = cell_text(cell.head, cell.token, cell.batch)
+    place = cell_text(cell.head, cell.token, cell.batch, cell.index)
     return one_line(f"{layer_text(cell.layer)}, {cell.boundary}{place}{step}, of {cell.tensor}", 400)
 
 

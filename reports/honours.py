@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.harness.evidence.honours import BackendResult, Honours, Measured
+from assay.harness.evidence.honours import BackendResult, Honours, Measured, Shape
 from assay.harness.text import counted
 from assay.reports.document import Block, Cell, Code, Document, Items, Line, Section, Table
 
@@ -36,6 +36,8 @@ def honours_document(result: Honours) -> Document:
     )
     body: list[Block] = [Line(f"SGLang {result.sglang}, PyTorch {result.torch}, on {result.device}.")]
     body += [table, Line(_ABOUT, "quiet")] if ran else [Line("No backend can run here.", "empty")]
+    if shapes := [f"{backend.backend}: {in_shapes}" for backend in ran if (in_shapes := _in_shapes(backend))]:
+        body.append(Section("Measured in", [Items(shapes)], "shapes"))
     if said := [line for backend in ran for line in _said(backend)]:
         body.append(Section("What they computed, or raised", [Items(said)], "said"))
     if absent := [f"{backend.backend}: {backend.problem}" for backend in result.backends if backend.problem]:
@@ -81,9 +83,26 @@ def _said(backend: BackendResult) -> list[str]:
     """Say what is behind the cells, the phases that say the same together."""
     phases: dict[tuple[str, str, str], list[Measured]] = {}
     for cell in backend.measured:
-        if cell.state != "honours" and cell.says:
-            phases.setdefault((cell.attribute, cell.state, cell.says), []).append(cell)
+        if cell.state != "honours" and (cell.says or cell.where):
+            says = cell.says or cell.state
+            words = f"{says}, in {_shape(cell.where)} and not in every shape" if cell.where else says
+            phases.setdefault((cell.attribute, cell.state, words), []).append(cell)
     return [
-        f"{backend.backend}, {attribute}, {', '.join(cell.phase for cell in cells)}: {says}"
-        for (attribute, _, says), cells in phases.items()
+        f"{backend.backend}, {attribute}, {', '.join(cell.phase for cell in cells)}: {words}"
+        for (attribute, _, words), cells in phases.items()
     ]
+
+
+def _shape(shape: Shape) -> str:
+    return f"{shape.dtype} at head_dim {shape.head_dim}, up to {shape.keys} keys"
+
+
+def _in_shapes(backend: BackendResult) -> str:
+    """Describe the shapes in which attributes were measured that are no dtype themselves."""
+    most: dict[tuple[int, str, int], Shape] = {}
+    for cell in backend.measured:
+        computed = cell.error is not None and cell.attribute not in {"bfloat16", "float32", "mla"}
+        for place, shape in enumerate(cell.shapes if computed else ()):
+            key = place, shape.dtype, shape.head_dim
+            most[key] = max(shape, most.get(key, shape), key=lambda each: each.keys)
+    return "; ".join(map(_shape, most.values()))

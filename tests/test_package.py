@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 import assay
 from assay.harness import extras
 from assay.harness.errors import UsageError
+from assay.harness.extras import DISTRIBUTION
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -368,7 +369,7 @@ LINES = ["torch>=2", "assay-harness[reports]; extra == 'serve'", "no-such; extra
 
 
 def test_a_missing_extra_is_a_usage_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "requires", lambda name: LINES)
+    monkeypatch.setattr(extras, "_requirements", lambda name: LINES)
     with pytest.raises(UsageError) as raised:
         extras.require("serve", "assay run")
     assert raised.value.exit_code == 2
@@ -377,6 +378,23 @@ def test_a_missing_extra_is_a_usage_error_that_says_what_to_install(monkeypatch:
         "Expected: the packages of assay-harness[serve]",
         'What to do: pip install "assay-harness[serve]"',
     ]
+
+
+def test_what_a_checkout_needs_is_what_its_own_list_says(not_installed: None) -> None:
+    base, serve = extras._packages(DISTRIBUTION, ""), extras._packages(DISTRIBUTION, "serve")
+    assert {"torch", "filelock", "psutil"} <= base, "a note of an older installation has other packages"
+    assert {"scipy", "openai", "httpx-aiohttp"} <= serve, "those of extras of other distributions, too"
+    assert not base & {DISTRIBUTION, "ray"}
+
+
+def test_a_package_without_its_module_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None if name == "httpx_aiohttp" else object())
+    assert extras.missing_packages("serve") == ["httpx-aiohttp"]
+
+
+def test_a_copy_without_a_list_is_missing(not_installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "assay" / "harness" / "extras.py"))
+    assert extras.missing_packages() == [DISTRIBUTION]
 
 
 # A repository with packages of the same names.

@@ -19,6 +19,8 @@ from assay.harness.attention.published import is_path, module_of, published, wor
 
 _ASSAY = __name__.partition(".")[0]
 _PIPS = frozenset({"site-packages", "dist-packages"})
+# Bytes of a file that takes long to read.
+_LARGE = 1 << 26
 # Beside a kernel's Python files: what it may load or compile.
 _COMPILED = frozenset({".so", ".pyd", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".hip", ".ptx", ".cubin"})
 
@@ -27,9 +29,10 @@ def source_hashes(name: str) -> dict[str, str]:
     """Hash each part of a kernel's code, by what it is.
 
     Parts are the kernel's module; the modules that it imports, and those that they import, as far as they are not installed
-    packages; compiled code and its sources in the folders of these modules; and the installed packages that any of them imports,
-    whose hash is that of their version and their list of files. The standard library is left out, and assay but for the folder
-    of a kernel that ships with it. Imports are read from the source: what a function imports when it is called counts too.
+    packages; compiled code and its sources in the folders of these modules; files beside them that their code names, such as
+    ``"tuned.json"``, ``f"{name}.json"`` or a folder; and the installed packages that any of them imports, whose hash is that of
+    their version and their list of files. The standard library is left out, and assay but for the folder of a kernel that ships
+    with it. Imports and names are read from the source: what a function imports when it is called counts too.
 
     Args:
         name: a kernel's published name, or ``module:function``.
@@ -66,6 +69,9 @@ def _hashes(module: str) -> dict[str, str]:
     for folder in {file.parent for file in files.values()}:
         compiled = (file for file in folder.iterdir() if file.suffix in _COMPILED and file.is_file())
         hashes |= {f"file {file.name}": _hash(file) for file in compiled}
+    for module, file in files.items():
+        if module.partition(".")[0] != _ASSAY:
+            hashes |= {f"file {data.relative_to(file.parent)}": _hash(data) for data in _data_files(file)}
     hashes |= {f"package {top}": _installed_hash(top) for top in installed}
     return dict(sorted(hashes.items()))
 
@@ -115,6 +121,35 @@ def _imported(module: str, file: Path) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+def _data_files(module: Path) -> Iterator[Path]:
+    """Yield the files beside a module that a text in its code names: by path, by their folder, or by their suffix."""
+    try:
+        nodes = ast.walk(ast.parse(module.read_bytes()))
+    except (SyntaxError, ValueError, OSError):
+        return
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    named = {text for text in texts if _is_beside(module.parent, text)}
+    # The beginning of a name or a pattern in a folder, as in f"configs/E={e}.json", stands for the folder.
+    named |= {folder for text in texts - named if _is_beside(module.parent, folder := text.rpartition("/")[0])}
+    for text in named:
+        place = module.parent / text
+        yield from (file for file in ([place] if place.is_file() else place.rglob("*")) if _is_data(file))
+    suffixes = {Path(f"_{text}").suffix for text in texts - named if "\n" not in text} - {""}
+    yield from (file for file in module.parent.iterdir() if file.suffix in suffixes and _is_data(file))
+
+
+def _is_beside(folder: Path, text: str) -> bool:
+    try:
+        place = folder / text
+        return bool(text.strip("./ ")) and ".." not in place.parts and place.is_relative_to(folder) and place.exists()
+    except (OSError, ValueError):  # too long, or with a null byte
+        return False
+
+
+def _is_data(file: Path) -> bool:
+    return file.is_file() and file.suffix not in {".py", ".pyc", *_COMPILED}
+
+
 @cache
 def _installed_folders() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
@@ -143,4 +178,7 @@ def _distributions(top: str) -> list[Distribution]:
 
 
 def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    """Hash the content of a file; of one as large as weights are, its size and time instead, which takes no minutes."""
+    status = file.stat()
+    large = f"{status.st_size} {status.st_mtime_ns}".encode() if status.st_size > _LARGE else b""
+    return hashlib.sha256(large or file.read_bytes()).hexdigest()

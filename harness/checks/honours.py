@@ -32,7 +32,7 @@ from assay.harness.engines.sglang.native_kernel import (
     sglang_version,
 )
 from assay.harness.engines.vllm import native_kernel as vllm
-from assay.harness.evidence.honours import BackendResult, Honours, Measured, State
+from assay.harness.evidence.honours import BackendResult, Honours, Measured, Shape, State, worst_of
 from assay.harness.text import one_line
 
 PHASES: dict[str, list[tuple[int, int]]] = {
@@ -42,7 +42,16 @@ PHASES: dict[str, list[tuple[int, int]]] = {
     "verification": [(5, 40), (5, 20)],
 }
 """(new tokens, cached prefix) of each sequence, by phase. Backends take another path in each."""
-_HEADS, _HEAD_DIM = (4, 2), 64
+_LONG = {"prefill": (345, 0), "prefill with a cached prefix": (9, 340), "decode": (1, 340), "verification": (5, 340)}
+"""A sequence that a long call has besides: more keys than two tiles of 128."""
+_HEADS = 4, 2
+_Shape = tuple[str, int, bool]
+"""Dtype and head_dim of a call, and whether it is long."""
+SHAPES: tuple[_Shape, ...] = (("float16", 64, False), ("bfloat16", 128, True))
+"""Those in which each attribute is measured where no model is named."""
+# In place of a dtype that assay cannot compute here, as bfloat16 in Triton's interpreter.
+_ELSE = "float16"
+_MOST_HEAD_DIM = 256
 _WINDOW, _SCALE = 8, 2.0**-9
 # Relative distance of numbers with ten bits of mantissa, as of `torch.finfo.eps`.
 _TF32 = 2.0**-10
@@ -71,9 +80,9 @@ class _Attribute:
     layer: LayerRequest = field(default_factory=LayerRequest)
     # Changes the data of a call that asks for it.
     prepare: _Change = lambda call: call
-    # Tokens per page of the KV pool, and the dtype of q, k and v.
+    # Tokens per page of the KV pool, and the dtype of q, k and v where it is what is asked for.
     page: int = 1
-    dtype: torch.dtype = torch.float16
+    dtype: str = ""
     # What else a backend may compute, in words; "" names what it computes if it ignores the attribute.
     mistaken: Mapping[str, _Change] = field(default_factory=dict)
     # Phases in which a layer may ask for it.
@@ -118,7 +127,7 @@ def _without_rope(call: AttentionCall) -> AttentionCall:
 
 
 def _narrow(call: AttentionCall) -> AttentionCall:
-    return replace(call, v=call.v[..., : _HEAD_DIM // 2].contiguous())
+    return replace(call, v=call.v[..., : call.v.shape[2] // 2].contiguous())
 
 
 ATTRIBUTES = (
@@ -129,7 +138,7 @@ ATTRIBUTES = (
             "": _plain, "one key fewer": partial(_with_window, _WINDOW - 1), "one key more": partial(_with_window, _WINDOW + 1),
         },
     ),
-    _Attribute("sinks", "gpt-oss", ("sink",), {"sinks": (1.0, 2.0, -1.0, 3.0)}, mistaken={"": _plain}),
+    _Attribute("sinks", "gpt-oss", ("sink",), {"sinks": (1.0, 6.0, -1.0, 7.0)}, mistaken={"": _plain}),
     _Attribute("temperature", "Grok", ("temperature",), {"temperature": 8}, mistaken={"": _plain}),
     _Attribute(
         "KV scales", "checkpoints with an FP8 KV cache", ("scale", "fp8", "float8"),
@@ -152,13 +161,11 @@ ATTRIBUTES = (
         "mla", "DeepSeek, Kimi", ("mla", "latent"), prepare=_latent,
         mistaken={"without the dims with RoPE": _without_rope, "scaled for 576 dims": lambda call: call.with_spec(scale=576**-0.5)},
     ),
-    _Attribute("head_dim_v 32", "DeepSeek, MiMo", ("head_dim", "head dim", "v_head"), prepare=_narrow),
+    _Attribute("head_dim_v of half", "DeepSeek, MiMo", ("head_dim", "head dim", "v_head"), prepare=_narrow),
     _Attribute("pages of 16", "--page-size 16", ("page",), page=16),
     _Attribute("pages of 64", "--page-size 64", ("page",), page=64),
-    _Attribute("bfloat16", "--dtype bfloat16", ("dtype", "bfloat16", "bf16"), dtype=torch.bfloat16),
-    _Attribute(
-        "float32", "--dtype float32", ("dtype", "float32", "fp32", "data type"), dtype=torch.float32, limit=_ROUNDINGS * _TF32,
-    ),
+    _Attribute("bfloat16", "--dtype bfloat16", ("dtype", "bfloat16", "bf16"), dtype="bfloat16"),
+    _Attribute("float32", "--dtype float32", ("dtype", "float32", "fp32", "data type"), dtype="float32"),
 )  # fmt: skip
 
 
@@ -166,6 +173,7 @@ def measure(
     backends: Sequence[str],
     attributes: Collection[str] | None = None,
     note: Callable[[str], None] = lambda backend: None,
+    model: tuple[str, int] | None = None,
 ) -> Honours:
     """Measure backends, each in a process of its own: one that crashes leaves the others alone.
 
@@ -173,12 +181,13 @@ def measure(
         backends: names, as SGLang registers them.
         attributes: names of `ATTRIBUTES`; None for all.
         note: is called with the name of each before it runs.
+        model: dtype and head_dim in which they are measured; None for those of `SHAPES`.
     """
     interpret_without_gpu()
     results = []
     for backend in backends:
         note(backend)
-        results.append(_contained(backend, attributes))
+        results.append(_contained(backend, attributes, model))
     device = default_device()
     return Honours(
         sglang=sglang_version(), torch=torch.__version__, device="cpu (Triton interpreted)" if device == "cpu" else device,
@@ -186,7 +195,7 @@ def measure(
     )  # fmt: skip
 
 
-def _contained(backend: str, attributes: Collection[str] | None) -> BackendResult:
+def _contained(backend: str, attributes: Collection[str] | None, model: tuple[str, int] | None = None) -> BackendResult:
     """Measure one backend in a process of its own, and in another one from where it ends that: FlashAttention calls `exit`."""
     known: dict[tuple[str, str], Measured] = {}
     asked = None if attributes is None else sorted(attributes)
@@ -197,7 +206,7 @@ def _contained(backend: str, attributes: Collection[str] | None) -> BackendResul
             known[cell.attribute, cell.phase] = cell
 
     while True:
-        given = {"backend": backend, "attributes": asked, "known": sorted(known)}
+        given = {"backend": backend, "attributes": asked, "known": sorted(known), "model": model}
         outcome = worker.run(worker.Job(_JOB, given), on_event=keep)
         if isinstance(outcome, worker.Done):
             return BackendResult(backend=backend, problem=outcome.result, measured=tuple(known.values()))
@@ -216,6 +225,7 @@ def measure_backend(
     backend: str,
     attributes: Collection[str] | None = None,
     known: Collection[Sequence[str]] = (),
+    model: Sequence[Any] | None = None,
 ) -> str:
     """Measure one backend in this process. On a CPU nothing is compiled: flex_attention would take half a minute for each shape.
 
@@ -224,6 +234,7 @@ def measure_backend(
         backend: name, as SGLang registers it.
         attributes: names of `ATTRIBUTES`; None for all.
         known: attributes and phases that are left out.
+        model: as in `measure`.
 
     Returns:
         Why it cannot be measured; empty if it can.
@@ -242,25 +253,45 @@ def measure_backend(
             for phase in attribute.phases:
                 if (attribute.name, phase) not in {(name, its) for name, its in known}:
                     journal.begin(f"{attribute.name}{_IN}{phase}")
-                    measured = _measured(backend, attribute, phase)
+                    measured = _measured(backend, attribute, phase, _shapes_of(model))
                     journal.end()
                     journal.write("measured", cell=measured)
     return ""
 
 
-def _measured(backend: str, attribute: _Attribute, phase: str) -> Measured:
+def _shapes_of(model: Sequence[Any] | None) -> tuple[_Shape, ...]:
+    """Return the shapes in which a model's attributes are measured; those of no model where it has none that can be."""
+    dtype, head_dim = model or ("", 0)
+    known = dtype in ("float16", "bfloat16", "float32") and 0 < head_dim <= _MOST_HEAD_DIM
+    return ((dtype, head_dim, False), (dtype, head_dim, True)) if known else SHAPES
+
+
+def _measured(backend: str, attribute: _Attribute, phase: str, shapes: Sequence[_Shape]) -> Measured:
+    """Measure an attribute in a phase: the worst of all shapes, and which it is where another one is better."""
     try:
         made = _made(backend if attribute.page == 1 else f"{backend}@{attribute.page}")
     except (KernelRefused, ImportError) as error:
         state: State = "refuses" if _names(error, attribute) else "crashes"
         return Measured(attribute=attribute.name, phase=phase, state=state, says=one_line(str(error), 160))
-    # An encoder has another number of tokens than its decoder.
-    lens = PHASES["prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase]
-    cell = _attempt(made, attribute, phase, lens)
-    in_a_call = attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT
-    if cell.state in ("ignores", "wrong") and in_a_call:
-        cell = cell.model_copy(update={"test": _test(made, attribute, phase)})
-    return cell
+    cells = []
+    for dtype, head_dim, is_long in shapes:
+        for each in dict.fromkeys((attribute.dtype or dtype, attribute.dtype or _ELSE)):
+            shape = (each, head_dim, is_long)
+            cell = _attempt(made, attribute, phase, shape)
+            if cell.state != "not measured":
+                break
+        in_a_call = attribute.spec and attribute.name not in _BESIDE_THE_CONTRACT
+        if cell.state in ("ignores", "wrong") and in_a_call:
+            cell = cell.model_copy(update={"test": _test(made, attribute, phase, shape)})
+        cells.append(cell)
+    worst = worst_of(cells)
+    alike = all((cell.state, cell.says) == (worst.state, worst.says) for cell in cells)
+    return worst.model_copy(
+        update={
+            "shapes": tuple(shape for cell in cells for shape in cell.shapes),
+            "where": None if alike else worst.shapes[0],
+        }
+    )
 
 
 def _made(backend: str) -> NativeKernel | vllm.NativeKernel:
@@ -284,11 +315,12 @@ def _attempt(
     backend: NativeKernel | vllm.NativeKernel,
     attribute: _Attribute,
     phase: str,
-    lens: list[tuple[int, int]],
+    shape: _Shape,
 ) -> Measured:
     """Run a backend on a call that asks for an attribute, and tell what it computed."""
-    call = _call(attribute, phase, lens)
-    measured = partial(Measured, attribute=attribute.name, phase=phase)
+    call = _call(attribute, phase, shape)
+    of = Shape(dtype=shape[0], head_dim=call.q.shape[2], keys=max(call.lens_k))
+    measured = partial(Measured, attribute=attribute.name, phase=phase, shapes=(of,))
     try:
         out = _output(backend, call, attribute.layer)
     except Exception as raised:  # a backend raises whatever it likes
@@ -297,7 +329,7 @@ def _attempt(
         return measured(state="refuses" if _names(raised, attribute) else "crashes", says=_said(raised))
     error = _error(out, oracle(call))
     others = {words: _error(out, oracle(change(call))) for words, change in attribute.mistaken.items()}
-    limit = attribute.limit or _ROUNDINGS * torch.finfo(out.dtype).eps
+    limit = attribute.limit or _ROUNDINGS * (_TF32 if out.dtype == torch.float32 else torch.finfo(out.dtype).eps)
     nearest = min(others, key=others.__getitem__, default="")
     if error <= min([limit, *others.values()]):
         in_tf32 = out.dtype == torch.float32 and error > _ROUNDINGS * torch.finfo(out.dtype).eps
@@ -307,8 +339,16 @@ def _attempt(
     return measured(state="wrong", says="neither with nor without it", error=error)
 
 
-def _call(attribute: _Attribute, phase: str, lens: list[tuple[int, int]]) -> AttentionCall:
-    call = attribute.prepare(call_of(lens, _HEADS, _HEAD_DIM, attribute.dtype, default_device()))
+def _lens(attribute: _Attribute, phase: str, is_long: bool) -> list[tuple[int, int]]:
+    # An encoder has another number of tokens than its decoder.
+    of = "prefill with a cached prefix" if attribute.layer.cross and phase == "prefill" else phase
+    return [*PHASES[of], *[_LONG[of]] * is_long]
+
+
+def _call(attribute: _Attribute, phase: str, shape: _Shape) -> AttentionCall:
+    dtype, head_dim, is_long = shape
+    lens = _lens(attribute, phase, is_long)
+    call = attribute.prepare(call_of(lens, _HEADS, head_dim, getattr(torch, dtype), default_device()))
     return call.with_spec(phase="decode" if phase == "decode" else "extend", **attribute.spec)
 
 
@@ -331,11 +371,13 @@ def _names(error: Exception, attribute: _Attribute) -> bool:
     return on_purpose and any(word in str(error).lower() for word in attribute.words)
 
 
-def _test(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, phase: str) -> str:
+def _test(backend: NativeKernel | vllm.NativeKernel, attribute: _Attribute, phase: str, shape: _Shape) -> str:
     """Write a test of a call with which a backend does not honour an attribute."""
     spec = {"phase": "decode" if phase == "decode" else "extend", **attribute.spec}
     words = ", ".join(f"{name}={value!r}" for name, value in spec.items())
-    call = f'call_of({PHASES[phase]}, {_HEADS}, {_HEAD_DIM}, {attribute.dtype}, "{default_device()}")'
+    dtype, head_dim, is_long = shape
+    lens = _lens(attribute, phase, is_long)
+    call = f'call_of({lens}, {_HEADS}, {head_dim}, torch.{dtype}, "{default_device()}")'
     of = "vllm" if isinstance(backend, vllm.NativeKernel) else "sglang"
     name = f"test_{backend.backend}_honours_{attribute.name}_in_{phase}".replace(" ", "_")
     return f'def {name}():\n    call = {call}\n    assert_correct("{of}:{backend.backend}", call.with_spec({words}))\n'

@@ -171,7 +171,9 @@ def _given(names: list[str]) -> str | None:
 
 
 def as_given() -> str:
-    """Return the command as given, without --out, whose folder would no longer be new."""
+    """Return the command as given, without secrets and without --out, whose folder would no longer be new."""
+    from assay.harness.sides import hide_flags
+
     given = iter(sys.argv[1:])
     kept: list[str] = []
     for word in given:
@@ -179,7 +181,7 @@ def as_given() -> str:
             next(given, None)
         elif not word.startswith("--out="):
             kept.append(word)
-    return shlex.join(["assay", *map(portable, kept)])
+    return shlex.join(["assay", *hide_flags([*map(portable, kept)])])
 
 
 def load_command(name: str) -> Any:

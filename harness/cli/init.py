@@ -15,9 +15,10 @@ import typer
 from assay.harness.attention.interpreter import interpret_without_gpu
 from assay.harness.cli.app import app
 from assay.harness.cli.output import say
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.extras import DISTRIBUTION, REPOSITORY
 from assay.harness.policy import Policy
+from assay.harness.reading import whole_file
 
 
 @app.command()
@@ -160,8 +161,8 @@ def the_kernel(root: Path) -> str:
 def _kernels(root: Path) -> Iterator[str]:
     for path in _sources(root):
         try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, ValueError, OSError):
+            tree = ast.parse(whole_file(path))
+        except (SyntaxError, ValueError, OSError, RecursionError, EvidenceError):
             continue
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(part for part in parts[parts[0] == "src" :] if part != "__init__")

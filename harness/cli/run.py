@@ -162,16 +162,20 @@ def backends(
             "--honours", help="Run SGLang's backends on what a layer can ask for, and show what each ignores."
         ),
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --honours: measure in this model's dtype and head_dim; by default in two of each."),
+    ] = None,
     html: Html = None,
     json: Json = False,
 ) -> None:
     """List the attention backends and kernels, or measure what the engine's backends honour."""
     if honours:
-        raise typer.Exit(_honours(names, html, json))
-    if names or html:
+        raise typer.Exit(_honours(names, model, html, json))
+    if names or html or model:
         raise UsageError(
-            "Backends and --html are given without --honours.",
-            "both with --honours",
+            "Backends, --model and --html are given without --honours.",
+            "all of them with --honours",
             "add --honours, or leave them out",
         )
     from assay.harness.attention import kernels
@@ -203,10 +207,14 @@ def backends(
     say(f"SGLang's own: {problem or ', '.join(own)}")
 
 
-def _honours(names: list[str] | None, html: Path | None, json: bool) -> int:
+def _honours(names: list[str] | None, model: str | None, html: Path | None, json: bool) -> int:
     """Measure what the engines' backends honour, and return the exit code."""
+    from assay.harness.attention.call import default_device
     from assay.harness.checks.honours import measure
+    from assay.harness.engines.model import resolve_model
     from assay.harness.engines.sglang import catalog
+    from assay.harness.run.preflight import served_in
+    from assay.harness.sides import Side
     from assay.reports.honours import honours_document
 
     known = (*catalog.sglang_backends(), *(("vllm:CPU_ATTN", "vllm:CPU_MLA") if find_spec("vllm") else ()))
@@ -215,6 +223,10 @@ def _honours(names: list[str] | None, html: Path | None, json: bool) -> int:
             f"SGLang has no attention backend {unknown[0]!r}.", f"one of {', '.join(known)}",
             did_you_mean(unknown[0], known) or "name one of these",
         )  # fmt: skip
+    shape = None
+    if model:
+        folder = resolve_model(model)
+        shape = served_in(folder, Side(backend=known[0], model=model), default_device())
     with progress() as display:
-        result = measure(names or known, note=lambda backend: display.say(f"measuring {backend}"))
+        result = measure(names or known, note=lambda backend: display.say(f"measuring {backend}"), model=shape)
     return deliver(honours_document(result), json, html)

@@ -19,6 +19,7 @@ from assay.harness.text import counted
 
 if TYPE_CHECKING:
     from assay.harness.drivers.sweep.cells import Option
+    from assay.harness.drivers.sweep.spec import SweptCell
 
 # Options of commands that a sweep sets itself.
 _OF_THE_SWEEP = ("out", "json", "html", "junit", "quiet", "verbose", "help")
@@ -84,7 +85,7 @@ def sweep(
     for cell in cells:
         if not {*cell.axes.items()} <= tried:  # each value once
             tried |= {*cell.axes.items()}
-            _try(command, [*cell.command[1:]], spec.command)
+            _try(command, cell, spec.command)
     digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:10]
     folder = out or RUNS / f"sweep-{digest}"
     if dry_run:
@@ -114,14 +115,14 @@ def _options_of(name: str, params: Iterable[Any]) -> dict[str, Option]:
     return options
 
 
-def _try(command: Any, words: list[str], name: str) -> None:
+def _try(command: Any, cell: SweptCell, name: str) -> None:
     """Parse a command line as the command itself would.
 
     Raises:
         UsageError: it refuses it.
     """
     try:
-        with command.make_context(name, [*words]) as context:
+        with command.make_context(name, [*cell.given[1:]]) as context:
             if name in ("run", "bench"):
                 given = {flag: context.params.get(flag) for flag in (RUN_FLAGS if name == "run" else BENCH_FLAGS)}
                 make_spec(
@@ -129,13 +130,13 @@ def _try(command: Any, words: list[str], name: str) -> None:
                     context.params["config"],
                 )
     except UsageError as error:
-        raise UsageError(f"assay {name} {' '.join(words)}: {error.found}", error.expected, error.do) from None
+        raise UsageError(f"assay {' '.join(cell.command)}: {error.found}", error.expected, error.do) from None
     except Exception as error:
         if getattr(error, "exit_code", 0) != ExitCode.USAGE:
             raise
         message = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
         raise UsageError(
-            f"assay {name} {' '.join(words)}: {message}.",
+            f"assay {' '.join(cell.command)}: {message}.",
             f"options and values that assay {name} takes",
             f"see assay {name} -h",
         ) from None

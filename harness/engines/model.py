@@ -11,7 +11,8 @@ from typing import Any
 
 from assay.evals.retrieval import PromptRoom
 from assay.evals.tiny_model.families import FAMILIES, SOURCE, tiny_model
-from assay.harness.errors import UsageError
+from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.reading import regular_file, whole_file
 from assay.harness.sides import BUILTIN_MODEL, flag_values
 
 TINY_MODEL = SOURCE
@@ -49,6 +50,7 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
         if not is_hub_name(name):
             raise UsageError(f"--model {name}: no such folder.", "a model folder or a hub name", "check the path")
         folder = _download(name)
+    _refuse_pipes(folder, name)
     tokenizers = [folder / file for file in _TOKENIZERS if (folder / file).exists()]
     dummy = flag_values(tuple(engine_args)).get("--load-format") == "dummy"
     whole = dummy or any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
@@ -70,11 +72,21 @@ def resolve_model(name: str, engine_args: Sequence[str] = ()) -> Path:
     return folder.resolve()
 
 
+def _refuse_pipes(folder: Path, name: str) -> None:
+    """Refuse a folder with pipes or devices, for which an engine would wait for ever. Raises UsageError."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        try:
+            if path.exists() and not path.is_dir():
+                regular_file(path)
+        except EvidenceError as error:
+            raise UsageError(f"--model {name}: {error.found}", error.expected, error.do) from None
+
+
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     """Read a file of a model, as a JSON object. Raises UsageError if it is none."""
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        document = json.loads(whole_file(path))
+    except (OSError, ValueError, RecursionError) as error:
         problem = f"cannot be read as JSON: {error}"
     else:
         if isinstance(document, dict):

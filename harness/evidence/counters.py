@@ -16,6 +16,7 @@ from pydantic import NonNegativeInt
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.reading import regular_file
 from assay.harness.schema import Record
 
 FOLDER = "counters"
@@ -139,6 +140,7 @@ def _tables(folder: Path, run: str) -> Iterator[tuple[str, dict[CounterRow, np.n
     for name, legend in _LEGENDS.read_each(folder, run).items():
         counts = folder / _TABLE.format(name)
         try:
+            regular_file(counts)
             table = np.fromfile(counts, np.int64).reshape(_TABLE_ROWS, TABLE_LAYERS)
         except (OSError, ValueError) as error:
             raise EvidenceError(f"{counts} is damaged: {error}.", "a whole table of counts", RUN_AGAIN) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from assay.harness.schema import Record
@@ -9,6 +10,14 @@ from assay.harness.schema import Record
 State = Literal["honours", "ignores", "wrong", "refuses", "crashes", "not measured"]
 # The states, the worst first: what is ignored gives wrong outputs, and nobody is told.
 _WORST: tuple[State, ...] = ("ignores", "wrong", "crashes", "refuses", "not measured", "honours")
+
+
+class Shape(Record):
+    """The shape of a call: its dtype and head_dim, and the keys of its longest sequence."""
+
+    dtype: str
+    head_dim: int
+    keys: int
 
 
 class Measured(Record):
@@ -22,6 +31,8 @@ class Measured(Record):
             why it was not measured.
         error: relative L1 to attention with the attribute, of the worst query and head; None if it computed nothing.
         test: a test that fails, of a call that shows it; empty where the contract has no such call.
+        shapes: those in which it was measured.
+        where: that which has this state, where another one has a better one; None where all have it.
     """
 
     attribute: str
@@ -30,6 +41,13 @@ class Measured(Record):
     says: str = ""
     error: float | None = None
     test: str = ""
+    shapes: tuple[Shape, ...] = ()
+    where: Shape | None = None
+
+
+def worst_of(cells: Sequence[Measured]) -> Measured:
+    """Return the first of those with the worst state."""
+    return min(cells, key=lambda cell: _WORST.index(cell.state))
 
 
 class BackendResult(Record):
@@ -46,8 +64,8 @@ class BackendResult(Record):
 
     def state(self, attribute: str) -> State | None:
         """Return the worst state of an attribute over the phases; None if it was not measured."""
-        states = {cell.state for cell in self.measured if cell.attribute == attribute}
-        return next((state for state in _WORST if state in states), None)
+        cells = [cell for cell in self.measured if cell.attribute == attribute]
+        return worst_of(cells).state if cells else None
 
 
 class Honours(Record):

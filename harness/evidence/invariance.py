@@ -12,12 +12,14 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from assay.harness.errors import EvidenceError
 from assay.harness.evidence.fingerprint import FINGERPRINT, Fingerprint
 from assay.harness.evidence.folder import EndedFolder, RunFolder
 from assay.harness.evidence.manifest import Origin
 from assay.harness.evidence.nonce import RunRecord
 from assay.harness.evidence.records import Token
 from assay.harness.evidence.run_file import RUN_AGAIN, RunFile
+from assay.harness.reading import whole_file
 from assay.harness.schema import Record
 
 FOLDER = "invariance"
@@ -117,8 +119,8 @@ class ArmRecord(RunRecord):
     Attributes:
         number: in the order in which arms were run; 0 is the base, 1 the base again.
         features: ids of the features that were on.
-        why: why it was run: "base", "base again", "base longer", "pairs", "singles", "exactly", "reduction", "asked again" of an
-            arm that failed, "sensitivity", or, of a pass that was traced, "trace" or "trace again".
+        why: why it was run: "base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction", "asked
+            again" of an arm that failed, "sensitivity", or, of a pass that was traced, "trace" or "trace again".
         replies: in the order of the probes; empty where it failed.
         texts: greedy answers to a few prompts.
         seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.
@@ -211,8 +213,8 @@ class InvarianceFolder(EndedFolder[InvarianceManifest]):
 def compares_features(folder: Path) -> bool:
     """Return True if a folder is one of ``assay invariance``, whose manifest says what is not covered, as no other does."""
     try:
-        return b'"not_covered"' in (folder / "manifest.json").read_bytes()
-    except OSError:
+        return b'"not_covered"' in whole_file(folder / "manifest.json")
+    except (OSError, EvidenceError):
         return False
 
 

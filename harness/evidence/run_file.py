@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.nonce import RunRecord, check_run
 from assay.harness.files import write_whole
+from assay.harness.reading import regular_file
 from assay.harness.schema import read_json
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def read_arrays(path: Path, kind: type[Kind], run: str, do: str) -> tuple[Kind, 
     from safetensors import SafetensorError, safe_open
 
     try:
+        regular_file(path)
         with safe_open(path, framework="numpy") as file:
             header = kind.model_validate_json((file.metadata() or {})["header"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)

@@ -7,7 +7,7 @@ from pathlib import Path
 from assay.harness.config import recorded_spec
 from assay.harness.evidence.folder import RunFolder
 from assay.harness.evidence.records import Answer, Item
-from assay.harness.ingest.result import Fact, FileDocument
+from assay.harness.ingest.result import CitedFinding, Fact, FileDocument
 from assay.harness.ingest.result_set import ReadResults, ResultItem, ResultSet, results_reader
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.judge.build import build
@@ -32,7 +32,14 @@ def _with_verdict(source: SourceFile, document: FileDocument) -> FileDocument:
     basis = ", ".join(basis_of(report))
     said = f"{report.verdict}: {basis}" if basis else report.verdict
     verdict = Fact(id="verdict", title=f"verdict of {report.run_id}", text=said)
-    return document.model_copy(update={"facts": (verdict, *document.facts)})
+    findings = document.findings
+    if report.verdict != "pass":
+        own = CitedFinding(
+            id="run-verdict", title="The run has no pass", severity="serious" if report.verdict == "regression" else "warning",
+            where=report.run_id, diagnosis=f"The run's own verdict is {said}.", reproduce="",
+        )  # fmt: skip
+        findings = (own, *findings)
+    return document.model_copy(update={"facts": (verdict, *document.facts), "findings": findings})
 
 
 def basis_of(report: Report) -> list[str]:

@@ -57,10 +57,14 @@ class Loaded:
 
     @property
     def file(self) -> FileRead:
-        """Describe how much was read of it, titled by the tool and the model."""
+        """Describe how much was read of it, titled by the tool and the model, and of how many answers a score is."""
         first = self.reading.sets[0] if self.reading.sets else None
         about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
-        return self.reading.file(self.source, self.reader.id, about)
+        file = self.reading.file(self.source, self.reader.id, about)
+        fewer = [
+            made for made in (score.incomplete() for score in self.reading.sets) if made and made.severity != "info"
+        ]
+        return file.model_copy(update={"notes": (*file.notes, *(f"{made.where}: {made.diagnosis}" for made in fewer))})
 
 
 def _result(
@@ -107,7 +111,7 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         lengths=lengths,
     )
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
-    no_measure = "failed" if a_failed else "gain" if any(task.high < 0 for task in (*tasks, overall)) else ""
+    no_measure = "failed" if a_failed else "gain" if overall.high < 0 else ""
     # A result that is compared with its copy passes whatever the candidate computes.
     same = left.source.is_copy_of(right.source)
     checks = [
@@ -117,7 +121,7 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
     ]
     worse = [task for task in tasks if task.verdict == "regression"] if overall.verdict != "regression" else []
     decided: Verdict = "regression" if worse else overall.verdict
-    told = worse or ([] if pairs or len(leading) == 1 else leading)
+    told = sorted(worse or ([] if pairs or len(leading) == 1 else leading), key=lambda task: -task.loss)
     why = [state("of-task", task=task.name, why=task.why) for task in told] or [*overall.why]
     if (differs := [task for task in leading if task.differs]) and why[0].id != "not-same-question" and not told:
         why = [state("not-same-question", differs=differs[0].differs), *why]

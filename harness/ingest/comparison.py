@@ -97,6 +97,9 @@ class CellAt(Part):
     batch: int | None
     token: int | None
     head: int | None
+    index: tuple[int, ...] = Field(
+        (), description="place in the dimensions before the last, where their layout is ambiguous"
+    )
     error: OwnError = Field(
         description='the larger of sum |b - a| / sum |a| and max |b - a| / max |a|; "not finite" if a side is NaN or infinite'
     )

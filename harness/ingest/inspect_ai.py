@@ -16,6 +16,7 @@ from typing import Any
 
 from assay.evals.questions import prompt_hash
 from assay.harness.errors import EvidenceError, UsageError
+from assay.harness.ingest.result import CitedFinding
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
@@ -60,7 +61,11 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         samples = list(enumerate(header.get("samples") or (), 1))
     evaluated = header.get("eval") or {}
     if header.get("status") != "success":
-        read.notes.append(f"the evaluation ended with the status {header.get('status') or 'unknown: it was cut short'}")
+        says = f"It ended with the status {header.get('status') or 'unknown: it was cut short'}."
+        read.findings.append(CitedFinding(
+            id="evaluation-ended", title="The evaluation did not end with success", severity="warning", where=source.path.name,
+            diagnosis=says, reproduce="",
+        ))  # fmt: skip
     scorers = _scorers([sample for _, sample in samples], metric, source.path)
     items: dict[str, list[ResultItem]] = {scorer: [] for scorer in scorers}
     for number, sample in samples:

@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
-from assay.harness.ingest.result import CitedFinding, Excerpt, FactTable, FileDocument, FileRead, FormatReader
+from assay.harness.ingest.result import (
+    CitedFinding,
+    CitedLines,
+    Excerpt,
+    FactTable,
+    FileDocument,
+    FileRead,
+    FormatReader,
+)
 from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
@@ -29,6 +37,8 @@ from assay.harness.ingest.result_set import (
     results_reader,
     texts,
 )
+from assay.harness.ingest.sglang_findings import notice
+from assay.harness.ingest.sglang_patterns import ACCURACY_WARNED
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean, one_line
@@ -83,14 +93,18 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read every score of all tasks of the files, or the one that `metric` names as lm-eval does."""
-    reading = ReadResults(unit="sample")
+    reading, stated = ReadResults(unit="sample"), dict[Path, Mapping[str, Any]]()
     for samples, results in _pairs(source.path):
-        document = read_object(results) if results else {}
+        document = stated.setdefault(results, read_object(results)) if results else {}
         if samples is not None:
             reading.sets += _task(samples, document, metric, reading)
-        elif results is not None:
+        else:
             reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
-            reading.sets += _stated_sets(results, document, metric)
+    # What no sample has, such as BLEU, is of all samples together.
+    sampled = {result_set.task if metric else result_set.name for result_set in reading.sets}
+    for path, document in stated.items():
+        alone = _stated_sets(path, document, metric)
+        reading.sets += [score for score in alone if (score.task if metric else score.name) not in sampled]
     names = [result_set.name for result_set in reading.sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise EvidenceError(
@@ -102,10 +116,11 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
 
 
 def _stated_sets(path: Path, document: Mapping[str, Any], wanted: str) -> Iterator[ResultSet]:
-    """Yield the scores of a results file without samples: those of groups follow from their tasks, so they are left out."""
+    """Yield the scores of a results file: those of groups follow from their tasks, so they are left out."""
     members = document.get("group_subtasks") or {}
     for score in _scores(path):
-        if wanted in ("", score.metric, score.metric.partition(",")[0]) and not members.get(score.task):
+        named = wanted in ("", score.metric, score.metric.partition(",")[0])
+        if named and math.isfinite(score.value) and not members.get(score.task):
             error = document["results"][score.task].get(score.metric.replace(",", "_stderr,", 1))
             stated = StatedScore(value=score.value, error=_number(error), questions=score.questions)
             yield _set(score.task, score.metric, document).model_copy(update={"stated": stated})
@@ -215,7 +230,7 @@ def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: Read
 
 def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
     """Return what a results file states of a task, for one of its scores; empty if there is no file."""
-    run = document.get("config", {})
+    run = document.get("config") or {}
     higher = (document.get("higher_is_better") or {}).get(name) or {}
     base = metric.partition(",")[0]
     return ResultSet(
@@ -425,7 +440,7 @@ def _table_lines(source: SourceFile) -> Iterator[_Line]:
 def _read_table(source: SourceFile) -> FileDocument:
     """Read all tables of the file."""
     runs: dict[str, list[tuple[str, ...]]] = {}
-    findings, unread, read = list[CitedFinding](), list[Excerpt](), 0
+    findings, unread, read, warned = list[CitedFinding](), list[Excerpt](), 0, list[CitedLines]()
     for line in _table_lines(source):
         cited = Excerpt(first=line.number, last=line.number, text=line.text)
         if line.row:
@@ -433,8 +448,12 @@ def _read_table(source: SourceFile) -> FileDocument:
             findings += _row_below_guessing(line.row, cited)
         if line.understood:
             read += 1
-        else:
-            unread.append(cited)
+            continue
+        unread.append(cited)
+        if ACCURACY_WARNED.search(line.text):
+            warned.append(CitedLines.of(line.number, line.text))
+    if warned:
+        findings.append(notice("accuracy-warned", warned))
     file = FileRead.of(source, TABLE.id, TABLE.title, read, len(unread), excerpts=unread[:5], notes=(_NO_SAMPLES,))
     tables = tuple(
         FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=tuple(rows))

@@ -52,7 +52,7 @@ def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda
     """
     if not paths:
         raise UsageError("No file was given.", "a log, a results file, a trace or a dump", "name one")
-    documents = tuple(_read(SourceFile.of(path), damaged) for path in paths)
+    documents = tuple(_read(path, damaged) for path in paths)
     return IngestResult(
         verdict=_verdict(documents),
         created=timestamp(),
@@ -61,9 +61,12 @@ def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda
     )
 
 
-def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocument:
-    reader = None
+def _read(path: Path, damaged: Callable[[AssayError], None]) -> FileDocument:
+    if not path.exists():
+        SourceFile.of(path)
+    source, reader = SourceFile(path, b""), None
     try:
+        source = SourceFile.of(path)
         with reading(source.path, "file of a format that is read"):
             reader = _taker(source)
         if reader is None:
@@ -81,7 +84,7 @@ def _read(source: SourceFile, damaged: Callable[[AssayError], None]) -> FileDocu
 
 
 def _unknown(source: SourceFile, why: str) -> FileRead:
-    lines = 0 if source.path.is_dir() else source.count_lines()
+    lines = source.count_lines() if source.path.is_file() else 0
     return FileRead.of(source, UNKNOWN, "Unknown", 0, lines, notes=(why,))
 
 

@@ -146,6 +146,7 @@ class ReadResults:
         read: units that were understood.
         unread: the others, with what is wrong with each: `refuse` fills them.
         notes: what a person must know to trust the numbers.
+        findings: what is wrong by itself.
     """
 
     sets: list[ResultSet] = field(default_factory=list)
@@ -154,6 +155,7 @@ class ReadResults:
     unread: int = 0
     excerpts: list[Excerpt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    findings: list[CitedFinding] = field(default_factory=list)
 
     def refuse(self, number: int, text: str) -> None:
         """Count a unit that was not understood. `number` is its line, or its place from 1."""
@@ -235,7 +237,7 @@ def results_reader(
                 for fact in _facts(result_set)
             ),
             tables=(_table(answered),) if answered else (),
-            findings=tuple(filter(None, (results.incomplete() for results in answered))),
+            findings=(*reading.findings, *filter(None, (results.incomplete() for results in answered))),
         )
         return extend(source, document)
 

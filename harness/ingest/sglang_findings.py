@@ -32,6 +32,7 @@ _TITLES: dict[str, tuple[Severity, str]] = {
     "answers-invalid": ("warning", "Answers that could not be parsed"),
     "answers-unparsed": ("warning", "Answers that could not be parsed, suspected"),
     "kernel-returned-nan": ("warning", "A kernel returned NaN"),
+    "accuracy-warned": ("warning", "The engine warns of its accuracy"),
     "requests-failed": ("warning", "Requests without an answer"),
     "runaway-generations": ("warning", "Generations that never end"),
     "prefix-untested": ("warning", "Only the failing test reuses a prefix"),
@@ -51,6 +52,7 @@ _ASSERTED = (
 )
 # What follows from lines that may matter by themselves, by their kind.
 _NOTICES = {
+    "accuracy-warned": "Compare it with a run without this setting.",
     "kernel-not-loaded": "Something was not loaded, so another implementation may have run.",
     "offline-retry": "Files came from the local cache: they were not checked for newer versions.",
     "fallback": "Something else ran than was asked for.",
@@ -364,6 +366,11 @@ def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
             says = one_line(last[0].exception) if last else "The log does not state why."
             cites = [*((trace.exception_line, trace.exception) for trace in last), *_outcome(log, index)]
             yield _finding("test-failed", _test_name(log, index), says, [], cites)
+    counts, line = log.summary
+    if re.search(r"\b(?:failed|errors?)\b", counts) and not any(_failed(log, index) for index in range(len(log.tests))):
+        yield _finding(
+            "test-failed", "the log", f"pytest counts {counts}, and no failure is named.", [], [(line, counts)]
+        )
 
 
 def _not_finite(log: Log) -> Iterator[CitedFinding]:
@@ -376,14 +383,19 @@ def _not_finite(log: Log) -> Iterator[CitedFinding]:
 
 def _notices(log: Log) -> Iterator[CitedFinding]:
     """Yield the lines that may matter by themselves."""
-    for kind, diagnosis in _NOTICES.items():
+    for kind in _NOTICES:
         seen = [where for (of, _), where in log.notices.items() if of == kind]
         if seen:
-            if kind == "crash":
-                diagnosis = f"{_crashed_by(log, seen[0])} {diagnosis}"
-            evidence = [f"{where.count}×: {one_line(where.text)}" for where in seen[:5]]
-            lines = counted(sum(where.count for where in seen), "line")
-            yield _finding(kind, lines, diagnosis, evidence, seen[:20])
+            yield notice(kind, seen, _crashed_by(log, seen[0]) if kind == "crash" else "")
+
+
+def notice(kind: str, seen: Sequence[CitedLines], says: str = "") -> CitedFinding:
+    """Make the finding of lines that matter by themselves; it begins with what they say, if that is not its evidence alone."""
+    if kind == "accuracy-warned":
+        says = f"{one_line(seen[0].text, 300).rstrip('.')}."
+    evidence = [f"{where.count}×: {one_line(where.text)}" for where in seen[:5]]
+    lines = counted(sum(where.count for where in seen), "line")
+    return _finding(kind, lines, f"{says} {_NOTICES[kind]}".strip(), evidence, seen[:20])
 
 
 def _crashed_by(log: Log, where: CitedLines) -> str:

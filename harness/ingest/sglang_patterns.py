@@ -218,6 +218,10 @@ COUNTED_AS = {"unittest-outcome": "outcome", "kernel-begins": "kernel-call", "ke
 }
 """Kinds that are counted as another one."""
 
+ACCURACY_WARNED = re.compile(
+    r"(?i:\b(?:may|might|can|could|will) .{0,40}\b(?:less accurate|accuracy (?:drop|issue|loss|degrad)))"
+)
+"""What SGLang and vLLM write where a setting costs accuracy, such as a KV cache in FP8 without scales."""
 # Characters of a line in which progress bars are looked for.
 _LONGEST_BARS = 20_000
 # Several writers may share a line: progress bars that end in a carriage return or in nothing, names of tests, labels of a stream.

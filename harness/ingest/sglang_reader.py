@@ -14,6 +14,7 @@ from datetime import datetime
 from assay.harness.ingest.result import CitedLines
 from assay.harness.ingest.sglang_facts import KEPT, Log, LogMetric, Server, Test, parse_arguments
 from assay.harness.ingest.sglang_patterns import (
+    ACCURACY_WARNED,
     BARE,
     COUNTED_AS,
     HEADINGS,
@@ -178,7 +179,7 @@ class _LogReader:
         kind, match = table.find(text)
         if match is None:
             return ""
-        self.log.note(_NOTED.get(kind, ""), number, text)
+        self.log.note("accuracy-warned" if ACCURACY_WARNED.search(text) else _NOTED.get(kind, ""), number, text)
         if take := _TAKEN.get(kind):
             take(self, number, match)
         for name, pattern in _START_UP.get(kind, ()):
@@ -319,7 +320,11 @@ class _LogReader:
             self._raised = None
 
     def _take_summary(self, number: int, match: re.Match[str]) -> None:
-        index = self.log.ids.get(match["id"])
+        index = self.log.ids.get(match["id"] or "")
+        if index is None and match["outcome"] in ("FAILED", "ERROR") and len(self.log.tests) < KEPT:
+            # Of a run that printed a letter for each test, no line began it.
+            index = self.log.ids[match["id"]] = len(self.log.tests)
+            self.log.tests.append(Test(match["id"], number))
         if index is None:
             return
         if match["why"] and all(test != index for _, test in self.log.traces):

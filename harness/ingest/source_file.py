@@ -10,6 +10,7 @@ from pathlib import Path
 
 from assay.harness.errors import UsageError
 from assay.harness.files import file_hash
+from assay.harness.reading import regular_file
 
 # Bytes from which a format is recognised.
 _HEAD_BYTES = 1 << 16
@@ -40,11 +41,13 @@ class SourceFile:
 
         Raises:
             UsageError: there is none.
+            EvidenceError: it is a pipe or a device.
         """
         if path.is_dir():
             return cls(path, b"")
-        if not path.is_file():
+        if not path.exists():
             raise UsageError(f"There is no file {path}.", "a log, a results file, a trace or a dump", "check the path")
+        regular_file(path)
         with path.open("rb") as file:
             return cls(path, file.read(_HEAD_BYTES))
 
@@ -72,8 +75,8 @@ class SourceFile:
         return (f"{self.foreign:,} {lead} not {self.encoding.upper()} (the first is line {self.first_foreign})",)
 
     def sha256(self) -> str:
-        """Hash the whole file, in hexadecimal; empty for a folder."""
-        return "" if self.path.is_dir() else file_hash(self.path)
+        """Hash the whole file, in hexadecimal; empty for a folder, a pipe or a device."""
+        return file_hash(self.path) if self.path.is_file() else ""
 
     def is_copy_of(self, other: SourceFile) -> bool:
         """Return True if both hold the same bytes: two files, or all files of two folders by their names."""

@@ -26,7 +26,8 @@ from assay.harness.statement import Statement, state
 
 # Tensors that are compared at once: one thread reads while the other adds up.
 _THREADS = 2
-_Pair = tuple[StoredTensor, StoredTensor]
+# The passes of both sides whose rows, in order, are compared; mostly one and one.
+_Pair = tuple[Sequence[StoredTensor], Sequence[StoredTensor]]
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,39 @@ class TensorRule:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A pair of tensors, compared by cells; they have so many bytes."""
+    """A pair of tensors, compared by cells; they have so many bytes.
+
+    Attributes:
+        a: the first pass of A.
+        b: the first pass of B.
+        shape: of both, passes put together.
+        layout: how the shape was read.
+        passes: how many were put together in order, of A and of B.
+    """
 
     a: StoredTensor
     b: StoredTensor
     cells: Cells
     bound: float | None
     bytes: int
+    shape: tuple[int, ...]
+    layout: Layout
+    passes: tuple[int, int]
 
     def at(self, cell: TensorCell) -> CellAt:
         """Place a cell in the dump."""
         place = self.a.place
         return CellAt(
-            tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, batch=cell.batch,
-            token=cell.token, head=cell.head, error=_error(cell.error), bound=self.bound,
+            tensor=self.a.key, layer=place.layer, boundary=place.boundary, step=place.step, **self.named(cell),
+            error=_error(cell.error), bound=self.bound,
         )  # fmt: skip
+
+    def named(self, cell: TensorCell) -> dict[str, Any]:
+        """Return where a cell lies: by batch, token and head, or by the index of its dimensions where these are ambiguous."""
+        if not self.layout.either:
+            return {"batch": cell.batch, "token": cell.token, "head": cell.head}
+        index = tuple(map(int, np.unravel_index(cell.token or 0, self.shape[:-1])))
+        return {"batch": None, "token": None, "head": None, "index": index}
 
     @property
     def badness(self) -> tuple[bool, float]:
@@ -95,7 +114,7 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
     worst = max(changed, key=lambda change: change[0].badness, default=None)
     return Comparison(
         verdict="regression" if bad else "inconclusive" if problems or not full else "pass",
-        created=timestamp(), kind="tensors", why=(_why(full, bad, len(problems), rule.exact),), a=read_a, b=read_b,
+        created=timestamp(), kind="tensors", why=_why(full, bad, len(problems), rule.exact), a=read_a, b=read_b,
         tensors=ComparedTensors(
             exact=rule.exact, pairs=len(full), identical=len(full) - len(changed), within=len(changed) - len(bad),
             differing=len(bad), empty=len(every) - len(full), bytes=sum(pair.bytes for pair in full),
@@ -108,32 +127,71 @@ def diff_tensors(a: Path, b: Path, rule: TensorRule) -> Comparison:
 
 def _paired(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[list[_Pair], list[Statement]]:
     mine, theirs = ({tensor.key: tensor for tensor in tensors} for tensors in (a, b))
-    pairs = [(tensor, theirs[key]) for key, tensor in mine.items() if key in theirs]
-    if not pairs and len(mine) == len(theirs) == 1:  # two tensors were named, whatever they call themselves
-        return [(a[0], b[0])], []
+    if (
+        not mine.keys() & theirs.keys() and len(mine) == len(theirs) == 1
+    ):  # they were named, whatever they call themselves
+        return [(a, b)], []
+    # One forward of a text and its generation, a pass for the prompt and one for each token, have the same rows in other passes.
+    passes_a, passes_b = _passes(a), _passes(b)
+    joined = {
+        series
+        for series in passes_a.keys() & passes_b.keys()
+        if {tensor.key for tensor in passes_a[series]} != {tensor.key for tensor in passes_b[series]}
+    }
+    pairs: list[_Pair] = [(passes_a[series], passes_b[series]) for series in passes_a if series in joined]
+    pairs += [
+        ([tensor], [theirs[key]]) for key, tensor in mine.items() if key in theirs and tensor.series not in joined
+    ]
+    pairs.sort(key=lambda pair: pair[0][0].place.depth)
     return pairs, [
         state("tensor-in-one", side=side, tensor=key)
         for side, these, those in (("A", mine, theirs), ("B", theirs, mine))
         for key in these
-        if key not in those
+        if key not in those and these[key].series not in joined
     ]
+
+
+def _passes(tensors: Sequence[StoredTensor]) -> dict[str, list[StoredTensor]]:
+    """Return the passes of each series of a dump, in order."""
+    series: dict[str, list[StoredTensor]] = {}
+    for tensor in sorted(tensors, key=lambda tensor: tensor.place.step):
+        series.setdefault(tensor.series, []).append(tensor)
+    return series
+
+
+def _rows(a: Sequence[Tensor], b: Sequence[Tensor]) -> int | None:
+    """Return the dimension along which the passes of both sides have as many rows together; None if there is none."""
+    if len({tensor.dim() for tensor in (*a, *b)}) > 1:
+        return None
+    for dim in range(a[0].dim() - 1):
+        others = {(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in (*a, *b)}
+        if len(others) == 1 and sum(tensor.shape[dim] for tensor in a) == sum(tensor.shape[dim] for tensor in b):
+            return dim
+    return None
 
 
 def _compared(pair: _Pair, rule: TensorRule) -> _Compared | Statement:
     """Compare a pair by cells; state why if it cannot be compared."""
-    a, b = pair
+    (a, *_), (b, *_) = pair
     try:
         with reading(f"{a.path} or {b.path}", "tensor file"):
-            tensor_a, tensor_b = a.map(), b.map()
+            of_a, of_b = ([each.map() for each in side] for side in pair)
+            rows = _rows(of_a, of_b) if len(of_a) + len(of_b) > 2 else None
+            if rows is None and len(of_a) + len(of_b) > 2:
+                shapes = {side: [tuple(each.shape) for each in of] for side, of in (("a", of_a), ("b", of_b))}
+                return state("rows-differ", tensor=a.series.strip("/"), **shapes)
+            tensor_a, tensor_b = (of[0] if rows is None else torch.cat(of, rows) for of in (of_a, of_b))
             if tensor_a.shape != tensor_b.shape:
                 return state("shapes-differ", a=tuple(tensor_a.shape), b=tuple(tensor_b.shape), tensor=a.key)
             if rule.exact and tensor_a.dtype != tensor_b.dtype:
                 return state("dtypes-differ", a=str(tensor_a.dtype), b=str(tensor_b.dtype), tensor=a.key)
             rounding = max(_default_bound(tensor_a.dtype), _default_bound(tensor_b.dtype))
             bound = None if rule.exact else rounding if rule.tolerance is None else rule.tolerance
-            layout = layout_of(a.place.name, tensor_a.shape, rule.model, rule.axes)
+            shape = tuple(tensor_a.shape)
+            layout = layout_of(a.place.name, shape, rule.model, rule.axes, rows)
             cells = compare_cells(tensor_a, tensor_b, layout, bound)
-            return _Compared(a, b, cells, bound, tensor_a.nbytes + tensor_b.nbytes)
+            bytes_ = tensor_a.nbytes + tensor_b.nbytes
+            return _Compared(a, b, cells, bound, bytes_, shape, layout, (len(of_a), len(of_b)))
     except EvidenceError as error:
         return state("tensors-not-read", said=error.found)
 
@@ -153,17 +211,22 @@ def _error(value: float) -> OwnError:
 
 def _why(
     compared: Sequence[_Compared], bad: Sequence[tuple[_Compared, TensorCell]], not_compared: int, exact: bool
-) -> Statement:
+) -> tuple[Statement, ...]:
     if not compared:
-        return state("no-tensor-compared")
+        return (state("no-tensor-compared"),)
+    most = max(compared, key=lambda pair: sum(pair.passes)).passes
+    joined = [state("passes-in-order", a=most[0], b=most[1])] if sum(most) > 2 else []
     if bad:
-        cell, place = bad[0][1], bad[0][0].a.place
-        return state(
+        first, cell = bad[0]
+        place, layout = first.a.place, first.layout
+        differ = state(
             "tensors-differ", differing=len(bad), compared=len(compared), layer=place.layer, boundary=place.boundary,
-            name=place.name, step=place.step, head=cell.head, token=cell.token, batch=cell.batch,
+            name=place.name, step=place.step, **first.named(cell),
         )  # fmt: skip
+        read = state("layout", shape=first.shape, axes=layout.axes, either=layout.either)
+        return differ, *joined, *([] if layout.known or len(first.shape) < 3 else [read])
     names = compared[0].a.key, compared[0].b.key
-    return state("tensors-equal", compared=len(compared), exact=exact, names=names, not_compared=not_compared)
+    return state("tensors-equal", compared=len(compared), exact=exact, names=names, not_compared=not_compared), *joined
 
 
 def _grids(compared: Sequence[_Compared]) -> Iterator[ErrorGrid]:

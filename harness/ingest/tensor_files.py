@@ -41,12 +41,14 @@ class StoredTensor:
     Attributes:
         key: its name, behind the path of its file within the folder; the same for the same tensor of another dump.
         place: where in the model it was taken.
+        series: its key without the number of its pass; the same in all passes of a dump.
         path: its file.
         map: gives the tensor, mapped where the format allows it.
     """
 
     key: str
     place: Place
+    series: str
     path: Path
     map: Callable[[], Tensor]
 
@@ -92,7 +94,8 @@ def open_dump(path: Path) -> tuple[FileRead, list[StoredTensor]]:
             with reading(file, "tensor file"):
                 for name, mapped in _entries(file):
                     place = place_of(name, int(numbered[1]) if numbered else 0)
-                    tensors.append(StoredTensor(f"{inside}{name}", place, file, mapped))
+                    series = f"{inside.removesuffix('/').removesuffix(file.suffix).rstrip('0123456789')}/{name}"
+                    tensors.append(StoredTensor(f"{inside}{name}", place, series, file, mapped))
         except EvidenceError as error:
             refused.append(error)
     if not tensors:

@@ -118,17 +118,23 @@ class Layout(NamedTuple):
     """The meaning of a tensor's leading dimensions. Its last dimension is summed over, per cell.
 
     Attributes:
-        axes: a letter of "bth" for each leading dimension.
+        axes: a letter of "bth" for each leading dimension; "t" for all of them together where they are ambiguous.
         lead: sizes of the leading dimensions.
         dim: elements of a cell.
+        known: whether --layout, a model or the rows of several passes tell them; otherwise they are assumed.
+        either: the layouts that are as likely, where they are ambiguous.
     """
 
     axes: str
     lead: tuple[int, ...]
     dim: int
+    known: bool = False
+    either: tuple[str, ...] = ()
 
 
-def layout_of(name: str, shape: Sequence[int], model: ModelHeads | None = None, axes: str = "") -> Layout:
+def layout_of(
+    name: str, shape: Sequence[int], model: ModelHeads | None = None, axes: str = "", rows: int | None = None
+) -> Layout:
     """Infer how to read a tensor.
 
     Args:
@@ -136,20 +142,34 @@ def layout_of(name: str, shape: Sequence[int], model: ModelHeads | None = None, 
         shape: its shape.
         model: splits the last dimension of q, k, v and attention outputs into heads, where it fits.
         axes: letters of `_AXES` for all dimensions, such as "bhtd", instead of a guess; used where the number of dimensions fits.
+        rows: the dimension along which passes were put together, which is that of tokens; None for a single pass.
     """
     shape = tuple(shape)
     if axes and len(axes) == len(shape):
-        return Layout(axes.removesuffix("d"), shape[:-1], shape[-1])
+        return Layout(axes.removesuffix("d"), shape[:-1], shape[-1], known=True)
     if len(shape) <= 1:
         return Layout("t" * len(shape), shape, 1)
     if len(shape) > 4:  # the first dimension is taken for tokens, the rest for the cell
         return Layout("t", shape[:1], math.prod(shape[1:]))
-    heads = _has_heads(name)
-    lead = {2: "t", 3: "th" if heads else "bt", 4: "bht"}[len(shape)]
+    heads = _has_heads(name) or len(shape) == 4
+    likely = {2: ("t",), 3: ("th", "bt") if heads else ("bt",), 4: ("bht", "bth")}[len(shape)]
     sizes, dim = shape[:-1], shape[-1]
-    if heads and "h" not in lead and model and dim in (model.heads * model.head_dim, model.kv_heads * model.head_dim):
-        return Layout(lead + "h", (*sizes, dim // model.head_dim), model.head_dim)
-    return Layout(lead, sizes, dim)
+
+    def fits(lead: str) -> bool:
+        """Return True if the heads of the model are where a layout has them."""
+        counts = (model.heads, model.kv_heads) if model and heads else ()
+        split = 1 if "h" not in lead else sizes[lead.index("h")]
+        return any(dim * split == count * model.head_dim and split in (1, count) for count in counts if model)
+
+    left = [lead for lead in likely if rows is None or lead[rows : rows + 1] == "t"] or likely
+    told = [lead for lead in left if fits(lead)] or left
+    # A tensor of three dimensions is taken for [tokens, heads, dim], unless it may be a batch of one.
+    if len(told) > 1 and (len(shape) == 4 or shape[0] == 1):
+        return Layout("t", (math.prod(sizes),), dim, either=tuple(f"{lead}d" for lead in told))
+    lead, known = told[0], len(told) == 1 and (len(likely) > 1 or rows is not None or fits(told[0]))
+    if model and "h" not in lead and fits(lead):
+        return Layout(lead + "h", (*sizes, dim // model.head_dim), model.head_dim, known)
+    return Layout(lead, sizes, dim, known)
 
 
 def check_axes(axes: str) -> str:

@@ -183,7 +183,7 @@ def state_lengths(id: str, lengths: AnswerLengths, **values: object) -> Statemen
     return state(id, **lengths.model_dump(exclude={"p_beyond", "p_cut"}), **values)
 
 
-def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Check:
+def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, forced: bool = False) -> Check:
     """Check that no difference is seen. What too few answers leave open, and what a token limit hides, is not checked.
 
     A ratio that was measured beyond the bound is never met, whether or not it is shown to differ from 1: 1 % of answers that run to
@@ -191,6 +191,11 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
     log-normal lengths (sigma .6), 6 % of sets are not met where all differ by a sigma of .3, 31 % where all differ by one of .5
     (400 pairs: 10 %), and .5 % where half of them differ by .3. Where 1 % of answers run to a limit of 36 means, 86 % of sets of
     200 are not met, and 13 % have no such answer (1,000 simulated sets each).
+
+    Args:
+        sides: names of both.
+        forced: whether what is judged was measured at one forced length. A change that is not shown then rules out nothing: of 16
+            honest prompts, 13 to 37 % would not be met.
     """
     requirement = Requirement("answer-lengths", sides=sides)
     if why := lengths.uninformative:
@@ -199,7 +204,7 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES) -> Ch
         return requirement.check("missing", state_lengths("lengths-differ", lengths))
     if not lengths.same:
         undecided = state_lengths("lengths-undecided", lengths, more_cut=lengths.p_cut < _SURE)
-        return requirement.check("missing" if lengths.measured_beyond else "not checked", undecided)
+        return requirement.check("missing" if lengths.measured_beyond and not forced else "not checked", undecided)
     return requirement.check("ok", state_lengths("lengths-within", lengths))
 
 

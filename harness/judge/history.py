@@ -215,20 +215,24 @@ def line_of(report: Report, folder: str) -> RunLine:
 
 def _is_run(path: Path) -> bool:
     """Return True if a folder is a run's: with a run's manifest, or a report of a run, not of a bisection."""
-    if not path.is_dir():
-        return False
-    if (path / MANIFEST).is_file() and (path / "items.jsonl").is_file():
-        return True
     try:
+        if not path.is_dir():
+            return False
+        if (path / MANIFEST).is_file() and (path / "items.jsonl").is_file():
+            return True
         document = json.loads(whole_file(path / REPORT))
-    except (OSError, ValueError, RecursionError, EvidenceError):
+    except FileNotFoundError:
         return False
+    except (OSError, ValueError, RecursionError, EvidenceError):  # a damaged report is listed as such
+        return True
     return isinstance(document, dict) and str(document.get("schema", "")).startswith("assay.report/")
 
 
 def _line(path: Path) -> RunLine:
     try:
         return line_of(report_of(path), str(path))
+    except OSError as error:
+        return RunLine(folder=str(path), run_id=path.name, problem=f"it cannot be read: {error.strerror or error}")
     except (EvidenceError, UsageError) as error:
         do = f"; {error.do}" if error.do else ""
         return RunLine(folder=str(path), run_id=path.name, problem=f"{error.found.rstrip('.')}{do}")

@@ -88,7 +88,7 @@ def judge_bench(folder: BenchFolder) -> LatencyResult:
             if shapes[name].chunked
         ),
         *(_check_shared_prefix(load) for load in load_rows if load.shared_tokens and load.rounds),
-        *([check_lengths(lengths), check_ends(ends)] if lengths else []),
+        *([check_lengths(lengths, forced=True), check_ends(ends)] if lengths else []),
     )
     # The rows of a load follow one another.
     verdicts = [_load_verdict(list(own)) for _, own in groupby(rows, key=lambda row: (row.shape, row.concurrency))]

@@ -202,13 +202,17 @@ def _ports() -> _Found:
 def _asked(spec: RunSpec) -> _Found:
     """Measure whether the engine's backends honour what the model's layers ask for."""
     from assay.harness.engines.model import resolve_model
-    from assay.harness.run.preflight import asked_of, unmet
+    from assay.harness.run.preflight import asked_of, served_in, unmet
 
     asked = asked_of(spec, {role: resolve_model(side.model, side.flags) for role, side in spec.sides.items()})
     asks = sorted({feature for features in asked.values() for feature in features})
     if not asks:
         return "not needed", "the model's layers ask for plain attention", ""
-    refused = list(unmet({role: Backend.parse(side.backend) for role, side in spec.sides.items()}, asked))
+    backends = {role: Backend.parse(side.backend) for role, side in spec.sides.items()}
+    served = {
+        role: served_in(resolve_model(side.model, side.flags), side, spec.device) for role, side in spec.sides.items()
+    }
+    refused = list(unmet(backends, asked, served))
     enough = not any(fatal for _, fatal, _ in refused)
     says = "; ".join(f"the {role} {text}" for role, _, text in refused) or f"both sides honour {', '.join(asks)}"
     return _needed(enough, one_line(says, 300), "name another --reference; see assay backends --honours")

@@ -18,6 +18,7 @@ from assay.harness.engines.sglang.launch import check_engine_args
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.envelope import Envelope
 from assay.harness.evidence.records import Item, Suite
+from assay.harness.extras import require
 from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.paired_accuracy import Rule
 from assay.harness.sides import ROLES, Role
@@ -113,8 +114,10 @@ def prepare(spec: RunSpec) -> Plan:
     with a command does not depend on the memory that happens to be free.
 
     Raises:
-        UsageError: an unknown backend, an incomplete model, an unknown shape of requests, or questions that cannot be read.
+        UsageError: packages that are not installed, an unknown backend, an incomplete model, an unknown shape of requests, or
+            questions that cannot be read.
     """
+    require("serve", "A run")  # its report needs packages that asking does not
     for side in spec.sides.values():
         check_engine_args(side.flags)
     shapes_of(spec.workload.latency_shapes, spec.device)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.harness.attention.call import FEATURES
+from assay.harness.attention.call import FEATURES, default_device
 from assay.harness.attention.forms import feature_of
 from assay.harness.backend import Backend
 from assay.harness.engines.model import model_shape
@@ -17,7 +17,7 @@ from assay.harness.evidence.honours import BackendResult
 from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.baselines import since_accepted
 from assay.harness.progress import ProgressDisplay
-from assay.harness.sides import ROLES, Device, Role, Side
+from assay.harness.sides import ROLES, Device, Role, Side, flag_values
 
 if TYPE_CHECKING:
     from assay.harness.config import RunSpec
@@ -153,7 +153,9 @@ def check_asked(plan: Plan, display: ProgressDisplay) -> None:
     Raises:
         UsageError: the reference does not compute it, or the kernel does not declare it.
     """
-    for role, fatal, text in unmet({role: plan.backend(role) for role in ROLES}, asked_of(plan.spec, plan.models)):
+    backends, device = {role: plan.backend(role) for role in ROLES}, plan.spec.device
+    served = {role: served_in(plan.models[role], plan.spec.sides[role], device) for role in ROLES}
+    for role, fatal, text in unmet(backends, asked_of(plan.spec, plan.models), served):
         if fatal and plan.backend(role).is_kernel:
             expected = "a kernel that declares what the model's layers ask for, in @declares(features=...)"
             raise UsageError(
@@ -182,13 +184,31 @@ def ignored_of(model: Path, side: Side, measuring: bool = True) -> tuple[str, ..
     asks, backend = model_shape(model, side.flags).asks, Backend.parse(side.backend)
     if asks and not measuring and not backend.is_kernel:
         return None
-    return tuple(text for _, _, text in unmet({"candidate": backend}, {"candidate": asks}))
+    served: dict[Role, tuple[str, int]] = {"candidate": served_in(model, side, default_device())} if asks else {}
+    return tuple(text for _, _, text in unmet({"candidate": backend}, {"candidate": asks}, served))
 
 
-def unmet(backends: Mapping[Role, Backend], asks: Mapping[Role, Mapping[str, str]]) -> Iterator[tuple[Role, bool, str]]:
+def served_in(model: Path, side: Side, device: str) -> tuple[str, int]:
+    """Return the dtype in which a side's layers compute, float32 on a CPU unless a flag names another, and their head_dim."""
+    shape = model_shape(model, side.flags)
+    usual = "float32" if device == "cpu" else shape.dtype
+    named = flag_values(side.flags).get("--dtype", "auto")
+    return {"auto": usual, "half": "float16", "float": "float32"}.get(named, named), shape.head_dim
+
+
+def unmet(
+    backends: Mapping[Role, Backend],
+    asks: Mapping[Role, Mapping[str, str]],
+    served: Mapping[Role, tuple[str, int]] = {},
+) -> Iterator[tuple[Role, bool, str]]:
     """Yield what backends are not shown to honour: the role, if it rules a run out, and a description.
 
     Kernels declare it; the engine's own backends are measured. A candidate of the engine's own is run whatever it does.
+
+    Args:
+        backends: of each role.
+        asks: what its model asks for.
+        served: dtype and head_dim in which it is measured; a role without them in the usual ones.
     """
     for role, backend in backends.items():
         for feature, line in asks[role].items():
@@ -202,10 +222,13 @@ def unmet(backends: Mapping[Role, Backend], asks: Mapping[Role, Mapping[str, str
     names = {name for role in roles for name in asks[role]} & {attribute.name for attribute in ATTRIBUTES}
     if not names:
         return
-    measured = measure(sorted({backends[role].name for role in roles}), names).backends
-    results = {result.backend: result for result in measured}
+    results: dict[tuple[str, tuple[str, int] | None], BackendResult] = {}
     for role in roles:
-        result = results[backends[role].name]
+        key = backends[role].name, served.get(role)
+        if key not in results:
+            measured = measure([key[0]], names, model=key[1]).backends
+            results[key] = next(result for result in measured if result.backend == key[0])
+        result = results[key]
         for feature, line in ((name, line) for name, line in asks[role].items() if name in names):
             state, what = result.state(feature), f"the {feature} that the model asks for ({line})"
             if state in _DOES:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from assay.harness.ingest.comparison import ComparedKind, ComparedTask, Comparison, TraceDifference, Unpaired
 from assay.harness.ingest.result import UNKNOWN, IngestResult
 from assay.harness.ingest.sglang_findings import badness
 from assay.harness.statement import Statement
-from assay.harness.text import counted, listed
+from assay.harness.text import counted, few, listed
 from assay.reports.wording.say import Found, say, says
 from assay.reports.wording.verdict import unmet_sentence
 
@@ -226,9 +227,9 @@ def _new_cause(candidate: str, does: str) -> str:
     return f"{candidate} {does}."
 
 
-def cell_text(head: int | None, token: int | None, batch: int | None) -> str:
-    """Describe a cell, such as ", head 3, token 17"; empty parts are left out."""
-    named = (("sequence", batch), ("head", head), ("token", token))
+def cell_text(head: int | None, token: int | None, batch: int | None, index: Sequence[int] = ()) -> str:
+    """Describe a cell, such as ", head 3, token 17" or ", at [0, 3, 17]"; empty parts are left out."""
+    named = (("sequence", batch), ("head", head), ("token", token), ("at", [*index] if index else None))
     return "".join(f", {what} {number}" for what, number in named if number is not None)
 
 
@@ -244,10 +245,35 @@ def _no_tensor_compared() -> str:
 
 @says
 def _tensors_differ(
-    differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: int | None
+    differing: int, compared: int, layer: int | None, boundary: str, name: str, step: int, **cell: Any
 ) -> str:
     place = f"{layer_text(layer)}, {boundary} ({name}){f', pass {step}' if step else ''}{cell_text(**cell)}"
     return f"{differing} of {compared} tensors differ; the first is {place}."
+
+
+_DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}
+
+
+@says
+def _layout(shape: list[int], axes: str, either: list[str]) -> str:
+    if either:
+        return f"The dimensions of {shape} are {' or '.join(either)}: name them with --layout, or give --model."
+    of = listed([_DIMENSIONS[axis] for axis in axes])
+    return f"The dimensions of {shape} were taken for {of}, which --layout or --model can correct."
+
+
+@says
+def _passes_in_order(a: int, b: int) -> str:
+    return f"Compared row by row in order: {_counted_passes(a)} of A with {_counted_passes(b)} of B."
+
+
+def _counted_passes(count: int) -> str:
+    return f"{count:,} pass{'' if count == 1 else 'es'}"
+
+
+@says
+def _rows_differ(tensor: str, a: list[list[int]], b: list[list[int]]) -> str:
+    return f"the passes have other rows together, {few(list(map(str, a)), 3)} and {few(list(map(str, b)), 3)}: {tensor}"
 
 
 @says

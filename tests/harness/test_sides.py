@@ -94,6 +94,18 @@ def test_sides_may_be_given_whole() -> None:
         ("watermark_key", "null", "null"),
         ("encoder_urls", "http://me:hunter2@host:1/x", "http://***@host:1/x"),
         ("hicache_storage_backend_extra_config", '{"password": "hunter2", "n": 1}', '{"password": "***", "n": 1}'),
+        ("PGPASSWORD", "hunter2", "***"),
+        ("GITHUB_PAT", "hunter2", "***"),
+        ("SECRETKEY", "hunter2", "***"),
+        ("accessKey", "hunter2", "***"),
+        ("GITHUBTOKEN", "hunter2", "***"),
+        ("model", "https://host/m?token=hunter2&rev=1", "https://host/m?token=***&rev=1"),
+        ("storage", "AccountName=a;AccountKey=hunter2==;Suffix=b", "AccountName=a;AccountKey=***;Suffix=b"),
+        ("extra", "{'Authorization': 'Bearer hunter2', 'n': 1}", "{'Authorization': '***', 'n': 1}"),
+        ("extra", "--admin-api-key=hunter2 --page-size=16", "--admin-api-key=*** --page-size=16"),
+        ("PATH", "/usr/bin", "/usr/bin"),
+        ("pattern", "a", "a"),
+        ("design", "b", "b"),
         ("--ssl-keyfile", "/etc/key.pem", "/etc/key.pem"),
         ("tokenizer_path", "tiny", "tiny"),
         ("speculative_token_map", "map.pt", "map.pt"),
@@ -125,3 +137,5 @@ def test_commands_have_no_secrets() -> None:
     spec = RunSpec.of(reference="triton", candidate="mine:forward", engine_arg=flags)
     assert spec.given_flags(["engine_arg"]) == [f"--engine-arg={word}" for word in hide_flags(flags)]
     assert hide_flags(flags) == ("--ssl-keyfile-password=***", "--admin-api-key", "***", "--page-size=16")
+    for handed in (("--engine-arg=--api-key", "--engine-arg=hunter2"), ("--engine-arg", "--api-key", "--engine-arg", "hunter2")):
+        assert hide_flags(handed) == (*handed[:-1], handed[-1].replace("hunter2", "***"))

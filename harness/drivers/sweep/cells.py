@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +17,10 @@ from assay.harness.config import FILE
 from assay.harness.drivers.sweep.spec import DEVICE_AXIS, SweepSpec, SweptCell, Value
 from assay.harness.errors import UsageError
 from assay.harness.run.machine import installed_packages
+from assay.harness.sides import hide_flags
 from assay.harness.text import did_you_mean, visible
 
 _CODE = ("candidate", "kernel", "reference")
-_FILES = ("model", "pack", "config", "data", "baselines")
 # Bytes up to which a file's content is hashed; of a larger one its name, size and time: a model's weights take minutes.
 _SMALL = 1_000_000
 
@@ -52,6 +52,7 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
                     did_you_mean(name, [*options]) or f"see assay {spec.command} -h",
                 )
     cells = []
+    labels = {name: _labels(name, values) for name, values in spec.axes.items()}
     for values in itertools.product(*spec.axes.values()):
         axes = dict(zip(spec.axes, values, strict=True))
         if any(all(axes[name] == value for name, value in left_out.items()) for left_out in spec.exclude):
@@ -61,8 +62,19 @@ def cells_of(spec: SweepSpec, options: Mapping[str, Option], device: str) -> lis
         environment_of_workers = json.dumps(spec.runtime_env, sort_keys=True, default=str)
         decided = [command, environment_of_workers, _text(axes.get(DEVICE_AXIS, device)), _identity(taken)]
         key = _hash(json.dumps(decided, sort_keys=True))[:16]
-        cells.append(SweptCell(key=key, command=command, axes={name: _text(value) for name, value in axes.items()}))
+        shown = {name: labels[name][_text(value)] for name, value in axes.items()}
+        cells.append(SweptCell(key=key, command=hide_flags(command), given=command, axes=shown))
     return cells
+
+
+def _labels(name: str, values: Sequence[Value]) -> dict[str, str]:
+    """Return each value of an axis as it is shown: without secrets, those that then look the same told apart by numbers."""
+    labels: dict[str, str] = {}
+    for text in map(_text, values):
+        label = " ".join(hide_flags([f"--{name.replace('_', '-')}", *text.split(" ")])[1:])
+        alike = sum(other == label or other.startswith(f"{label} (") for other in labels.values())
+        labels[text] = f"{label} ({alike + 1})" if alike and label != text else label
+    return labels
 
 
 def _words(taken: Mapping[str, Value], options: Mapping[str, Option]) -> list[str]:
@@ -86,7 +98,8 @@ def _text(value: Value) -> str:
 def _identity(taken: Mapping[str, Value]) -> dict[str, object]:
     """Return what decides a cell besides its command: the environment, the code under test, and the files that it reads."""
     code = {f"code of {name}": _code_of(_text(taken[name])) for name in _CODE if name in taken}
-    files = {f"files of {name}": _files_of(_text(taken[name])) for name in _FILES if name in taken}
+    texts = {name: value if isinstance(value, tuple) else (value,) for name, value in taken.items()}
+    files = {f"files of {name}": [_files_of(_text(part)) for part in parts] for name, parts in texts.items()}
     return {"environment": environment(), **code, f"files of {FILE}": _files_of(str(FILE)), **files}
 
 

@@ -39,6 +39,7 @@ from assay.harness.extras import require
 from assay.harness.files import is_unused, lock_folder, timestamp, write_whole
 from assay.harness.progress import ProgressDisplay
 from assay.harness.schema import read_json
+from assay.harness.sides import hide
 from assay.harness.text import how_ended, one_line
 from assay.harness.verdict import WORST_FIRST, Verdict, exit_code_of
 from assay.worker import run_command
@@ -213,13 +214,13 @@ def run_cell(
         shutil.rmtree(folder / OUT, ignore_errors=True)
     out = ["--out", str((folder / OUT).resolve())] if name in _KEEPS else []
     status = run_command(
-        [sys.executable, "-m", "assay", *cell.command, *out, "--json"], Path.cwd(), log=folder / LOG, seconds=minutes * 60,
+        [sys.executable, "-m", "assay", *cell.given, *out, "--json"], Path.cwd(), log=folder / LOG, seconds=minutes * 60,
         environment={**os.environ, **variables}, output=folder / RESULT, stop=stop,
     )  # fmt: skip
     if stop.is_set():
         return cell
     verdict, text = _outcome(folder, status, minutes)
-    told = {"verdict": verdict, ("problem" if verdict == "error" else "headline"): text}
+    told = {"verdict": verdict, ("problem" if verdict == "error" else "headline"): hide("", text)}
     done = cell.model_copy(update={**told, "environment": environment(), "seconds": time.monotonic() - begun})
     write_whole(folder / CELL, done.model_dump_json(indent=1))
     return done

@@ -83,8 +83,11 @@ class SweptCell(Part):
     """A cell of a sweep: a command of assay for one combination of the values of the axes."""
 
     key: str = Field(description="hash of what decides it: command, code under test, files, environment, device kind")
-    command: tuple[str, ...] = Field(description='words of the command, such as "check", "mine:forward", "--size=full"')
-    axes: dict[str, str] = Field(description="value by name of axis")
+    command: tuple[str, ...] = Field(
+        description='words of the command without secrets, such as "check", "mine:forward", "--size=full"'
+    )
+    given: tuple[str, ...] = Field((), exclude=True, repr=False, description="the same words as they are run")
+    axes: dict[str, str] = Field(description="value by name of axis, without secrets")
     verdict: Verdict | None = Field(None, description="null for a cell that did not run")
     headline: str = Field("", description="the result in a sentence")
     problem: str = Field("", description="why there is no result")

@@ -36,7 +36,7 @@ def test_coverage_is_values_their_reach_and_the_gaps() -> None:
     assert found.values["head_dim"] == ("64", "80", "96", "128", "192", "256")
     assert found.values["layer"] == ("0", "1", "2", "16", "31")
     [reach] = found.reach.values()
-    assert (reach.new[-1], reach.behind[-1], reach.keys[-1], reach.sequences[-1]) == (513, 512, 4002, 40)
+    assert (reach.new[-1], reach.behind[-1], reach.keys[-1], reach.sequences[-1]) == (513, 512, 4097, 40)
     met = {(new, new + cached) for _, one in made for new, cached in zip(one.call.lens_q, one.call.prefixes, strict=True)}
     assert (set(reach.new), set(reach.keys)) == ({new for new, _ in met}, {keys for _, keys in met}), "none that no call had"
     assert set(reach.sequences) == {len(one.call.lens_q) for _, one in made}

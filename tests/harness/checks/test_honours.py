@@ -98,6 +98,53 @@ def test_each_state_is_told_from_the_others(
     )
 
 
+@pytest.mark.parametrize(
+    ("ignores", "where"),
+    [
+        (lambda call: call.q.dtype == torch.bfloat16, "bfloat16"),
+        (lambda call: call.q.shape[2] == 128, "head_dim 128"),
+        (lambda call: max(call.lens_k) > 300, "up to 3"),
+    ],
+)
+def test_a_backend_that_ignores_something_in_one_shape_alone_does_not_honour_it(
+    ignores: Callable[[AttentionCall], bool], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(call: AttentionCall) -> Tensor:
+        return plain(call) if ignores(call) else rounded_oracle(call)
+
+    found = states(some, monkeypatch)
+    assert {name: found[name] for name in FEATURES} == dict.fromkeys(FEATURES, "ignores")
+    document = honours_document(Honours(sglang="0.5.23", torch="2", device="cpu", backends=(found[""],)))
+    assert where in str(document.body)
+    [test, *_] = [cell.test for cell in found[""].measured if cell.test]
+    assert "128, torch.bfloat16" in test
+    assert "(345, 0)" in test
+
+
+def test_a_model_is_measured_in_its_dtype_and_head_dim_in_short_calls_and_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def note(call: AttentionCall) -> Tensor:
+        seen.add((call.q.dtype, call.q.shape[2], max(call.lens_k) > 300))
+        return rounded_oracle(call)
+
+    monkeypatch.setattr(honours, "kernel", lambda name: Computes(note))
+    measure_backend(Journal(lambda event: None), "mine", ["window"], model=("float32", 80))
+    assert seen == {(torch.float32, 80, False), (torch.float32, 80, True)}
+
+
+def test_where_a_dtype_cannot_be_measured_another_is_and_the_document_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interpreted(call: AttentionCall) -> Tensor:
+        if call.q.dtype == torch.bfloat16:
+            raise KernelRefused("the interpreter is wrong in bfloat16")
+        return plain(call) if call.q.shape[2] == 128 else rounded_oracle(call)
+
+    found = states(interpreted, monkeypatch)
+    assert (found["window"], found["bfloat16"]) == ("ignores", "not measured")
+    document = honours_document(Honours(sglang="0.5.23", torch="2", device="cpu", backends=(found[""],)))
+    assert "mine: float16 at head_dim 64, up to 51 keys; float16 at head_dim 128, up to 349 keys" in str(document.body)
+
+
 def test_a_window_of_one_key_fewer_is_named_in_its_phase_with_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     found = states(narrower, monkeypatch)
     assert (found["window"], found["softcap"]) == ("wrong", "honours")
@@ -108,13 +155,13 @@ def test_a_window_of_one_key_fewer_is_named_in_its_phase_with_a_test(monkeypatch
 
 
 def test_every_attribute_changes_what_is_computed_by_far_more_than_rounding() -> None:
-    for attribute in ATTRIBUTES:
+    for attribute, shape in ((attribute, shape) for attribute in ATTRIBUTES for shape in honours.SHAPES):
         for phase in attribute.phases:
-            call = honours._call(attribute, phase, honours.PHASES[phase])
+            call = honours._call(attribute, phase, shape)
             truth = honours.oracle(call)
             for words, change in attribute.mistaken.items():
                 apart = honours._error((honours.oracle(change(call))).to(call.q.dtype), truth)
-                assert apart > max(0.1, 1.5 * (attribute.limit or 0)), (attribute.name, phase, words)
+                assert apart > max(0.1, 1.5 * (attribute.limit or 0)), (attribute.name, phase, shape, words)
 
 
 def test_the_document_names_what_is_silent_and_what_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,3 +165,30 @@ def test_invalid_answers_are_named_beside_the_accuracy(tmp_path: Path, invalid: 
     if severity == "warning":
         assert found[0].diagnosis == "72 % of the answers are invalid, and Accuracy 0.015 counts them as wrong."
         assert [cite.first for cite in found[0].cites] == [2, 1]
+
+
+COUNTS = "==================== 1 failed, 3 passed, 1 warning in 319.15s (0:05:19) ====================\n"
+NAMED = (
+    "=========================== short test summary info ============================\n"
+    "FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "says"),
+    [
+        (NAMED + COUNTS, "test_mmlu", "assert 0.125 >= 0.6"),
+        (COUNTS, "the log", "pytest counts 1 failed, 3 passed, 1 warning in 319.15s (0:05:19), and no failure is named."),
+    ],
+)
+def test_a_failed_test_is_found_where_no_line_began_it(tmp_path: Path, text: str, where: str, says: str) -> None:
+    start = "============================= test session starts ==============================\n"
+    (found,) = ingested(tmp_path, start + text).findings
+    assert (found.id, found.where, found.diagnosis) == ("test-failed", where, says)
+    assert not ingested(tmp_path, start + COUNTS.replace("1 failed, ", "")).findings
+
+
+def test_what_an_engine_itself_warns_of_its_accuracy_is_found(tmp_path: Path) -> None:
+    says = "Using FP8 KV cache but no scaling factors provided. Defaulting to 1.0. This may lead to less accurate results!"
+    (found,) = ingested(tmp_path, f"{STAMP}Load weight begin. avail mem=1.00 GB\n{STAMP}WARNING: x.py:1: {says}\n").findings
+    assert (found.id, found.severity, [cite.first for cite in found.cites]) == ("accuracy-warned", "warning", [2])

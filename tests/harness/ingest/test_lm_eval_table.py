@@ -39,6 +39,17 @@ def test_each_run_of_a_file_is_a_table_of_its_own_and_no_two_rows_are_merged(tmp
     assert two.title.startswith("vllm (")
 
 
+def test_a_warning_of_the_engine_beside_a_table_is_found(tmp_path: Path) -> None:
+    log = (
+        "INFO [cache.py:214] Using fp8 data type to store kv cache. It may cause accuracy drop without a proper scaling factor.\n"
+        "WARNING [kv_cache.py:143] Using uncalibrated q_scale 1.0 with fp8 attention. This may cause accuracy issues.\n"
+        "INFO [x.py:1] Higher accuracy is better.\n"
+    )
+    (found,) = read(tmp_path, log + RUN.format("vllm") + HEAD + ROWS.format("0.6", "0.6")).findings
+    assert (found.id, [cite.first for cite in found.cites]) == ("accuracy-warned", [1, 2])
+    assert "may cause accuracy drop" in found.diagnosis
+
+
 @pytest.mark.parametrize(("task", "found"), [("mmlu", ["score-below-guessing"]), (" - law", []), ("gsm8k", [])])
 def test_a_score_below_guessing_is_found_but_not_of_a_task_in_a_group(tmp_path: Path, task: str, found: list[str]) -> None:
     row = f"|{task}|2|none|0|acc|↑|0.2312|±|0.0036|\n"

@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -104,7 +105,9 @@ def test_a_log_of_a_run_that_was_killed_is_read_and_said_to_be_one(data: Path, t
         file.writestr("samples/x_epoch_1.json", "{")
     reading = inspect_ai.READER.results(SourceFile.of(killed), "")
     assert (reading.read, reading.unread) == (3, 1)
-    assert "cut short" in reading.notes[0]
+    (ended,) = inspect_ai.READER.read(SourceFile.of(killed)).findings[:1]
+    assert (ended.id, ended.severity) == ("evaluation-ended", "warning")
+    assert "cut short" in ended.diagnosis
 
 
 def test_simple_evals_is_the_same_from_the_report_and_from_the_scores_beside_it(data: Path, tmp_path: Path) -> None:
@@ -219,3 +222,12 @@ def test_samples_without_an_output_are_refused_and_a_scorer_must_be_there(data: 
     assert (reading.read, reading.unread) == (len(log["samples"]) - 1, 1)
     with pytest.raises(UsageError, match="no scorer 'patern'"):
         inspect_ai.READER.results(SourceFile.of(tmp_path / "x.json"), "patern")
+
+
+def test_a_run_is_headed_by_its_own_verdict(examples: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    for report, severity in ((examples.regression(), ["serious"]), (examples.passing(), [])):
+        path.write_text(report.model_dump_json())
+        result = ingest([path])
+        assert [one.severity for one in result.documents[0].findings if one.id == "run-verdict"] == severity
+        assert result.verdict == ("regression" if severity else "inconclusive")

@@ -21,6 +21,7 @@ from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.ingest.tensor_layout import ModelHeads, check_axes
 from assay.harness.judge.report import NOT_FINITE
 from assay.harness.statement import Statement, state
+from assay.reports.wording.say import say
 
 LAYERS = 3
 RULE = TensorRule()
@@ -284,3 +285,65 @@ def test_the_heads_of_a_model_are_read_from_its_configuration(tmp_path: Path, in
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="does not state a model's heads"):
         ModelHeads.of(tmp_path)
+
+
+def one_wrong(folder: Path, shape: tuple[int, ...], at: tuple[int, ...], rule: TensorRule = RULE) -> Comparison:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    other = values.clone()
+    other[at] *= 2
+    a, b = (folder / f"{side}-{'-'.join(map(str, shape))}.safetensors" for side in "ab")  # files stay open by their names
+    for path, tensor in ((a, values), (b, other)):
+        safetensors.torch.save_file({"model.layers.3.self_attn.attn": tensor}, path)
+    return diff_tensors(a, b, rule)
+
+
+def test_an_ambiguous_layout_is_asked_for_and_no_head_is_named(tmp_path: Path) -> None:
+    asked = one_wrong(tmp_path, (1, 16, 4, 64), (0, 9, 2))
+    assert asked.verdict == "regression", "the numbers differ, whatever the layout"
+    differ, layout = asked.why
+    assert (differ.values["head"], differ.values["token"], differ.values["index"]) == (None, None, [0, 9, 2])
+    assert layout == state("layout", shape=[1, 16, 4, 64], axes="t", either=["bhtd", "bthd"])
+    assert say(differ).endswith("at [0, 9, 2].")
+    assert "bhtd or bthd: name them with --layout" in say(layout)
+    model = ModelHeads(heads=4, kv_heads=2, head_dim=64)
+    for rule, head, token in (
+        (TensorRule(axes="bhtd"), 9, 2), (TensorRule(axes="bthd"), 2, 9), (TensorRule(model=model), 2, 9)
+    ):  # fmt: skip
+        (told,) = one_wrong(tmp_path, (1, 16, 4, 64), (0, 9, 2), rule).why
+        assert (told.values["head"], told.values["token"]) == (head, token)
+
+
+def test_a_layout_that_was_assumed_is_in_the_answer(tmp_path: Path) -> None:
+    differ, layout = one_wrong(tmp_path, (16, 4, 64), (9, 2)).why
+    assert (differ.values["head"], differ.values["token"]) == (2, 9)
+    assert "[16, 4, 64] were taken for token and head, which --layout" in say(layout)
+    assert len(one_wrong(tmp_path, (1, 4, 64), (0, 2)).why[1].values["either"]) == 2, "a batch of one, or a token"
+    model = ModelHeads(heads=4, kv_heads=2, head_dim=64)
+    (told,) = one_wrong(tmp_path, (1, 16, 256), (0, 9, slice(128, 192)), TensorRule(model=model)).why
+    assert (told.values["head"], told.values["token"], told.values["batch"]) == (2, 9, 0)
+
+
+def passes(folder: Path, values: Tensor, ends: tuple[int, ...]) -> Path:
+    """A dump of hidden states, of which each pass holds some rows."""
+    folder.mkdir()
+    for step, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        rows = {f"model.layers.{layer}": values[:, start:end] + layer for layer in range(2)}
+        safetensors.torch.save_file({name: row.contiguous() for name, row in rows.items()}, folder / f"pass_{step}.safetensors")
+    return folder
+
+
+def test_one_forward_is_compared_with_prefill_and_decode_row_by_row_in_order(tmp_path: Path) -> None:
+    values = torch.randn(1, 13, 32, generator=torch.Generator().manual_seed(0))
+    whole, steps = passes(tmp_path / "whole", values, (13,)), passes(tmp_path / "steps", values, (9, 10, 11, 12, 13))
+    same = diff_tensors(whole, steps, RULE)
+    assert (same.verdict, tensors(same).pairs, tensors(same).identical) == ("pass", 2, 2)
+    assert same.why[1] == state("passes-in-order", a=1, b=5)
+
+    values[0, 10] *= 1.5
+    differ, joined = diff_tensors(whole, passes(tmp_path / "wrong", values, (9, 10, 11, 12, 13)), RULE).why
+    assert (differ.values["layer"], differ.values["token"], differ.values["batch"]) == (0, 10, 0)
+    assert joined.id == "passes-in-order"
+
+    short = diff_tensors(whole, passes(tmp_path / "short", values, (9, 10, 11)), RULE)
+    assert short.verdict == "inconclusive"
+    assert {line.id for line in tensors(short).not_compared} == {"rows-differ"}

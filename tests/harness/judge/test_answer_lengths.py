@@ -34,6 +34,7 @@ def test_shorter_answers_and_those_that_a_limit_hides_are_not_shown_to_be_the_sa
     few = lengths([40] * 100, [440] * 2 + [40] * 98)
     assert (few.differ, few.beyond, said_check(check_lengths(few)).settles) == (False, False, "more questions")
     assert check_lengths(few).status == "missing", "the mean is 20 % longer, by 1 % of the answers"
+    assert check_lengths(few, forced=True).status == "not checked"
 
 
 def test_equal_lengths_and_single_flips_are_not_reported() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,13 @@ def test_a_damaged_report_is_listed_with_its_problem(tmp_path: Path, examples: M
     listed = list_runs(tmp_path)
     assert [(Path(one.folder).name, one.verdict) for one in listed.runs] == [("good", "pass"), ("bad", None)]
     assert "is damaged" in listed.runs[1].problem
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "report.json").write_text('{"schema": "assay.rep')
+    (tmp_path / "piped").mkdir()
+    os.mkfifo(tmp_path / "piped" / "report.json")
+    listed = list_runs(tmp_path)
+    assert [Path(one.folder).name for one in listed.runs] == ["good", "torn", "piped", "bad"]
+    assert all(one.problem for one in listed.runs[1:])
     assert [len(history) for history in listed.histories] == [1]
 
 

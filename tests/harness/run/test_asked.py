@@ -24,7 +24,7 @@ from assay.harness.evidence.honours import BackendResult, Honours, Measured, Sta
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.doctor import examine
 from assay.harness.run.plan import Plan, prepare
-from assay.harness.run.preflight import asked_of, check_asked, unmet
+from assay.harness.run.preflight import asked_of, check_asked, served_in, unmet
 from assay.harness.sides import ROLES, Side
 
 
@@ -117,6 +117,31 @@ def test_each_side_is_asked_for_what_its_own_flags_say() -> None:
     assert asked == {"reference": BY_CHECKPOINT, "candidate": {}}
 
 
+@pytest.mark.parametrize(
+    ("flags", "device", "served"),
+    [
+        ((), "cuda", ("bfloat16", 128)),
+        ((), "cpu", ("float32", 128)),
+        (("--dtype=half",), "cpu", ("float16", 128)),
+        (("--dtype", "auto"), "cuda", ("bfloat16", 128)),
+    ],
+)
+def test_backends_are_measured_in_the_dtype_and_head_dim_that_a_side_serves(
+    model: Callable[..., Path], flags: tuple[str, ...], device: str, served: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model(head_dim=128, dtype="bfloat16", torch_dtype="bfloat16", attn_logit_softcapping=50.0)
+    assert served_in(folder, Side(backend="triton", model=str(folder), flags=flags), device) == served
+    asked = []
+
+    def measure(names: list[str], attributes: set[str], model: tuple[str, int] | None = None) -> Honours:
+        asked.append(model)
+        return Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton"),))
+
+    monkeypatch.setattr(honours, "measure", measure)
+    list(unmet({"candidate": Backend.parse("triton")}, {"candidate": {"softcap": "50"}}, {"candidate": served}))
+    assert asked == [served]
+
+
 @pytest.mark.parametrize("state", ["ignores", "honours"])
 def test_scales_of_stored_k_and_v_are_measured_of_backends_and_declared_by_kernels(
     monkeypatch: pytest.MonkeyPatch, state: State
@@ -124,7 +149,7 @@ def test_scales_of_stored_k_and_v_are_measured_of_backends_and_declared_by_kerne
     measured = []
     cell = Measured(attribute="KV scales", phase="decode", state=state)
 
-    def measure(names: list[str], attributes: set[str]) -> Honours:
+    def measure(names: list[str], attributes: set[str], model: tuple[str, int] | None = None) -> Honours:
         measured.append((names, attributes))
         return Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=(cell,)),))
 
@@ -153,7 +178,7 @@ def checked(plan: Plan) -> str:
 
 
 def test_a_model_of_plain_attention_is_not_measured(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(honours, "measure", lambda *_: pytest.fail("nothing is asked for"))
+    monkeypatch.setattr(honours, "measure", lambda *_, **__: pytest.fail("nothing is asked for"))
     assert checked(planned(model())) == ""
 
 
@@ -203,7 +228,7 @@ def test_what_is_not_shown_is_said_and_only_a_window_of_a_key_more_or_less_is_ne
         BackendResult(backend=name, problem="" if cells else "it cannot run", measured=measured)
         for name in ("torch_native", "triton")
     )
-    monkeypatch.setattr(honours, "measure", lambda *_: Honours(sglang="", torch="", device="cpu", backends=backends))
+    monkeypatch.setattr(honours, "measure", lambda *_, **__: Honours(sglang="", torch="", device="cpu", backends=backends))
     plan = planned(model(attn_logit_softcapping=50.0))
     if fatal:
         with pytest.raises(UsageError, match=says):
@@ -234,7 +259,7 @@ def test_a_kernel_that_does_not_declare_what_layers_ask_for_ends_a_run_before_se
 ) -> None:
     cells = tuple(Measured(attribute=name, phase="decode", state="honours") for name in ("softcap", "window", "sinks"))
     result = Honours(sglang="", torch="", device="cpu", backends=(BackendResult(backend="triton", measured=cells),))
-    monkeypatch.setattr(honours, "measure", lambda *_: result)
+    monkeypatch.setattr(honours, "measure", lambda *_, **__: result)
     kernel = f"{__name__}:capping"
     plan = planned(model(**says), **{"reference": "triton", "candidate": "triton", role: kernel})
     spec = RunSpec.of(model=str(plan.model), reference=plan.reference.name, candidate=plan.candidate.name)

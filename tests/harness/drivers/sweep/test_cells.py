@@ -74,6 +74,38 @@ def test_a_key_holds_what_decides_a_cell_and_nothing_else(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
+    ("code", "changed", "unchanged"),
+    [
+        ('Path(__file__).with_name("tuned.json").read_text()', "tuned.json", "report.json"),
+        ('open(f"configs/E={e}.json")', "configs/E=8.json", "notes.md"),
+        ('read(f"E={e}.json")', "E=8.json", "notes.md"),
+        ('[*(Path(__file__).parent / "configs").iterdir()]', "configs/a.bin", "notes.md"),
+    ],
+)
+def test_a_key_holds_the_data_beside_a_kernel_that_its_code_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, changed: str, unchanged: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "data_kernel.py").write_text(f"def forward(call):\n    return {code}\n")
+    keys = []
+    for name, content in ((changed, "1"), (changed, "2"), (unchanged, "3")):
+        (tmp_path / name).write_text(content)
+        keys.append(planned(axes={"candidate": ["data_kernel:forward"]})[0].key)
+    assert keys[0] != keys[1]
+    assert keys[1] == keys[2], "what the kernel does not name decides nothing"
+
+
+def test_what_is_shown_and_kept_of_a_cell_has_no_secrets() -> None:
+    values = ["--api-key=hunter2", "--api-key=hunter3", "--page-size=16"]
+    made = planned(axes={"size": values}, set={"candidate": "a:f", "dtype": "http://me:hunter2@host"})
+    assert "hunter" not in "".join(cell.model_dump_json() for cell in made)
+    assert [cell.axes["size"] for cell in made] == ["--api-key=***", "--api-key=*** (2)", "--page-size=16"]
+    assert made[0].given == ("check", "--size=--api-key=hunter2", "--dtype=http://me:hunter2@host", "a:f")
+    assert len({cell.key for cell in made}) == 3
+
+
+@pytest.mark.parametrize(
     ("given", "found", "do"),
     [
         ({"axes": {"candidate": ["a:f"], "model": ["m"]}}, "The axis model is no option of assay check.", "see"),

@@ -29,7 +29,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cell(does: str, command: str = "check") -> SweptCell:
-    return SweptCell(key=does, command=(command, does), axes={"candidate": does})
+    return SweptCell(key=does, command=(command, does), given=(command, does), axes={"candidate": does})
 
 
 def run(made: SweptCell, folder: Path, minutes: float = 5) -> SweptCell:
@@ -60,7 +60,8 @@ def test_a_verdict_is_what_exit_code_and_result_say_both(tmp_path: Path, does: s
     assert told in (ended.problem if verdict == "error" else ended.headline)
     assert {"python", "assay", "torch"} <= {*ended.environment}
     again = ended_in(tmp_path, does)
-    assert again == (None if verdict == "error" else ended.model_copy(update={"earlier": True})), "what failed runs again"
+    kept = ended.model_copy(update={"earlier": True, "given": ()})
+    assert again == (None if verdict == "error" else kept), "what failed runs again"
 
 
 def test_nothing_outlives_a_cell_that_takes_too_long(tmp_path: Path) -> None:
