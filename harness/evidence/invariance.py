@@ -119,8 +119,8 @@ class ArmRecord(RunRecord):
     Attributes:
         number: in the order in which arms were run; 0 is the base, 1 the base again.
         features: ids of the features that were on.
-        why: why it was run: "base", "base again", "base longer", "pairs", "singles", "exactly", "reduction", "asked again" of an
-            arm that failed, "sensitivity", or, of a pass that was traced, "trace" or "trace again".
+        why: why it was run: "base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction", "asked
+            again" of an arm that failed, "sensitivity", or, of a pass that was traced, "trace" or "trace again".
         replies: in the order of the probes; empty where it failed.
         texts: greedy answers to a few prompts.
         seen: what shows that a feature was on, by its id; a feature without an entry was not shown to be on.

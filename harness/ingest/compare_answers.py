@@ -57,10 +57,14 @@ class Loaded:
 
     @property
     def file(self) -> FileRead:
-        """Describe how much was read of it, titled by the tool and the model."""
+        """Describe how much was read of it, titled by the tool and the model, and of how many answers a score is."""
         first = self.reading.sets[0] if self.reading.sets else None
         about = " ".join(filter(None, (first.tool, first.version, first.model))) if first else self.reader.title
-        return self.reading.file(self.source, self.reader.id, about)
+        file = self.reading.file(self.source, self.reader.id, about)
+        fewer = [
+            made for made in (score.incomplete() for score in self.reading.sets) if made and made.severity != "info"
+        ]
+        return file.model_copy(update={"notes": (*file.notes, *(f"{made.where}: {made.diagnosis}" for made in fewer))})
 
 
 def _result(

@@ -93,14 +93,18 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
 
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read every score of all tasks of the files, or the one that `metric` names as lm-eval does."""
-    reading = ReadResults(unit="sample")
+    reading, stated = ReadResults(unit="sample"), dict[Path, Mapping[str, Any]]()
     for samples, results in _pairs(source.path):
-        document = read_object(results) if results else {}
+        document = stated.setdefault(results, read_object(results)) if results else {}
         if samples is not None:
             reading.sets += _task(samples, document, metric, reading)
-        elif results is not None:
+        else:
             reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
-            reading.sets += _stated_sets(results, document, metric)
+    # What no sample has, such as BLEU, is of all samples together.
+    sampled = {result_set.task if metric else result_set.name for result_set in reading.sets}
+    for path, document in stated.items():
+        alone = _stated_sets(path, document, metric)
+        reading.sets += [score for score in alone if (score.task if metric else score.name) not in sampled]
     names = [result_set.name for result_set in reading.sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise EvidenceError(
@@ -112,7 +116,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
 
 
 def _stated_sets(path: Path, document: Mapping[str, Any], wanted: str) -> Iterator[ResultSet]:
-    """Yield the scores of a results file without samples: those of groups follow from their tasks, so they are left out."""
+    """Yield the scores of a results file: those of groups follow from their tasks, so they are left out."""
     members = document.get("group_subtasks") or {}
     for score in _scores(path):
         named = wanted in ("", score.metric, score.metric.partition(",")[0])
@@ -226,7 +230,7 @@ def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: Read
 
 def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
     """Return what a results file states of a task, for one of its scores; empty if there is no file."""
-    run = document.get("config", {})
+    run = document.get("config") or {}
     higher = (document.get("higher_is_better") or {}).get(name) or {}
     base = metric.partition(",")[0]
     return ResultSet(

@@ -15,6 +15,7 @@ from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.judge.evidence import Judged, RunEvidence
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, left_out, name_of
 from assay.harness.judge.invariance_outcome import (
+    BASE_AGAIN,
     ArmOutcome,
     State,
     bounds,
@@ -111,8 +112,8 @@ class _Arms:
     def of(cls, folder: InvarianceFolder) -> _Arms:
         manifest, records = folder.manifest(), list(folder.arms())
         base = next((record for record in records if record.why == "base" and record.complete), None)
-        again = [record for record in records if record.why in ("base again", "base longer") and record.complete]
-        if base is None or len(again) != 1 + rounds_by_shape(manifest.dtype):
+        again = [record for record in records if record.why in BASE_AGAIN and record.complete]
+        if base is None or len(again) < (len(BASE_AGAIN) if rounds_by_shape(manifest.dtype) else 1):
             raise EvidenceError(
                 f"{folder.path} has no base that was run twice.",
                 "a folder that assay invariance completed",

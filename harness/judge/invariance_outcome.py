@@ -16,9 +16,14 @@ from assay.harness.judge.probe_scores import MEASURES, Bound, Distance, Measure,
 from assay.harness.sides import flag_values
 from assay.harness.statement import Statement, state
 
+BASE_AGAIN = ("base again", "base longer", "base third")
+"""Why the base is asked again: in half precision for all of these, else for the first alone."""
 State = Literal["same", "differs", "not shown", "not run"]
 
-# Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them.
+# Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them, or of a probe's few
+# positions. Simulated with 21 probes, three askings, and the experts of a MoE that flip at 0.5 to 2 % of positions (0.01 to 0.3
+# nats each): an honest arm differs in 0.2 to 3 %; one probe wrong by 40 bounds of the mean differs in 69 to 78 %, in a dense
+# model in 100 %, and never passes.
 _MEAN_FACTOR, _WORST_FACTOR = 4.0, 10.0
 # Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals,
 # whose square is 1e-14; sums in another order moved no mean by more than 1e-12 in float32.
@@ -83,6 +88,9 @@ def floor_of(base: ArmRecord, again: Sequence[ArmRecord]) -> dict[Measure, Dista
 def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Measure, Bound]:
     """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
 
+    Each probe has a bound of its own, from its own askings: over all of them, one that is wrong would not be seen. Where
+    `rounds_by_shape`, an arm is only said to differ beyond what the base differs from itself by in any probe, whatever its dtype.
+
     Where `rounds_by_shape`, prefill and decode have one floor, the larger: an answer that is scored in prefill and token by token
     meets as different kernels as a prompt does that is computed at once and in parts.
 
@@ -90,14 +98,25 @@ def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Meas
         again: the base again, in other batches and, where `rounds_by_shape`, in longer prompts.
     """
     least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, _MOST_HALF)
-    floor = floor_of(base, again)
+    apart = {
+        measure: [Distance.of(places(base.replies, record.replies, measure)) for record in again]
+        for measure in MEASURES
+    }
     limits = {}
     for measure in MEASURES:
-        shared = list(floor.values()) if rounds_by_shape(dtype) else [floor[measure]]
-        mean, worst = max(each.mean for each in shared), max(each.worst for each in shared)
+        shared = [each for of in MEASURES for each in apart[of] if of == measure or rounds_by_shape(dtype)]
+        mean = max(_MEAN_FACTOR * max(each.mean for each in shared), least)
+        worst = max(_WORST_FACTOR * max(each.worst for each in shared), _WORST_OVER_MEAN * least)
+        own = {
+            probe: max(_WORST_FACTOR * max(each.probes.get(probe, 0.0) for each in shared), _WORST_OVER_MEAN * least)
+            for probe in {probe for each in shared for probe in each.probes}
+        }
         limits[measure] = Bound(
-            min(max(_MEAN_FACTOR * mean, least), most),
-            min(max(_WORST_FACTOR * worst, _WORST_OVER_MEAN * least), _WORST_OVER_MEAN * most),
+            min(mean, most),
+            min(worst, _WORST_OVER_MEAN * most),
+            {probe: min(each, _WORST_OVER_MEAN * most) for probe, each in own.items()},
+            # A probe may meet the next time what another one met now.
+            Bound(mean, worst, dict.fromkeys(own, max(own.values()))) if rounds_by_shape(dtype) and own else None,
         )
     return limits
 
@@ -126,7 +145,7 @@ def _kernels(limits: Mapping[Measure, Bound], dtype: str) -> dict[Measure, Bound
     """Widen bounds by what another honest kernel may round otherwise."""
     cost = _KERNEL_COST.get(dtype, EXACT_KL)
     return {
-        measure: Bound(bound.mean + cost, bound.worst + _WORST_OVER_MEAN * cost) for measure, bound in limits.items()
+        measure: bound.widened(cost, _WORST_OVER_MEAN * cost, _WORST_FACTOR * cost) for measure, bound in limits.items()
     }
 
 
@@ -157,9 +176,10 @@ def outcome(
         return ArmOutcome(arm, "not run", {}, why=(state("shows-nothing", why="failed", said=record.problem),))
     compared = {measure: places(base.replies, record.replies, measure) for measure in MEASURES}
     distances = {measure: Distance.of(positions) for measure, positions in compared.items()}
-    wrong = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
+    floors = {measure: limits[measure].floor or limits[measure] for measure in MEASURES}
+    wrong = [measure for measure in MEASURES if not floors[measure].holds(distances[measure])]
     if wrong:
-        return ArmOutcome(arm, "differs", distances, _first(compared[wrong[0]], limits[wrong[0]]), _notes(record))
+        return ArmOutcome(arm, "differs", distances, _first(compared[wrong[0]], floors[wrong[0]]), _notes(record))
     if (
         apart := _texts_apart(base, record, swing)
         or _ends_elsewhere(base, record)
@@ -169,6 +189,12 @@ def outcome(
         return ArmOutcome(arm, "differs", distances, None, (apart,))
     if why := _notes(record) or _not_compared(base, record):
         return ArmOutcome(arm, "not shown", distances, why=why)
+    unclear = [measure for measure in MEASURES if not limits[measure].holds(distances[measure])]
+    if unclear:
+        at = _first(compared[unclear[0]], limits[unclear[0]])
+        return ArmOutcome(
+            arm, "not shown", distances, why=(state("shows-nothing", why="noise", probe=at.probe if at else ""),)
+        )
     return ArmOutcome(arm, "same", distances)
 
 
@@ -207,9 +233,12 @@ def _parting(base: ProbeReply, other: ProbeReply) -> int | None:
 
 
 def _first(compared: Sequence[ProbePlace], bound: Bound) -> ProbePlace | None:
-    """Return the first position that is out of bounds by itself, or the worst one where only their mean is."""
+    """Return the first position that is out of bounds by itself, or the worst one of a probe or of all whose mean is."""
     first = next((place for place in compared if place.kl > bound.worst), None)
-    return first or max(compared, key=lambda place: place.kl, default=None)
+    beyond = bound.beyond(Distance.of(compared))
+    return first or max(
+        (place for place in compared if not beyond or place.probe in beyond), key=lambda place: place.kl, default=None
+    )
 
 
 def _texts_apart(base: ArmRecord, record: ArmRecord, swing: float) -> Statement | None:

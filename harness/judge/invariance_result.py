@@ -16,7 +16,7 @@ class ArmRow(Part):
     number: int
     features: tuple[str, ...]
     chosen_by: str = Field(
-        description='"base", "base again", "base longer", "pairs", "singles", "exactly", "reduction" or "sensitivity"'
+        description='"base", "base again", "base longer", "base third", "pairs", "singles", "exactly", "reduction" or "sensitivity"'
     )
     verdict: Verdict
     why: tuple[Statement, ...] = Field(description="what decided, besides distances; empty for a pass")

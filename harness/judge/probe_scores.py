@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
 
@@ -99,12 +99,14 @@ class Distance:
         mean: divergence over all positions, in nats.
         worst: the largest of a position.
         at: where that is; None where nothing was compared.
+        probes: divergence over the positions of each probe, in nats, by its id.
     """
 
     positions: int
     mean: float
     worst: float
     at: ProbePlace | None
+    probes: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of(cls, compared: Sequence[ProbePlace]) -> Distance:
@@ -112,19 +114,43 @@ class Distance:
         if not compared:
             return cls(0, 0.0, 0.0, None)
         worst = max(compared, key=lambda place: place.kl)
-        return cls(len(compared), math.fsum(place.kl for place in compared) / len(compared), worst.kl, worst)
+        by_probe: dict[str, list[float]] = {}
+        for place in compared:
+            by_probe.setdefault(place.probe, []).append(place.kl)
+        means = {probe: math.fsum(each) / len(each) for probe, each in by_probe.items()}
+        return cls(len(compared), math.fsum(place.kl for place in compared) / len(compared), worst.kl, worst, means)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest distance that is no difference, in nats: of the mean, and of one position."""
+    """The largest distance that is no difference, in nats: of the mean, of one position, and of the mean of each probe.
+
+    Attributes:
+        mean: over all positions.
+        worst: of one position.
+        probes: over the positions of a probe, by its id.
+        floor: what the base differs from itself by, where that is more: an arm within it shows nothing.
+    """
 
     mean: float
     worst: float
+    probes: Mapping[str, float] = field(default_factory=dict, hash=False)
+    floor: Bound | None = None
+
+    def beyond(self, distance: Distance) -> set[str]:
+        """Return the probes whose own mean is out of bounds."""
+        return {probe for probe, mean in distance.probes.items() if not mean <= self.probes.get(probe, math.inf)}
 
     def holds(self, distance: Distance) -> bool:
         """Return True if a distance is within it."""
-        return distance.mean <= self.mean and distance.worst <= self.worst
+        return distance.mean <= self.mean and distance.worst <= self.worst and not self.beyond(distance)
+
+    def widened(self, mean: float, worst: float, probe: float) -> Bound:
+        """Return the bound with so much more of each distance."""
+        floor = self.floor and self.floor.widened(mean, worst, probe)
+        return Bound(
+            self.mean + mean, self.worst + worst, {id_: each + probe for id_, each in self.probes.items()}, floor
+        )
 
 
 def accept_length(arm: ArmRecord) -> float | None:
@@ -142,9 +168,10 @@ _Trait = tuple[str, frozenset[str]]
 
 
 def changed_probes(base: Sequence[ProbeReply], arm: Sequence[ProbeReply], limits: Mapping[Measure, Bound]) -> list[str]:
-    """Return the probes with a position out of bounds, in their order."""
+    """Return the probes with a position or a mean out of bounds, in their order."""
     compared = {measure: places(base, arm, measure) for measure in MEASURES}
     beyond = {place.probe for measure in MEASURES for place in compared[measure] if place.kl > limits[measure].worst}
+    beyond |= {probe for measure in MEASURES for probe in limits[measure].beyond(Distance.of(compared[measure]))}
     return [reply.probe for reply in base if reply.probe in beyond]
 
 

@@ -59,6 +59,7 @@ _NOTHING = {
     "feature": "{feature} was not shown to be on: {said}",
     "base": "its base, {base}, was not run",
     "floor": _DISAGREES,
+    "noise": "it differs at probe {probe} by more than rounding explains, and the base differs from itself as much",
     "texts": "{written} of {texts} greedy texts were written",
     "probes": "{answered} of {probes} probes were answered",
     "scores": "nothing of probe {probe} was compared",

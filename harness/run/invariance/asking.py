@@ -29,8 +29,6 @@ _LEFT = 3
 _BEFORE = 2
 # Alternatives that are returned with each token of a greedy text.
 _ALTERNATIVES = 5
-# Probes that the base is sent at once the second time: other batches.
-_AGAIN = 2
 # Most tokens that follow a probe and its answer where both are scored as the beginning of a longer prompt.
 _BEHIND = 96
 
@@ -44,7 +42,7 @@ class AskedArm:
         arm: what is on.
         label: of the pass: its requests' ids begin with it.
         answers: id of a probe -> the tokens that the base wrote, which are forced; empty for the base itself.
-        again: whether it is the base for the second time: in other batches, and in the opposite order.
+        again: where it is the base once more, in the opposite order, the probes that are sent at once; else 0.
         longer: whether each probe is asked with the base's answer and further tokens behind it, all in one prefill: no feature is
             on, and the kernels for other numbers of tokens compute the same.
         recurrent: whether the model keeps states, which the cache has only of the ends of earlier requests.
@@ -54,7 +52,7 @@ class AskedArm:
     arm: Arm
     label: str
     answers: Mapping[str, tuple[int, ...]]
-    again: bool = False
+    again: int = 0
     longer: bool = False
     recurrent: bool = False
 
@@ -151,7 +149,7 @@ def _order(asked: AskedArm) -> list[Probe]:
 def _at_once(asked: AskedArm) -> int:
     if "batch" in asked.arm:
         return len(asked.load.probes)
-    return _AGAIN if asked.again else 1
+    return asked.again or 1
 
 
 def _turns(asked: AskedArm) -> dict[str, int]:

@@ -25,7 +25,15 @@ from assay.harness.evidence.invariance import (
 )
 from assay.harness.evidence.nonce import RUN
 from assay.harness.judge.invariance_arms import BASE, Arm, base_of, closed, possible, server_of
-from assay.harness.judge.invariance_outcome import ArmOutcome, bounds, drafted_by, outcome_of, rounds_by_shape, smallest
+from assay.harness.judge.invariance_outcome import (
+    BASE_AGAIN,
+    ArmOutcome,
+    bounds,
+    drafted_by,
+    outcome_of,
+    rounds_by_shape,
+    smallest,
+)
 from assay.harness.judge.probe_scores import Bound, Measure
 from assay.harness.progress import ProgressDisplay
 from assay.harness.run.invariance.asking import AskedArm, ask, request_of, write_texts
@@ -42,6 +50,8 @@ _FAULT, _COLD_FAULT = "mask-top-left", "mask-one-key-too-few"
 _SENSITIVE: Arm = frozenset({"prefix-cache"})
 # Byte budget of all traces of a server's process: 1,500 tokens of a model of 16 layers and 2,048 dims take a quarter of a GiB.
 _TRACE_BYTES = 2 * 2**30
+# Probes that the base is sent at once where it is asked again, by why: other batches.
+_AT_ONCE = {"base again": 2, "trace again": 2, "base third": 4}
 # Most sets of features that are asked again with a trace.
 _TRACED = 4
 
@@ -86,9 +96,8 @@ class InvarianceSession:
         self.folder.write_manifest(self._manifest())
         begun = time.monotonic()
         try:
-            base, again = self._base("base"), [self._base("base again")]
-            if rounds_by_shape(self.plan.dtype):
-                again.append(self._base("base longer"))
+            base = self._base("base")
+            again = [self._base(why) for why in BASE_AGAIN[: None if rounds_by_shape(self.plan.dtype) else 1]]
             self._sensitivity()
             limits = bounds(base, again, self.plan.dtype)
             for number, arm in enumerate(self.plan.arms, 1):
@@ -187,7 +196,7 @@ class InvarianceSession:
 
     def _arm(self, arm: Arm, why: str, traced: TracedPlace | None = None) -> ArmRecord:
         """Run an arm and record it. What fails in its server is recorded, not raised."""
-        number, again = self._arms, why in ("base again", "trace again")
+        number, again = self._arms, _AT_ONCE.get(why, 0)
         self._arms += 1
         begun, problem, startup = time.monotonic(), "", 0.0
         record = ArmRecord(number=number, features=tuple(sorted(arm)), why=why, server=self._servers, traced=traced)
@@ -207,7 +216,7 @@ class InvarianceSession:
             self.records[arm] = record
         return record
 
-    def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: bool) -> ArmRecord:
+    def _asked(self, server: _Running, arm: Arm, record: ArmRecord, again: int) -> ArmRecord:
         known = self.plan.every
         base = self.records.get(BASE)
         answers = {reply.probe: reply.decode.tokens for reply in base.replies} if base else {}
@@ -243,7 +252,7 @@ class InvarianceSession:
         begun, problem = time.monotonic(), ""
         try:
             with switched_on(self._server.engine, self._server.folder, Control(fault=fault)):
-                record = self._asked(self._server, arm, record, False)
+                record = self._asked(self._server, arm, record, 0)
             if not cold and not any(reply.cached_tokens for reply in record.replies):
                 problem = "no prefix came from the cache, behind which the fault is"
         except EngineError as error:

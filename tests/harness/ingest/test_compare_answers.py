@@ -308,6 +308,18 @@ def test_a_run_has_its_verdict_from_its_cause_or_from_suites_and_unmet_checks(ex
     assert basis_of(bad.model_copy(update={"verdict": "error", "failure": failure})) == ["The server died"]
 
 
+def test_a_side_says_of_how_many_its_score_is(data: Path, tmp_path: Path) -> None:
+    a, b = (inspect_log(data, tmp_path / f"{name}.json") for name in "ab")
+    log = json.loads(b.read_text())
+    for sample in log["samples"][:64]:
+        sample["error"] = {"message": "timeout"}
+    b.write_text(json.dumps(log))
+    result = compare(a, b)
+    assert result.verdict == "inconclusive"
+    assert result.a.notes == ()
+    assert result.b.notes == ("synthetic (pattern): 1.0000 of 192; 64 of 256 failed: between 0.7500 and 1.0000 of 256.",)
+
+
 def test_answers_that_end_otherwise_are_no_pass(data: Path, tmp_path: Path) -> None:
     a, b = (inspect_log(data, tmp_path / f"{ends}.json", ends=ends) for ends in ("stop", "abort"))
     result = compare(a, b)
@@ -409,6 +421,23 @@ def test_every_stated_score_is_tested_and_a_regression_of_any_rules_out_a_pass(t
     assert compare_files(a, tmp_path / "b", MARGIN, TensorRule(), "acc").verdict == "pass", "of the one that was asked for"
     gone = compare(a, lm_run(tmp_path / "gone", {"acc": share(800)}))
     assert (gone.verdict, check(gone, "same-tasks").outcome.values["only"]) == ("inconclusive", [["t (acc_norm,none)", "A"]])
+
+
+def test_a_stated_score_that_no_sample_has_is_tested_unpaired(tmp_path: Path) -> None:
+    sides = []
+    for name, bleu in (("a", 35.2), ("same", 35.1), ("b", 5.2)):
+        sides.append(lm_run(tmp_path / name, {"acc": share(800)}))
+        path = sides[-1] / "results_2026.json"
+        document = json.loads(path.read_text())
+        document["results"]["t"] |= {"bleu,none": bleu, "bleu_stderr,none": 0.4}
+        path.write_text(json.dumps(document))
+    a, same, b = sides
+    assert compare(a, same).verdict == "pass"
+    result = compare(a, b)
+    assert [(one.metric, one.test, one.verdict) for one in answers(result).tasks] == [
+        ("acc,none", "exact", "pass"), ("bleu,none", "unpaired", "regression"),
+    ]  # fmt: skip
+    assert result.verdict == "regression"
 
 
 def test_the_alpha_is_shared_by_all_scores(tmp_path: Path) -> None:

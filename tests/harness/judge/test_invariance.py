@@ -208,13 +208,14 @@ def test_what_longer_prompts_round_otherwise_is_allowed_in_half_precision(judged
         arm_records.arm(number=2, why="base longer", prefill=shift, decode=shift),
         arm_records.arm("prefix-cache", number=3, prefill=shift, decode=shift),
         arm_records.arm("page-size", "prefix-cache", number=4),
+        arm_records.arm(number=5, why="base third"),
     ]
     planned = (("prefix-cache",), ("page-size", "prefix-cache"))
     result = judged(arms, dtype="bfloat16", arms=planned)
     assert result.verdict == "pass"
-    assert [arm.chosen_by for arm in result.arms][:3] == ["base", "base again", "base longer"]
+    assert [arm.chosen_by for arm in result.arms][:4] == ["base", "base again", "base longer", "base third"]
     wrong = arm_records.arm("prefix-cache", number=3, prefill=10 * shift, decode=shift)
-    assert judged([arms[0], wrong, arms[2]], dtype="bfloat16", arms=planned).verdict == "regression"
+    assert judged([arms[0], wrong, *arms[2:]], dtype="bfloat16", arms=planned).verdict == "regression"
 
 
 def test_pairs_that_the_budget_left_out_are_named_and_forbid_no_pass(judged: Judge, arm_records: ModuleType) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from assay.harness.engines.sglang.features import Feature
@@ -63,6 +65,37 @@ def test_the_floor_widens_the_bound(arm_records: ModuleType) -> None:
     longer = arm_records.arm(number=2, why="base longer", prefill=1e-4)
     alone = bounds(arm_records.BASE, [arm_records.AGAIN, longer], "float32")
     assert alone["decode"] != alone["prefill"]
+
+
+def noisy(arm_records: ModuleType, rng: Any, flips: float, flip: float, wrong: float = 0.0) -> ArmRecord:
+    """Make an arm of 21 probes with the noise of half precision, and of experts that flip; one probe differs further."""
+    lengths = [*range(8, 26), 100, 120, 128]
+    replies = []
+    for n, length in enumerate(lengths):
+        flipped = flip * (rng.random(length) < flips) * np.exp(rng.normal(0, 0.6, length))
+        shifts = 2e-3 * np.exp(rng.normal(0, 0.6, length)) + flipped
+        rows = [arm_records.scores(0, 1, shift + (0.0 if n else wrong)) for shift in shifts]
+        joined = {name: sum((getattr(row, name) for row in rows), ()) for name in ("own", "ids", "logprobs")}
+        scores = Scores(first=1, tokens=tuple(range(length)), **joined)
+        replies.append(arm_records.reply(f"{n}+8", prefill=scores, decode=scores))
+    return cast("ArmRecord", arm_records.arm("batch").model_copy(update={"replies": tuple(replies)}))
+
+
+@pytest.mark.parametrize(("flips", "flip"), [(0.0, 0.0), (0.02, 0.15), (0.01, 0.4)], ids=["dense", "experts", "far experts"])
+def test_an_honest_arm_seldom_differs_in_half_precision_and_a_probe_that_is_wrong_never_passes(
+    arm_records: ModuleType, flips: float, flip: float
+) -> None:
+    rng, honest, found = np.random.default_rng(1), [], []
+    base = noisy(arm_records, rng, 0.0, 0.0)
+    for _ in range(8):
+        limits = bounds(base, [noisy(arm_records, rng, flips, flip) for _ in range(3)], "bfloat16")
+        honest.append(outcome(base, noisy(arm_records, rng, flips, flip), limits).state)
+        limit = 40 * limits["decode"].mean  # nats: a shift of s is one of 0.37 s squared
+        found.append(outcome(base, noisy(arm_records, rng, flips, flip, wrong=math.sqrt(2.7 * limit)), limits))
+    assert not honest.count("differs")
+    assert flips or honest.count("same") == 8
+    assert not [each for each in found if each.state == "same"], "one of 21"
+    assert flips or {each.first and each.first.probe for each in found} == {"0+8"}
 
 
 def test_another_kernel_may_round_as_an_honest_one_does(arm_records: ModuleType, limits: Limits) -> None:

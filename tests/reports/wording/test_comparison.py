@@ -216,3 +216,16 @@ def ingested(verdict: Verdict, *formats: str) -> IngestResult:
 )
 def test_files_say_what_is_serious_and_what_was_not_recognised(result: IngestResult, said: str) -> None:
     assert ingest_headline(result) == json.loads(worded_json(result))["headline"] == said
+
+
+def test_the_worst_warning_of_all_files_leads() -> None:
+    result = ingested("inconclusive", "log", "log")
+    ids = ("fallback", "crash")
+    documents = [
+        document.model_copy(
+            update={"findings": tuple(one.model_copy(update={"id": id_, "where": id_}) for one in document.findings)}
+        )
+        for id_, document in zip(ids, result.documents, strict=True)
+    ]
+    for order in (documents, documents[::-1]):
+        assert ingest_headline(result.model_copy(update={"documents": tuple(order)})).startswith("X (crash): It is slow.")
