@@ -62,7 +62,7 @@ def coverage_of(
     for case, result in results:
         asked.setdefault(case.condition.get("asked for", "nothing"), []).append((case, result))
     felt = {value: any(_is_felt(result) for _, result in some) for value, some in asked.items() if value != "nothing"}
-    values["asked for"] = tuple(value for value, found in felt.items() if found)
+    values["asked for"] = tuple(value for value, changed in felt.items() if changed)
     unfelt = [
         Gap(what=value, why=_UNFELT, calls=len(asked[value]), example=asked[value][0][0].name)
         for value, changed in felt.items()
