@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.noise import FORMATS, NoiseFamily, NumberFormat, Quantised
@@ -409,6 +410,8 @@ def _attend(
     q, k, v = stored
     keys = seen.shape[-1]
     k, v = k[..., :keys, :], v[..., :keys, :]
+    if not keys:  # a part without keys gets one that no query sees
+        seen, k, v, keys = pad(seen, (0, 1)), pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1)), 1
     # Until something is drawn for each member, all of them have the same: it is computed once.
     scores = call.scale * q @ k.transpose(-2, -1)
     if not draw.scores_are_coarse:
@@ -490,7 +493,7 @@ def _block_tops(scores: Tensor, top: Tensor, way: _Way) -> Tensor:
     if way.maximum == "row" or keys <= way.k_block:
         return top
     blocks = -(-keys // way.k_block)
-    padded = torch.nn.functional.pad(scores, (0, blocks * way.k_block - keys), value=-math.inf)
+    padded = pad(scores, (0, blocks * way.k_block - keys), value=-math.inf)
     tops = padded.reshape(*padded.shape[:-1], blocks, way.k_block).amax(-1)
     if way.maximum == "running":
         tops = (tops.flip(-1).cummax(-1)[0].flip(-1)) if way.backwards else tops.cummax(-1)[0]

@@ -31,7 +31,7 @@ from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, NINE, SIZES, WITHOUT_PREFIX
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
-from assay.harness.attention.matrix_features import ASKED, MLA, STORED, values_of
+from assay.harness.attention.matrix_features import ASKED, MLA, STORED, strongest_of, values_of
 from assay.harness.attention.model_shapes import COMMON, SHAPES
 from assay.harness.attention.noise import family
 from assay.harness.attention.paging import through_pages
@@ -73,11 +73,13 @@ _HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 _OTHER_HEADS = (
     (6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2), (12, 3), (25, 5), (12, 6), (16, 4), (10, 10), (3, 3),
 )  # fmt: skip
+# Heads of Llama 3 8B and 70B and of Llama 2 7B, all of head_dim 128: tables of heads that end at 16 or at 32 are too short.
+_MODEL_HEADS, _MODEL_DIM = ((32, 8), (64, 8), (32, 32)), 128
 # Kernels treat the first two layers, every second one, those in the middle or the last one in a way of their own.
 _LAYERS = (0, 1, 2, 16, 31)
 _SCALED = "another scale"
 # A kernel that computes head_dim ** -0.5 itself is right on every other call.
-_SCALES = ("scale 1.5 times", "scale 1", "scale 1/128")
+_SCALES = ("scale 1.5 times", "scale 1", "scale 1/128", "unscaled scores")
 _CAPPED = ("scale 1", "normal", "peaky")  # in unscaled scores a cap of 50 shows
 
 _Scene = tuple[int, int, str, str]
@@ -136,6 +138,21 @@ _EACH_DTYPE = {
     ),
     "decode": _scenes((1, 40, "a shorter one first"), (1, 40, "a longer one first"), (1, 300, "one", "attention sink")),
 }
+# Sequences without new tokens or without keys, where others have many or one: a batch is counted by its queries, or by its ends.
+_EMPTY = {
+    phase: _scenes(
+        *(
+            (new, 40, f"{what} {at}")
+            for new in news
+            for what in ("an empty one", "no keys")
+            for at in ("first", "last")
+        ),
+        (news[0], 40, "each of another length"),
+    )
+    for phase, news in (("extend", (9, 1)), ("decode", (1,)))
+}
+# Parts of a context of which some queries see no key. Their log-sum-exps say that they count for nothing in a merge.
+_UNSEEN = {"extend": _scenes((64, -20, "parts without keys")), "decode": _scenes((1, 300, "parts without keys"))}
 # Values of one feature, or of a quantisation.
 _ASKING = {
     "extend": _scenes((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, NINE)),
@@ -145,10 +162,9 @@ _ASKING = {
 _CROSSING = _scenes(
     (34, 157, "fewer keys than queries"), (129, -100, "one"), (64, -63, "one"), (300, -7, "fewer keys than queries")
 )  # fmt: skip
-_ALONE = (
-    "not_causal",
-    "mla",
-)  # features asked for alone: a window is causal, and latent attention has shapes of its own
+_LAYOUTS = ("packed", "sliced", "heads first", "each its own")
+# Not asked for with all others: a window is causal, and latent attention has shapes of its own.
+_ALONE = ("not_causal", "mla")
 
 
 @dataclass(frozen=True)
@@ -236,7 +252,8 @@ def _drawn(part: _Part, phase: str, usual: Mapping[str, Sequence[Any]], seed: in
             row["heads"], row["head_dim"] = SHAPES[model][:2], SHAPES[model][2]
         if row["head_dim_v"] == row["head_dim"]:
             row["head_dim_v"] = 0
-        yield _Values(phase, **row, beyond=part.beyond)
+        beyond = dict.fromkeys((*part.beyond, *("inputs",) * (row["layout"] != "packed")))
+        yield _Values(phase, **row, beyond=tuple(beyond))
 
 
 def _core_axes(phase: str, size: Size = "small", prefix: bool = True) -> dict[str, Sequence[Any]]:
@@ -304,14 +321,20 @@ def _parts(
     yield _Part(("scene dtype",), _EACH_DTYPE[phase], first)
     yield _Part(("scene", "dtype head_dim"), _scenes(*((new, 1, f"{n} short ones") for n in GRAPHS)), halves)
     # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
-    yield _Part(("dtype",), _scenes((2 if extend else 1, 4000, "one")), halves | first)
+    yield _Part(("dtype",), _scenes((2, 4095, "one") if extend else (1, 4096, "one")), halves | first)
     if extend:
         yield _Part(("heads", "dtype"), _scenes((9, 30, "some without new tokens")), heads | last, ("batch",))
-        # A full chunk, and one token more than that.
-        yield _Part(("scene", "dtype", "head_dim"), _scenes((512, 8, "one"), (513, 0, "one")), halves)
+        # A full chunk, and one token more than that; and prompts of more than two blocks that are shorter than a chunk.
+        chunks = _scenes((512, 8, "one"), (513, 0, "one"), (300, 0, "one"), (423, 0, "after no prefix"))
+        yield _Part(("scene", "dtype", "head_dim"), chunks, halves)
     else:
         yield _Part(("dtype", "size"), _scenes((1, 300, "{} alike")), halves | last | {"size": (4, 6)})
         yield _Part(("heads", "dtype"), _scenes((1, 40, "a single key first")), heads | last)
+    yield _Part(("scene", "dtype", "head_dim"), _EMPTY[phase], beyond=("batch",))
+    if "lse" in declared.features:
+        window = [(some[0],) for name, some in values_of(declared.features).items() if name == "window"]
+        seen = {"asked": ((), *window)}
+        yield _Part(("asked dtype", "heads head_dim"), _UNSEEN[phase], heads | seen, ("batch",))
     # One value at a time, with more than 512 keys in one call.
     each = _scenes((17, 70, "among long ones") if extend else (1, 66, "among long ones"))
     yield _Part(("grad_mode",), each, {"grad_mode": ("inference_mode", "no_grad")})
@@ -319,6 +342,9 @@ def _parts(
     yield _Part(("layout",), each, heads | {"layout": ("heads first", "each its own")}, ("inputs",))
     yield _Part(("dtype",), each, {"first_head": (_HEADS[size][1][0],)})
     yield _Part(("heads",), each, {"heads": _OTHER_HEADS}, ("heads",))
+    of_models = {"heads": _MODEL_HEADS, "head_dim": (_MODEL_DIM,)} if _MODEL_DIM in dims else {}
+    if of_models:
+        yield _Part(("heads dtype",), each, halves | of_models, ("heads",))
     alone = _scenes((34, 0, "one")) if extend else ()
     for scenes in filter(None, (each, alone)):
         whole = scenes is each
@@ -337,30 +363,66 @@ def _parts(
         )
         yield _Part(("layout",), alone, heads | {"layout": ("sliced", "each its own")}, ("inputs",))
         yield _Part(("heads",), alone, {"heads": _OTHER_HEADS[::4]}, ("heads",))
-    yield from _asking(phase, heads, declared.features)
+        if of_models:
+            yield _Part(("heads",), alone, halves | of_models, ("heads",))
+    yield from _asking(phase, heads, of_models, {"head_dim": other_dims}, declared.features)
     noise = family(declared.noise)
     if noise.quantises:  # calls on which a quantisation costs nothing
         grid = (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,)
         yield _Part(("scene data head_dim", "data dtype", "data heads"), _ASKING[phase], heads | {"data": grid})
 
 
-def _asking(phase: str, heads: Mapping[str, Sequence[Any]], features: Sequence[str]) -> Iterator[_Part]:
-    """Yield the calls that ask for a feature, and for all of them."""
+def _asking(
+    phase: str,
+    heads: Mapping[str, Sequence[Any]],
+    of_models: Mapping[str, Sequence[Any]],
+    others: Mapping[str, Sequence[Any]],
+    features: Sequence[str],
+) -> Iterator[_Part]:
+    """Yield the calls that ask for a feature, for two of them and for all.
+
+    Each value of a feature meets each dtype, head dim, number of heads and layout, and each feature all combinations of the first
+    three.
+
+    Args:
+        phase: the phase.
+        heads: the axis of usual numbers of heads.
+        of_models: axes of the heads of models, or none.
+        others: the axis of other head dims, which may have no values.
+        features: those that are declared.
+    """
     asked = {name: of for name, of in values_of(features).items() if phase == "extend" or name != "not_causal"}
     for name, of in asked.items():
-        groups = ("scene asked", "asked dtype", *["heads head_dim"] * (name != "mla"))
+        data = {"data": _CAPPED if name == "softcap" else ("normal",)}
+        axes = {**heads, **data}
+        if name == "stored_kv":  # a scale of each head is that of the tensor in MQA
+            axes["heads"] = [some for some in heads["heads"] if some[1] > 1]
+        groups: tuple[str, ...] = ("scene asked", "asked dtype")
+        if name != "mla":
+            axes["layout"] = _LAYOUTS
+            pairs = ("asked heads", "asked head_dim", "asked layout", "layout heads", "layout head_dim", "layout dtype")
+            groups = (*groups, *pairs, "heads head_dim dtype")
         for scenes, values in (
             (_ASKING[phase], [(value,) for value in of if value != "cross attention"]),
             (_CROSSING, [(value,) for value in of if value == "cross attention"]),
         ):
             if values:
-                axes = {**heads, "asked": values, "data": _CAPPED if name == "softcap" else ("normal",)}
-                if name == "stored_kv":  # a scale of each head is that of the tensor in MQA
-                    axes["heads"] = [some for some in heads["heads"] if some[1] > 1]
-                yield _Part(groups, scenes, axes)
-    together = tuple(of[0] for name, of in asked.items() if name not in _ALONE)
-    if len(together) > 1:
-        yield _Part(("scene", "dtype", "heads head_dim"), _ASKING[phase], {**heads, "asked": [together]})
+                yield _Part(groups, scenes, axes | {"asked": values})
+        if name != "mla":
+            some = data | {"asked": [(value,) for value in of if value != "cross attention"]}
+            if of_models:
+                yield _Part(("heads",), _ASKING[phase][:1], {**of_models, **some}, ("heads",))
+            if others["head_dim"]:
+                yield _Part(("head_dim",), _ASKING[phase][:1], {**others, **some}, ("head_dim",))
+    strongest = {name: value for name, value in strongest_of(features).items() if name in asked}
+    pairs_of = [pair for pair in combinations(strongest, 2) if set(pair) != {"window", "not_causal"}]
+    for scenes, causal in ((_ASKING[phase], True), (_CROSSING, False)):
+        together = [tuple(map(strongest.__getitem__, two)) for two in pairs_of if ("not_causal" in two) != causal]
+        if together:
+            yield _Part(("asked dtype", "scene", "heads head_dim"), scenes, {**heads, "asked": together})
+    every = tuple(value for name, value in strongest.items() if name not in _ALONE)
+    if len(every) > 2:
+        yield _Part(("scene", "dtype", "heads head_dim"), _ASKING[phase], {**heads, "asked": [every]})
 
 
 def _as_mla(values: _Values) -> _Values:
@@ -441,7 +503,13 @@ def _usual(heads: tuple[int, int], kinds: Sequence[torch.dtype], dims: Sequence[
 
 
 def model_cases(
-    phases: Sequence[str], device: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, tokens: int
+    phases: Sequence[str],
+    device: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_dim: int,
+    tokens: int,
+    ways: Sequence[str] = (),
 ) -> list[Case]:
     """Make a matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
 
@@ -452,6 +520,7 @@ def model_cases(
         heads: q heads and kv heads.
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
+        ways: those of `Declaration.ways` that an adapted kernel has.
     """
     drawn: list[_Values] = []
     for phase in phases:
@@ -465,7 +534,7 @@ def model_cases(
             drawn += _drawn(part, phase, _usual(heads, (dtype,), (head_dim,)), 0)
     if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
         drawn = [_as_mla(values) for values in drawn]
-    return [_case(values, number, device, "small") for number, values in enumerate(drawn)]
+    return [_case(values, number, device, "small", ways) for number, values in enumerate(drawn)]
 
 
 def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[str] = ()) -> Case:

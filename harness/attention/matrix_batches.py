@@ -79,6 +79,14 @@ BATCHES: dict[str, _Batch] = {
     "a longer one first": lambda new, prefix, long: [(5 * new - 4, prefix + 50), (new, prefix)],
     # Rows of the block table without queries, which shift the rows of others.
     "some without new tokens": lambda new, prefix, long: [(0, 20), (3, 5), (0, 90), (0, 7), (new, prefix), (0, 9)],
+    "an empty one first": lambda new, prefix, long: [(0, prefix), (new, prefix)],
+    "an empty one last": lambda new, prefix, long: [(new, prefix), (new, prefix + 50), (0, prefix)],
+    "no keys first": lambda new, prefix, long: [(0, 0), (new, prefix), (new, 3)],
+    "no keys last": lambda new, prefix, long: [(new, prefix), (0, 0)],
+    "each of another length": lambda new, prefix, long: [
+        (new + (new > 1) * 13 * n, prefix + 29 * n) for n in (2, 0, 3, 1, 4)
+    ],
+    "parts without keys": lambda new, prefix, long: [(new, prefix), (1, -1), (new, 40), (min(new, 9), -min(new, 9))],
     "fewer keys than queries": lambda new, prefix, long: [(9, 55), (40, -39), (new, prefix), (70, -6)],
     "a single key first": lambda new, prefix, long: [(1, 0), (new, prefix)],  # as a padded row of a captured graph
     # Batches of captured graphs, beyond the lanes of a warp; and of a few sequences, which are alike, unlike or prompts alone.

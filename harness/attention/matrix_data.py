@@ -144,6 +144,9 @@ RARE: dict[str, _Change] = {
         scale=1.5 * call.scale
     ),  # kernels that compute head_dim ** -0.5 themselves
     "scale 1": partial(_scale, 1.0),  # T5
+    "unscaled scores": lambda call: call.with_spec(
+        scale=1.0
+    ),  # scores that are clipped at some 10, or kept in few bits
     "scale 1/128": partial(_scale, 1 / 128),  # Granite
     "attention sink": _sink,  # small weights that are skipped
     BEYOND_FP16[2]: partial(_near, 95.0),  # exponentials without a maximum, of which each partition has its own

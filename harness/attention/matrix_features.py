@@ -24,9 +24,23 @@ def _asking_for(fields: Callable[[int], dict[str, Any]], call: AttentionCall) ->
 
 
 def _padded(rows: int, call: AttentionCall) -> AttentionCall:
-    """Add rows to q that belong to no sequence, with the numbers of others."""
-    more = 2 * call.q[torch.arange(rows) % len(call.q)]
+    """Add rows to q that belong to no sequence: NaN, as memory that nobody wrote may hold."""
+    more = call.q.new_full((rows, *call.q.shape[1:]), float("nan"))
     return replace(call.with_spec(padded_rows=rows), q=torch.cat([call.q, more]))
+
+
+# Factors on the numbers of heads, and of tokens or blocks where these have scales of their own: neighbours' scales differ.
+_FACTORS = (1.0, 4.0, 1 / 8)
+
+
+def _uneven(x: torch.Tensor, per: str, first: int) -> torch.Tensor:
+    """Multiply x [tokens, heads, dim] by factors that differ between what has scales of its own."""
+    factors = torch.tensor(_FACTORS, device=x.device)
+    tokens, heads = (torch.arange(count, device=x.device) for count in x.shape[:2])
+    if per == "tensor":
+        return x
+    of_tokens = tokens // (BLOCK if per.startswith("block") else 1) if per != "head" else 0 * tokens
+    return x * factors[(heads + first) % 3][:, None] * factors[of_tokens % 3][:, None, None]
 
 
 def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
@@ -43,10 +57,10 @@ def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
     format = FORMATS[name]
     tensors: dict[str, torch.Tensor] = {}
     for what in ("k", "v"):
-        x = getattr(call, what).float()
+        x = _uneven(getattr(call, what).float(), per, first=what == "v")
         top = _largest(x, per).clamp(min=2.0**-20)
         scale = (top / format.largest).log2().ceil().exp2()
-        if per == "head" and what == "v":  # or one of K's that is taken for V's would not show
+        if what == "v":  # or one of K's that is taken for V's would not show
             scale = 2 * scale
         x = x / scale
         stored = x.round().to(torch.int8) if name == "int8" else x.to(_STORED_AS[name])
@@ -96,8 +110,13 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
         )
     },
 }
-"""Values of each feature that a call may ask for. The first one stands for it where several are asked for. Windows lie around
-blocks; caps are those of Gemma 2 and Grok, and one that every score feels."""
+"""Values of each feature that a call may ask for. Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every
+score feels."""
+STRONGEST = {
+    "window": "window 17", "softcap": "softcap 1", "temperature": "temperature 2", "sinks": "sinks near 4",
+    "padding": "300 padded rows", "not_causal": "cross attention", "mla": MLA,
+}  # fmt: skip
+"""The value of each feature that changes most while others are asked for too, so that none of two can be left out unseen."""
 
 
 def values_of(features: Sequence[str]) -> dict[str, list[str]]:
@@ -111,3 +130,11 @@ def values_of(features: Sequence[str]) -> dict[str, list[str]]:
             forms = [f"K and V in {form}" for form in forms_of(features, name)]
             values[name] = list(dict.fromkeys([*forms, *ASKED[name]]))
     return values
+
+
+def strongest_of(features: Sequence[str]) -> dict[str, str]:
+    """Choose the value of each declared feature that stands for it beside others; of stored K and V, a form that is declared."""
+    values = values_of(features)
+    forms = [f"K and V in {form}" for form in forms_of(features, "stored_kv")] or list(ASKED["stored_kv"])
+    of_heads = [form for form in forms if form.endswith("per head")]
+    return {name: STRONGEST.get(name) or [*of_heads, *forms][0] for name in values}

@@ -136,7 +136,7 @@ def modified(products: Tensor, visible: Tensor, softcap: float = 0.0, factor: Te
 def _attend(logits: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
     """Average v [heads, keys, head_dim_v] by the softmax of scores [heads, rows, keys], with sinks [heads, rows] or without."""
     if sinks is None:
-        return logits.softmax(-1) @ v
+        return logits.softmax(-1) @ v if logits.shape[-1] else v.new_full((*logits.shape[:-1], v.shape[-1]), torch.nan)
     return _with_sink(logits, sinks).softmax(-1)[..., :-1] @ v
 
 

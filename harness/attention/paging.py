@@ -11,9 +11,10 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 
-STALE = 57.0
-"""What a pool holds where it holds nothing of the call. A query that sees one such key is visibly wrong; a key that is masked costs
-nothing, since its weight is exactly 0."""
+STALE = float("nan")
+"""What a pool holds where it holds nothing of the call, as memory that nobody wrote may: a weight of 0 does not take it out. INT8
+has no such number."""
+_STALE_INT8 = 127
 
 
 def slots_of(table: Tensor, requests: Sequence[int], lens: Sequence[int]) -> Tensor:
@@ -87,7 +88,8 @@ def paged(call: AttentionCall, page: int) -> PagedKV:
     slots = slots.to(call.k.device)
 
     def scattered(packed: Tensor) -> Tensor:
-        pool = packed.new_full(((used + 1) * page, *packed.shape[1:]), STALE)
+        stale = STALE if packed.is_floating_point() else _STALE_INT8
+        pool = torch.full(((used + 1) * page, *packed.shape[1:]), stale, device=packed.device).to(packed.dtype)
         as_bytes = torch.uint8 if packed.dtype.itemsize == 1 else packed.dtype  # FP8 cannot be indexed
         pool.view(as_bytes)[slots] = packed.view(as_bytes)
         return pool.view(-1, page, *packed.shape[1:])

@@ -156,7 +156,7 @@ def _rare_excess(call: AttentionCall, family: NoiseFamily, cells: CallCells) -> 
     # of five standard deviations makes another key win, which no ensemble of usual draws shows. So each member's shifts are
     # repeated with `_RARE` times their size; what that adds to `_RARE` times their error is the excess of one query. It happens
     # to one query of a cell at a time. Where the error grows linearly, as with INT8 on most data, it is zero.
-    right = oracle(call, cells.rows)
+    right = _truth(call, cells.rows)
     excess = rare_excess_of_queries(call, family, cells.rows, right, _RARE)
     here = [cells.of_row == cell for cell in range(len(cells.sequence))]
     worst = torch.stack([excess[rows].amax(0) for rows in here])
@@ -176,12 +176,12 @@ def _is_exact(call: AttentionCall, family: NoiseFamily) -> bool:
 
 def _key_by_key(call: AttentionCall, rows: Tensor | None) -> Tensor:
     """Bound each query's cost of adding key by key: sum of |output - truth| over head_dim, float64 [rows, num_q_heads]."""
-    return (added_key_by_key(call, rows) - oracle(call, rows)).abs().sum(-1).nan_to_num(posinf=0.0).amax(0)
+    return (added_key_by_key(call, rows) - _truth(call, rows)).abs().sum(-1).nan_to_num(posinf=0.0).amax(0)
 
 
 def _by_cell(call: AttentionCall, cells: CallCells, of_queries: Tensor) -> Tensor:
     """Compute the relative L1 of queries' errors, [rows, num_q_heads] over head_dim -> float64 [cells, num_q_heads], on the CPU."""
-    size = cells.sums(oracle(call, cells.rows).abs().sum(-1))
+    size = cells.sums(_truth(call, cells.rows).abs().sum(-1))
     return torch.where(size > 0, cells.sums(of_queries) / size, 0.0).cpu()
 
 
@@ -199,7 +199,7 @@ def bounds_of_queries(call: AttentionCall, family: NoiseFamily, rows: Tensor, ow
     Returns:
         Bounds on the same: those of `assay.harness.stats.query_bounds`, of the noisiest way of implementing attention.
     """
-    right = log_sum_exp(call, rows)[..., None] if lse else oracle(call, rows)
+    right = log_sum_exp(call, rows)[..., None] if lse else _truth(call, rows)
     members = MEMBERS if rows.numel() * call.k.shape[0] * call.q.shape[1] >= _SMALL else _MAX_MEMBERS
     if lse:
         bounds, freedom = _noise_of_queries(call, family, rows, right, lse, MEMBERS, of=_LSE_MEMBERS)
@@ -246,7 +246,7 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     rows = cells.rows
     scores = cells.of_row.numel() * call.k.shape[0] * call.q.shape[1]
     members = members or (MEMBERS if scores >= _SMALL else _MAX_MEMBERS)
-    right = oracle(call, rows)
+    right = _truth(call, rows)
     off = _off(honest_outputs(call, family, rows, members), right)
     count, heads = len(cells.sequence), call.q.shape[1]
     size = cells.sums(right.abs().sum(-1))
@@ -262,6 +262,11 @@ def simulate(call: AttentionCall, family: NoiseFamily, cells: CallCells, members
     assert errors.shape == (count, heads, members)
     lost = torch.where(size > 0, cells.sums(dropping_cost(call, family, rows, right)) / size, 0.0)
     return _Ensemble(errors.movedim(-1, 0).cpu().contiguous(), freedom, common, slopes.cpu(), tuple(ways), lost.cpu())
+
+
+def _truth(call: AttentionCall, rows: Tensor | None) -> Tensor:
+    """Compute the oracle's output, 0 for a query that sees no key, whose output is not compared."""
+    return oracle(call, rows).nan_to_num_(nan=0.0)
 
 
 def _off(outputs: Tensor, right: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class Guard:
 
         Args:
             call: the call.
-            flipped: side of an input whose numbers are negated.
+            flipped: see `within_guards`.
             memory: whether the call lies in guarded memory.
         """
         __tracebackhide__ = True

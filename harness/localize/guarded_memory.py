@@ -1,7 +1,8 @@
 """Inputs and outputs of a kernel that lie in larger allocations, so that what it reads or writes around them is seen.
 
-In front of and behind each of q, k and v, and of what a kernel allocates through PyTorch, lie rows of known, finite numbers. A
-kernel that writes there has changed them; one that reads there gives another output once they are changed: see `over_reads`.
+In front of and behind each of q, k and v, and of what a kernel allocates through PyTorch, lie rows that no sequence owns. Those of
+inputs are NaN, which a weight of 0 does not take out; others are known numbers. A kernel that writes there has changed them; one
+that reads there gives another output once they are numbers: see `over_reads`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from assay.harness.text import listed
 _Side = Literal["before the start", "beyond the end"]
 _SIDES: tuple[_Side, ...] = ("before the start", "beyond the end")
 Flipped = tuple[str, _Side]
-"""An input by its name, and a side of it."""
+"""An input by its name, and a side of it; no name for none."""
 _Ask = Callable[[AttentionCall, Flipped | None], Tensor | Outputs]
 # Least rows, of all heads, before and behind an input: the largest tile in use.
 _ROWS = 128
@@ -57,17 +58,18 @@ class _Guarded:
         for side, expected in zip(_SIDES, (self.fill[: self.before], self.fill[self.before :]), strict=True):
             if same_values(self.side(side), expected):
                 continue
-            changed = (self.side(side) != expected).nonzero().ravel()
+            now = self.side(side)
+            changed = ((now != expected) & ~(now.isnan() & expected.isnan())).nonzero().ravel()
             far = self.before - int(changed.min()) if side == _SIDES[0] else int(changed.max()) + 1
             regions.append(f"up to {far:,} elements {side} of {self.name}")
         return " and ".join(regions)
 
 
-def _guarded(tensor: Tensor, name: str, around: int) -> _Guarded:
-    """Copy a tensor contiguously, with at least this many elements of known numbers before and behind it."""
+def _guarded(tensor: Tensor, name: str, around: int, owned: bool = True) -> _Guarded:
+    """Copy a tensor contiguously, with at least this many elements before and behind it: known numbers, or NaN unless `owned`."""
     step = max(1, _ALIGNED // tensor.element_size())
     around = -(-around // step) * step
-    numbers = _numbers(2 * around, tensor.dtype, str(tensor.device))
+    numbers = (_numbers if owned else _nothing)(2 * around, tensor.dtype, str(tensor.device))
     whole = torch.cat([numbers[:around], tensor.detach().reshape(-1), numbers[around:]])
     return _Guarded(name, whole[around : around + tensor.numel()].view(tensor.shape), whole, around, numbers)
 
@@ -79,13 +81,19 @@ def _numbers(count: int, dtype: torch.dtype, device: str) -> Tensor:
     return drawn.to(device, dtype)
 
 
+@lru_cache(maxsize=64)
+def _nothing(count: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Return what memory may hold that nobody wrote."""
+    return torch.full((count,), float("nan"), dtype=dtype, device=device)
+
+
 def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) -> tuple[Tensor | Outputs, str]:
     """Run a kernel with its inputs and allocations within guarded memory.
 
     Args:
         kernel: the kernel.
         call: the call.
-        flipped: side of an input on which the numbers are negated.
+        flipped: the only side of an input that keeps NaN, with known numbers on the others; None for NaN on all.
 
     Returns:
         What it returned; and where it wrote outside of its tensors, in words that follow "the kernel", empty if it did not.
@@ -93,8 +101,10 @@ def within_guards(kernel: Kernel, call: AttentionCall, flipped: Flipped | None) 
     __tracebackhide__ = True
     inputs = _guards_of(call)
     for guarded in inputs:
-        if flipped is not None and guarded.name == flipped[0]:
-            guarded.side(flipped[1]).neg_()
+        for side in _SIDES if flipped else ():
+            if flipped != (guarded.name, side):
+                around = guarded.side(side)
+                around.copy_(_numbers(len(around), around.dtype, str(around.device)))
     tensors = {guarded.name: guarded.tensor for guarded in inputs}
     if call.spec.layout == "v in k":
         tensors["v"] = tensors.get("k", call.k)[..., : call.v.shape[2]]
@@ -124,7 +134,7 @@ def _guards_of(call: AttentionCall) -> list[_Guarded]:
         tensor = getattr(call, name)
         if tensor.is_contiguous() and tensor.numel():
             heads = max(call.q.shape[1], _ROWS * tensor.shape[1])
-            guards.append(_guarded(tensor, name, heads * tensor.shape[2]))
+            guards.append(_guarded(tensor, name, heads * tensor.shape[2], owned=False))
     return guards
 
 
@@ -165,7 +175,7 @@ def over_reads(ask: _Ask, results: Sequence[CallResult]) -> tuple[AttentionCall,
     """Find a call in which a kernel reads outside of its inputs, and describe what in words after "the kernel".
 
     Args:
-        ask: has the kernel compute a call within guards, with the numbers on a side of an input negated.
+        ask: has the kernel compute a call within guards; see `within_guards`.
         results: calls that it computed; of those that fail, the smallest are tried.
 
     Returns:
@@ -189,9 +199,10 @@ def over_reads(ask: _Ask, results: Sequence[CallResult]) -> tuple[AttentionCall,
 
 def _reads_outside(ask: _Ask, call: AttentionCall) -> dict[tuple[str, _Side], list[str]]:
     """Map readers and sides to the inputs beside which they read; empty if the output varies anyway."""
-    usual = tensor_of(ask(call.clone(), None)).clone()
+    nothing: Flipped = ("", _SIDES[0])
+    usual = tensor_of(ask(call.clone(), nothing)).clone()
     reads: dict[tuple[str, _Side], list[str]] = {}
-    if not same_values(usual[: call.rows], tensor_of(ask(call.clone(), None))[: call.rows]):
+    if not same_values(usual[: call.rows], tensor_of(ask(call.clone(), nothing))[: call.rows]):
         return reads
     for guard in _guards_of(call):
         for side in _SIDES:

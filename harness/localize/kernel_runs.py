@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.harness.attention.call import AttentionCall, Outputs
 from assay.harness.attention.honest import sample_rows
 from assay.harness.attention.kernels import output_fault
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.errors import AssayError
 from assay.harness.evidence.error_table import SUMS, ratio
 from assay.harness.localize.bounds import CallNoise, bounds_of_queries
@@ -304,7 +304,8 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
 
     Raises:
         AssayError: the output breaks the contract.
-        ValueError: the call holds no query, or its oracle output is not finite.
+        ValueError: the call holds no query, or its oracle output is not finite, other than that of a query that sees no key, which
+            is not compared.
     """
     out, lse = (outputs.out, outputs.lse) if isinstance(outputs, Outputs) else (outputs, None)
     _require_contract(call, out)
@@ -312,7 +313,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
     rows = _compared(call)
     cells, right = cells_of(call, rows), truth(call) if right is None else right
-    if not all_finite(right):
+    if not (all_finite(right) or all_finite(right[~log_sum_exp(call, rows).isneginf().all(1)])):
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"
         )

@@ -36,8 +36,9 @@ from assay.harness.stats.ratio import MIN_RATIOS
 _LENGTH_PROMPTS = 16
 # A block has as many requests as are in flight, but at least this many. Blocks are short, to keep drift within a pair small.
 _MIN_REQUESTS = 2
-# Times that a block is played before a bench is given up. Which server's tokens were read late is chance.
-_ATTEMPTS = 3
+# Seconds to wait before a block that was read late is played again, after which a bench is given up: a machine is busy elsewhere
+# for seconds at a time. Which server's tokens are then read late is chance.
+_PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # The blocks of a load in a round: role, and whether it is the role's second block. Their order is random in each round.
 _TURNS: tuple[tuple[Role, bool], ...] = (
     ("reference", False), ("candidate", False), ("reference", True), ("candidate", True),
@@ -221,13 +222,14 @@ def _play_in_time(
     Raises:
         ReadAtOnce: they were read late each time: something holds them back.
     """
-    for _ in range(_ATTEMPTS - 1):
+    for pause_s in _PAUSES_S:
         block = _play(turn, engine, client, vocabulary, number)
         try:
             blocks_of(block)
             return block
         except ReadAtOnce as late:
             display.say(f"{late.found} It is played again.")
+            time.sleep(pause_s)
     block = _play(turn, engine, client, vocabulary, number)
     blocks_of(block)
     return block

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix import _HEADS, DTYPES, HEAD_DIMS, Case, Size, _core_axes, cases, model_cases
-from assay.harness.attention.oracle import oracle
+from assay.harness.attention.matrix_features import ASKED, STRONGEST
+from assay.harness.attention.oracle import log_sum_exp, oracle
 
 SIZES = ["small", pytest.param("full", marks=pytest.mark.slow)]
 
@@ -113,7 +114,7 @@ def test_calls_match_their_conditions() -> None:
         assert f"{call.q.shape[1]}/{call.k.shape[1]}" == said["heads"].split()[1]
         assert (str(call.q.shape[2]), str(call.q.dtype)) == (said["head_dim"], f"torch.{said['dtype']}")
         usual = call.q.shape[2] ** -0.5
-        scales = {"scale 1.5 times": 1.5 * usual, "scale 1": 1.0, "scale 1/128": 1 / 128}
+        scales = {"scale 1.5 times": 1.5 * usual, "scale 1": 1.0, "unscaled scores": 1.0, "scale 1/128": 1 / 128}
         if not said["data"].startswith("unscaled"):
             assert call.scale == scales.get(said["data"], usual)
         assert (str(call.layer), str(call.spec.first_head), call.spec.layout, call.spec.grad_mode or "as called") == (
@@ -125,8 +126,8 @@ def test_calls_match_their_conditions() -> None:
         assert said["cached prefix"] == ("all" if all(cached) else "some" if any(cached) else "none")
         assert all(bool(t.isfinite().all()) for t in (call.q, call.k, call.v))
         if call.phase == "decode":
-            assert set(call.lens_q) == {1}
-            assert all(cached) or said["batch"] == "a single key first"
+            assert set(call.lens_q) == ({0, 1} if said["batch"].startswith(("an empty", "no keys")) else {1})
+            assert all(cached) or said["batch"].startswith(("a single key", "no keys"))
 
 
 def _lens(call: AttentionCall) -> list[tuple[int, int]]:
@@ -254,7 +255,7 @@ def test_lengths_that_schedulers_and_chunks_have_are_there() -> None:
     assert {192, 256, 512, 513} <= {new for call in extend for new in call.lens_q}
     assert any(len(call.lens_q) > 32 and max(call.lens_q[:32]) > 64 for call in extend)
     assert {len(call.lens_q) for call in extend} & {len(call.lens_q) for call in _made("decode")} >= set(BATCHES_OF_GRAPHS)
-    empty = [call for call in extend if 0 in call.lens_q[1:]]
+    empty = [call for case, call in _both("extend") if case.condition["batch"] == "some without new tokens"]
     assert {call.q.dtype for call in empty} == {torch.float16, torch.bfloat16, torch.float32}
     assert all(max(n for n, new in zip(call.prefixes, call.lens_q, strict=True) if not new) > 64 for call in empty)
     assert all(any(a == b == 0 < i for i, (a, b) in enumerate(pairwise(call.lens_q))) for call in empty)
@@ -326,7 +327,7 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
 def test_a_seed_determines_cases_and_data() -> None:
     once, again, other = cases(seed=3), cases(seed=3), cases(seed=4)
     names = [case.name for case in once]
-    assert max(len(cases(seed=seed)) for seed in range(4)) <= 602, "more than a check of an interpreted kernel can afford"
+    assert max(len(cases(seed=seed)) for seed in range(4)) <= 632, "more than a check of an interpreted kernel can afford"
     assert names == [case.name for case in again]
     assert all(torch.equal(a.make().q, b.make().q) for a, b in zip(once[::10], again[::10], strict=True))
     assert {*names} != {case.name for case in other}
@@ -349,3 +350,122 @@ def test_a_model_has_scores_far_from_zero_in_its_matrix_too() -> None:
     assert Counter(case.condition["phase"] for case in made) == {"extend": 32, "decode": 23}
     far = [case.condition["phase"] for case in made if case.condition["data"].startswith("scores far")]
     assert far == ["extend", "extend", "decode", "decode"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_the_heads_of_llama_are_in_the_default_matrix(phase: str, dtype: torch.dtype) -> None:
+    made = [call for call in _made(phase) if (call.q.dtype, call.q.shape[2]) == (dtype, 128)]
+    assert {(call.q.shape[1], call.k.shape[1]) for call in made} >= {(32, 8), (64, 8), (32, 32)}
+
+
+@pytest.mark.parametrize(("phase", "longest"), [("extend", 9), ("extend", 1), ("decode", 1)])
+@pytest.mark.parametrize(
+    ("holds", "where"),
+    [
+        (lambda c: c.lens_q[0] == 0 < c.lens_k[0], "where the first sequence has no new tokens"),
+        (lambda c: c.lens_q[-1] == 0 < c.lens_k[-1], "where the last sequence has no new tokens"),
+        (lambda c: c.lens_k[0] == 0, "where the first sequence has no keys"),
+        (lambda c: c.lens_k[-1] == 0, "where the last sequence has no keys"),
+    ],
+)
+def test_degenerate_batches_meet_prompts_and_decode(
+    phase: str, longest: int, holds: Callable[[AttentionCall], bool], where: str
+) -> None:
+    some = [call for call in _made(phase) if max(call.lens_q) == longest and holds(call)]
+    assert some, f"a kernel that is wrong {where} passes"
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_every_sequence_of_a_batch_has_another_length(phase: str) -> None:
+    some = [call for call in _made(phase) if len(call.lens_k) > 3 and len(set(call.lens_k)) == len(call.lens_k)]
+    assert any(len(set(call.lens_q)) == (1 if phase == "decode" else len(call.lens_q)) for call in some)
+
+
+def test_prompts_between_two_blocks_and_a_chunk_a_key_beyond_4096_and_unscaled_scores_are_there() -> None:
+    prompts = [
+        call
+        for call in _made("extend")
+        if any(new == keys and 300 <= new <= 500 for new, keys in zip(call.lens_q, call.lens_k, strict=True))
+    ]
+    assert len(prompts) > 1
+    for phase in ("extend", "decode"):
+        assert any(max(call.lens_k) == 4097 for call in _made(phase))
+        unscaled = [call for case, call in _both(phase) if case.condition["data"] == "unscaled scores"]
+        assert any(float((call.q[-1].float() * call.k[:, 0, None].float()[0]).sum(-1).std()) > 4 for call in unscaled)
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+@pytest.mark.parametrize("feature", ["window", "softcap", "sinks", "padding", "stored_kv", "temperature"])
+def test_each_value_of_a_feature_meets_each_dtype_head_dim_number_of_heads_and_layout(phase: str, feature: str) -> None:
+    made = [case.condition for case in cases((phase,), declared=Declaration(features=(feature,)))]
+    heads = ["MHA 4/4", "GQA 4/2", "GQA 8/2", "GQA 16/2", *["MQA 4/1"] * (feature != "stored_kv")]
+    axes = {
+        "dtype": ["float16", "bfloat16", "float32"],
+        "head_dim": ["64", "128"],
+        "heads": heads,
+        "inputs": ["packed", "sliced", "heads first", "each its own"],
+    }
+    for axis, values in axes.items():
+        met = {(one["asked for"], one[axis]) for one in made}
+        assert set(product(ASKED[feature], values)) <= met
+    asking = [one for one in made if one["asked for"] != "nothing"]
+    three = ("dtype", "head_dim", "heads")
+    assert set(product(*map(axes.__getitem__, three))) <= {tuple(one[axis] for axis in three) for one in asking}
+    assert {"GQA 32/8", "GQA 64/8", "MHA 32/32"} <= {one["heads"] for one in asking}
+    assert {"80", "96", "192", "256"} <= {one["head_dim"] for one in asking}
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_two_features_are_asked_for_together_where_each_changes_the_output(phase: str) -> None:
+    """A kernel that leaves out one of two features where the other is asked for is wrong by far."""
+    features = ("window", "softcap", "temperature", "sinks")
+    plain: dict[str, dict[str, Any]] = {
+        "window": {"mask": Mask()},
+        "softcap": {"softcap": 0.0},
+        "temperature": {"temperature": 0},
+        "sinks": {"sinks": ()},
+    }
+    made = [
+        case for case in cases((phase,), declared=Declaration(features=features)) if case.condition["asked for"].count(" and ") == 1
+    ]
+    for pair in combinations(features, 2):
+        both = " and ".join(STRONGEST[name] for name in pair)
+        calls = [case.make() for case in made if case.condition["asked for"] == both]
+        assert {call.q.dtype for call in calls} == {torch.float16, torch.bfloat16, torch.float32}
+        for left_out in pair:
+            changes = [oracle(call.with_spec(**plain[left_out])) - oracle(call) for call in calls]
+            assert (
+                max(float(change.abs().mean() / oracle(call).abs().mean()) for change, call in zip(changes, calls, strict=True))
+                > 0.05
+            )
+
+
+def test_what_has_a_scale_of_its_own_has_another_one_than_its_neighbour() -> None:
+    for case in cases(("extend",), declared=Declaration(features=("stored_kv",))):
+        form = case.condition["asked for"].rpartition(" per ")[2]
+        if form in ("nothing", "tensor"):
+            continue
+        stored = case.make().stored
+        assert stored is not None
+        for scale in (stored.k_scale, stored.v_scale):
+            axes = (1,) if form == "head" else (0, 1)
+            step = 16 if form.startswith("block") else 1
+            for axis in axes:
+                some = scale[::step] if axis == 0 else scale
+                assert bool(
+                    (some.diff(dim=axis) != 0).all() if form != "token" else (some.diff(dim=axis) != 0).float().mean() > 0.9
+                )
+
+
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_a_kernel_that_returns_log_sum_exps_meets_queries_that_see_no_key(phase: str) -> None:
+    made = cases((phase,), declared=Declaration(features=("lse", "window")))
+    unseen = [case for case in made if case.condition["batch"] == "parts without keys"]
+    assert {case.condition["asked for"] for case in unseen} == {"nothing", "window 64"}
+    assert {case.condition["dtype"] for case in unseen} == {"float16", "bfloat16", "float32"}
+    for case in unseen:
+        call = case.make()
+        without = log_sum_exp(call).isneginf().all(1)
+        assert 0 < int(without.sum()) < len(without)
+        assert torch.equal(oracle(call).isnan().all(2).all(1), without)

@@ -27,7 +27,7 @@ def test_coverage_is_values_their_reach_and_the_gaps() -> None:
     assert found.values["dtype"] == ("float16",)
     assert found.values["head_dim"] == ("64", "80", "96", "128", "192", "256")
     assert found.values["layer"] == ("0", "1", "2", "16", "31")
-    assert found.most == {"extend": Reach(new=513, behind=512, keys=4002, sequences=40)}
+    assert found.most == {"extend": Reach(new=513, behind=512, keys=4097, sequences=40)}
     assert (found.runs, found.device) == (300, "cpu")
     assert "head_dim 64, 80, 96, 128" in message(KernelResult(kernel="k", calls=9, coverage=found))
 

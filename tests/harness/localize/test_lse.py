@@ -130,3 +130,18 @@ def test_a_declared_quantisation_explains_what_it_costs_and_no_other_kernel_may_
         assert not lse_errors(call, noisy, FAMILIES[noise], None).wrong
         if call.q.dtype == torch.float32:
             assert lse_errors(call, noisy, FAMILIES[""], None).wrong
+
+
+@pytest.mark.parametrize(
+    ("nothing", "found"), [(-math.inf, []), (-5e4 * math.log(2), []), (math.inf, [LSE_WRONG]), (0.0, [LSE_WRONG])]
+)
+def test_a_query_that_sees_no_key_counts_for_nothing_in_a_merge(nothing: float, found: list[str]) -> None:
+    """FlashInfer has -5e4 to base 2 for minus infinity; FlashAttention 2 once had plus infinity."""
+    calls = [call_of([(9, -4), (3, 20), (2, -2)], (4, 2), 64, dtype, "cpu") for dtype in (torch.float16, torch.float32)]
+
+    def lse(call: AttentionCall) -> Tensor:
+        given = right(call)
+        return torch.where(given.isneginf(), nothing, given)
+
+    assert all(int(right(call).isneginf().sum()) == 6 * 4 for call in calls)
+    assert findings(returning(lse), calls) == found

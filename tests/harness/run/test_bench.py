@@ -55,6 +55,7 @@ def played(
         ]  # fmt: skip
 
     monkeypatch.setattr(module, "_play", block)
+    monkeypatch.setattr(module, "_PAUSES_S", (0.0, 0.0))
     plan = planned({"shapes": "short,long", "concurrency": "1", "seconds": 1e-9})
     bench, engine = BenchFolder.new(folder), SimpleNamespace(client=lambda: None)
     with ProgressDisplay(Console(file=StringIO())) as display:
