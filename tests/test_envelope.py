@@ -79,7 +79,8 @@ def test_the_envelope_of_a_right_kernel_is_covered_and_says_what_is_not(tmp_path
     assert check["status"] == "ok", check["found"]
     assert report["envelope"]["reached"]["extend"]["new-tokens"] == 256
     assert report["envelope"]["reached"]["extend"]["prefix-tokens"] >= 256
-    assert "extend: more than 256 new tokens at once" in report["envelope"]["not_covered"]
+    within = [first for first, last in report["envelope"]["compared"]["extend"]["new-tokens"] if 193 < first < 255]
+    assert within, "a length that the run drew"
 
 
 def test_a_workload_that_cannot_see_attention_is_inconclusive(tmp_path: Path) -> None:
