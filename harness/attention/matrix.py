@@ -503,7 +503,13 @@ def _usual(heads: tuple[int, int], kinds: Sequence[torch.dtype], dims: Sequence[
 
 
 def model_cases(
-    phases: Sequence[str], device: str, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, tokens: int
+    phases: Sequence[str],
+    device: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_dim: int,
+    tokens: int,
+    ways: Sequence[str] = (),
 ) -> list[Case]:
     """Make a matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
 
@@ -514,6 +520,7 @@ def model_cases(
         heads: q heads and kv heads.
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
+        ways: those of `Declaration.ways` that an adapted kernel has.
     """
     drawn: list[_Values] = []
     for phase in phases:
@@ -527,7 +534,7 @@ def model_cases(
             drawn += _drawn(part, phase, _usual(heads, (dtype,), (head_dim,)), 0)
     if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
         drawn = [_as_mla(values) for values in drawn]
-    return [_case(values, number, device, "small") for number, values in enumerate(drawn)]
+    return [_case(values, number, device, "small", ways) for number, values in enumerate(drawn)]
 
 
 def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[str] = ()) -> Case:

@@ -94,7 +94,9 @@ def _loaded(journal: Journal, candidate: str) -> Kernel:
 def _cases(kernel: Kernel, device: str, dtype: str, heads: Sequence[int], head_dim: int, tokens: int) -> list[Case]:
     """Make the matrix of a model: its (q heads, kv heads), and its longest sequence in tokens."""
     q_heads, kv_heads = heads
-    return model_cases(declaration(kernel).phases, device, getattr(torch, dtype), (q_heads, kv_heads), head_dim, tokens)
+    declared = declaration(kernel)
+    of_model = (q_heads, kv_heads), head_dim, tokens
+    return model_cases(declared.phases, device, getattr(torch, dtype), *of_model, declared.ways)
 
 
 def _raised(guard: Guard, call: AttentionCall) -> str:

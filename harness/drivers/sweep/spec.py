@@ -151,5 +151,7 @@ def _wrong(source: str, error: ValidationError) -> UsageError:
         return UsageError(f"{source}: the key {where!r} is unknown.", f"one of {', '.join(known)}", near or "remove it")
     if first["type"] == "missing":
         return UsageError(f"{source} has no {where}.", where, 'add it, as in command = "check"; see docs/sweeps.md')
+    if (first["type"], where) == ("too_short", "axes"):
+        return UsageError(f"{source} has no axis.", "at least one axis", "add one, as in --set candidate=a,b")
     problem = f"{source}: {where} is {first['input']!r}." if where else f"{source} contradicts itself."
     return UsageError(problem, expectation(first["msg"]), "correct it")

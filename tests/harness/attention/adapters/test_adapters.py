@@ -27,6 +27,7 @@ from assay.harness.attention.oracle import log_sum_exp, oracle
 from assay.harness.attention.published import adapter_and_path, module_of
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.attention.source import source_hashes
+from assay.harness.checks import kernel_jobs
 from assay.harness.checks.check import check
 from assay.harness.engines.inside.pack_writer import PackWriter
 from assay.harness.errors import ExitCode
@@ -425,6 +426,12 @@ def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passe
     result = check(name, cases=every[::9], calls=0)
     assert (result.exit_code, result.failing, result.findings) == (ExitCode.PASS, (), ())
     assert 0 < result.coverage.lses < result.computed
+
+
+def test_the_matrix_of_a_runs_model_is_called_as_engines_call_it() -> None:
+    some = kernel_jobs._cases(kernels.load(FORK), "cpu", "float32", (4, 2), 64, 300)
+    taken = {way for case in some for way in case.make().spec.ways}
+    assert taken == {*declaration(kernels.load(FORK)).ways}
 
 
 def test_parameters_that_no_call_passes_are_listed_as_not_covered() -> None:

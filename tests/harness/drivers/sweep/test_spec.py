@@ -42,7 +42,7 @@ def test_a_command_needs_no_file() -> None:
     ("text", "found", "expected"),
     [
         ('[axes]\na = ["1"]', "has no command", "command"),
-        ('command = "check"', "axes is {}", "at least 1 item"),
+        ('command = "check"\n[axes]', "has no axis", "at least one axis"),
         ('command = "serve"\n[axes]\na = ["1"]', "command is 'serve'", "'check', 'replay', 'run' or 'bench'"),
         ('command = "check"\ncolour = "red"\n[axes]\na = ["1"]', "the key 'colour' is unknown", "one of command, axes"),
         ('command = "check"\n[axes]\na = []', "contradicts itself", "the axis a with at least one value"),
