@@ -9,7 +9,7 @@ from pathlib import Path
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, KernelResult
 from assay.harness.evidence.pack import PackManifest, replay_command
-from assay.harness.text import counted, one_line, two_digits
+from assay.harness.text import counted, listed, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (
     Block,
@@ -64,16 +64,23 @@ def _gap(gap: Gap) -> str:
 
 def _covered(coverage: Coverage) -> str:
     """The coverage in one line; empty if nothing was covered."""
-    if not coverage.most:
+    if not coverage.reach:
         return ""
     parts = [f"{axis} {', '.join(values)}" for axis, values in coverage.values.items()]
-    for phase, reach in coverage.most.items():
-        new = f"{reach.new:,} new tokens, {reach.behind:,} behind a cached prefix, " if phase == "extend" else ""
-        parts.append(f"{phase} to {new}{reach.keys:,} keys of a sequence and {counted(reach.sequences, 'sequence')}")
+    for phase, reach in coverage.reach.items():
+        new = f"{_lengths(reach.new)} new tokens, {_lengths(reach.behind)} behind a cached prefix, " * (
+            phase == "extend"
+        )
+        sequences = listed([f"{number:,}" for number in reach.sequences])
+        parts.append(f"{phase} at {new}{_lengths(reach.keys)} keys of a sequence, and with {sequences} sequences")
     parts += [f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []
     # Conditions are tried in some combinations only, so the line must not read as a product.
     limits = f"{'; '.join(parts)}; each limit by itself, not their combinations"
     return f"{limits}. {coverage.runs:,} runs on {coverage.device}"
+
+
+def _lengths(lengths: Sequence[int]) -> str:
+    return f"{counted(len(lengths), 'length')} of up to {lengths[-1]:,}" if lengths else "no length of"
 
 
 def message(result: KernelResult) -> str:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+import torch
+
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
+from assay.harness.attention.oracle import feature_effects
 from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, Reach
 from assay.harness.localize import axes
+from assay.harness.localize.bounds import bounds_of_queries
+from assay.harness.localize.kernel_runs import CallResult, truth
+from assay.harness.stats.query_bounds import with_all_heads
 
 _VALUES: dict[str, Callable[[AttentionCall], object]] = {
     "dtype": lambda call: str(call.q.dtype).removeprefix("torch."),
@@ -19,34 +25,32 @@ _VALUES: dict[str, Callable[[AttentionCall], object]] = {
     "layout": lambda call: call.spec.layout,
     "layer": lambda call: call.layer,
 }
+_UNFELT = "it changed no output by more than noise, so that a kernel may ignore it"
 # Axes whose values a kernel can declare.
 DECLARABLE = ("dtype", "head_dim", "cached prefix")
 
 
 def coverage_of(
-    computed: Sequence[AttentionCall],
-    cases: Sequence[Case],
+    results: Sequence[tuple[Case, CallResult]],
     refused: Sequence[tuple[Case, str]],
     excluded: Sequence[tuple[Case, str]],
     declined: Sequence[str],
     left_out: Sequence[Case],
     runs: int,
-    lses: int = 0,
     kernel: object = None,
 ) -> Coverage:
     """Determine what the computed calls cover.
 
     Args:
-        computed: calls that the kernel computed.
-        cases: their cases.
+        results: the cases that the kernel computed, with its outputs.
         refused: cases that it did not compute, and why.
         excluded: cases that its declaration excludes, and by what.
         declined: what else its declaration leaves out.
         left_out: cases that were not run, as the kernel was clearly wrong before.
         runs: how many times the kernel ran.
-        lses: calls of which the log-sum-exps were compared.
         kernel: the kernel. Of an adapted function, the parameters that no call passed are gaps.
     """
+    cases, computed = [case for case, _ in results], [result.call for _, result in results]
     phases: dict[str, list[AttentionCall]] = {}
     for call in computed:
         phases.setdefault(call.phase, []).append(call)
@@ -54,25 +58,47 @@ def coverage_of(
         axis: tuple(sorted({str(value) for call in computed if (value := value_of(call)) != ""}, key=_by_numbers))
         for axis, value_of in _VALUES.items()
     }
-    asked = dict.fromkeys(case.condition.get("asked for", "nothing") for case in cases)
-    values["asked for"] = tuple(value for value in asked if value != "nothing")
+    asked: dict[str, list[tuple[Case, CallResult]]] = {}
+    for case, result in results:
+        asked.setdefault(case.condition.get("asked for", "nothing"), []).append((case, result))
+    felt = {value: any(_is_felt(result) for _, result in some) for value, some in asked.items() if value != "nothing"}
+    values["asked for"] = tuple(value for value, changed in felt.items() if changed)
+    unfelt = [
+        Gap(what=value, why=_UNFELT, calls=len(asked[value]), example=asked[value][0][0].name)
+        for value, changed in felt.items()
+        if not changed
+    ]
     return Coverage(
         values={axis: some for axis, some in values.items() if some},
-        most={phase: _reach(calls) for phase, calls in phases.items()}, lses=lses,
-        gaps=(*_left_out(left_out), *_uncalled(kernel), *_gaps(cases, refused, excluded, declined)),
+        reach={phase: _reach(calls) for phase, calls in phases.items()},
+        lses=sum(result.lse is not None for _, result in results),
+        gaps=(*_left_out(left_out), *_uncalled(kernel), *_gaps(cases, refused, excluded, declined), *unfelt),
         runs=runs, device=computed[0].q.device.type if computed else "",
     )  # fmt: skip
 
 
 def _reach(calls: Sequence[AttentionCall]) -> Reach:
-    """Measure how far some of the calls reach."""
+    """List the lengths and the numbers of sequences of some of the calls."""
     lens = [pair for call in calls for pair in zip(call.lens_q, call.prefixes, strict=True)]
     return Reach(
-        new=max(new for new, _ in lens),
-        behind=max((new for new, cached in lens if cached), default=0),
-        keys=max(new + cached for new, cached in lens),
-        sequences=max(len(call.cu_seqlens_q) - 1 for call in calls),
+        new=tuple(sorted({new for new, _ in lens})),
+        behind=tuple(sorted({new for new, cached in lens if cached})),
+        keys=tuple(sorted({new + cached for new, cached in lens})),
+        sequences=tuple(sorted({len(call.lens_q) for call in calls})),
     )
+
+
+def _is_felt(result: CallResult) -> bool:
+    """Return True if each feature that can be left out changes the output of a query by more than the query's bound."""
+    call = result.call
+    effects = feature_effects(call, torch.arange(call.rows, device=call.q.device), truth(call))
+    for effect in effects.values():
+        sums = with_all_heads(effect.abs().sum(-1))
+        row = sums[:, -1].argmax()[None]  # the query that feels it most
+        own = sums[row].cpu()
+        if not bool((own > bounds_of_queries(call, result.limits.family, row, own).cpu()).any()):
+            return False
+    return True
 
 
 def _by_numbers(value: str) -> tuple[object, ...]:

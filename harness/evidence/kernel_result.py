@@ -38,12 +38,12 @@ class CaseWhy(Part):
 
 
 class Reach(Part):
-    """The reach of calls, each quantity by itself."""
+    """The lengths and numbers of sequences that calls had, each by itself, ascending."""
 
-    new: int = Field(description="most new tokens of a sequence")
-    behind: int = Field(description="most new tokens of a sequence with a cached prefix")
-    keys: int = Field(description="most keys of a sequence, cached or new")
-    sequences: int = Field(description="most sequences of a call")
+    new: tuple[int, ...] = Field(description="new tokens of a sequence")
+    behind: tuple[int, ...] = Field(description="new tokens of a sequence with a cached prefix")
+    keys: tuple[int, ...] = Field(description="keys of a sequence, cached or new")
+    sequences: tuple[int, ...] = Field(description="sequences of a call")
 
 
 class Gap(Part):
@@ -59,7 +59,7 @@ class Coverage(Part):
     """The coverage of a check: the values and the reach of its calls, each by itself, and the gaps."""
 
     values: dict[str, tuple[str, ...]] = Field({}, description="by axis, the values that computed calls had")
-    most: dict[str, Reach] = Field({}, description="by phase, the reach of all calls")
+    reach: dict[str, Reach] = Field({}, description="by phase, what calls had")
     lses: int = Field(0, description="calls of which the log-sum-exps were compared")
     gaps: tuple[Gap, ...] = ()
     runs: int = Field(0, description="how many times the kernel ran")

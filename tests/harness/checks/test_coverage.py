@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.faults import rounded_oracle
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall, KernelRefused, Mask
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.matrix import cases
+from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check as check_and_read
 from assay.harness.checks.coverage import coverage_of
-from assay.harness.evidence.kernel_result import KernelResult, Reach
+from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.localize.kernel_runs import CallResult, measure
 from assay.reports.check import _not_covered, message
 
 check = partial(check_and_read, read_out=0)
 pytestmark = pytest.mark.usefixtures("thin_matrix")
 
 
+def answered(call: AttentionCall) -> CallResult:
+    return measure(call, rounded_oracle(call))
+
+
 def test_coverage_is_values_their_reach_and_the_gaps() -> None:
-    made = [(case, case.make()) for case in cases(("extend",), dtypes=[torch.float16])]
-    found = coverage_of([call for _, call in made], [case for case, _ in made], [], [], [], [], 300)
+    made = [(case, answered(case.make())) for case in cases(("extend",), dtypes=[torch.float16])]
+    found = coverage_of(made, [], [], [], [], 300)
     assert found.values["dtype"] == ("float16",)
     assert found.values["head_dim"] == ("64", "80", "96", "128", "192", "256")
     assert found.values["layer"] == ("0", "1", "2", "16", "31")
-    assert found.most == {"extend": Reach(new=513, behind=512, keys=4097, sequences=40)}
+    [reach] = found.reach.values()
+    assert (reach.new[-1], reach.behind[-1], reach.keys[-1], reach.sequences[-1]) == (513, 512, 4097, 40)
+    met = {(new, new + cached) for _, one in made for new, cached in zip(one.call.lens_q, one.call.prefixes, strict=True)}
+    assert (set(reach.new), set(reach.keys)) == ({new for new, _ in met}, {keys for _, keys in met}), "none that no call had"
+    assert set(reach.sequences) == {len(one.call.lens_q) for _, one in made}
     assert (found.runs, found.device) == (300, "cpu")
-    assert "head_dim 64, 80, 96, 128" in message(KernelResult(kernel="k", calls=9, coverage=found))
+    said = message(KernelResult(kernel="k", calls=9, coverage=found))
+    assert "head_dim 64, 80, 96, 128" in said
+    behind = f"{len(reach.behind)} lengths of up to 512 behind a cached prefix"
+    assert f"extend at {len(reach.new)} lengths of up to 513 new tokens, {behind}" in said
+    assert f", and with {', '.join(map(str, reach.sequences[:-1]))} and 40 sequences" in said
+
+
+@pytest.mark.parametrize(("asked", "felt"), [({"mask": Mask(window=8)}, True), ({"mask": Mask(window=4096)}, False)])
+def test_what_a_call_asks_for_is_covered_where_it_changed_an_output(asked: dict[str, Any], felt: bool) -> None:
+    """A window that cuts no key was covered, as was a kernel that ignores it."""
+    case = cases(("extend",), dtypes=[torch.float16])[0]
+    case = replace(case, condition={**case.condition, "asked for": "window n"})
+    call = call_of([(6, 30), (20, 0)], (4, 2), 16, torch.float16, "cpu", seed=1).with_spec(**asked)
+    found = coverage_of([(case, answered(call))], [], [], [], [], 1)
+    assert found.values.get("asked for") == (("window n",) if felt else None)
+    gaps = [(gap.what, gap.why) for gap in found.gaps]
+    assert gaps == ([] if felt else [("window n", "it changed no output by more than noise, so that a kernel may ignore it")])
 
 
 def test_what_an_undeclared_kernel_raises_on_is_a_gap_with_advice() -> None:
@@ -54,7 +82,7 @@ def test_a_kernel_for_complete_prompts_says_so() -> None:
     result = check(prefill, dtypes=["float16"], calls=0)
     assert (result.verdict, result.missing, result.refused) == ("pass", (), ())
     assert "a cached prefix, by declaration" in _not_covered(result)
-    assert result.coverage.most["extend"].behind == 0
+    assert result.coverage.reach["extend"].behind == ()
     with pytest.raises(ValueError, match="expected extend alone"):
         declares(phases=("extend", "decode"), prefix=False)
 
