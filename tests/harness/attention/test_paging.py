@@ -36,3 +36,12 @@ def test_pages_are_gathered_from_a_shuffled_block_table(monkeypatch: pytest.Monk
     starts = table[:, : min(packed.lens_k) : 4]
     assert bool((starts.diff(dim=1) < 0).any())  # pages in shuffled order
     assert bool((starts % 4 == 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_what_belongs_to_no_sequence_is_nan(dtype: torch.dtype) -> None:
+    call = call_of([(3, 30), (1, 5)], (4, 2), 64, dtype, "cpu")
+    pool = paging.paged(call, 16)
+    for numbers, given in ((pool.k, call.k), (pool.v, call.v)):
+        assert torch.equal(numbers.flatten(0, 1)[pool.slots], given)
+        assert int(numbers.isnan().sum()) == numbers.numel() - given.numel() > 0
