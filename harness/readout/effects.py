@@ -210,7 +210,7 @@ def _sums(scores: Numbers, tile: int, law: str, least: float) -> tuple[Numbers, 
     """The numerators of weights of a sequence, [rows, heads, keys], and the denominators, [rows, heads, 1]."""
     keys = scores.shape[-1]
     padded = np.pad(scores, ((0, 0), (0, 0), (0, -keys % tile)), constant_values=-np.inf)
-    tiles = padded.reshape(*scores.shape[:2], -1, tile)
+    tiles = padded.reshape(*scores.shape[:2], padded.shape[-1] // tile, tile)
     top = np.maximum.accumulate(tiles.max(-1), -1)
     safe = np.where(np.isfinite(top), top, 0.0)
     above, below = _rescaled(top[..., :-1], safe[..., 1:], law, least)
@@ -220,7 +220,7 @@ def _sums(scores: Numbers, tile: int, law: str, least: float) -> tuple[Numbers, 
         gained[..., 1:] *= below
     total = (gained * _later(below)).sum(-1, keepdims=True)
     weights = added * _later(above)[..., None]
-    return weights.reshape(*scores.shape[:2], -1)[..., :keys], total
+    return weights.reshape(*scores.shape[:2], padded.shape[-1])[..., :keys], total
 
 
 def _rescaled(top: Numbers, new: Numbers, law: str, least: float) -> tuple[Numbers, Numbers]:
@@ -270,7 +270,7 @@ def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     yield from _online_softmaxes()
     factors: list[float] = []
     for queries, actual, bad in answers:
-        given, right = (x.reshape(len(bad), -1)[bad] for x in (actual, queries.right))
+        given, right = (x.reshape(len(bad), x.shape[-1])[bad] for x in (actual, queries.right))
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             factor: Numbers = (given * right).sum(-1) / (right * right).sum(-1)
             gaps = np.abs(given - factor[:, None] * right).sum(-1) / np.abs(given).sum(-1)

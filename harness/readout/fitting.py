@@ -264,7 +264,7 @@ def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:
 def _undefined(left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
     effects: dict[str, Effect] = {}
     for sample, o in left:
-        bad = sample.actual.reshape(len(sample.bad), -1)[sample.bad & o]
+        bad = sample.actual.reshape(len(sample.bad), sample.actual.shape[-1])[sample.bad & o]
         if np.isnan(bad).any():
             effects["nan"] = constant(float("nan"))
         if (bad == 0).all(-1).any():

@@ -32,7 +32,7 @@ class KeyFactor:
         """For which keys it holds, bool [rows, heads, total_k]."""
         seen, own = queries.visible, queries.own_rows
         inside = {"seen": seen, "hidden": own & ~seen, "foreign": ~own}[self.universe]
-        return self.condition.holds(queries.pairs).reshape(*queries.shape, -1) & inside[:, None]
+        return self.condition.holds(queries.pairs).reshape(*queries.shape, seen.shape[-1]) & inside[:, None]
 
 
 @dataclass(frozen=True)

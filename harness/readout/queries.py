@@ -115,9 +115,9 @@ class Queries:
         `values` may stand in place of the call's, [total_k, kv heads, head_dim_v].
         """
         rows, heads = self.shape
-        by_group = weights.reshape(rows, self.kv_heads, self.call.heads.group, -1)
         given = self.values if values is None else values
-        return einsum("tcgk,kcd->tcgd", by_group, given).reshape(rows, heads, -1)
+        by_group = weights.reshape(rows, self.kv_heads, self.call.heads.group, weights.shape[-1])
+        return einsum("tcgk,kcd->tcgd", by_group, given).reshape(rows, heads, given.shape[-1])
 
     def attended(self, scores: Numbers, values: Numbers | None = None) -> Numbers:
         """The output with other scores of the keys that should be seen, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
