@@ -47,9 +47,10 @@ _ANOTHER = f"{HIDDEN} (another)"
 # Words of the name of a secret: those that no other word contains, those before which others are often glued, and whole ones.
 _SECRET_NAME = re.compile(
     r"passw(?:or)?d|passphrase|secret|credential|authorization|watermark_config"
-    r"|(?:access|account|api|auth|encryption|master|private|service|shared|signing|ssh|storage)[-_.]?keys?(?![a-z])"
+    r"|(?:access|account|api|auth|encryption|master|private|service|shared|signing|ssh|storage|watermark)[-_.]?keys?(?![a-z])"
     r"|(?:access|api|auth|bearer|github|gitlab|hf|id|refresh|session)token$|(?<!per.)(?<!first.)(?<![a-z])token$"
-    r"|(?<![a-z])(?:keys?|pwd|pat|sas|sig|signature|auth|cookies?|headers)(?![a-z])",
+    # A key is a secret as the last word alone: models have settings such as num_key_value_heads.
+    r"|(?<![a-z])keys?$|(?<![a-z])(?:pwd|pat|sas|sig|signature|auth|cookies?|headers)(?![a-z])",
     re.IGNORECASE,
 )
 _HANDS_ON = re.compile(r"-[\w-]*-arg(?:=|$)")

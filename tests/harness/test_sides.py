@@ -104,6 +104,8 @@ def test_sides_may_be_given_whole() -> None:
         ("extra", "{'Authorization': 'Bearer hunter2', 'n': 1}", "{'Authorization': '***', 'n': 1}"),
         ("extra", "--admin-api-key=hunter2 --page-size=16", "--admin-api-key=*** --page-size=16"),
         ("PATH", "/usr/bin", "/usr/bin"),
+        ("json_model_override_args", '{"num_key_value_heads": 2, "key": "a"}', '{"num_key_value_heads": 2, "key": "***"}'),
+        ("num_key_value_heads", "2", "2"),
         ("pattern", "a", "a"),
         ("design", "b", "b"),
         ("--ssl-keyfile", "/etc/key.pem", "/etc/key.pem"),
