@@ -35,7 +35,7 @@ from assay.harness.attention.matrix_features import ASKED, MLA, STORED, stronges
 from assay.harness.attention.model_shapes import COMMON, SHAPES
 from assay.harness.attention.noise import family
 from assay.harness.attention.paging import through_pages
-from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.shapes import Shape
 from assay.harness.conditions import PHASES
 
 Size = Literal["small", "full"]
@@ -184,6 +184,7 @@ class Case:
     condition: dict[str, str]
     make: Callable[[], AttentionCall]
     beyond: tuple[str, ...] = ()
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -572,28 +573,8 @@ def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[st
     parts += [f"layer{values.layer}"] * (values.layer > 0) + [values.layout] * (values.layout != "packed")
     parts += [f"from_head{values.first_head}"] * (values.first_head > 0)
     parts += [special for special in (values.grad_mode, *(values.asked or ())) if special]
-    make = partial(_make, values, tuple(lens), seed, device, taken)
-    return Case("-".join(parts).replace(" ", "_"), condition, make, values.beyond)
-
-
-def _make(
-    values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str, ways: tuple[str, ...]
-) -> AttentionCall:
-    # Drawn and changed in float32, then rounded once: a seed means the same numbers in every dtype.
-    wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
-    if values.head_dim_v:
-        wider = call_of(list(lens), values.heads, values.head_dim_v, torch.float32, device, seed)
-        wide = replace(wide, v=wider.v)
-    call = (DATA | RARE)[values.data](wide.with_spec(phase=values.phase))
-    call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype)).with_spec(
-        layer=values.layer, first_head=values.first_head, layout=values.layout, grad_mode=values.grad_mode, ways=ways
-    )
-    if values.layout == "v in k":
-        call = replace(call, v=call.k[..., : values.head_dim_v])
-    known = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
-    for name in values.asked or ():
-        call = known[name](call)
-    call = through_pages(call, values.page) if values.page else call
-    if values.layout == "v in k":
-        call = replace(call, v=call.k[..., : values.head_dim_v])
-    return call if call.spec.layout == "packed" else call.clone()
+    shape = Shape(
+        values.phase, tuple(lens), values.heads, values.head_dim, values.dtype, values.data, values.page, values.head_dim_v,
+        values.layer, values.first_head, values.layout, values.grad_mode, values.asked or (), taken,
+    )  # fmt: skip
+    return Case("-".join(parts).replace(" ", "_"), condition, partial(shape.make, seed, device), values.beyond, shape)

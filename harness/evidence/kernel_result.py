@@ -30,6 +30,33 @@ class Axis(Part):
     unknown: tuple[str, ...] = Field((), description="values of calls that were not made, and of no other")
 
 
+Value = float | str
+
+
+class Property(Part):
+    """A property of one feature of a sequence, a query or a call."""
+
+    feature: str = Field(description="its name, as `assay.harness.localize.experiment` lists them")
+    kind: Literal[
+        ">=", "<=", "==", "!=", "between", "in", "residue", "no residue", "residue between", "power of two", "no power of two"
+    ]
+    values: tuple[Value, ...] = Field((), description="a limit, both ends of a range, what is listed, or a modulus with rests")
+
+
+class Tried(Part):
+    """The condition under which sequences are wrong, as it was tried on calls that were drawn for it.
+
+    A sequence within the context is wrong if it has all properties, and right if it lacks one: on every call that was run.
+    """
+
+    rule: tuple[Property, ...]
+    context: dict[str, Value] = Field({}, description="values of features to which the condition is limited")
+    wrong: int = Field(description="sequences with all properties on calls that were drawn after the rule was found: all were wrong")
+    right: int = Field(description="others on such calls: all were right")
+    calls: int = Field(description="calls that the experiments took")
+    where: tuple[Property, ...] = Field((), description="which queries and heads of a wrong sequence are wrong; empty for all, or if no rule was found")
+
+
 class CaseWhy(Part):
     """A case that was not computed, or broke the contract, and why."""
 

@@ -1,0 +1,88 @@
+"""The shape of a call: everything that decides how a call is made, but for its numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import torch
+
+from assay.harness.attention.call import AttentionCall, Mask
+from assay.harness.attention.matrix_data import DATA, RARE
+from assay.harness.attention.matrix_features import ASKED, STORED
+from assay.harness.attention.paging import through_pages
+from assay.harness.attention.sample_calls import call_of
+
+Lens = tuple[tuple[int, int], ...]
+"""(new tokens, cached prefix) of each sequence."""
+_WINDOW = re.compile(r"window (\d+)")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a call is made. The same shape and seed make the same call.
+
+    Attributes:
+        phase: "extend" or "decode".
+        lens: (new tokens, cached prefix) of each sequence.
+        heads: (q heads, kv heads).
+        head_dim: of q, k and v.
+        dtype: of q, k and v.
+        data: what the numbers are like: a name of `DATA` or `RARE`.
+        page: page size of the pool that k and v are gathered from, in tokens; 0 for none.
+        head_dim_v: of v, where it is not that of q; else 0.
+        layer: the calling layer.
+        first_head: as `CallSpec.first_head`.
+        layout: as `CallSpec.layout`.
+        grad_mode: as `CallSpec.grad_mode`.
+        asked: features that the call asks for, by the names of `ASKED` and `STORED`, and "window N" for any N.
+        ways: as `CallSpec.ways`.
+    """
+
+    phase: str
+    lens: Lens
+    heads: tuple[int, int] = (4, 2)
+    head_dim: int = 64
+    dtype: torch.dtype = torch.float32
+    data: str = "normal"
+    page: int = 0
+    head_dim_v: int = 0
+    layer: int = 0
+    first_head: int = 0
+    layout: str = "packed"
+    grad_mode: str = ""
+    asked: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
+
+    def make(self, seed: int, device: str = "cpu") -> AttentionCall:
+        """Make the call. Its numbers are drawn and changed in float32, then rounded once: a seed means the same in every dtype."""
+        wide = call_of(list(self.lens), self.heads, self.head_dim, torch.float32, device, seed)
+        if self.head_dim_v:
+            wider = call_of(list(self.lens), self.heads, self.head_dim_v, torch.float32, device, seed)
+            wide = replace(wide, v=wider.v)
+        call = (DATA | RARE)[self.data](wide.with_spec(phase=self.phase))
+        call = replace(call, q=call.q.to(self.dtype), k=call.k.to(self.dtype), v=call.v.to(self.dtype)).with_spec(
+            layer=self.layer, first_head=self.first_head, layout=self.layout, grad_mode=self.grad_mode, ways=self.ways
+        )
+        if self.layout == "v in k":
+            call = replace(call, v=call.k[..., : self.head_dim_v])
+        for name in self.asked:
+            call = _ask(call, name)
+        call = through_pages(call, self.page) if self.page else call
+        if self.layout == "v in k":
+            call = replace(call, v=call.k[..., : self.head_dim_v])
+        return call if call.spec.layout == "packed" else call.clone()
+
+
+_KNOWN = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
+
+
+def window_of(asked: tuple[str, ...]) -> int:
+    """Return the window that a call asks for by such names; 0 for none."""
+    return max((int(found[1]) for name in asked if (found := _WINDOW.fullmatch(name))), default=0)
+
+
+def _ask(call: AttentionCall, name: str) -> AttentionCall:
+    if window := window_of((name,)):
+        return call.with_spec(mask=Mask(window=window))
+    return _KNOWN[name](call)

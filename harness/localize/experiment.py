@@ -1,0 +1,459 @@
+"""Which calls a wrong kernel gets wrong: tried before it is said.
+
+Around the smallest failing shape one axis at a time is varied with all others held, and borders are found by bisection. The simplest
+rules that agree with every sequence that was run are tried on fresh calls: on those on which they disagree, and on calls that meet
+the first and that do not. What contradicts it joins the runs. After Alhazen (Kampmann et al., "When does my program do this?",
+ESEC/FSE 2020), which refines a theory of failures by further inputs, and Hypothesis's explain phase.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.matrix_features import values_of
+from assay.harness.attention.shapes import Lens, Shape, window_of
+from assay.harness.evidence.kernel_result import Property, Tried, Value
+from assay.harness.localize.guard import Guard
+from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.stats.query_bounds import least_error
+from assay.harness.localize.rules import Points, Rule, holds, rules
+
+_SCANNED = sorted(
+    {*range(21), 40, 77, 100, 150, 200, 300, 417}
+    | {n + d for n in (32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512) for d in (-1, 0, 1)}
+)
+"""Lengths that are tried of a sequence: all small ones, and those around multiples of 16 and 64."""
+_BLOCKS = (16, 32, 64, 128, 256)
+_COMPANY: tuple[Lens, ...] = (((7, 0),), ((9, 40),), ((3, 300),), ((0, 20),), ((1, 33),), ((70, 12),))
+"""Neighbours that are put before, behind and around a sequence."""
+_COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33)
+_HEADS = (
+    (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2), (3, 3),
+    (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
+)  # fmt: skip
+_LAYERS = (0, 1, 2, 3, 7, 16, 31)
+_DATA = ("normal", "peaky", "K offset", "K outliers", "large values", "scale 1.5 times")
+_USUAL: tuple[dict[str, Any], ...] = (
+    {"grad_mode": ""}, {"layout": "packed"}, {"page": 0}, {"ways": ()}, {"asked": ()}, {"first_head": 0}, {"layer": 0},
+    {"data": "normal"}, {"head_dim_v": 0}, {"dtype": torch.float32}, {"head_dim": 64}, {"heads": (4, 2)}, {"heads": (2, 1)},
+)  # fmt: skip
+# Values of features of which a context is made where no rule holds on all calls.
+_CONTEXTS: tuple[tuple[str, ...], ...] = ((), ("phase",), ("phase", "asked"), ("phase", "dtype"))
+_ROUNDS, _TELLING, _EACH_SIDE, _LEAST_EACH_SIDE = 8, 12, 15, 8
+# Products of queries, keys, q heads and head dim of a call that is drawn: a few milliseconds.
+_MOST_WORK = 2**24
+_TILES = (16, 64, 128)
+# Own error of a cell from which on it is wrong whatever the noise is; and as a multiple of the largest bound of a call in its dtype.
+_CLEARLY, _TIMES_BOUND = 0.3, 30.0
+
+
+def features(shape: Shape, at: int) -> dict[str, Value]:
+    """List what is known of a sequence of a call: of itself, of its company, and of the call."""
+    (new, prefix), lens = shape.lens[at], [n + p for n, p in shape.lens]
+    others = [pair for b, pair in enumerate(shape.lens) if b != at]
+    before, first = shape.lens[at - 1] if at else (np.nan, np.nan), shape.lens[0] if at else (np.nan, np.nan)
+    (q_heads, kv_heads), window = shape.heads, window_of(shape.asked)
+    asked = sorted("a window" if name.startswith("window ") else name for name in shape.asked)
+    known: dict[str, Value] = {
+        "new": new, "prefix": prefix, "length": new + prefix, "prefix-new": prefix - new,
+        "sequences": len(lens), "index": at, "after": len(lens) - 1 - at,
+        "total_new": sum(n for n, _ in shape.lens), "total_keys": sum(lens), "row": sum(n for n, _ in shape.lens[:at]),
+        "key_row": sum(lens[:at]), "longest": max(lens), "longest_new": max(n for n, _ in shape.lens),
+        "longest_prefix": max(p for _, p in shape.lens), "before_new": before[0], "before_prefix": before[1],
+        "first_new": first[0], "first_prefix": first[1], "length-first": new + prefix - sum(first),
+        "length-before": new + prefix - sum(before), "new-before": new - before[0], "prefix-before": prefix - before[1],
+        "prefix-first": prefix - first[1],
+        "q_heads": q_heads, "kv_heads": kv_heads, "ratio": q_heads // kv_heads, "head_dim": shape.head_dim,
+        "head_dim_v": shape.head_dim_v or shape.head_dim, "layer": shape.layer, "first_head": shape.first_head,
+        "window": window or np.nan, "length-window": new + prefix - window if window else np.nan, "items": len(lens) * q_heads,
+        "phase": shape.phase, "dtype": str(shape.dtype).removeprefix("torch."), "data": shape.data,
+        "page": str(shape.page or "packed"), "layout": shape.layout, "autograd": shape.grad_mode or "as called",
+        "asked": " and ".join(asked) or "nothing", "ways": " and ".join(shape.ways) or "none",
+        "company": "alone" if not others else "alike" if len(set(shape.lens)) == 1 else "unlike",
+        "is_longest": str(new + prefix == max(lens)), "as_long_as_another": str(new + prefix in [n + p for n, p in others]),
+        "as_many_new_as_another": str(new in [n for n, _ in others]), "an_empty_one": str(any(not n for n, _ in shape.lens)),
+        "another_without_prefix": str(any(n and not p for n, p in others)), "another_with_prefix": str(any(p for _, p in others)),
+    }  # fmt: skip
+    return known | {f"tiles_of_{tile}": sum(-(-n // tile) for n, _ in shape.lens) for tile in _TILES}
+
+
+def wrong_sequences(result: CallResult) -> tuple[bool, ...]:
+    """Tell for each sequence of a call whether a query of it is out of bounds."""
+    bad = {result.cells.sequence[int(cell)] for cell in result.failing.any(1).nonzero()} if result.fails else set()
+    return tuple(b in bad for b in range(len(result.call.lens_q)))
+
+
+class SpentError(Exception):
+    """As many calls were made, or as much time was taken, as was allowed."""
+
+
+@dataclass
+class Lab:
+    """A kernel that is asked for calls of given shapes.
+
+    Attributes:
+        guard: the kernel.
+        dims: (head_dim, head_dim_v) that it is asked for: with others, a kernel may write beyond its output.
+        dtypes: dtypes that it is asked for.
+        device: of the calls.
+        spent: returns True once time is over.
+        most: most calls.
+        points: the sequences that were run.
+        asked: calls that were made.
+        mixed: sequences that were wrong with some numbers and right with others.
+    """
+
+    guard: Guard
+    dims: frozenset[tuple[int, int]]
+    dtypes: tuple[torch.dtype, ...]
+    device: str
+    spent: Callable[[], bool]
+    most: int = 1500
+    points: Points = field(default_factory=Points)
+    asked: int = 0
+    mixed: int = 0
+    _clearly: dict[torch.dtype, float] = field(default_factory=dict)
+    known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
+
+    def ask(self, shape: Shape) -> tuple[bool | None, ...]:
+        """Tell for each sequence whether it is wrong; None where that depends on the numbers, or no query of it was computed.
+
+        A call that has a wrong sequence is made again with other numbers.
+
+        Raises:
+            SpentError: nothing is left of the budget.
+        """
+        if shape not in self.known:
+            if self.asked >= self.most or self.spent():
+                raise SpentError
+            self.known[shape] = answer = self._answer(shape)
+            for b, wrong in enumerate(answer):
+                if wrong is not None:
+                    self.points.add(features(shape, b), wrong)
+        return self.known[shape]
+
+    def wrong(self, shape: Shape, at: int) -> bool:
+        """Return True if this sequence is wrong, with all numbers that were tried."""
+        return self.ask(shape)[at] is True
+
+    def learn(self, shape: Shape, result: CallResult) -> None:
+        """Take a call that was made before into account."""
+        for b, wrong in enumerate(wrong_sequences(result)):
+            if shape.lens[b][0]:
+                self.points.add(features(shape, b), wrong)
+
+    def measured(self, shape: Shape, seed: int) -> CallResult | None:
+        """Have the kernel compute a call of a shape; None if it refuses it, or is not asked for such calls."""
+        try:
+            call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device)
+        except ValueError:  # a feature that such a call cannot have
+            return None
+        if not self._may_ask(call):
+            return None
+        self.asked += 1
+        try:
+            return measure(call, self.guard(call.clone()), self.guard.assay.noise)
+        except (KernelRefused, ValueError):  # the second: the numbers overflow the dtype
+            return None
+
+    def _may_ask(self, call: AttentionCall) -> bool:
+        declared, dims = self.guard.assay, (call.q.shape[2], call.v.shape[2])
+        asked = call.phase in declared.phases and not declared.excludes(call)
+        return asked and dims in self.dims and call.q.dtype in self.dtypes
+
+    def _answer(self, shape: Shape) -> tuple[bool | None, ...]:
+        nothing = (None,) * len(shape.lens)
+        first = self.measured(shape, 0)
+        if first is None:
+            return nothing
+        one = self._wrong_sequences(first)
+        again = self.measured(shape, 1) if any(one) else first
+        other = one if again is None else self._wrong_sequences(again)
+        self.mixed += sum(a != b for a, b in zip(one, other, strict=True))
+        return tuple(a if a == b and new else None for a, b, (new, _) in zip(one, other, shape.lens, strict=True))
+
+
+    def _wrong_sequences(self, result: CallResult) -> tuple[bool, ...]:
+        """Do what `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
+        dtype = result.call.q.dtype
+        clearly = self._clearly.get(dtype, _CLEARLY)
+        far, within = (result.own > clearly).any(1), (result.own <= least_error(dtype)).all(1)
+        by_cell = list(zip(result.cells.sequence, far.tolist(), within.tolist(), strict=True))
+        bad = {b for b, is_far, _ in by_cell if is_far}
+        if all(b in bad or is_within for b, _, is_within in by_cell):
+            return tuple(b in bad for b in range(len(result.call.lens_q)))
+        if dtype not in self._clearly:
+            self._clearly[dtype] = min(_CLEARLY, _TIMES_BOUND * float(result.fit_bounds.max()))
+        return wrong_sequences(result)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sequence of a call that is wrong."""
+
+    shape: Shape
+    at: int
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """Its new tokens and its prefix."""
+        return self.shape.lens[self.at]
+
+    def with_own(self, new: int, prefix: int) -> Place:
+        """Return the same with other lengths."""
+        lens = tuple((new, prefix) if b == self.at else pair for b, pair in enumerate(self.shape.lens))
+        return Place(replace(self.shape, lens=lens), self.at)
+
+
+def simplest(lab: Lab, place: Place) -> Place:
+    """Make a failing shape simpler as long as the sequence stays wrong: usual values, no company, few tokens."""
+    while (simpler := next((other for other in _simpler(place) if lab.wrong(other.shape, other.at)), None)) is not None:
+        place = simpler
+    return place
+
+
+def _simpler(place: Place) -> Iterator[Place]:
+    shape, at = place.shape, place.at
+    for change in _USUAL:
+        other = replace(shape, **change)
+        fewer = "heads" not in change or change["heads"][0] < shape.heads[0]
+        if other != shape and fewer:
+            yield Place(other, at)
+    if len(shape.lens) > 1:
+        yield Place(replace(shape, lens=(place.own,)), 0)
+    for b in range(len(shape.lens)):
+        if b != at and len(shape.lens) > 2:
+            yield Place(replace(shape, lens=shape.lens[:b] + shape.lens[b + 1 :]), at - (b < at))
+    new, prefix = place.own
+    decode = shape.phase == "decode"
+    for fewer in _fewer(prefix, int(decode)):
+        yield place.with_own(new, fewer)
+    for fewer in () if decode else _fewer(new, 1):
+        yield place.with_own(fewer, prefix)
+
+
+def _fewer(count: int, least: int) -> list[int]:
+    steps = {least, least + 1, 2, 5, 20, count // 2, count * 3 // 4, count - 16, count - 1}
+    return sorted(n for n in steps if least <= n < count)
+
+
+Axes = Mapping[str, Sequence[Any]]
+
+
+def _axes(lab: Lab) -> Axes:
+    """Return the fields of a shape that are varied, and their values."""
+    asked = [()] + [(value,) for values in values_of(lab.guard.assay.features).values() for value in values]
+    layouts = ("packed", "sliced", "heads first", "each its own")
+    return {
+        "heads": _HEADS, "head_dim": sorted(d for d, v in lab.dims if d == v), "dtype": lab.dtypes, "page": (0, 1, 16, 64),
+        "layer": _LAYERS, "layout": layouts, "data": _DATA, "grad_mode": ("", "inference_mode"), "asked": asked, "first_head": (0, 4),
+    }  # fmt: skip
+
+
+def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> None:
+    """Vary each axis of a shape with all others held; find the borders of lengths by bisection."""
+    shape, own = place.shape, place.own
+    decode = shape.phase == "decode"
+    for which in (1,) if decode else (1, 0):
+
+        def asked(n: int, which: int = which) -> bool | None:
+            pair = (own[0], n) if which else (n, own[1])
+            return lab.ask(place.with_own(*pair).shape)[place.at]
+
+        seen = [(n, asked(n)) for n in _SCANNED if n or (which and not decode)]
+        for (low, below), (high, above) in pairwise([(n, wrong) for n, wrong in seen if wrong is not None]):
+            while below != above and high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if asked(middle) == below else (low, middle)
+    for name, values in axes.items():
+        for value in values:
+            lab.ask(replace(shape, **{name: value}))
+    if own[0] == 1 and own[1]:
+        lab.ask(replace(shape, phase="extend" if decode else "decode", lens=(own,)))
+    for given in _COMPANY:
+        company = tuple((1, n + p) for n, p in given) if decode else given
+        for lens in ((own, *company), (*company, own), (*company, own, *company)):
+            lab.ask(replace(shape, lens=lens))
+    for count in _COUNTS:
+        if _work(many := replace(shape, lens=(own,) * count)) < _MOST_WORK:
+            lab.ask(many)
+
+
+def _work(shape: Shape) -> int:
+    return sum(n * (n + p) for n, p in shape.lens) * shape.heads[0] * shape.head_dim
+
+
+class _Drawer:
+    """Draws shapes at random: around a failing one, and around those that were run."""
+
+    def __init__(self, lab: Lab, place: Place, axes: Axes, seed: int) -> None:
+        self._lab, self._place, self._axes, self._random = lab, place, axes, random.Random(seed)
+        self._most = max(_MOST_WORK, 4 * _work(place.shape))
+
+    def __call__(self, count: int) -> Iterator[Shape]:
+        """Yield shapes that were not asked for, at most so many."""
+        for _ in range(count):
+            shape = self._changed() if self._random.random() < 0.4 else self._fresh()
+            if shape not in self._lab.known and _work(shape) <= self._most:
+                yield shape
+
+    def _changed(self) -> Shape:
+        """Draw a shape that differs from one that was run in an axis or a sequence."""
+        chance = self._random
+        shape = chance.choice(list(self._lab.known))
+        if chance.random() < 0.4:
+            name = chance.choice(list(self._axes))
+            return replace(shape, **{name: chance.choice(self._axes[name])})
+        lens = list(shape.lens)
+        b, decode = chance.randrange(len(lens)), shape.phase == "decode"
+        new, prefix = lens[b]
+        if chance.random() < 0.5 and not decode:
+            new = max(1, new + chance.choice((-17, -1, 1, 16, 64)) if chance.random() < 0.5 else self._length(1, 300))
+        else:
+            drawn = prefix + chance.choice((-17, -1, 1, 16, 64)) if chance.random() < 0.5 else self._length(0, 600)
+            prefix = max(int(decode), drawn)
+        lens[b] = new, prefix
+        return replace(shape, lens=tuple(lens))
+
+    def _fresh(self) -> Shape:
+        chance, shape = self._random, self._place.shape
+        changes = {name: chance.choice(values) for name, values in self._axes.items() if chance.random() < 0.25}
+        phase = shape.phase if chance.random() < 0.75 else chance.choice(self._lab.guard.assay.phases)
+        decode = phase == "decode"
+        count = 1 if chance.random() < 0.45 else chance.choice((2, 2, 3, 4, 5, 7))
+        lens = [self._sequence(decode, count) for _ in range(count)]
+        if chance.random() < 0.2:
+            lens = lens[:1] * count
+        if chance.random() < 0.15 and not decode:
+            lens.insert(chance.randrange(count + 1), (0, chance.choice((0, 20))))
+        if chance.random() < 0.4:
+            lens[chance.randrange(len(lens))] = self._place.own
+        if decode:
+            lens = [(1, max(1, prefix)) for _, prefix in lens]
+        return replace(shape, phase=phase, lens=tuple(lens), **changes)
+
+    def _sequence(self, decode: bool, count: int) -> tuple[int, int]:
+        few = count < 3
+        cached = decode or self._random.random() < 0.75
+        prefix = self._length(int(decode), 600 if few else 200) if cached else 0
+        return 1 if decode else self._length(1, 300 if few else 100), prefix
+
+    def _length(self, least: int, most: int) -> int:
+        """Draw a length: half of them at the edge of a block."""
+        chance = self._random
+        if chance.random() < 0.5:
+            n = chance.choice(_BLOCKS) * chance.choice((1, 1, 1, 2, 3)) + chance.choice((-1, 0, 0, 1))
+        else:
+            n = chance.randrange(least, 24 if chance.random() < 0.3 else most)
+        return max(least, min(most, n))
+
+
+def condition_of(
+    lab: Lab, failing: Iterable[Place], others: Iterable[tuple[Shape, CallResult]] = (), seed: int = 0
+) -> tuple[Tried | None, Place | None]:
+    """Find the condition under which sequences are wrong, and the simplest place where one is.
+
+    Args:
+        lab: the kernel.
+        failing: wrong sequences, those of the smallest calls first. The first that is wrong with other numbers too is the base.
+        others: calls that were made before.
+        seed: of what is drawn.
+
+    Returns:
+        The condition: None if no simple one agrees with every call, or the budget was spent before it was tried. The place: None
+        if no sequence is wrong whatever the numbers are.
+    """
+    place: Place | None = None
+    try:
+        place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
+        if place is None:
+            return None, None
+        place = simplest(lab, place)
+        axes = _axes(lab)
+        _one_axis_at_a_time(lab, place, axes)
+        for shape, result in others:
+            lab.learn(shape, result)
+        drawer = _Drawer(lab, place, axes, seed)
+        for shape in drawer(40):
+            lab.ask(shape)
+        own = features(place.shape, place.at)
+        for names in _CONTEXTS:
+            if (tried := _challenged(lab, drawer, {name: own[name] for name in names})) is not None:
+                return tried, place
+    except SpentError:
+        pass
+    return None, place
+
+
+def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
+    """Seek a rule within a context that survives fresh calls; None if none does."""
+
+    def sequences(shape: Shape) -> list[tuple[int, dict[str, Value]]]:
+        known = [(b, features(shape, b)) for b in range(len(shape.lens)) if shape.lens[b][0]]
+        return [(b, of) for b, of in known if all(of[name] == value for name, value in context.items())]
+
+    for _ in range(_ROUNDS):
+        rivals = rules(lab.points.within(context))
+        if not rivals:
+            return None
+        told = 0
+        for shape in drawer(1500):
+            if told < _TELLING and any(len({holds(rule, of) for rule in rivals}) > 1 for _, of in sequences(shape)):
+                lab.ask(shape)
+                told += 1
+        counts, refuted = {True: 0, False: 0}, False
+        for shape in drawer(1500):
+            said = [(b, holds(rivals[0], of)) for b, of in sequences(shape)]
+            if not said or counts[any(meets for _, meets in said)] >= _EACH_SIDE:
+                continue
+            answer = lab.ask(shape)
+            refuted |= any(answer[b] is not None and answer[b] != meets for b, meets in said)
+            for meets in {meets for b, meets in said if answer[b] is not None}:
+                counts[meets] += 1
+        still = rules(lab.points.within(context), 1)
+        if not refuted and still == rivals[:1]:
+            if min(counts.values()) < _LEAST_EACH_SIDE:
+                return None
+            return Tried(rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False], calls=lab.asked)
+    return None
+
+
+def cells_of_sequences(results: Iterable[CallResult]) -> Points:
+    """List the queries and heads of wrong sequences: what is known of each, and whether its output is wrong."""
+    points = Points()
+    for result in results:
+        call = result.call
+        bad = {b for b, wrong in enumerate(wrong_sequences(result)) if wrong}
+        starts = np.cumsum([0, *call.lens_q])
+        wrong = _wrong_outputs(result)
+        for b in bad:
+            new, prefix = call.lens_q[b], call.prefixes[b]
+            for i in range(new):
+                for head in range(call.q.shape[1]):
+                    known: dict[str, Value] = {
+                        "query": i, "position": i + prefix, "queries_after": new - 1 - i, "head": head,
+                        "kv_head": int(call.heads.kv_head(head)), "head_in_group": head % call.heads.group,
+                        "new": new, "prefix": prefix, "query-prefix": i - prefix,
+                    }  # fmt: skip
+                    points.add(known, bool(wrong[starts[b] + i, head]))
+    return points
+
+
+def _wrong_outputs(result: CallResult) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    from assay.harness.stats.error_sums import relative_l1
+
+    own = relative_l1(result.by_row).cpu()
+    limit = result.fit_bounds.cpu()[result.cells.of_row.cpu()]
+    return np.asarray(own > 3 * limit)
+
+
+__all__ = ["Lab", "Place", "Property", "Rule", "condition_of"]

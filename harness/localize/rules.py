@@ -1,0 +1,201 @@
+"""Under which condition something is wrong: the simplest rules that agree with everything that was run.
+
+A rule is a conjunction of properties of single features, the shape in which configurations of faults are found by active queries in
+Vernaza et al., "Learning product set models of fault triggers in high-dimensional software interfaces" (IROS 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.harness.evidence.kernel_result import Property, Value
+
+Known = Mapping[str, Value]
+"""Feature -> its value: numbers, NaN where there is none, and words."""
+Rule = tuple[Property, ...]
+_Column = NDArray[np.generic]
+_Flags = NDArray[np.bool_]
+
+_MODULI = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+# What a property costs a reader: the plainest features first, thresholds before residues.
+_FEATURE_COST = {
+    "new": 0.0, "prefix": 0.0, "phase": 0.0, "dtype": 0.0, "head_dim": 0.0, "query": 0.0, "head": 0.1, "length": 0.1, "ratio": 0.1,
+    "kv_heads": 0.1, "sequences": 0.1, "kv_head": 0.1, "position": 0.1, "q_heads": 0.2, "index": 0.2, "after": 0.3,
+}  # fmt: skip
+_OTHER_FEATURE = 0.4
+_KIND_COST = {">=": 1.0, "<=": 1.0, "==": 1.3, "!=": 1.3, "between": 1.5, "in": 0.9, "residue": 1.5, "no residue": 1.5,
+              "residue between": 2.0, "power of two": 1.6, "no power of two": 1.6}  # fmt: skip
+_PER_VALUE, _ODD_RESIDUE = 0.15, 0.4
+# Most numbers that are listed, properties in a rule, and steps of the search for rules.
+_LISTED, _LARGEST, _STEPS, _BRANCHES = 6, 4, 4000, 40
+
+
+def cost(rule: Rule) -> float:
+    """Compute what a rule costs a reader."""
+    return sum(map(_cost, rule))
+
+
+def _cost(one: Property) -> float:
+    listed = _PER_VALUE * len(one.values) * (one.kind == "in")
+    odd = _ODD_RESIDUE * ("residue" in one.kind and one.values[1] != 0)
+    return _FEATURE_COST.get(one.feature, _OTHER_FEATURE) + _KIND_COST[one.kind] + listed + odd
+
+
+def holds(rule: Rule, known: Known) -> bool:
+    """Return True if something has every property of a rule."""
+    return all(bool(over(one, np.array([known[one.feature]]))[0]) for one in rule)
+
+
+def over(one: Property, column: _Column) -> _Flags:
+    """Tell which values of a feature have a property. NaN has none."""
+    v = one.values
+    if one.kind == "in":
+        return np.isin(column, list(v))
+    numbers = np.asarray(column, dtype=float)
+    match one.kind:
+        case ">=":
+            held = numbers >= v[0]
+        case "<=":
+            held = numbers <= v[0]
+        case "==":
+            held = numbers == v[0]
+        case "!=":
+            held = numbers != v[0]
+        case "between":
+            held = (numbers >= v[0]) & (numbers <= v[1])
+        case "residue":
+            held = numbers % v[0] == v[1]
+        case "no residue":
+            held = numbers % v[0] != v[1]
+        case "residue between":
+            held = (numbers % v[0] >= v[1]) & (numbers % v[0] <= v[2])
+        case "power of two":
+            held = _powers(numbers)
+        case _:
+            held = ~_powers(numbers)
+    return np.asarray(held & ~np.isnan(numbers))
+
+
+def _powers(column: _Column) -> _Flags:
+    numbers = np.nan_to_num(np.asarray(column, dtype=float)).astype(np.int64)
+    return np.asarray((numbers > 0) & ((numbers & (numbers - 1)) == 0))
+
+
+@dataclass
+class Points:
+    """What was run: the features of each, and whether it was wrong."""
+
+    known: list[Known] = field(default_factory=list)
+    wrong: list[bool] = field(default_factory=list)
+
+    def add(self, known: Known, wrong: bool) -> None:
+        """Add one."""
+        self.known.append(known)
+        self.wrong.append(wrong)
+
+    def within(self, context: Known) -> Points:
+        """Return those with these values of features."""
+        kept = [
+            (known, wrong)
+            for known, wrong in zip(self.known, self.wrong, strict=True)
+            if all(known[name] == value for name, value in context.items())
+        ]
+        return Points([known for known, _ in kept], [wrong for _, wrong in kept])
+
+    def columns(self) -> dict[str, _Column]:
+        """Return the values by feature."""
+        names = self.known[0] if self.known else ()
+        return {name: np.array([known[name] for known in self.known]) for name in names}
+
+
+def rules(points: Points, most: int = 6) -> list[Rule]:
+    """Find the cheapest conjunctions that everything wrong meets and nothing right does, cheapest first.
+
+    The search branches on whichever right one fewest properties exclude: one of these must be in the rule.
+
+    Args:
+        points: what was run.
+        most: most rules to return.
+    """
+    bad = np.array(points.wrong, dtype=bool)
+    if not bad.any() or bad.all():
+        return []
+    columns = points.columns()
+    excluding: dict[tuple[bytes, str], tuple[Property, _Flags]] = {}
+    for one in sorted(_common(columns, bad), key=_cost):
+        excludes = ~over(one, columns[one.feature][~bad])
+        if excludes.any():  # of one feature, the cheapest of those that say the same; of others, rivals
+            excluding.setdefault((excludes.tobytes(), one.feature), (one, excludes))
+    every = sorted(excluding.values(), key=lambda pair: _cost(pair[0]))
+    if not every:
+        return []
+    table = np.stack([excludes for _, excludes in every])
+    costs = np.array([_cost(one) for one, _ in every])
+    found: dict[frozenset[int], float] = {}
+    limit, steps = np.inf, 0
+
+    def search(chosen: tuple[int, ...], left: _Flags, spent: float) -> None:
+        nonlocal limit, steps
+        steps += 1
+        if not left.any():
+            found[frozenset(chosen)] = spent
+            limit = sorted(found.values())[most - 1] if len(found) >= most else limit
+        elif len(chosen) < _LARGEST and steps < _STEPS:
+            there = table[:, left]
+            able = np.flatnonzero(there[:, int(there.sum(0).argmin())])
+            gain = there[able].sum(1)
+            for index in able[np.argsort(costs[able] - np.log1p(gain), kind="stable")][:_BRANCHES]:
+                if spent + costs[index] < limit:
+                    search((*chosen, int(index)), left & ~table[index], spent + float(costs[index]))
+
+    search((), np.ones(table.shape[1], dtype=bool), 0.0)
+    ordered = sorted(found, key=lambda chosen: (found[chosen], sorted(chosen)))[:most]
+    return [tuple(every[i][0] for i in sorted(chosen)) for chosen in ordered]
+
+
+def _common(columns: Mapping[str, _Column], bad: _Flags) -> Iterator[Property]:
+    """Yield the properties that everything wrong has."""
+    for name, column in columns.items():
+        wrong, right = column[bad], column[~bad]
+        if column.dtype.kind in "UO":
+            yield Property(feature=name, kind="in", values=tuple(sorted(set(map(str, wrong)))))
+        elif not np.isnan(wrong).any():
+            yield from _of_numbers(name, np.unique(wrong), np.unique(right[~np.isnan(right)]))
+
+
+def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64]) -> Iterator[Property]:
+    """Yield the properties that all these distinct numbers have."""
+    low, high = float(wrong[0]), float(wrong[-1])
+
+    def one(kind: str, *values: float) -> Property:
+        return Property(feature=name, kind=kind, values=tuple(map(float, values)))
+
+    yield one(">=", low)
+    yield one("<=", high)
+    if low == high:
+        yield one("==", low)
+    else:
+        yield one("between", low, high)
+        if len(wrong) <= _LISTED:
+            yield one("in", *wrong)
+    gaps = np.setdiff1d(right[(right > low) & (right < high)], wrong)
+    if len(gaps) == 1:
+        yield one("!=", gaps[0])
+    for m in _MODULI:
+        rests = np.unique(wrong % m)
+        lost = np.setdiff1d(np.arange(m), rests)
+        if len(rests) == 1:
+            yield one("residue", m, rests[0])
+        else:
+            if len(lost) and (lost[0] == 0 or len(lost) == 1):
+                yield one("no residue", m, lost[0])
+            if m >= 8 and len(wrong) >= 8 and rests[-1] - rests[0] < 0.8 * m:
+                yield one("residue between", m, rests[0], rests[-1])
+    if len(wrong) > 2 and _powers(wrong).all():
+        yield one("power of two")
+    if not _powers(wrong).any():
+        yield one("no power of two")
