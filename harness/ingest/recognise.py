@@ -172,11 +172,11 @@ def _take_run(made: ReadResults, path: Path, named: str) -> str:
     """
     runs = _runs(made)
     if named or len(runs) > 1:
-        found = [run for number, run in enumerate(runs, 1) if named == str(number)]
-        found = found or [run for run in runs if named and named in run]
-        if len(found) != 1:
-            raise _not_one_run(path, named, runs, found)
-        made.sets, runs = [score for score in made.sets if score.run == found[0]], found
+        matching = [run for number, run in enumerate(runs, 1) if named == str(number)]
+        matching = matching or [run for run in runs if named and named in run]
+        if len(matching) != 1:
+            raise _not_one_run(path, named, runs, matching)
+        made.sets, runs = [score for score in made.sets if score.run == matching[0]], matching
     scores: dict[str, ResultSet] = {}
     if twice := [score for score in made.sets if scores.setdefault(score.name, score) != score]:
         says = f"{path} has several scores of {twice[0].name} in one run."
@@ -184,18 +184,20 @@ def _take_run(made: ReadResults, path: Path, named: str) -> str:
     return runs[0] if runs else ""
 
 
-def _not_one_run(path: Path, named: str, runs: Sequence[str], found: Sequence[str] = ()) -> UsageError:
+def _not_one_run(path: Path, named: str, runs: Sequence[str], matching: Sequence[str] = ()) -> UsageError:
     each = "; ".join(f"{path}::{number} for {one_line(run, 80) or 'all of it'}" for number, run in enumerate(runs, 1))
-    of = f" that match {named!r}" if found else ""
-    said = f"{path} has no run {named!r}." if named and not found else f"{path} holds {len(found or runs)} runs{of}."
+    of = f" that match {named!r}" if matching else ""
+    said = (
+        f"{path} has no run {named!r}." if named and not matching else f"{path} holds {len(matching or runs)} runs{of}."
+    )
     return UsageError(
         said, "one run", f"name it by its number, or by a part of its name: {each}" if each else "name the file"
     )
 
 
 def _named_once(path: Path) -> UsageError:
-    found = f"Only {path} was named, which holds one result."
-    return UsageError(found, "two results, the accepted one first", "name the other one too")
+    only = f"Only {path} was named, which holds one result."
+    return UsageError(only, "two results, the accepted one first", "name the other one too")
 
 
 def _named_twice(path: Path) -> UsageError:
