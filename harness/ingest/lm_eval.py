@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -31,6 +32,7 @@ from assay.harness.ingest.result_set import (
     ResultItem,
     ResultSet,
     StatedScore,
+    better_if_higher,
     json_object,
     json_rows,
     read_object,
@@ -51,8 +53,6 @@ _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
 _SHARES = ("acc", "exact_match")
 # Metrics whose score of a task is the mean of its samples.
 _MEANS = (*_SHARES, "acc_norm")
-# Metrics of which lower is better, where no results file says so (``lm_eval.api.metrics``), and error rates.
-_LOWER = frozenset("perplexity word_perplexity byte_perplexity bits_per_byte ter brier_score wer cer".split())
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
 _SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -94,24 +94,26 @@ def _with_scores(source: SourceFile, document: FileDocument) -> FileDocument:
 def _results(source: SourceFile, metric: str) -> ReadResults:
     """Read every score of all tasks of the files, or the one that `metric` names as lm-eval does."""
     reading, stated = ReadResults(unit="sample"), dict[Path, Mapping[str, Any]]()
+    runs: dict[str, list[ResultSet]] = {}
     for samples, results in _pairs(source.path):
         document = stated.setdefault(results, read_object(results)) if results else {}
         if samples is not None:
-            reading.sets += _task(samples, document, metric, reading)
+            runs.setdefault(_date(samples), []).extend(_task(samples, document, metric, reading))
         else:
             reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
-    # What no sample has, such as BLEU, is of all samples together.
-    sampled = {result_set.task if metric else result_set.name for result_set in reading.sets}
     for path, document in stated.items():
+        # What no sample has, such as BLEU, is of all samples together.
+        sets = runs.setdefault(_date(path), [])
+        sampled = {score.task if metric else score.name for score in sets}
         alone = _stated_sets(path, document, metric)
-        reading.sets += [score for score in alone if (score.task if metric else score.name) not in sampled]
-    names = [result_set.name for result_set in reading.sets]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise EvidenceError(
-            f"{source.path} holds more than one run of {repeated[0]}.",
-            "one run",
-            "name one of the samples_*.jsonl files",
-        )
+        sets += [score for score in alone if (score.task if metric else score.name) not in sampled]
+    # Tasks that were run one after the other are one result, and a task that was run again is another one.
+    again = max(Counter(score.name for sets in runs.values() for score in sets).values(), default=0) > 1
+    reading.sets = [
+        score.model_copy(update={"run": f"{score.model} {date}" if again else ""})
+        for date, sets in runs.items()
+        for score in sets
+    ]
     return reading
 
 
@@ -245,7 +247,7 @@ def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
         task_version=str(document.get("versions", {}).get(name, "")),
         sampling=_sampling(document.get("configs", {}).get(name, {}), run),
         settings=texts(run, _SETTINGS) | {"git": str(document.get("git_hash", "") or "")},
-        higher_is_better=higher[base] if isinstance(higher.get(base), bool) else base not in _LOWER,
+        higher_is_better=higher[base] if isinstance(higher.get(base), bool) else better_if_higher(base),
         limit=_limit(run["limit"]) if "limit" in run else "",
         asked=_questions(name, document.get("n-samples") or {}, {}, frozenset()),
     )
@@ -463,8 +465,8 @@ def _read_table(source: SourceFile) -> FileDocument:
 
 
 def _table_results(source: SourceFile, wanted: str) -> ReadResults:
-    """Read the scores of the one run that the file has: a row each, by all columns."""
-    reading, runs = ReadResults(unit="line", notes=[_NO_SAMPLES]), dict[str, list[ResultSet]]()
+    """Read the scores of all runs of the file: a row each, by all columns."""
+    reading = ReadResults(unit="line", notes=[_NO_SAMPLES])
     for line in _table_lines(source):
         if not line.understood:
             reading.refuse(line.number, line.text)
@@ -474,20 +476,13 @@ def _table_results(source: SourceFile, wanted: str) -> ReadResults:
             task, version, filter_, shots, metric, score, error, arrow = line.row
             if wanted in ("", metric, f"{metric},{filter_}"):
                 limit = re.search(r"limit: ([^,]+),", line.run)
-                runs.setdefault(line.run, []).append(ResultSet(
-                    tool="lm-eval", task=task, metric=f"{metric},{filter_}", shots=int(shots) if shots.isdecimal() else None,
+                reading.sets.append(ResultSet(
+                    tool="lm-eval", run=line.run, task=task, metric=f"{metric},{filter_}",
+                    shots=int(shots) if shots.isdecimal() else None,
                     task_version=version, model=line.run.partition(", gen_kwargs")[0], limit=_limit(limit[1]) if limit else "",
-                    higher_is_better=arrow != "↓" and (arrow == "↑" or metric not in _LOWER),
+                    higher_is_better={"↑": True, "↓": False}.get(arrow, better_if_higher(metric)),
                     stated=StatedScore(value=float(score), error=float(error) if _SCORE.fullmatch(error) else None),
                 ))  # fmt: skip
-    if len(runs) > 1:
-        lines = " and ".join(
-            f"line {named[1]}" if (named := re.search(r"\(line (\d+)\)$", run)) else run for run in runs
-        )
-        raise EvidenceError(
-            f"{source.path} holds {len(runs)} runs, of {lines}.", "one run", "copy each into a file of its own"
-        )
-    reading.sets = [result for sets in runs.values() for result in sets]
     return reading
 
 
