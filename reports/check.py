@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from assay.harness.conditions import has_cached_prefix
-from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, KernelResult
+from assay.harness.evidence.kernel_result import Coverage, Gap, KernelResult, Value
 from assay.harness.evidence.pack import PackManifest, replay_command
+from assay.harness.localize.rules import words
 from assay.harness.text import counted, listed, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (
@@ -32,18 +34,6 @@ _MAX_CAUSES = 3
 # Most characters of a test that a terminal or an assertion shows: more are numbers.
 _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
-
-
-def _indifferent(axes: Sequence[Axis]) -> str:
-    """The axes for every value of which some call fails; empty if there are none."""
-    right = {axis.name for axis in axes if axis.right}
-    # "prefix" is that of one sequence of a call. Calls with 0 there may fail for the cached prefix of another one.
-    names = [
-        axis.name
-        for axis in axes
-        if axis.name not in right and not axis.unknown and (axis.name != "prefix" or "cached prefix" not in right)
-    ]
-    return f"fails for every value of {', '.join(names)}" if names else ""
 
 
 def _not_covered(result: KernelResult) -> list[str]:
@@ -165,15 +155,7 @@ def check_document(result: KernelResult, verbose: bool = False) -> Document:
 def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     body: list[Block] = [Section("Findings", [Findings(result.findings)], "findings")] if result.findings else []
     body += [Code(traceback)] if traceback else []
-    if result.axes:
-        where: list[Block] = [Line(f"Fails exactly where: {result.where}")] if result.where else []
-        rows = [
-            (axis.name, ", ".join(f"{v} ({bad}/{of})" for v, (bad, of) in axis.failing.items()), ", ".join(axis.right))
-            for axis in result.axes
-            if axis.right
-        ]
-        where.append(Table(("Axis", "Fails (of calls)", "Correct"), rows, style="side-by-side"))
-        where += [Line(words, "quiet")] if (words := _indifferent(result.axes)) else []
+    if where := _where(result):
         body.append(Section("Where it is wrong", where, "where"))
     covered = [f"Covered: {words}; {result.seconds:.1f} s."] if (words := _covered(result.coverage)) else []
     if result.recorded:
@@ -187,6 +169,30 @@ def _body(result: KernelResult, traceback: str = "") -> list[Block]:
     again: list[Block] = [Line(f"Smallest failing call: {result.smallest}")] if result.smallest else []
     again += [*_reproducing(result.test), *([Code(result.again, "Repeat this check")] if result.again else [])]
     return [*body, *([Section("See it again", again, "again")] if again else [])]
+
+
+def _where(result: KernelResult) -> list[Block]:
+    """The condition that was tried, and the axes of the smallest failing call."""
+    made: list[Block] = []
+    if (tried := result.tried) is not None:
+        drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
+        made = [
+            Line(f"Wrong exactly where {words(tried.rule, tried.context)}."),
+            Line(f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.", "quiet"),
+        ]
+    rows = [(axis.name, _ranges(axis.wrong, axis.right), _ranges(axis.right, axis.wrong)) for axis in result.axes]
+    if rows:
+        made.append(Table(("Varied around the smallest call", "Wrong", "Right"), rows, style="side-by-side"))
+    return made
+
+
+def _ranges(values: Sequence[Value], others: Sequence[Value]) -> str:
+    """Values as they were tried; numbers with no other between them as a range."""
+    numbers, borders = ([v for v in some if not isinstance(v, str)] for some in (values, others))
+    parts = [v for v in values if isinstance(v, str)]
+    runs = {bisect(borders, n): [m for m in numbers if bisect(borders, m) == bisect(borders, n)] for n in numbers}
+    parts += [f"{run[0]:g}" if len(run) == 1 else f"{run[0]:g} to {run[-1]:g}" for run in runs.values()]
+    return ", ".join(parts) or "none"
 
 
 def _reproducing(test: str) -> list[Block]:

@@ -30,11 +30,10 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, NINE, SIZES, WITHOUT_PREFIX
-from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
-from assay.harness.attention.matrix_features import ASKED, MLA, STORED, strongest_of, values_of
+from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, WEIGHTS_ON_GRID
+from assay.harness.attention.matrix_features import MLA, strongest_of, values_of
 from assay.harness.attention.model_shapes import COMMON, SHAPES
 from assay.harness.attention.noise import family
-from assay.harness.attention.paging import through_pages
 from assay.harness.attention.shapes import Shape
 from assay.harness.conditions import PHASES
 
@@ -178,6 +177,7 @@ class Case:
         make: makes the call, the same each time.
         beyond: axes whose value here a kernel claims only if it declares it, such as a head dim of 80. A kernel that raises on
             every call with such a value does not cover it; that is no fault.
+        shape: what `make` draws numbers for; None for a call that was recorded.
     """
 
     name: str

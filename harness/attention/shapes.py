@@ -16,6 +16,7 @@ from assay.harness.attention.sample_calls import call_of
 Lens = tuple[tuple[int, int], ...]
 """(new tokens, cached prefix) of each sequence."""
 _WINDOW = re.compile(r"window (\d+)")
+_NUMBER = re.compile(r"(softcap|temperature) ([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,26 @@ class Shape:
 _KNOWN = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
 
 
+def shape_of(call: AttentionCall, data: str = "normal") -> Shape | None:
+    """Return the shape of a call, as far as other numbers can be drawn for it; None where they cannot."""
+    spec = call.spec
+    if (
+        call.stored is not None
+        or spec.sinks
+        or spec.padded_rows
+        or call.scale != call.q.shape[2] ** -0.5
+        or not call.causal
+    ):
+        return None
+    asked = {"window": spec.mask.window, "softcap": spec.softcap, "temperature": spec.temperature}
+    head_dim, head_dim_v = call.q.shape[2], call.v.shape[2]
+    return Shape(
+        spec.phase, tuple(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1]), head_dim, call.q.dtype,
+        data, 0, head_dim_v * (head_dim_v != head_dim), spec.layer, spec.first_head, spec.layout, spec.grad_mode,
+        tuple(f"{name} {value:g}" for name, value in asked.items() if value), spec.ways,
+    )  # fmt: skip
+
+
 def window_of(asked: tuple[str, ...]) -> int:
     """Return the window that a call asks for by such names; 0 for none."""
     return max((int(found[1]) for name in asked if (found := _WINDOW.fullmatch(name))), default=0)
@@ -85,4 +106,6 @@ def window_of(asked: tuple[str, ...]) -> int:
 def _ask(call: AttentionCall, name: str) -> AttentionCall:
     if window := window_of((name,)):
         return call.with_spec(mask=Mask(window=window))
+    if number := _NUMBER.fullmatch(name):
+        return call.with_spec(**{number[1]: float(number[2]) if number[1] == "softcap" else int(number[2])})
     return _KNOWN[name](call)

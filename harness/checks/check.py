@@ -19,7 +19,7 @@ from assay.harness.attention.kernels import exits_raised
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
-from assay.harness.checks.check_findings import MatrixRun, conditions_of, not_endured, outside_first
+from assay.harness.checks.check_findings import MatrixRun, not_endured, outside_first, shape_in
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
@@ -32,15 +32,15 @@ from assay.harness.checks.kernel_matrix import (
 )
 from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
-from assay.harness.localize import axes
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, wrong_sequences
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
 from assay.harness.localize.shrink import smallest_call
-from assay.harness.localize.threads import few_threads
+from assay.harness.localize.threads import budget_clock, few_threads
 from assay.harness.text import percent
 from assay.harness.verdict import Finding, serious
 from assay.worker import UNREAD, Journal
@@ -54,6 +54,8 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
+# Most seconds that the condition under which a kernel is wrong is sought, on `budget_clock`, and failing calls that it may begin at.
+_EXPERIMENTS_S, _BASES = 10.0, 6
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,15 @@ def check(
         if not serious(findings) and (wrong := endure(guard, examined.run.results, task.runs, seconds)):
             findings.append(not_endured(*wrong, task.again))
         result = _result(task, examined, findings, options)
-    result = concluded(result, guard, examined.run, task.path, read_out, journal)
+        run = examined.run
+        if any(computed.fails for computed in run.results):
+            journal.write("stands", result=result, reading=False)
+            found = _experiments(examined, journal)
+            result = result.model_copy(
+                update={"findings": tuple(examined.findings(found)), "tried": found.tried, "axes": found.axes}
+            )
+            run = replace(run, results=(*run.results, *(computed for _, computed in found.kept)))
+    result = concluded(result, guard, run, task.path, read_out, journal)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -166,8 +176,7 @@ def concluded(
     if not wanted:
         return result
     observed = reader.observe(findings, guard, run.results, recorded)
-    exact = {"where": ""} if observed.read is not None and observed.read.whole else {}
-    shown = {"findings": outside_first(observed.findings), "test": smallest.test(observed.findings), **exact}
+    shown = {"findings": outside_first(observed.findings), "test": smallest.test(observed.findings)}
     return result.model_copy(update=shown)
 
 
@@ -237,6 +246,25 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)
 
 
+def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
+    """Try under which condition a kernel is wrong, on calls like those that it computed."""
+    guard, results = examined.guard, examined.results
+    calls = [result.call for _, result in results]
+    device = str(calls[0].q.device)
+    clock, most = budget_clock(device), _EXPERIMENTS_S
+    lab = Lab(
+        Guard(guard.kernel, guard.assay, journal, guard.memory),
+        frozenset((call.q.shape[2], call.v.shape[2]) for call in calls),
+        tuple(dict.fromkeys(call.q.dtype for call in calls)),
+        device,
+        lambda: clock() > most,
+    )
+    small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
+    shaped = [(shape, result) for case, result in small if (shape := shape_in(case, result.call))]
+    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in shaped if result.fails]
+    return experiment(lab, failing[:_BASES], shaped)
+
+
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:
     """Make the result of a kernel that ran on its calls."""
     run, broken = examined.run, examined.broken
@@ -245,17 +273,10 @@ def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], optio
     own, bound = worst.worst_cell if worst else (None, None)
     wrong = [case for case, result in examined.results if result.fails]
     named_dtypes = options.get("dtypes") is not None or task.declared.dtypes is not None
-    axes_, where = axes.located(
-        conditions_of([*wrong, *(case for case, _ in broken)]),
-        conditions_of([case for case, result in examined.results if not result.fails]),
-        conditions_of(examined.left_out),
-    )
     return KernelResult(
         kernel=task.name,
         calls=len(examined.computed) + len(broken),
         failing=tuple(case.name for case in (*wrong, *(case for case, _ in broken))),
-        where=where,
-        axes=axes_,
         worst_own=own,
         worst_bound=bound,
         refused=_why(refused),

@@ -11,15 +11,18 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
+from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.checks.coverage import DECLARABLE, advice_on, separating
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.localize import axes
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.diagnose import CALL_REFUSED, STATE_KEPT, TITLES, diagnose
+from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.raised import RAISED
+from assay.harness.localize.rules import words
 from assay.harness.text import percent
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding
 
@@ -30,8 +33,6 @@ LEAST_LEFT = 0.1
 """Share of the calls that were asked for that a declaration must leave for a pass."""
 # Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers.
 _ONE_LAYER = 0.8
-# Axes that a diagnosis does not consider: it explains sequences by their lengths and their place in the batch.
-_NARROWING_AXES = ("cached prefix", "heads", "head_dim", "dtype", "data", "page")
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,13 @@ class MatrixRun:
             if why in breaches and (claimed(case) or not why.startswith(RAISED))
         )
 
-    def findings(self) -> list[Finding]:
-        """List what is wrong: the bugs first, then how the kernel broke its contract."""
-        again, findings = self.again, [*self._bugs(), *self._breaches()]
+    def findings(self, found: Experiments = NOTHING_TRIED) -> list[Finding]:
+        """List what is wrong: the bugs first, then how the kernel broke its contract.
+
+        Args:
+            found: by experiments. What is said holds on their calls too.
+        """
+        again, findings = self.again, [*self._bugs(found), *self._breaches()]
         if failed := self.run.failed_repeats:
             call, why = failed[0]
             where = f"{len(failed)} calls, when repeated"
@@ -117,27 +122,23 @@ class MatrixRun:
             findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         return findings
 
-    def _bugs(self) -> list[Finding]:
-        """Diagnose the computed cases. Unexplained errors are diagnosed again on the cases of the failing axis values alone."""
-        run, results = self.run, self.results
-        failing = conditions_of([case for case, result in results if result.fails])
-        right = conditions_of([case for case, result in results if not result.fails])
-        left_out = conditions_of(self.left_out)
-        exact = axes.confining(failing, right, left_out)
-        if not any(axis.name == "layer" for axis in exact):
-            run = replace(run, results=tuple(_in_one_layer(run.results)))
-        findings = _diagnosed(run, self.again)
-        if not _unexplained(findings):
+    def _bugs(self, found: Experiments) -> list[Finding]:
+        """Diagnose the computed cases, and the calls of experiments; unexplained errors again on the calls that can be wrong."""
+        every = [*((shape_in(case, result.call), result) for case, result in self.results), *found.kept]
+        rule = found.tried.rule if found.tried else ()
+        results = [result for _, result in every]
+        run = replace(
+            self.run, results=tuple(results if any(one.feature == "layer" for one in rule) else _in_one_layer(results))
+        )
+        where = words(rule, found.tried.context) if found.tried else ""
+        findings = _diagnosed(run, self.again, where)
+        if not _unexplained(findings) or found.tried is None:
             return findings
-        for only in (exact, axes.narrowing(failing, right, _NARROWING_AXES, left_out)):
-            if not only:
-                continue
-            chosen = zip(run.results, self.computed, strict=True)
-            there = tuple(result for result, case in chosen if axes.holds(only, case.condition))
-            named = _diagnosed(KernelRun(there), self.again)
-            if not _unexplained(named):
-                return [finding.model_copy(update={"only": axes.words(only)}) for finding in named]
-        return findings
+        there = [
+            result for result, (shape, _) in zip(run.results, every, strict=True) if shape is None or found.there(shape)
+        ]
+        named = _diagnosed(KernelRun(tuple(there)), self.again, where)
+        return findings if _unexplained(named) else named
 
     def _breaches(self) -> list[Finding]:
         """Make one finding for each kind of exception, and one for outputs that break the contract."""
@@ -195,6 +196,11 @@ def not_endured(call: AttentionCall, how: str, again: str) -> Finding:
     )  # fmt: skip
 
 
+def shape_in(case: Case, call: AttentionCall) -> Shape | None:
+    """Return the shape of a case; None where other numbers cannot be drawn for its call."""
+    return case.shape or shape_of(call)
+
+
 def breach(how: str, where: str, evidence: tuple[str, ...], again: str) -> Finding:
     """Make the finding that a kernel broke its contract; `how` follows "the kernel"."""
     return Finding(
@@ -214,8 +220,8 @@ def example(call: AttentionCall) -> str:
     return f"for example {describe(call)}"
 
 
-def _diagnosed(run: KernelRun, again: str) -> list[Finding]:
-    return [finding for finding in diagnose(run, again) if finding.id != CALL_REFUSED]
+def _diagnosed(run: KernelRun, again: str, where: str) -> list[Finding]:
+    return [finding for finding in diagnose(run, again, where) if finding.id != CALL_REFUSED]
 
 
 def _unexplained(findings: Sequence[Finding]) -> bool:
@@ -279,7 +285,7 @@ def _never_computed(phase: str, asked: Sequence[axes.Conditions], computed: Sequ
     lost = [condition for condition in asked if condition not in computed]
     only = separating(lost, computed) if lost else []
     if len(only) == 1 and only[0].name in DECLARABLE:
-        return [_every(phase, only[0].name, list(only[0].failing), list(only[0].right))]
+        return [_every(phase, only[0].name, list(only[0].inside), list(only[0].outside))]
     missing = []
     for axis in asked[0]:
         values = dict.fromkeys(condition[axis] for condition in asked)

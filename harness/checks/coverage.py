@@ -11,7 +11,7 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
 from assay.harness.attention.oracle import feature_effects
-from assay.harness.evidence.kernel_result import Axis, Coverage, Gap, Reach
+from assay.harness.evidence.kernel_result import Coverage, Gap, Reach
 from assay.harness.localize import axes
 from assay.harness.localize.bounds import bounds_of_queries
 from assay.harness.localize.kernel_runs import CallResult, truth
@@ -139,12 +139,12 @@ def _gaps(
     return gaps
 
 
-def _words(separated: Sequence[Axis]) -> str:
+def _words(separated: Sequence[axes.Split]) -> str:
     """Describe the refused values of axes: "head_dim 80, 96"."""
     return " with ".join(
         "a cached prefix"
-        if axis.name == "cached prefix" and axis.right == ("none",)
-        else f"{axis.name} {', '.join(axis.failing)}"
+        if axis.name == "cached prefix" and axis.outside == ("none",)
+        else f"{axis.name} {', '.join(axis.inside)}"
         for axis in separated
     )
 
@@ -156,13 +156,13 @@ def _by_reason(pairs: Sequence[tuple[Case, str]]) -> dict[str, list[Case]]:
     return by_reason
 
 
-def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[Axis]:
+def separating(refused: Sequence[axes.Conditions], computed: Sequence[axes.Conditions]) -> list[axes.Split]:
     """Find the axes that separate refused calls from computed ones, as a kernel may have meant it.
 
     Of several that separate them equally well, that which a kernel can declare: dtype, head dim, cached prefix.
     """
     for axis in axes.by_axis(refused, computed):
-        if axis.name in DECLARABLE and axis.right and not any(axes.holds([axis], case) for case in computed):
+        if axis.name in DECLARABLE and axis.outside and not any(axes.holds([axis], case) for case in computed):
             return [axis]
     return axes.confining(refused, computed)
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix import Case
-from assay.harness.localize import axes
 from assay.harness.localize.kernel_runs import CallResult
 
 _FEWEST, _SHARE = 48, 1 / 4
@@ -61,11 +60,10 @@ def _cost(call: AttentionCall) -> float:
 
 
 def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
-    """Return True if further calls would change neither a kernel's verdict nor where it is reported to be wrong.
+    """Return True if further calls would not change a kernel's verdict.
 
-    At least `_WRONG` calls are wrong by a wide margin, some in each phase and dtype that the kernel computes: one that is right in
-    some of them is run on all calls, which say where. So is one whose failing calls an axis separates from the others, until each
-    value of that axis was computed.
+    At least `_WRONG` calls are wrong by a wide margin, some in each phase and dtype that the kernel computes. Where it is wrong is
+    then tried on calls that are made for that.
 
     Args:
         results: what it computed so far, the last of them new: where that is right, nothing has changed.
@@ -75,12 +73,7 @@ def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: 
     if runs < max(_FEWEST, _SHARE * len(cases)) or not results[-1][1].fails:
         return False
     wrong = [(case, result) for case, result in results if result.fails and result.worst >= _CLEARLY]
-    if len(wrong) < _WRONG or {_kind(result) for _, result in wrong} != {_kind(result) for _, result in results}:
-        return False
-    failing = [case.condition for case, result in results if result.fails]
-    right = [case.condition for case, result in results if not result.fails]
-    every = [case.condition for case in cases]
-    return axes.confining(failing, right) == axes.confining(failing, right, every)
+    return len(wrong) >= _WRONG and {_kind(result) for _, result in wrong} == {_kind(result) for _, result in results}
 
 
 def _kind(result: CallResult) -> tuple[object, ...]:

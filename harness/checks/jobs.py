@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from assay import worker
 from assay.harness.errors import AssayError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
-from assay.harness.localize import axes
 from assay.harness.text import percent
 from assay.harness.verdict import UNEXPLAINED, Finding, serious, with_evidence
 
@@ -244,11 +243,8 @@ def _of_those_before(asked: worker.Event, done: Sequence[worker.Event], how: str
                 reproduce=asked["again"],
             )
         )  # fmt: skip
-    by_axis, where = axes.located(
-        [event["condition"] for event in wrong], [event["condition"] for event in done if not event["fails"]]
-    )
     return KernelResult(
-        kernel=asked["kernel"], calls=len(done), failing=tuple(event["case"] for event in wrong), axes=by_axis, where=where,
+        kernel=asked["kernel"], calls=len(done), failing=tuple(event["case"] for event in wrong),
         worst_own=worst and worst["own"], worst_bound=worst and worst["bound"], findings=tuple(findings),
         missing=(f"the process of the kernel {end}; {extent}",), not_run=how, again=asked["again"],
     )  # fmt: skip

@@ -18,18 +18,6 @@ from assay.harness.schema import RULE, Part
 from assay.harness.text import percent, two_digits
 from assay.harness.verdict import Finding, Verdict, cause_of, exit_code_of, kernel_verdict, serious
 
-
-class Axis(Part):
-    """Results by one axis of the matrix."""
-
-    name: str
-    failing: dict[str, tuple[int, int]] = Field(
-        description="value -> (failing calls, calls), of the values with a failing call"
-    )
-    right: tuple[str, ...] = Field(description="values without a failing call")
-    unknown: tuple[str, ...] = Field((), description="values of calls that were not made, and of no other")
-
-
 Value = float | str
 
 
@@ -38,9 +26,29 @@ class Property(Part):
 
     feature: str = Field(description="its name, as `assay.harness.localize.experiment` lists them")
     kind: Literal[
-        ">=", "<=", "==", "!=", "between", "in", "residue", "no residue", "residue between", "power of two", "no power of two"
+        ">=",
+        "<=",
+        "==",
+        "!=",
+        "between",
+        "in",
+        "residue",
+        "no residue",
+        "residue between",
+        "power of two",
+        "no power of two",
     ]
-    values: tuple[Value, ...] = Field((), description="a limit, both ends of a range, what is listed, or a modulus with rests")
+    values: tuple[Value, ...] = Field(
+        (), description="a limit, both ends of a range, what is listed, or a modulus with rests"
+    )
+
+
+class Axis(Part):
+    """One axis of the smallest failing call, varied with all others held."""
+
+    name: str
+    wrong: tuple[Value, ...] = Field(description="values with which its sequence is wrong")
+    right: tuple[Value, ...] = Field(description="values with which it is right")
 
 
 class Tried(Part):
@@ -51,10 +59,11 @@ class Tried(Part):
 
     rule: tuple[Property, ...]
     context: dict[str, Value] = Field({}, description="values of features to which the condition is limited")
-    wrong: int = Field(description="sequences with all properties on calls that were drawn after the rule was found: all were wrong")
+    wrong: int = Field(
+        description="sequences with all properties on calls that were drawn after the rule was found: all were wrong"
+    )
     right: int = Field(description="others on such calls: all were right")
     calls: int = Field(description="calls that the experiments took")
-    where: tuple[Property, ...] = Field((), description="which queries and heads of a wrong sequence are wrong; empty for all, or if no rule was found")
 
 
 class CaseWhy(Part):
@@ -118,12 +127,10 @@ class KernelResult(Part, RunRecord):
     # On the matrix.
     shapes: str = Field("", description="in a run, what the calls had in common")
     failing: tuple[str, ...] = Field((), description="names of the cases that are out of bounds or broken")
-    where: str = Field(
-        "",
-        description="values of at most two axes that cover all failing cases and no correct one; empty if there are none, or if "
-        "what was read off the kernel tells which cases fail",
+    tried: Tried | None = Field(
+        None, description="the condition under which it is wrong; null if none survived fresh calls"
     )
-    axes: tuple[Axis, ...] = Field((), description="results by axis, where some cases fail and others do not")
+    axes: tuple[Axis, ...] = Field((), description="axes of the smallest failing call with values on which it is right")
     broken: tuple[CaseWhy, ...] = ()
     refused: tuple[CaseWhy, ...] = ()
     excluded: tuple[CaseWhy, ...] = Field((), description="cases that its declaration excludes")

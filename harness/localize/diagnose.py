@@ -6,10 +6,11 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.conditions import POSITION
-from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.call_conditions import SequenceCondition, describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_WRONG, named_bugs
@@ -48,12 +49,13 @@ _PLACES = {"cached prefix > 0": "with a cached prefix", "no cached prefix": "wit
 _RIGHT = {"prefix 0": "without a cached prefix", "a cached prefix": "with a cached prefix"}
 
 
-def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
+def diagnose(run: KernelRun, reproduce: str = "", where: str = "") -> list[Finding]:
     """Diagnose what is wrong with a kernel: named bugs first (a leak across requests before all others), then its behaviour.
 
     Args:
         run: its results.
         reproduce: a command that reproduces the findings.
+        where: the condition under which the kernel is wrong, where it was tried; else one is taken from the results.
 
     Returns:
         Findings; empty if every cell is within its bound, every output was reproducible, no input was overwritten and no call
@@ -61,7 +63,7 @@ def diagnose(run: KernelRun, reproduce: str = "") -> list[Finding]:
     """
     layers = sorted({result.call.layer for result in run.results})
     with few_threads([result.call for result in run.results]):
-        bugs = [_bug(cause, layers, reproduce) for cause in causes(run)]
+        bugs = [_bug(cause, layers, reproduce, where) for cause in causes(run)]
         findings = _joined(bugs, _over_all_calls(run, reproduce)) + _lse(run, reproduce)
         return findings + _behaviour(run, layers, reproduce)
 
@@ -79,7 +81,9 @@ def _joined(bugs: Sequence[Finding], pooled: Sequence[Finding]) -> list[Finding]
     return joined
 
 
-def _bug(cause: Cause, layers: Sequence[int], reproduce: str) -> Finding:
+def _bug(cause: Cause, layers: Sequence[int], reproduce: str, where: str) -> Finding:
+    if where:
+        cause = replace(cause, conditions=(SequenceCondition(where, lambda _: True),), only_there=False)
     heads = max(result.call.spec.first_head + result.call.q.shape[1] for result in cause.failing)
     evidence = [_extent(cause), f"smallest failing call: {describe(cause.failing[0].call)}"]
     if telling := [

@@ -21,11 +21,11 @@ import torch
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.matrix_features import values_of
 from assay.harness.attention.shapes import Lens, Shape, window_of
-from assay.harness.evidence.kernel_result import Property, Tried, Value
+from assay.harness.evidence.kernel_result import Axis, Tried, Value
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.localize.rules import Points, holds, rules
 from assay.harness.stats.query_bounds import least_error
-from assay.harness.localize.rules import Points, Rule, holds, rules
 
 _SCANNED = sorted(
     {*range(21), 40, 77, 100, 150, 200, 300, 417}
@@ -51,6 +51,8 @@ _CONTEXTS: tuple[tuple[str, ...], ...] = ((), ("phase",), ("phase", "asked"), ("
 _ROUNDS, _TELLING, _EACH_SIDE, _LEAST_EACH_SIDE = 8, 12, 15, 8
 # Products of queries, keys, q heads and head dim of a call that is drawn: a few milliseconds.
 _MOST_WORK = 2**24
+# The same of a call whose result is kept, to try on it what is said.
+_KEPT_WORK = 2**22
 _TILES = (16, 64, 128)
 # Own error of a cell from which on it is wrong whatever the noise is; and as a multiple of the largest bound of a call in its dtype.
 _CLEARLY, _TIMES_BOUND = 0.3, 30.0
@@ -110,6 +112,8 @@ class Lab:
         points: the sequences that were run.
         asked: calls that were made.
         mixed: sequences that were wrong with some numbers and right with others.
+        known: the answers by shape.
+        kept: results of small calls.
     """
 
     guard: Guard
@@ -123,6 +127,7 @@ class Lab:
     mixed: int = 0
     _clearly: dict[torch.dtype, float] = field(default_factory=dict)
     known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
+    kept: list[tuple[Shape, CallResult]] = field(default_factory=list)
 
     def ask(self, shape: Shape) -> tuple[bool | None, ...]:
         """Tell for each sequence whether it is wrong; None where that depends on the numbers, or no query of it was computed.
@@ -175,12 +180,13 @@ class Lab:
         first = self.measured(shape, 0)
         if first is None:
             return nothing
+        if _work(shape) <= _KEPT_WORK:
+            self.kept.append((shape, first))
         one = self._wrong_sequences(first)
         again = self.measured(shape, 1) if any(one) else first
         other = one if again is None else self._wrong_sequences(again)
         self.mixed += sum(a != b for a, b in zip(one, other, strict=True))
         return tuple(a if a == b and new else None for a, b, (new, _) in zip(one, other, shape.lens, strict=True))
-
 
     def _wrong_sequences(self, result: CallResult) -> tuple[bool, ...]:
         """Do what `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
@@ -259,15 +265,27 @@ def _axes(lab: Lab) -> Axes:
     }  # fmt: skip
 
 
-def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> None:
-    """Vary each axis of a shape with all others held; find the borders of lengths by bisection."""
+def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
+    """Vary each axis of a shape with all others held; find the borders of lengths by bisection.
+
+    Returns:
+        The axes that have a value with which the sequence is right.
+    """
     shape, own = place.shape, place.own
+    found: dict[str, dict[Value, bool]] = {}
+
+    def tell(axis: str, value: Value, answer: bool | None) -> None:
+        if answer is not None:
+            found.setdefault(axis, {})[value] = answer
+
     decode = shape.phase == "decode"
     for which in (1,) if decode else (1, 0):
 
         def asked(n: int, which: int = which) -> bool | None:
             pair = (own[0], n) if which else (n, own[1])
-            return lab.ask(place.with_own(*pair).shape)[place.at]
+            answer = lab.ask(place.with_own(*pair).shape)[place.at]
+            tell("cached prefix" if which else "new tokens", n, answer)
+            return answer
 
         seen = [(n, asked(n)) for n in _SCANNED if n or (which and not decode)]
         for (low, below), (high, above) in pairwise([(n, wrong) for n, wrong in seen if wrong is not None]):
@@ -276,16 +294,46 @@ def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> None:
                 low, high = (middle, high) if asked(middle) == below else (low, middle)
     for name, values in axes.items():
         for value in values:
-            lab.ask(replace(shape, **{name: value}))
-    if own[0] == 1 and own[1]:
-        lab.ask(replace(shape, phase="extend" if decode else "decode", lens=(own,)))
+            tell(_AXIS_WORDS.get(name, name), _in_words(value), lab.ask(replace(shape, **{name: value}))[place.at])
+    if own[0] == 1 and own[1] and len(shape.lens) == 1:
+        tell("phase", shape.phase, True)
+        other = "extend" if decode else "decode"
+        tell("phase", other, lab.ask(replace(shape, phase=other))[0])
     for given in _COMPANY:
         company = tuple((1, n + p) for n, p in given) if decode else given
         for lens in ((own, *company), (*company, own), (*company, own, *company)):
             lab.ask(replace(shape, lens=lens))
     for count in _COUNTS:
         if _work(many := replace(shape, lens=(own,) * count)) < _MOST_WORK:
-            lab.ask(many)
+            tell("sequences alike", count, lab.ask(many)[0])
+    return tuple(
+        Axis(
+            name=name,
+            wrong=tuple(v for v, bad in seen.items() if bad),
+            right=tuple(v for v, bad in seen.items() if not bad),
+        )
+        for name, seen in ((name, dict(sorted(seen.items(), key=_by_size))) for name, seen in found.items())
+        if not all(seen.values())
+    )
+
+
+_AXIS_WORDS = {
+    "heads": "q heads/kv heads",
+    "page": "page size",
+    "asked": "asked for",
+    "grad_mode": "autograd",
+    "first_head": "first head",
+}
+
+
+def _in_words(value: object) -> Value:
+    if isinstance(value, tuple):
+        return " and ".join(value) or "nothing" if not value or isinstance(value[0], str) else "/".join(map(str, value))
+    return value if isinstance(value, int) else str(value).removeprefix("torch.")
+
+
+def _by_size(pair: tuple[Value, bool]) -> float:
+    return float("-inf") if isinstance(pair[0], str) else pair[0]
 
 
 def _work(shape: Shape) -> int:
@@ -357,9 +405,42 @@ class _Drawer:
         return max(least, min(most, n))
 
 
-def condition_of(
+@dataclass(frozen=True)
+class Experiments:
+    """What experiments found.
+
+    Attributes:
+        tried: the condition under which sequences are wrong; None if no simple one agrees with every call, or the budget was spent.
+        place: the simplest sequence that is wrong; None if none is whatever the numbers are.
+        axes: its axes, varied one at a time.
+        kept: small calls that were made, with their shapes.
+    """
+
+    tried: Tried | None = None
+    place: Place | None = None
+    axes: tuple[Axis, ...] = ()
+    kept: Sequence[tuple[Shape, CallResult]] = ()
+
+    def there(self, shape: Shape) -> bool:
+        """Return True if a call of a shape can have a wrong sequence, judging by what all its sequences have in common."""
+        if self.tried is None:
+            return True
+        rule = [one for one in self.tried.rule if one.feature in OF_CALLS]
+        known = features(shape, 0)
+        return holds(tuple(rule), known) and all(known[name] == value for name, value in self.tried.context.items())
+
+
+NOTHING_TRIED = Experiments()
+OF_CALLS = frozenset((
+    "q_heads", "kv_heads", "ratio", "head_dim", "head_dim_v", "layer", "first_head", "window", "dtype", "data", "page", "layout", "autograd",
+    "asked", "ways",
+))  # fmt: skip
+"""Features that all sequences of a call have in common, and that no condition of lengths can say."""
+
+
+def experiment(
     lab: Lab, failing: Iterable[Place], others: Iterable[tuple[Shape, CallResult]] = (), seed: int = 0
-) -> tuple[Tried | None, Place | None]:
+) -> Experiments:
     """Find the condition under which sequences are wrong, and the simplest place where one is.
 
     Args:
@@ -367,19 +448,16 @@ def condition_of(
         failing: wrong sequences, those of the smallest calls first. The first that is wrong with other numbers too is the base.
         others: calls that were made before.
         seed: of what is drawn.
-
-    Returns:
-        The condition: None if no simple one agrees with every call, or the budget was spent before it was tried. The place: None
-        if no sequence is wrong whatever the numbers are.
     """
     place: Place | None = None
+    varied: tuple[Axis, ...] = ()
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return None, None
+            return Experiments()
         place = simplest(lab, place)
         axes = _axes(lab)
-        _one_axis_at_a_time(lab, place, axes)
+        varied = _one_axis_at_a_time(lab, place, axes)
         for shape, result in others:
             lab.learn(shape, result)
         drawer = _Drawer(lab, place, axes, seed)
@@ -388,10 +466,10 @@ def condition_of(
         own = features(place.shape, place.at)
         for names in _CONTEXTS:
             if (tried := _challenged(lab, drawer, {name: own[name] for name in names})) is not None:
-                return tried, place
+                return Experiments(tried, place, varied, lab.kept)
     except SpentError:
         pass
-    return None, place
+    return Experiments(None, place, varied, lab.kept)
 
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
@@ -423,37 +501,7 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
         if not refuted and still == rivals[:1]:
             if min(counts.values()) < _LEAST_EACH_SIDE:
                 return None
-            return Tried(rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False], calls=lab.asked)
+            return Tried(
+                rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False], calls=lab.asked
+            )
     return None
-
-
-def cells_of_sequences(results: Iterable[CallResult]) -> Points:
-    """List the queries and heads of wrong sequences: what is known of each, and whether its output is wrong."""
-    points = Points()
-    for result in results:
-        call = result.call
-        bad = {b for b, wrong in enumerate(wrong_sequences(result)) if wrong}
-        starts = np.cumsum([0, *call.lens_q])
-        wrong = _wrong_outputs(result)
-        for b in bad:
-            new, prefix = call.lens_q[b], call.prefixes[b]
-            for i in range(new):
-                for head in range(call.q.shape[1]):
-                    known: dict[str, Value] = {
-                        "query": i, "position": i + prefix, "queries_after": new - 1 - i, "head": head,
-                        "kv_head": int(call.heads.kv_head(head)), "head_in_group": head % call.heads.group,
-                        "new": new, "prefix": prefix, "query-prefix": i - prefix,
-                    }  # fmt: skip
-                    points.add(known, bool(wrong[starts[b] + i, head]))
-    return points
-
-
-def _wrong_outputs(result: CallResult) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    from assay.harness.stats.error_sums import relative_l1
-
-    own = relative_l1(result.by_row).cpu()
-    limit = result.fit_bounds.cpu()[result.cells.of_row.cpu()]
-    return np.asarray(own > 3 * limit)
-
-
-__all__ = ["Lab", "Place", "Property", "Rule", "condition_of"]

@@ -6,7 +6,7 @@ Vernaza et al., "Learning product set models of fault triggers in high-dimension
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,10 +52,9 @@ def holds(rule: Rule, known: Known) -> bool:
 
 def over(one: Property, column: _Column) -> _Flags:
     """Tell which values of a feature have a property. NaN has none."""
-    v = one.values
     if one.kind == "in":
-        return np.isin(column, list(v))
-    numbers = np.asarray(column, dtype=float)
+        return np.isin(column, list(one.values))
+    numbers, v = np.asarray(column, dtype=float), [float(value) for value in one.values]
     match one.kind:
         case ">=":
             held = numbers >= v[0]
@@ -199,3 +198,91 @@ def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64
         yield one("power of two")
     if not _powers(wrong).any():
         yield one("no power of two")
+
+
+_NOUNS = {
+    "new": "new tokens", "prefix": "cached prefix", "prefix-new": "cached prefix less new tokens", "sequences": "sequences",
+    "index": "place in the batch", "after": "sequences behind it", "total_new": "new tokens of the batch",
+    "total_keys": "keys of the batch", "row": "first row in q", "key_row": "first row in k", "longest": "length of the longest sequence",
+    "longest_new": "most new tokens of a sequence", "longest_prefix": "longest cached prefix of the batch",
+    "before_new": "new tokens of the sequence before it", "before_prefix": "cached prefix of the sequence before it",
+    "first_new": "new tokens of the first sequence", "first_prefix": "cached prefix of the first sequence",
+    "length-first": "length less that of the first sequence", "length-before": "length less that of the sequence before it",
+    "new-before": "new tokens less those of the sequence before it",
+    "prefix-before": "cached prefix less that of the sequence before it",
+    "prefix-first": "cached prefix less that of the first sequence", "q_heads": "q heads", "kv_heads": "kv heads",
+    "ratio": "q heads per kv head", "head_dim_v": "head_dim of v", "first_head": "first head", "length-window": "length less the window",
+    "items": "sequences x q heads", "autograd": "autograd mode", "asked": "what the call asks for", "ways": "way of calling",
+    "query-prefix": "query index less the cached prefix", "query": "query index", "queries_after": "queries behind it",
+    "kv_head": "kv head", "head_in_group": "place among the q heads of its kv head",
+    **{f"tiles_of_{n}": f"tiles of {n} queries in the batch" for n in (16, 64, 128)},
+}  # fmt: skip
+"""Features in words, where their names are not."""
+_YES_OR_NO = {
+    "is_longest": ("no sequence of the batch is longer", "another sequence of the batch is longer"),
+    "as_long_as_another": ("another sequence is as long", "no other sequence is as long"),
+    "as_many_new_as_another": ("another sequence has as many new tokens", "no other sequence has as many new tokens"),
+    "an_empty_one": ("the batch has a sequence without new tokens", "each sequence has new tokens"),
+    "another_without_prefix": ("another sequence has no cached prefix", "all others have a cached prefix"),
+    "another_with_prefix": ("another sequence has a cached prefix", "no other sequence has a cached prefix"),
+}
+_COMPANY = {
+    "alone": "the sequence is alone", "alike": "all sequences of the batch are alike", "unlike": "sequences of the batch are unlike",
+}  # fmt: skip
+_DIFFERENCES = {
+    "prefix-new": ("cached prefix", "new tokens"), "length-first": ("length", "length of the first sequence"),
+    "length-before": ("length", "length of the sequence before it"), "new-before": ("new tokens", "new tokens of the sequence before it"),
+    "prefix-before": ("cached prefix", "cached prefix of the sequence before it"),
+    "prefix-first": ("cached prefix", "cached prefix of the first sequence"), "length-window": ("length", "window"),
+    "query-prefix": ("query index", "cached prefix"),
+}  # fmt: skip
+
+
+def words(rule: Sequence[Property], context: Known | None = None) -> str:
+    """Say a rule, after "where": "decode, cached prefix >= 129 and head_dim is 128"."""
+    said = [_said(Property(feature=name, kind="in", values=(value,))) for name, value in (context or {}).items()]
+    said += [_said(one) for one in sorted(rule, key=lambda one: one.feature != "phase")]
+    return ", ".join([*said[:-2], " and ".join(said[-2:])]) if said else "every call"
+
+
+def _said(one: Property) -> str:
+    noun, v = _NOUNS.get(one.feature, one.feature), [_number(value) for value in one.values]
+    if one.feature in _YES_OR_NO and one.kind == "in":
+        return _YES_OR_NO[one.feature][v == ["False"]]
+    if one.feature == "phase":
+        return " or ".join(v)
+    if one.feature == "company":
+        return " or ".join(map(_COMPANY.__getitem__, v))
+    if one.feature in _DIFFERENCES and one.kind in (">=", "<="):
+        return _difference(one)
+    match one.kind:
+        case "==":
+            return f"{noun} is {v[0]}"
+        case "!=":
+            return f"{noun} is not {v[0]}"
+        case "between":
+            return f"{v[0]} <= {noun} <= {v[1]}"
+        case "in":
+            return f"{noun} is {', '.join(v[:-1])}{' or ' * (len(v) > 1)}{v[-1]}"
+        case "residue":
+            return f"{noun} % {v[0]} == {v[1]}"
+        case "no residue":
+            return f"{noun} % {v[0]} != {v[1]}"
+        case "residue between":
+            return f"{v[1]} <= {noun} % {v[0]} <= {v[2]}"
+        case "power of two" | "no power of two":
+            return f"{noun} is {one.kind.replace('no', 'not a') if one.kind.startswith('no') else 'a power of two'}"
+        case _:
+            return f"{noun} {one.kind} {v[0]}"
+
+
+def _difference(one: Property) -> str:
+    of, less = _DIFFERENCES[one.feature]
+    limit = int(one.values[0])
+    if one.kind == ">=":
+        return f"{of} > {less}" if limit == 1 else f"{of} >= {less}{f' {limit:+}' * bool(limit)}"
+    return f"{of} < {less}" if limit == -1 else f"{of} <= {less}{f' {limit:+}' * bool(limit)}"
+
+
+def _number(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -57,3 +58,19 @@ def kernel_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# Seconds of waiting that count as one second of CPU time.
+_WAITS = 5.0
+
+
+def budget_clock(device: str) -> Callable[[], float]:
+    """The clock of a budget, in seconds, from zero.
+
+    On a CPU it shows the CPU time of this process, so that a busy machine reads as much as an idle one. A kernel that waits would
+    never end it: a second of waiting counts a fifth. On other devices it shows the time that passes.
+    """
+    wall, cpu = time.monotonic(), time.process_time()
+    if device != "cpu":
+        return lambda: time.monotonic() - wall
+    return lambda: max(time.process_time() - cpu, (time.monotonic() - wall) / _WAITS)

@@ -19,13 +19,13 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.picturing import picture_of
 from assay.harness.localize.reading import Flags, Numbers, WeightReading, row_errors
-from assay.harness.localize.threads import few_threads
+from assay.harness.localize.threads import budget_clock, few_threads
 from assay.harness.picture import Picture
 from assay.harness.readout.features import Ints
 from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.forms import Fit, Row, Tolerance, fits
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import BudgetSpentError, Prober, budget_clock, plan_of
+from assay.harness.readout.probing import BudgetSpentError, Prober, plan_of
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Sample

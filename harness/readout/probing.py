@@ -236,20 +236,6 @@ def _length(draw: random.Random, most: int) -> int:
 
 REFUSED = "refused"
 """The reason of a call that a kernel raised `KernelRefused` for, in `Prober.raised`."""
-# Seconds of waiting that count as one second of CPU time.
-_WAITS = 5.0
-
-
-def budget_clock(device: str) -> Callable[[], float]:
-    """The clock of a budget, in seconds, from zero.
-
-    On a CPU it shows the CPU time of this process, so that a busy machine reads as much as an idle one. A kernel that waits would
-    never end it: a second of waiting counts a fifth. On other devices it shows the time that passes.
-    """
-    wall, cpu = time.monotonic(), time.process_time()
-    if device != "cpu":
-        return lambda: time.monotonic() - wall
-    return lambda: max(time.process_time() - cpu, (time.monotonic() - wall) / _WAITS)
 
 
 class BudgetSpentError(Exception):

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.declaration import declaration
-from assay.harness.localize.threads import few_threads
+from assay.harness.localize.threads import budget_clock, few_threads
 from assay.harness.readout.asking import Compared
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
-from assay.harness.readout.probing import REFUSED, BudgetSpentError, Prober, budget_clock
+from assay.harness.readout.probing import REFUSED, BudgetSpentError, Prober
 from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.readout.words import only
