@@ -15,8 +15,7 @@ from assay.harness.attention.sample_calls import call_of
 
 Lens = tuple[tuple[int, int], ...]
 """(new tokens, cached prefix) of each sequence."""
-_WINDOW = re.compile(r"window (\d+)")
-_NUMBER = re.compile(r"(softcap|temperature) ([\d.]+)")
+_number = re.compile(r"(window|softcap|temperature) ([\d.]+)").fullmatch
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,17 @@ class Shape:
     ways: tuple[str, ...] = ()
 
     def make(self, seed: int, device: str = "cpu") -> AttentionCall:
-        """Make the call. Its numbers are drawn and changed in float32, then rounded once: a seed means the same in every dtype."""
+        """Make the call. Its numbers are drawn and changed in float32, then rounded once: a seed means the same in every dtype.
+
+        Raises:
+            ValueError: it cannot be made: a feature that such a call cannot have, or one of another call whose values are not known.
+        """
+        if unknown := [
+            name for name in (self.data, *self.asked) if name not in (DATA | RARE | _KNOWN) and not _number(name)
+        ]:
+            raise ValueError(
+                f"a shape has {', '.join(unknown)}, of which no call can be drawn; expected values of the matrix"
+            )
         wide = call_of(list(self.lens), self.heads, self.head_dim, torch.float32, device, seed)
         if self.head_dim_v:
             wider = call_of(list(self.lens), self.heads, self.head_dim_v, torch.float32, device, seed)
@@ -78,34 +87,33 @@ class Shape:
 _KNOWN = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
 
 
-def shape_of(call: AttentionCall, data: str = "normal") -> Shape | None:
-    """Return the shape of a call, as far as other numbers can be drawn for it; None where they cannot."""
+def shape_of(call: AttentionCall) -> Shape:
+    """Return the shape of a call, as far as it can be seen: not its page size, nor what its numbers are like."""
     spec = call.spec
-    if (
-        call.stored is not None
-        or spec.sinks
-        or spec.padded_rows
-        or call.scale != call.q.shape[2] ** -0.5
-        or not call.causal
-    ):
-        return None
-    asked = {"window": spec.mask.window, "softcap": spec.softcap, "temperature": spec.temperature}
+    numbers = {"window": spec.mask.window, "softcap": spec.softcap, "temperature": spec.temperature}
+    others = {
+        "sinks": spec.sinks,
+        "padded rows": spec.padded_rows,
+        "not causal": not call.causal,
+        "K and V stored": call.stored,
+    }
+    asked = [f"{name} {value:g}" for name, value in numbers.items() if value]
     head_dim, head_dim_v = call.q.shape[2], call.v.shape[2]
     return Shape(
         spec.phase, tuple(zip(call.lens_q, call.prefixes, strict=True)), (call.q.shape[1], call.k.shape[1]), head_dim, call.q.dtype,
-        data, 0, head_dim_v * (head_dim_v != head_dim), spec.layer, spec.first_head, spec.layout, spec.grad_mode,
-        tuple(f"{name} {value:g}" for name, value in asked.items() if value), spec.ways,
+        "normal" if call.scale == head_dim**-0.5 else "another scale", 0, head_dim_v * (head_dim_v != head_dim), spec.layer,
+        spec.first_head, spec.layout, spec.grad_mode, (*asked, *(name for name, value in others.items() if value)), spec.ways,
     )  # fmt: skip
 
 
 def window_of(asked: tuple[str, ...]) -> int:
     """Return the window that a call asks for by such names; 0 for none."""
-    return max((int(found[1]) for name in asked if (found := _WINDOW.fullmatch(name))), default=0)
+    return max((int(found[2]) for name in asked if (found := _number(name)) and found[1] == "window"), default=0)
 
 
 def _ask(call: AttentionCall, name: str) -> AttentionCall:
-    if window := window_of((name,)):
-        return call.with_spec(mask=Mask(window=window))
-    if number := _NUMBER.fullmatch(name):
+    if number := _number(name):
+        if number[1] == "window":
+            return call.with_spec(mask=Mask(window=int(number[2])))
         return call.with_spec(**{number[1]: float(number[2]) if number[1] == "softcap" else int(number[2])})
     return _KNOWN[name](call)

@@ -175,7 +175,7 @@ def concluded(
     journal.write("stands", result=result, reading=wanted)
     if not wanted:
         return result
-    observed = reader.observe(findings, guard, run.results, recorded)
+    observed = reader.observe(findings, guard, run.results, recorded, result.tried)
     shown = {"findings": outside_first(observed.findings), "test": smallest.test(observed.findings)}
     return result.model_copy(update=shown)
 
@@ -260,7 +260,7 @@ def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
         lambda: clock() > most,
     )
     small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-    shaped = [(shape, result) for case, result in small if (shape := shape_in(case, result.call))]
+    shaped = [(shape_in(case, result.call), result) for case, result in small]
     failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in shaped if result.fails]
     return experiment(lab, failing[:_BASES], shaped)
 

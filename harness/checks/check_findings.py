@@ -196,8 +196,8 @@ def not_endured(call: AttentionCall, how: str, again: str) -> Finding:
     )  # fmt: skip
 
 
-def shape_in(case: Case, call: AttentionCall) -> Shape | None:
-    """Return the shape of a case; None where other numbers cannot be drawn for its call."""
+def shape_in(case: Case, call: AttentionCall) -> Shape:
+    """Return the shape of a case; as far as it can be seen in its call, where that was not drawn."""
     return case.shape or shape_of(call)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.declaration import Declaration
+from assay.harness.evidence.kernel_result import Tried
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure
@@ -60,7 +61,7 @@ _HELD_ON, _HELD_ROWS, _HELD_SHARE = 8, 16, 0.95
 # Failing calls of a kind that a read-out begins with.
 _FAILING_OF_A_KIND = 2
 # Calls that do not fail on which an operator is tried.
-_PASSING = 40
+_PASSING = 150
 # Number of a call that no period of two to twelve calls takes for the first.
 _LATER = 10_007
 # Read-outs that a `Reader` keeps: each holds the calls that it rests on.
@@ -107,6 +108,7 @@ class Reader:
         guard: Guard,
         results: Sequence[CallResult],
         recorded: bool = False,
+        tried: Tried | None = None,
     ) -> _Observed:
         """Read a kernel whose findings want it, on calls that are made for it.
 
@@ -116,6 +118,7 @@ class Reader:
             results: what it computed.
             recorded: whether these calls were recorded. Then the operator is said only if it gives their wrong outputs too, and
                 else the picture is of the smallest of them that fails.
+            tried: the condition under which the kernel is wrong.
         """
         plain = [result for result in results if not result.call.features]
         if len(plain) < len(results) and not any(result.fails for result in plain) and self.wants(findings, results):
@@ -125,7 +128,7 @@ class Reader:
         if not self.wants(findings, plain):
             return _Observed(tuple(findings))
         results = plain
-        reading = self._read(guard, results)
+        reading = self._read(guard, results, tried)
         if isinstance(reading, str):
             named = with_evidence(findings, reading)
         elif not said(reading):
@@ -182,7 +185,7 @@ class Reader:
             return ""
         return said(reading) if _held(reading, [result]).share >= _HELD_SHARE else ""
 
-    def _read(self, guard: Guard, results: Sequence[CallResult]) -> ReadOut | str:
+    def _read(self, guard: Guard, results: Sequence[CallResult], tried: Tried | None = None) -> ReadOut | str:
         """Read a kernel in a dtype in which it is wrong, on the device of its calls; or return why there is no read-out."""
         device = str(results[0].call.q.device)
         wrong = dict.fromkeys(str(result.call.q.dtype).removeprefix("torch.") for result in results if result.fails)
@@ -192,7 +195,7 @@ class Reader:
             if asked is function and (its, on) == (declared, device):
                 return reading
         shapes = {(result.call.q.shape[2], result.call.v.shape[2]) for result in results}
-        made = _read_kernel(guard, declared, device, self.seconds, shapes, _telling(results))
+        made = _read_kernel(guard, declared, device, self.seconds, shapes, _telling(results), tried)
         self._known = [*self._known[1 - _KEPT :], (function, declared, device, made)]
         return made
 
@@ -204,11 +207,14 @@ def _read_kernel(
     seconds: float,
     shapes: Collection[tuple[int, int]],
     compared: Sequence[Compared] = (),
+    tried: Tried | None = None,
 ) -> ReadOut | str:
     """Read a kernel, or return why there is no read-out. It is asked for these (head_dim, head_dim_v), and what it declares."""
     try:
         kernel = guard.asked_freely(declared)  # what it writes beyond its tensors does no harm
-        return read_out(kernel, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared)
+        return read_out(
+            kernel, noise=declared.noise, seconds=seconds, device=device, shapes=shapes, compared=compared, tried=tried
+        )
     except Exception as error:  # a kernel's numbers can be anything; what was found without a read-out stands
         return f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
 

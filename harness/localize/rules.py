@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.harness.evidence.kernel_result import Property, Value
+from assay.harness.evidence.kernel_result import Property, Tried, Value
 
 Known = Mapping[str, Value]
 """Feature -> its value: numbers, NaN where there is none, and words."""
@@ -48,6 +48,11 @@ def _cost(one: Property) -> float:
 def holds(rule: Rule, known: Known) -> bool:
     """Return True if something has every property of a rule."""
     return all(bool(over(one, np.array([known[one.feature]]))[0]) for one in rule)
+
+
+def meets(tried: Tried, known: Known) -> bool:
+    """Return True if something is in the context of a condition and meets it."""
+    return all(known[name] == value for name, value in tried.context.items()) and holds(tried.rule, known)
 
 
 def over(one: Property, column: _Column) -> _Flags:

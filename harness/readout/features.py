@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Literal
 
@@ -10,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.shapes import shape_of
+from assay.harness.evidence.kernel_result import Tried
+from assay.harness.localize.experiment import features
+from assay.harness.localize.rules import meets
 from assay.harness.readout.mining import Table, Term
 
 Ints = NDArray[np.int64]
@@ -33,6 +38,7 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
     before, after = np.maximum(seq - 1, 0), np.minimum(seq + 1, seqs - 1)
     ones = np.ones_like(row)
     return {
+        "tried": _meeting(call)[seq],
         "head": head, "kv": call.heads.kv_head(head), "member": head % call.heads.group, "heads": heads * ones,
         "kv_heads": kv_heads * ones, "group": call.heads.group * ones, "head_dim": call.q.shape[2] * ones,
         "layer": call.layer * ones, "decode": (call.phase == "decode") * ones, "causal": bool(call.causal) * ones,
@@ -47,6 +53,19 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         **_tiles(i, new[seq], prefix[seq], call.heads.group),
         "ranked_total": total[np.argsort(np.argsort(-total, kind="stable"), kind="stable")][seq],
     }  # fmt: skip
+
+
+tried_condition: ContextVar[Tried | None] = ContextVar("tried_condition", default=None)
+"""The condition under which the kernel that is read is wrong, as experiments found it."""
+
+
+def _meeting(call: AttentionCall) -> Ints:
+    """Tell which sequences of a call meet the condition that was tried, int64 [batch] of 0 and 1; none if there is none."""
+    tried, shape = tried_condition.get(), shape_of(call)
+    if tried is None:
+        return np.zeros(len(call.lens_q), dtype=np.int64)
+    known = [features(shape, b) for b in range(len(shape.lens))]
+    return np.array([meets(tried, of) for of in known], dtype=np.int64)
 
 
 # New tokens of a tile of queries.
@@ -135,25 +154,14 @@ def _in_blocks(name: str, cost: float) -> list[Term]:
 
 
 ROW_TERMS: tuple[Term, ...] = (
-    *_named(("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("layer", 0.3), ("causal", 0.4), ("member", 0.6), ("head_dim", 0.7)),
-    *_amounts(("seq", 0.5), ("from_last", 0.5), ("seqs", 0.4), ("prefix", 0.3), ("new", 0.3), ("total", 0.3), ("pos", 0.5),
-              ("i", 0.5), ("after", 0.5), ("layer", 0.6), ("head", 0.7), ("kv", 0.8), ("head_dim", 0.8),
-              ("group", 0.7), ("kv_heads", 0.8),
-              ("heads", 0.9), ("previous_total", 1.2), ("previous_prefix", 1.3), ("next_total", 1.3),
-              ("first_total", 1.3), ("first_prefix", 1.3), ("most_total", 1.1), ("most_new", 1.2),
-              ("most_prefix", 1.2), ("row", 1.2)),
-    Term("call", cost=1.0, single=False), Term("nth", cost=0.9, single=False),
-    Term("prefix", "new", cost=1.2), Term("total", "most_total", cost=1.2), Term("total", "first_total", cost=1.4),
-    Term("total", "previous_total", cost=1.4), Term("total", "next_total", cost=1.4), Term("i", "prefix", cost=1.2),
-    *(term for name, cost in (("i", 0.9), ("pos", 0.9), ("total", 0.9), ("prefix", 1.0), ("new", 1.0), ("after", 1.3))
-      for term in _residues(name, cost)),
+    *_named(("tried", 0.0), ("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("causal", 0.4), ("member", 0.6)),
+    *_amounts(("pos", 0.5), ("i", 0.5), ("after", 0.5), ("head", 0.7), ("kv", 0.8)),
+    Term("call", cost=1.0, single=False), Term("nth", cost=0.9, single=False), Term("i", "prefix", cost=1.2),
+    *(term for name, cost in (("i", 0.9), ("pos", 0.9), ("after", 1.3)) for term in _residues(name, cost)),
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
-    *_residues("layer", 1.0, (2, 3, 4)), *_residues("head", 1.0, (2, 3, 4)),
-    *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
-    *_residues("row", 1.6), *(Term("pos", "total", block=b, cost=1.2) for b in _BLOCKS),
-    *(Term("i", "new", block=b, cost=1.2) for b in _BLOCKS), *_residues("seq", 1.2, (2, 3)),
+    *_residues("head", 1.0, (2, 3, 4)), *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
 )  # fmt: skip
-"""What the rule of a query may speak of."""
+"""What the rule of a query may speak of: its place in its sequence, and whether that meets the condition that was tried."""
 # Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile.
 _ROUNDED: tuple[tuple[str, str, tuple[Literal["up", "down", "mod"], ...]], ...] = (
     ("j", "total", ("up", "down")), ("j", "prefix", ("up", "down")), ("j", "pos", ("up", "down")),

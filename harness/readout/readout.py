@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from assay.harness.attention.call import Kernel
 from assay.harness.attention.declaration import declaration
+from assay.harness.evidence.kernel_result import Tried
 from assay.harness.localize.threads import budget_clock, few_threads
 from assay.harness.readout.asking import Compared
+from assay.harness.readout.features import tried_condition
 from assay.harness.readout.finding import Finder
 from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
@@ -82,6 +84,7 @@ def read_out(
     seed: int = 0,
     shapes: Collection[tuple[int, int]] | None = None,
     compared: Sequence[Compared] = (),
+    tried: Tried | None = None,
 ) -> ReadOut:
     """Read the operator off a kernel: it is asked, within a budget, and nothing that it was not given is executed.
 
@@ -95,6 +98,7 @@ def read_out(
         shapes: (head_dim, head_dim_v) that it is asked for, besides the head dims that it declares; None for any.
         compared: calls that it was given before, wrong and right ones, each with the relative error of a query, L1, from which on
             it is wrong. It is asked for these too, and for calls that differ from the smallest one that is wrong in one thing.
+        tried: the condition under which sequences are wrong, as experiments found it.
     """
     begun, cpu = time.monotonic(), time.process_time()
     known = None if shapes is None else frozenset(shapes)
@@ -102,6 +106,7 @@ def read_out(
     family = declaration(kernel).noise if noise is None else noise
     finder: Finder | None = None
     complete, read = True, ReadOut()
+    tried_condition.set(tried)
     with few_threads(()):
         try:
             finder = Finder.begun(prober, "levels" if family else "normal", seed, compared)

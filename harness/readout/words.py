@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.harness.readout.features import Pairs
+from assay.harness.localize import rules
+from assay.harness.readout.features import Pairs, tried_condition
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.text import listed
 
@@ -178,6 +179,9 @@ def _second(literal: Literal, literals: Sequence[Literal]) -> bool:
 def _phrase(literal: Literal) -> str:
     term, op, value = literal.term, literal.op, literal.value
     plain = term.block == 1 and not (term.modulo or term.minus)
+    if term.name == "tried" and (tried := tried_condition.get()) is not None:
+        holding = (op, value) in (("==", 1), (">=", 1), ("!=", 0))
+        return f"{'where' if holding else 'except where'} {rules.words(tried.rule, tried.context)}"
     if term.name in _FLAGS and op == "!=":
         op, value = "==", 1 - value
     if plain and op == "<" and value == 1 + (term.name in ("seqs", "new", "total")):
