@@ -33,7 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,11 +51,16 @@ from assay.harness.attention.bugs.family import FAMILY
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.call import AttentionCall, Kernel, Mask
-from assay.harness.attention.declaration import declares
+from assay.harness.attention.declaration import declaration, declares
 from assay.harness.attention.sample_calls import call_of
+from assay.harness.attention.shapes import shape_of
 from assay.harness.checks.check import check
 from assay.harness.checks.kernel_matrix import named
 from assay.harness.checks.observed import Reader
+from assay.harness.evidence.kernel_result import Tried
+from assay.harness.localize.experiment import features, wrong_sequences
+from assay.harness.localize.kernel_runs import measure
+from assay.harness.localize.rules import meets, words
 from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober
@@ -99,6 +104,9 @@ class Outcome:
     calls: int
     cpu_s: float
     exact: bool = False
+    where: str = ""
+    where_how: str = "silent"
+    all_cpu_s: float = 0.0
 
     @property
     def exact_and_false(self) -> bool:
@@ -196,8 +204,24 @@ def outcome(case: Case) -> Outcome:
         how = "wrongly" if text else "silent"
         return Outcome(*case_of(case), how, text, "", found.all.wrong, 0, 0, 0, found.calls, spent, found.exact)
     reader = Reader()
-    check(make(), seed=case.seed, read_out=reader)
-    return judged(case, reader.last or ReadOut())
+    result = check(make(), seed=case.seed, read_out=reader)
+    spent = time.process_time() - begun
+    condition = result.tried
+    where, how = (words(condition.rule, condition.context), held(condition, make())) if condition else ("", "silent")
+    return replace(judged(case, reader.last or ReadOut()), where=where, where_how=how, all_cpu_s=spent)
+
+
+def held(condition: Tried, kernel: Kernel) -> str:
+    """Tell whether a condition says which sequences a kernel gets wrong, on calls that it has not seen: "truly" or "wrongly"."""
+    for call in random_calls(2_000, TRIED):
+        if call.causal:
+            shape, result = shape_of(call), measure(call, kernel(call.clone()), declaration(kernel).noise)
+            for b, wrong in enumerate(wrong_sequences(result)):
+                known = features(shape, b)
+                inside = all(known[name] == value for name, value in condition.context.items())
+                if shape.lens[b][0] and inside and wrong != meets(condition, known):
+                    return f"wrongly: {shape.phase} {shape.lens} at {b} {shape.heads} {wrong}"
+    return "truly"
 
 
 def judged(case: Case, found: ReadOut) -> Outcome:
@@ -309,13 +333,14 @@ def kind_of(one: Outcome) -> str:
 
 
 def print_table(outcomes: list[Outcome]) -> None:
-    print(f"{'kind':22s} kernels  truly partly silent wrongly  false  calls (median, most)  CPU s (median, 95 %, most)")
+    print(f"{'kind':22s} kernels  where: truly silent wrongly  truly partly silent wrongly  false  calls (median, most)  CPU s (median, 95 %, most)")
     for kind in dict.fromkeys(kind_of(one) for one in outcomes):
         of = [one for one in outcomes if kind_of(one) == kind]
+        there = Counter(one.where_how.partition(":")[0] for one in of)
         how, false = Counter(one.how for one in of), sum(one.exact_and_false for one in of)
         calls, cpu = [one.calls for one in of], sorted(one.cpu_s for one in of)
         print(
-            f"{kind:22s} {len(of):7d} {how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d} {false:6d}  "
+            f"{kind:22s} {len(of):7d} {there['truly']:12d} {there['silent']:6d} {there['wrongly']:7d} {how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d} {false:6d}  "
             f"{statistics.median(calls):10.0f} {max(calls):6d}  "
             f"{statistics.median(cpu):14.1f} {cpu[int(0.95 * (len(cpu) - 1))]:6.1f} {cpu[-1]:6.1f}"
         )
