@@ -333,14 +333,18 @@ def kind_of(one: Outcome) -> str:
 
 
 def print_table(outcomes: list[Outcome]) -> None:
-    print(f"{'kind':22s} kernels  where: truly silent wrongly  truly partly silent wrongly  false  calls (median, most)  CPU s (median, 95 %, most)")
+    print(f"{'':22s} {'':7s}  {'where it is wrong':21s}  what it computes")
+    head = "kernels   truly silent wrongly  truly partly silent wrongly  false"
+    print(f"{'kind':22s} {head}  calls (median, most)  CPU s of all (median, 95 %, most)")
     for kind in dict.fromkeys(kind_of(one) for one in outcomes):
         of = [one for one in outcomes if kind_of(one) == kind]
         there = Counter(one.where_how.partition(":")[0] for one in of)
         how, false = Counter(one.how for one in of), sum(one.exact_and_false for one in of)
-        calls, cpu = [one.calls for one in of], sorted(one.cpu_s for one in of)
+        calls, cpu = [one.calls for one in of], sorted(one.all_cpu_s or one.cpu_s for one in of)
+        where = f"{there['truly']:7d} {there['silent']:6d} {there['wrongly']:7d}"
+        what = f"{how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d}"
         print(
-            f"{kind:22s} {len(of):7d} {there['truly']:12d} {there['silent']:6d} {there['wrongly']:7d} {how['truly']:6d} {how['partly']:6d} {how['silent']:6d} {how['wrongly']:7d} {false:6d}  "
+            f"{kind:22s} {len(of):7d} {where} {what} {false:6d}  "
             f"{statistics.median(calls):10.0f} {max(calls):6d}  "
             f"{statistics.median(cpu):14.1f} {cpu[int(0.95 * (len(cpu) - 1))]:6.1f} {cpu[-1]:6.1f}"
         )

@@ -156,14 +156,14 @@ def contents(value: Any) -> object:
 @pytest.fixture(scope="session", autouse=True)
 def shared_results() -> Iterator[SharedResults]:
     """Many tests check kernels on the same matrix: its calls, their outputs in float64 and noise are made once in a session."""
-    from assay.harness.attention import matrix
     from assay.harness.attention.bugs import faults
+    from assay.harness.attention.shapes import Shape
     from assay.harness.localize import bounds, kernel_runs
 
     kept = SharedResults()
-    oracle, make = kept.of(faults.oracle), SharedResults().of(matrix._make)
+    oracle, make = kept.of(faults.oracle), SharedResults().of(Shape.make)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matrix, "_make", lambda *arguments: make(*arguments).clone())
+        patch.setattr(Shape, "make", lambda *arguments: make(*arguments).clone())
         patch.setattr(faults, "oracle", lambda call: oracle(call).clone())
         patch.setattr(kernel_runs, "oracle", oracle)
         patch.setattr(bounds, "oracle", oracle)

@@ -58,7 +58,7 @@ class Shape:
         """Make the call. Its numbers are drawn and changed in float32, then rounded once: a seed means the same in every dtype.
 
         Raises:
-            ValueError: it cannot be made: a feature that such a call cannot have, or one of another call whose values are not known.
+            ValueError: it cannot be made: such a call cannot have a feature, or the values of a feature are not known.
         """
         if unknown := [
             name for name in (self.data, *self.asked) if name not in (DATA | RARE | _KNOWN) and not _number(name)

@@ -47,7 +47,7 @@ _USUAL: tuple[dict[str, Any], ...] = (
     {"data": "normal"}, {"head_dim_v": 0}, {"dtype": torch.float32}, {"head_dim": 64}, {"heads": (4, 2)}, {"heads": (2, 1)},
 )  # fmt: skip
 # Values of features of which a context is made where no rule holds on all calls.
-_CONTEXTS: tuple[tuple[str, ...], ...] = ((), ("phase",), ("phase", "asked"), ("phase", "dtype"))
+_CONTEXTS: tuple[tuple[str, ...], ...] = ((), ("dtype",), ("phase",), ("phase", "dtype"), ("phase", "dtype", "asked"))
 _ROUNDS, _TELLING, _EACH_SIDE, _LEAST_EACH_SIDE = 8, 12, 15, 8
 # Products of queries, keys, q heads and head dim of a call that is drawn: a few milliseconds.
 _MOST_WORK = 2**24
@@ -112,6 +112,7 @@ class Lab:
         points: the sequences that were run.
         asked: calls that were made.
         mixed: sequences that were wrong with some numbers and right with others.
+        base: the failing shape that experiments begin at.
         known: the answers by shape.
         kept: results of small calls.
     """
@@ -125,6 +126,7 @@ class Lab:
     points: Points = field(default_factory=Points)
     asked: int = 0
     mixed: int = 0
+    base: Shape | None = None
     _clearly: dict[torch.dtype, float] = field(default_factory=dict)
     known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
     kept: list[tuple[Shape, CallResult]] = field(default_factory=list)
@@ -142,7 +144,7 @@ class Lab:
                 raise SpentError
             self.known[shape] = answer = self._answer(shape)
             for b, wrong in enumerate(answer):
-                if wrong is not None:
+                if wrong or (wrong is False and self._shows(shape)):
                     self.points.add(features(shape, b), wrong)
         return self.known[shape]
 
@@ -153,8 +155,12 @@ class Lab:
     def learn(self, shape: Shape, result: CallResult) -> None:
         """Take a call that was made before into account."""
         for b, wrong in enumerate(wrong_sequences(result)):
-            if shape.lens[b][0]:
+            if shape.lens[b][0] and (wrong or self._shows(shape)):
                 self.points.add(features(shape, b), wrong)
+
+    def _shows(self, shape: Shape) -> bool:
+        """Return True if an error as that of the base would show: on data of a kind of its own, a small one may not."""
+        return self.base is None or self.base.data != "normal" or shape.data == "normal"
 
     def measured(self, shape: Shape, seed: int) -> CallResult | None:
         """Have the kernel compute a call of a shape; None if it refuses it, or is not asked for such calls."""
@@ -456,7 +462,7 @@ def experiment(
         if place is None:
             return Experiments()
         place = simplest(lab, place)
-        axes = _axes(lab)
+        lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
         for shape, result in others:
             lab.learn(shape, result)

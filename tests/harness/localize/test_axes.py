@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from assay.harness.localize.axes import by_axis, confining, holds, narrowing, words
+from assay.harness.localize.axes import by_axis, confining, holds, words
 
 CALLS = [{"prefix": p, "head_dim": d, "data": w} for p, d, w in product(["0", "16", "128"], ["64", "128"], ["normal", "peaky"])]
 
@@ -30,16 +30,9 @@ def test_no_condition_is_named_that_does_not_hold() -> None:
     assert confining([], CALLS) == []
 
 
-def test_an_axis_may_be_necessary_and_not_enough() -> None:
-    failing, right = split(lambda c: c == CALLS[-1] or c == CALLS[5])  # both peaky, and more than that
-    assert words(narrowing(failing, right, ["data"])) == "data is peaky"
-    assert narrowing(failing, right, ["weather"]) == []
-
-
 def test_nothing_is_said_of_an_axis_of_which_a_value_was_not_tried() -> None:
     failing, right = split(lambda c: c["head_dim"] == "128")
     other = [CALLS[0] | {"head_dim": "256"}]
     assert confining(failing, right, other) == []
-    assert narrowing(failing, right, ["head_dim"], other) == []
     assert confining(failing, right, CALLS) == confining(failing, right)
     assert {axis.name: axis.unknown for axis in by_axis(failing, right, other) if axis.unknown} == {"head_dim": ("256",)}

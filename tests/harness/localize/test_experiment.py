@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.harness.attention.call import AttentionCall
+from assay.harness.attention.oracle import oracle, sequences
+from assay.harness.attention.shapes import Shape
+from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, features
+from assay.harness.localize.guard import Guard
+from assay.harness.localize.rules import meets, words
+
+Wrong = Callable[[AttentionCall, int, int, int], bool]
+"""(call, sequence, new tokens, cached prefix) -> whether the sequence is wrong."""
+
+
+def zeros_where(wrong: Wrong) -> Callable[[AttentionCall], Tensor]:
+    def kernel(call: AttentionCall) -> Tensor:
+        out = oracle(call).to(call.q.dtype)
+        for b, (q, k) in enumerate(sequences(call)):
+            new = q.stop - q.start
+            if wrong(call, b, new, k.stop - k.start - new):
+                out[q] = 0
+        return out
+
+    return kernel
+
+
+def tried(kernel: Callable[[AttentionCall], Tensor], place: Place, most: int = 900) -> Experiments:
+    dims = frozenset((dim, dim) for dim in (64, 96, 128))
+    lab = Lab(Guard(kernel, memory=False), dims, (torch.float32, torch.bfloat16), "cpu", lambda: False, most)
+    return experiment(lab, [place])
+
+
+EXTEND, DECODE = Place(Shape("extend", ((150, 213),)), 0), Place(Shape("decode", ((1, 77),) * 4), 2)
+BEHIND = Place(Shape("extend", ((40, 30), (9, 50), (0, 3), (150, 213)), (8, 2), 128, torch.bfloat16), 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "said"),
+    [
+        (lambda call, b, new, prefix: prefix >= 129, EXTEND, "cached prefix >= 129"),
+        (
+            lambda call, b, new, prefix: new >= 97 and prefix % 16 != 0,
+            EXTEND,
+            "new tokens >= 97 and cached prefix % 16 != 0",
+        ),
+        (
+            lambda call, b, new, prefix: call.phase == "decode" and 3 <= len(call.lens_q) <= 8,
+            DECODE,
+            "decode and 3 <= sequences <= 8",
+        ),
+        (lambda call, b, new, prefix: call.q.shape[2] > 64, BEHIND, "head_dim >= 96"),
+        (lambda call, b, new, prefix: b > 0 and not call.lens_q[b - 1], BEHIND, "new tokens of the sequence before it <= 0"),
+        (
+            lambda call, b, new, prefix: new + prefix < max(call.lens_k),
+            Place(BEHIND.shape, 0),
+            "another sequence of the batch is longer",
+        ),
+    ],
+)  # fmt: skip
+def test_a_condition_is_found_and_holds_on_calls_that_were_drawn_for_it(wrong: Wrong, place: Place, said: str) -> None:
+    found = tried(zeros_where(wrong), place)
+    assert found.tried is not None
+    assert words(found.tried.rule, found.tried.context) == said
+    assert min(found.tried.wrong, found.tried.right) >= 8
+    for shape, result in found.kept:
+        call = result.call
+        for b, (new, prefix) in enumerate(shape.lens):
+            if new:
+                assert meets(found.tried, features(shape, b)) == wrong(call, b, new, prefix)
+
+
+def test_borders_are_found_by_bisection_and_the_smallest_call_is_simple() -> None:
+    found = tried(zeros_where(lambda call, b, new, prefix: 202 <= prefix <= 341), BEHIND)
+    assert found.place == Place(Shape("extend", ((1, 202),), (2, 1)), 0)
+    [axis] = [axis for axis in found.axes if axis.name == "cached prefix"]
+    assert (min(axis.wrong), max(axis.wrong)) == (202, 341)
+    assert {201, 342} <= set(axis.right)
+
+
+def test_nothing_is_said_where_wrongness_depends_on_the_numbers() -> None:
+    def kernel(call: AttentionCall) -> Tensor:
+        out = oracle(call).to(call.q.dtype)
+        return torch.where(call.q[..., :1] > 0.9, 0, out)
+
+    assert tried(kernel, EXTEND).tried is None
+
+
+def test_nothing_is_said_of_two_faults_at_once_or_once_the_budget_is_spent() -> None:
+    either = zeros_where(lambda call, b, new, prefix: prefix % 7 == 3 or (new % 5 == 2 and prefix > 60))
+    assert tried(either, Place(Shape("extend", ((57, 73),)), 0)).tried is None
+    assert tried(zeros_where(lambda call, b, new, prefix: prefix >= 129), EXTEND, most=60).tried is None
+
+
+def test_a_kernel_is_asked_for_its_own_head_dims_and_dtypes_alone() -> None:
+    seen = set()
+
+    def kernel(call: AttentionCall) -> Tensor:
+        seen.add((call.q.shape[2], call.q.dtype))
+        return torch.zeros_like(call.q)
+
+    tried(kernel, EXTEND, most=200)
+    assert seen <= {(dim, dtype) for dim in (64, 96, 128) for dtype in (torch.float32, torch.bfloat16)}
