@@ -240,6 +240,18 @@ class _Planned:
             raise KeyError(dtype)
         return dtype
 
+    def forward(
+        self, q, *kv, causal=None, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None, v_scale=None,
+        window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, return_lse=False,
+    ):  # fmt: skip
+        causal = self._asked["causal"] if causal is None else causal  # which a decode wrapper does not take
+        self._asked = {"scale": sm_scale, "causal": causal, "window": (window_left, -1), "softcap": logits_soft_cap or 0.0}
+        scales = {} if k_scale is None else {"k_scale": k_scale, "v_scale": v_scale}
+        return self.run(q, *kv, return_lse=return_lse, **scales)
+
+    def forward_return_lse(self, *args, **passed):
+        return self.forward(*args, **passed, return_lse=True)
+
     def _computed(self, q, paged_kv_cache, out, return_lse, k_scale=None, v_scale=None) -> Any:
         assert paged_kv_cache[0].dtype == self._kv_dtype
         keys, values = (

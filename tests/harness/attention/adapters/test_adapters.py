@@ -391,6 +391,7 @@ CALLED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "FlashInfer without LSE": ("signatures:BatchDecodeWithPagedKVCacheWrapper", lambda passed: "return_lse" not in passed),
     "FlashInfer with out": ("signatures:BatchPrefillWithPagedKVCacheWrapper", lambda passed: "out" in passed),
     "FlashInfer without scale": ("signatures:BatchPrefillWithRaggedKVCacheWrapper", lambda passed: "sm_scale" not in passed),
+    "FlashInfer by forward": ("signatures:BatchPrefillWithPagedKVCacheWrapper", lambda passed: "by forward" in passed),
     "SDPA without scale": (SDPA, lambda passed: "scale" not in passed),
 }
 """Calls that engines make, by the function and what it is passed in one."""
@@ -400,7 +401,14 @@ def zeros_where(function: Any, is_so: Callable[[dict[str, Any]], bool]) -> Any:
     """A function that multiplies its output by zero in some calls."""
     if isinstance(function, type):
         planned = {"plan": function.plan, "run": function.run}  # type: ignore[attr-defined]
-        return type(function.__name__, (function,), {name: zeros_where(part, is_so) for name, part in planned.items()})
+        parts = {name: zeros_where(part, is_so) for name, part in planned.items()}
+        forward: Any = function.forward  # type: ignore[attr-defined]
+
+        def asked(self: Any, *args: Any, **passed: Any) -> Any:
+            self.planned = {**self.planned, "by forward": True}
+            return forward(self, *args, **passed)
+
+        return type(function.__name__, (function,), {**parts, "forward": asked})
 
     def called(*args: Any, **passed: Any) -> Any:
         made = function(*args, **passed)
