@@ -240,10 +240,9 @@ def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]
                 named = str(answer.get("model_path") or models[0].get("root") or "")
     config = Path(named or ".") / "config.json"
     if not named or urlsplit(server.url).hostname not in _HERE or not config.is_file():
-        found = f"the server names {named or 'no model folder'}" + (
-            ", which is not a folder on this machine" if named else ""
-        )
-        raise EvidenceError(f"{found}.", "a folder that can be read here", "fingerprint it where it runs")
+        elsewhere = ", which is not a folder on this machine" if named else ""
+        says = f"the server names {named or 'no model folder'}{elsewhere}."
+        raise EvidenceError(says, "a folder that can be read here", "fingerprint it where it runs")
     with reading(config, "config.json"):
         written, overrides = (
             json.loads(text) for text in (whole_file(config), told.get("json_model_override_args") or "{}")
