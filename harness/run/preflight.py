@@ -64,13 +64,18 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
         made: the server's.
 
     Raises:
-        ChangedError: a difference changes outputs, or nothing could be compared.
+        ChangedError: a difference changes outputs, or nothing or no setting of the model could be compared.
     """
     known = read_fingerprint(accepted)
     diff = since_accepted(known, made)
     if diff.exit_code == ExitCode.PASS:
         return
-    says = [difference.says for difference in diff.undeclared] or ["nothing of it could be compared"]
+    unread = (
+        f"settings of the model were not compared ({diff.unread})"
+        if diff.compared
+        else "nothing of it could be compared"
+    )
+    says = [difference.says for difference in diff.undeclared] or [unread]
     more = f"; and {len(says) - 1} more" if len(says) > 1 else ""
     raise ChangedError(
         f"The candidate (B) is not what {accepted} (A) accepts: {says[0]}{more}.",
