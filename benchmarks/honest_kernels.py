@@ -1,10 +1,11 @@
 """How often honest kernels of every noise family are flagged on the op-level matrix, and how far bounds lie above their noise.
 
 The kernels here share no code with the ensemble that bounds come from: they round as real kernels do, without random phases, in
-loops over blocks. These check 1,000 matrices of the calls that ask for features, in a process of one thread on each core, and
-print one table at the end; without ``--features``, whole matrices, the families in turn:
+loops over blocks. These check 1,000 whole matrices in processes of one thread and print one table at the end, the families in
+turn; every second kernel of a family declares all features, so that its matrix has their calls too. With ``--features``, these
+kernels alone, on the calls that ask for a feature:
 
-    python benchmarks/honest_kernels.py --features --matrices 1000 --minutes 60
+    python benchmarks/honest_kernels.py --matrices 1000 --processes 16
     python benchmarks/honest_kernels.py --features --matrices 1000 --minutes 60 --device cuda --processes 12
 
 ``--minutes``, Ctrl-C or SIGTERM end it earlier, with the table of the matrices that are done.
@@ -29,6 +30,7 @@ from multiprocessing.pool import IMapIterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, Outputs
 from assay.harness.attention.declaration import declaration, declares
@@ -37,9 +39,10 @@ from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family as family_of
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sdpa import torch_sdpa
-from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.guard import run_calls
+from assay.harness.checks.check_findings import MatrixRun
+from assay.harness.localize.guard import Guard, run_calls
 from assay.harness.localize.kernel_runs import CallResult
+from assay.harness.stats.share import clopper_pearson
 from assay.harness.text import one_line
 
 RATIOS_OF = 5
@@ -115,6 +118,8 @@ class Blocked:
     smooth: str = ""
     fp16_sums: bool = False
     fast_tanh: bool = False
+    page: int = 0
+    """Tokens of the pages that are loaded whole: behind a sequence they hold NaN, which the mask takes out of the scores."""
     merged: bool = False
     """Whether the splits are the cached keys and the new ones, each of whose outputs is stored in the call's dtype."""
 
@@ -144,21 +149,24 @@ class Blocked:
         outs, lses = [], []
         for (rows_q, rows_k), first in zip(sequences(call), call.prefixes, strict=True):
             q, k, v = (t.float().transpose(0, 1) for t in (call.q[rows_q], all_k[rows_k], all_v[rows_k]))
-            taken = torch.zeros_like(k[:, :1])
-            if smooth:
+            taken = k.new_zeros(k.shape[0], 1, k.shape[2])
+            if smooth and k.numel():
                 taken = mean if smooth == "batch" else k.mean(1, keepdim=True)
                 k = (k - taken).to(call.k.dtype).float()
             given = q
             q, k, v = self.operand(self.q(q)), self.operand(store_k(k)), self.operand(store_v(v))
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+            length = k.shape[1]
+            if self.page:
+                k, v = (pad(t, (0, 0, 0, -length % self.page), value=nan) for t, nan in ((k, math.nan), (v, 0.0)))
             rows = torch.arange(q.shape[1], device=q.device)
             distances = rows[:, None] + first - torch.arange(k.shape[1], device=q.device)
-            seen = torch.ones_like(distances, dtype=torch.bool) if not call.causal else distances >= 0
+            seen = distances > rows[:, None] + first - length if not call.causal else distances >= 0
             if call.spec.mask.window:
                 seen = seen & (distances < call.spec.mask.window)
             # What smoothing took from all scores of a query is added to its log-sum-exp.
             shift = call.scale * (given @ taken.repeat_interleave(group, 0).transpose(1, 2))
-            borders = [0, first, k.shape[1]] if self.merged else [*range(0, k.shape[1], self.block), k.shape[1]]
+            borders = [0, max(first, 0), k.shape[1]] if self.merged else [*range(0, k.shape[1], self.block), k.shape[1]]
             splits = [slice(start, stop) for start, stop in pairwise(borders) if stop > start]
             parts = []
             top = q.new_full((*q.shape[:2], 1), -math.inf)
@@ -183,10 +191,11 @@ class Blocked:
                 total, sums, top = total * fade + weights.sum(-1, keepdim=True), sums * fade + product, new
                 if self.fp16_sums:
                     sums = sums.half().float()
-            if self.split:
+            if parts:
                 top = torch.stack([own for own, _, _ in parts]).amax(0)
-                total = sum((own - top).exp() * part for own, part, _ in parts)  # type: ignore[assignment]
-                sums = sum((own - top).exp() * part for own, _, part in parts)  # type: ignore[assignment]
+                safe = torch.where(top.isinf(), 0.0, top)  # of queries that see no key
+                total = sum((own - safe).exp() * part for own, part, _ in parts)  # type: ignore[assignment]
+                sums = sum((own - safe).exp() * part for own, _, part in parts)  # type: ignore[assignment]
             if call.spec.sinks:
                 sinks = torch.tensor(call.spec.sinks, device=q.device)[:, None, None]
                 highest = torch.maximum(top, sinks)
@@ -238,7 +247,7 @@ INT8_TOKEN = per_token(torch.round, 127.0)
 KERNELS: dict[str, list[Kernel]] = {
     "": [
         torch_sdpa, plain, Blocked(64), Blocked(16), Blocked(128, backwards=True), Blocked(32, split=True),
-        Blocked(64, split=True), Blocked(1),
+        Blocked(64, split=True), Blocked(1), Blocked(16, page=16),
     ],
     "int8_qk": [
         Blocked(64, q=blocks(128), k=blocks(64), v=half, p=half, smooth="batch"),
@@ -268,6 +277,11 @@ KERNELS: dict[str, list[Kernel]] = {
 FEATURED = {family: [kernel for kernel in kernels if kernel is not torch_sdpa] for family, kernels in KERNELS.items()}
 FEATURED[""].append(Blocked(64, fast_tanh=True))
 """Those that compute every feature, and one whose tanh has the error of PTX's tanh.approx, 2**-11."""
+DECLARED: dict[str, list[tuple[Kernel, tuple[str, ...]]]] = {
+    family: [pair for n, kernel in enumerate(kernels) for pair in ((kernel, ()), (FEATURED[family][n], FEATURES))]
+    for family, kernels in KERNELS.items()
+}
+"""Each kernel with the features that it declares: none, and all of them."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +298,7 @@ class Outcome:
         calls: calls that were compared.
         seconds: time taken.
         seed: of the matrix.
-        kernel: number of the kernel in its family.
+        kernel: number of the kernel in its family in `DECLARED`.
     """
 
     family: str
@@ -301,7 +315,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel, by its number in its family, and the seed of the matrix; `cases` of it at random, or 0 for all."""
+    """A kernel, by its number in `DECLARED`, and the seed of the matrix; `cases` of it at random, or 0 for all."""
 
     family: str
     kernel: int
@@ -312,13 +326,12 @@ class Job:
 
 
 def outcome(job: Job) -> Outcome:
-    """Run one kernel on the matrix of a seed, and diagnose it as `assay check` does."""
+    """Run one kernel on the matrix of a seed, within guards, and find what `assay check` does."""
     start = time.monotonic()
-    kernel = (FEATURED if job.features else KERNELS)[job.family][job.kernel]
-    asked = FEATURES if job.features else ()
+    kernel, asked = DECLARED[job.family][job.kernel]
     declared = declares(noise=job.family, features=asked)(lambda call: kernel(call))
     some = cases(seed=job.seed, size="small", device=job.device, declared=declaration(declared))
-    if asked:
+    if job.features:
         some = [
             case for case in some
             if case.condition["asked for"] != "nothing" or case.condition["data"].startswith("on the grid")
@@ -327,8 +340,9 @@ def outcome(job: Job) -> Outcome:
     some = [case for case in some if not excluded(noise, case.condition["data"])]
     if job.cases:
         some = random.Random(job.seed).sample(some, min(job.cases, len(some)))
-    run = run_calls(declared, [case.make() for case in some], repeats=0)
-    flagged = tuple(one.id for one in diagnose(run) if one.severity != "info")
+    made, guard = [(case, case.make()) for case in some], Guard(declared)
+    run = run_calls(guard, [call for _, call in made], repeats=0)
+    flagged = tuple(one.id for one in MatrixRun(run, guard, made, "").findings() if one.severity != "info")
     worst = max(float((one.own / one.bounds).max()) for one in run.results)
     query = max((one.queries[0].excess for one in run.results if one.queries), default=0.0)
     ratios = () if job.seed // 10 % RATIOS_OF else tuple(map(ratio_of, run.results))
@@ -375,7 +389,8 @@ def main() -> None:
     jobs = []
     for n in range(given.matrices):
         family = given.families[n % len(given.families)]
-        kernel = n // len(given.families) % len((FEATURED if given.features else KERNELS)[family])
+        turn, kernels = n // len(given.families), len(DECLARED[family])
+        kernel = (2 * turn + 1 if given.features else turn) % kernels
         jobs.append(Job(family, kernel, given.seed + n, given.cases, given.device, given.features))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     start, outcomes = time.monotonic(), []
@@ -419,23 +434,24 @@ def _total(outcomes: list[Outcome], seconds: float) -> str:
 
 
 def print_table(outcomes: list[Outcome], families: list[str], seconds: float) -> None:
-    """One line per family, and one for each flagged matrix."""
+    """Print one line per family, with the upper end of the 95 % interval of its rate, and one for each flagged matrix."""
     print(
-        f"{'family':18s} matrices flagged  worst cell/bound  worst query/bound  worst lse/bound  median of worst  "
+        f"{'family':18s} matrices flagged    at most  worst cell/bound  worst query/bound  worst lse/bound  median of worst  "
         "median bound/noise  calls  seconds"
     )
-    for family in families:
-        of = [one for one in outcomes if one.family == family]
+    for family in (*families, "all"):
+        of = [one for one in outcomes if family in (one.family, "all")]
         if not of:
             continue
         flagged = [one for one in of if one.flagged]
         print(
-            f"{family or 'exact':18s} {len(of):8d} {len(flagged):7d}  {max(one.worst for one in of):16.2f}  "
+            f"{family or 'exact':18s} {len(of):8d} {len(flagged):7d} "
+            f"{clopper_pearson(len(flagged), len(of), 0.05).high:10.2%}  {max(one.worst for one in of):16.2f}  "
             f"{max(one.query for one in of):17.2f}  {max(one.lse for one in of):15.2f}  "
             f"{statistics.median(one.worst for one in of):15.2f}  {median_ratio(of):18.2f}  "
             f"{max(one.calls for one in of):5d}  {statistics.mean(one.seconds for one in of):7.2f}"
         )
-        for one in flagged:
+        for one in flagged if family != "all" else ():
             ids = ", ".join(one.flagged)
             worst = f"cell {one.worst:.2f}, query {one.query:.2f}, lse {one.lse:.2f}"
             print(f"    seed {one.seed} kernel {one.kernel}: {ids}, worst {worst}")

@@ -33,7 +33,10 @@ def _fraction(margin: float) -> float:
 def compare(
     results: Annotated[
         list[Path],
-        typer.Argument(help="The accepted one, then the new one: files or folders.", metavar="A B"),
+        typer.Argument(
+            help="The accepted one, then the new one: files or folders, or FILE::RUN of one that holds several runs.",
+            metavar="A [B]",
+        ),
     ],
     margin: Annotated[
         float,
@@ -73,14 +76,12 @@ def compare(
 
     Exit codes: 0 B is as good as A, or equal to it; 1 it is not; 2 wrong use; 3 no verdict.
     """
-    if len(results) != 2:
+    if results[2:]:
         raise UsageError(
-            f"{len(results)} results were named." if results[1:] else f"Only {results[0]} was named.",
-            "two results, the accepted one first",
-            "compare them in pairs" if results[1:] else "name the other one too",
+            f"{len(results)} results were named.", "two results, the accepted one first", "compare them in pairs"
         )
-    a, b = results
-    if (compared := _compare_fingerprints(a, b, allow or [])) is not None:
+    a, b = results[0], results[1] if results[1:] else None
+    if b and (compared := _compare_fingerprints(a, b, allow or [])) is not None:
         raise typer.Exit(deliver(compared, json, html, junit))
     if allow:
         raise UsageError("--allow does nothing with these files.", "it with two fingerprints", "leave it out")

@@ -98,6 +98,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
                 "device": spec.device,
             },
             adaptive=True,
+            higher_is_better=True,
             items=tuple(_item(item, given[item.id]) for item in asked if item.id in given),
         )
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +14,9 @@ from assay.harness.ingest.pairing import (
     NO_SAMPLES,
     ItemPair,
     ItemPairing,
-    decide_pairs,
+    decide_either_way,
     decide_unpaired,
+    higher_is_better,
     loss,
     pair_tasks,
 )
@@ -44,11 +45,12 @@ _FLIPS_SHOWN, _TEXT_KEPT = 50, 400
 
 @dataclass(frozen=True)
 class Loaded:
-    """One side of a comparison, read."""
+    """One side of a comparison, read; of a file with several runs, one of them."""
 
     source: SourceFile
     reader: FormatReader
     reading: ReadResults
+    run: str = ""
 
     @property
     def scores(self) -> dict[str, ResultSet]:
@@ -95,13 +97,18 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
     first = {mine[name].task: name for name in reversed(pairings)}.values()
     firsts = {name: pairing for name, pairing in pairings.items() if name in first}
     pairs = [pair for pairing in firsts.values() for pair in pairing.pairs]
+    either_way = any(pairing.either_way for pairing in firsts.values())
+    turned = [pair for pairing in firsts.values() for pair in pairing.turned] if either_way else pairs
     tests = len(pairings) + (len(firsts) > 1)
     rule = Rule(margin, _ALPHA, _ALPHA / max(1, tests), loss_suffices=True)
     adaptive = any(score.adaptive for score in (*mine.values(), *theirs.values()))
     tasks = [_task(mine[name], theirs[name], pairing, rule, adaptive) for name, pairing in pairings.items()]
     leading = [task for name, task in zip(pairings, tasks, strict=True) if name in firsts]
-    overall, lengths = leading[0] if len(leading) == 1 else decide_pairs(pairs, rule, adaptive), _lengths(pairs)
-    flips = [flip for name, pairing in firsts.items() for flip in _flips(mine[name].task, pairing.pairs)]
+    overall, lengths = (
+        leading[0] if len(leading) == 1 else decide_either_way(pairs, turned, rule, adaptive),
+        _lengths(pairs),
+    )
+    flips = [flip for name, pairing in firsts.items() for flip in _flips(mine[name].task, pairing)]
     answers = ComparedAnswers(
         margin=margin,
         alpha=_ALPHA,
@@ -111,9 +118,9 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         lengths=lengths,
     )
     ends = [(AnswerEnd(a.finish), AnswerEnd(b.finish)) for a, b in pairs if a.repeat == b.repeat == 0]
-    no_measure = "failed" if a_failed else "gain" if overall.high < 0 else ""
+    no_measure = "failed" if a_failed else "gain" if overall.high < 0 and not overall.either_way else ""
     # A result that is compared with its copy passes whatever the candidate computes.
-    same = left.source.is_copy_of(right.source)
+    same = left.run == right.run and left.source.is_copy_of(right.source)
     checks = [
         *_checks(left, right, leading, list(firsts.values())),
         *_ends_checks(lengths, ends, no_measure),
@@ -163,19 +170,20 @@ def _task(a: ResultSet, b: ResultSet, pairing: ItemPairing, rule: Rule, adaptive
         decided = decide_unpaired(a, b, rule, decides=not pairing.refused)
         why = (*([state("not-same-question", differs=pairing.differs)] if pairing.differs else []), *decided.why)
         return decided.model_copy(update={**known, "why": why})
-    decided = decide_pairs(pairing.pairs, rule, adaptive)
-    if not (a.higher_is_better and b.higher_is_better):
+    decided = decide_either_way(pairing.pairs, pairing.turned, rule, adaptive)
+    if higher_is_better(a, b) is False:
         known |= {"a": 1 - decided.a, "b": 1 - decided.b}
     return decided.model_copy(update=known)
 
 
-def _flips(task: str, pairs: Iterable[ItemPair]) -> Iterator[AnswerFlip]:
-    for pair in pairs:
+def _flips(task: str, pairing: ItemPairing) -> Iterator[AnswerFlip]:
+    for pair in pairing.pairs:
         if lost := loss(pair):
+            changed: Literal["lost", "gained", "changed"] = "lost" if lost > 0 else "gained"
             a, b = pair
             texts = {"question": a.question, "target": a.target, "a": a.answer, "b": b.answer}
             kept = {name: text[:_TEXT_KEPT] for name, text in texts.items()}
-            yield AnswerFlip(task=task, key=a.key, direction="lost" if lost > 0 else "gained", **kept)
+            yield AnswerFlip(task=task, key=a.key, direction="changed" if pairing.either_way else changed, **kept)
 
 
 def _checks(

@@ -37,7 +37,7 @@ class AnswerFlip(Part):
 
     task: str
     key: str
-    direction: Literal["lost", "gained"]
+    direction: Literal["lost", "gained", "changed"] = Field(description="changed: which way is better is not recorded")
     question: str = ""
     target: str
     a: str
@@ -54,6 +54,9 @@ class ComparedTask(Part):
     why: tuple[Statement, ...]
     test: Literal["exact", "betting", "unpaired"] = Field(
         "exact", description="exact: one look; betting: valid whenever one stopped; unpaired: of scores without pairs"
+    )
+    either_way: bool = Field(
+        False, description="which way is better is not recorded: a pass holds either way, and a change is no regression"
     )
     pairs: int = 0
     again: int = Field(0, description="documents that both hold more than once; each counts once")

@@ -1,7 +1,8 @@
 """inspect_ai: ``.eval`` logs (a zip) and ``.json`` logs, read without the package.
 
 Read in inspect_ai 0.3.285: ``log/_recorders/eval.py`` (the zip: ``header.json``, or ``_journal/start.json`` of a run that was
-killed; ``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields), ``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on,
+killed; ``samples/<id>_epoch_<n>.json``), ``log/_log.py`` (the fields; a metric has a name, a value and
+parameters, and no direction), ``scorer/_metric.py`` (C, I, P, N). From 0.3.2xx on,
 members are compressed with Zstandard, which Python reads from 3.14 on; here pyarrow does, which comes with the extra serve.
 """
 
@@ -21,6 +22,7 @@ from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
     ResultSet,
+    better_if_higher,
     json_object,
     results_reader,
     texts,
@@ -77,7 +79,10 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             continue
         for scorer, item in zip(scorers, made, strict=True):
             items[scorer].append(item)
-    read.sets += [_set(source.path, header, evaluated, scorer, items[scorer]) for scorer in scorers]
+    for scorer in scorers:
+        higher = _better_if_higher(header, scorer, [_value(sample, scorer) for _, sample in samples])
+        scored = _set(source.path, header, evaluated, scorer, items[scorer])
+        read.sets.append(scored.model_copy(update={"higher_is_better": higher}))
     return read
 
 
@@ -148,13 +153,31 @@ def _messages(sample: Mapping[str, Any]) -> Iterator[str]:
         yield f"{message.get('role')}: {text}"
 
 
-def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
+def _score(sample: Mapping[str, Any], scorer: str) -> tuple[Mapping[str, Any], str]:
+    """Return the score of a sample by a scorer, and which part of it; "" for all of it."""
     scores = sample.get("scores") or {}
     name, _, part = (scorer, "", "") if scorer in scores else scorer.rpartition("/")
-    score = scores.get(name) or {}
+    return scores.get(name) or {}, part
+
+
+def _value(sample: Mapping[str, Any], scorer: str) -> Any:
+    score, part = _score(sample, scorer)
     value = score.get("value")
-    if part:
-        value = value.get(part) if isinstance(value, dict) else None
+    return value if not part else value.get(part) if isinstance(value, dict) else None
+
+
+def _better_if_higher(header: Mapping[str, Any], scorer: str, values: list[Any]) -> bool | None:
+    """Return which way a scorer's values are better: C is correct; the names of the scorer and of its metrics tell of numbers."""
+    given = [value for value in values if value is not None]
+    if given and all(isinstance(value, str) and value in _VALUES for value in given):
+        return True
+    named = {scorer, *scorer.split("/", 1)}
+    scores = [score for score in (header.get("results") or {}).get("scores") or () if score.get("name") in named]
+    return better_if_higher(scorer, *(name for score in scores for name in score.get("metrics") or ()))
+
+
+def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
+    (score, _), value = _score(sample, scorer), _value(sample, scorer)
     number = _VALUES.get(value) if isinstance(value, str) else value
     usable = isinstance(number, (bool, int, float)) and 0 <= number <= 1 and not sample.get("error")
     output = sample.get("output") or {}

@@ -15,6 +15,7 @@ from assay.harness.ingest.comparison import SIDES, ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet, StatedScore
 from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
 from assay.harness.statement import Statement, state
+from assay.harness.verdict import Verdict
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
@@ -35,6 +36,7 @@ class ItemPairing:
         unverified: pairs of which a side does not record its prompt.
         differs: what makes it another question in B: all of it, or no more than the limit, beyond which documents are in one alone.
         refused: whether no document can be paired for that.
+        either_way: whether which way is better is not recorded.
     """
 
     pairs: list[ItemPair] = field(default_factory=list)
@@ -43,6 +45,12 @@ class ItemPairing:
     unverified: int = 0
     differs: tuple[Statement, ...] = ()
     refused: bool = False
+    either_way: bool = False
+
+    @property
+    def turned(self) -> list[ItemPair]:
+        """The pairs as they are if lower is better, where that is not recorded."""
+        return [(_turned(a), _turned(b)) for a, b in self.pairs] if self.either_way else self.pairs
 
 
 BEYOND_STOP = "beyond-stop"
@@ -51,6 +59,12 @@ BEYOND_STOP = "beyond-stop"
 
 NO_SAMPLES = "no-samples"
 """Questions of a score that was stated without samples: nothing can be paired."""
+
+
+def higher_is_better(a: ResultSet, b: ResultSet) -> bool | None:
+    """Return which way a score is better; None where neither side tells, or each another."""
+    told = {a.higher_is_better, b.higher_is_better} - {None}
+    return told.pop() if len(told) == 1 else None
 
 
 def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
@@ -65,11 +79,11 @@ def pair_tasks(a: ResultSet, b: ResultSet) -> ItemPairing:
     if not (a.items and b.items) and (a.stated or b.stated):
         count = max(side.score.questions for side in (a, b) if side.score)
         return ItemPairing(unpaired=[Unpaired(id=NO_SAMPLES, count=count, examples=())], differs=limited)
-    lower = not (a.higher_is_better and b.higher_is_better)
-    mine, theirs = (tuple(map(_turned, side.items)) if lower else side.items for side in (a, b))
+    higher = higher_is_better(a, b)
+    mine, theirs = (tuple(map(_turned, side.items)) if higher is False else side.items for side in (a, b))
     if not (a.adaptive and b.adaptive):
         pairing = _pair_items(mine, theirs)
-        pairing.differs = limited
+        pairing.differs, pairing.either_way = limited, higher is None
         # What one side skipped and the other has is counted already.
         alone = {gap.id: gap.count for gap in pairing.unpaired}
         for side, name, there in ((a, "skipped-in-a", "only-in-b"), (b, "skipped-in-b", "only-in-a")):
@@ -159,8 +173,32 @@ def _guessing(pairs: Sequence[ItemPair]) -> float:
     return max(counted.values()) / len(pairs) if counted and any(counted) else 0.0
 
 
+def decide_either_way(
+    pairs: Sequence[ItemPair], turned: Sequence[ItemPair], rule: Rule, adaptive: bool = False
+) -> ComparedTask:
+    """Decide by paired scores of which some may be better if higher, or if lower: a verdict is one that holds either way.
+
+    Args:
+        pairs: as they are if higher is better.
+        turned: as they are if lower is better; `pairs` itself where the direction is recorded.
+        rule: of the test.
+        adaptive: see `decide_pairs`.
+    """
+    made = decide_pairs(pairs, rule, adaptive)
+    if turned is pairs or not pairs:
+        return made
+    other = decide_pairs(turned, rule, adaptive)
+    verdicts = {made.verdict, other.verdict}
+    outcome = "changed" if "regression" in verdicts else "within" if verdicts == {"pass"} else "undecided"
+    numbers = {name: getattr(made, name) for name in ("a", "b", "low", "high")}
+    why = [state("score-either-way", outcome=outcome, level=1 - 2 * rule.alpha, margin=rule.margin, **numbers)]
+    why += [said for said in (*made.why, *other.why) if said.id in ("answers-unparsed", "no-headroom")][:1]
+    verdict: Verdict = made.verdict if len(verdicts) == 1 else "inconclusive"
+    return made.model_copy(update={"verdict": verdict, "why": tuple(why), "either_way": True})
+
+
 def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) -> ComparedTask:
-    """Decide by the paired scores.
+    """Decide by the paired scores, of which higher is better.
 
     Args:
         pairs: in the order in which they were asked.
@@ -200,7 +238,8 @@ def decide_unpaired(a: ResultSet, b: ResultSet, rule: Rule, *, decides: bool) ->
         return ComparedTask(task="", verdict="inconclusive", why=(state("nothing-compared"),), test="unpaired")
     # Scores above 1, such as of BLEU, are in points already.
     points = 100 if max(abs(before.value), abs(after.value)) > 1 else 1
-    sign = 1 if a.higher_is_better and b.higher_is_better else -1
+    higher = higher_is_better(a, b)
+    sign = -1 if higher is False else 1
     loss, margin = sign * (before.value - after.value), rule.margin * points
     of_a, of_b = _moments(before), _moments(after)
     shown: dict[str, float] = {}
@@ -212,12 +251,13 @@ def decide_unpaired(a: ResultSet, b: ResultSet, rule: Rule, *, decides: bool) ->
         shown = {"low": centre - reach, "high": centre + reach, "p_regression": p}
         low, high = sorted((-sign * shown["low"], -sign * shown["high"]))
     why = state(
-        "scores-unpaired", a=before.value, b=after.value, low=low, high=high, level=1 - rule.alpha, margin=margin
-    )
-    worse = decides and shown.get("p_regression", 1.0) <= rule.regression_alpha
+        "scores-unpaired", a=before.value, b=after.value, low=low, high=high, level=1 - rule.alpha, margin=margin,
+        either_way=higher is None,
+    )  # fmt: skip
+    worse = decides and higher is not None and shown.get("p_regression", 1.0) <= rule.regression_alpha
     return ComparedTask(
         task="", verdict="regression" if worse else "inconclusive", why=(why,), test="unpaired", a=before.value, b=after.value,
-        loss=loss, **shown,
+        loss=loss, either_way=higher is None, **shown,
     )  # fmt: skip
 
 

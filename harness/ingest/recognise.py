@@ -8,24 +8,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.harness.errors import AssayError, UsageError
+from assay.harness.errors import AssayError, EvidenceError, UsageError
 from assay.harness.extras import require
 from assay.harness.files import timestamp
 from assay.harness.ingest.result import UNKNOWN, FileDocument, FileRead, FormatReader, IngestResult
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading
-from assay.harness.text import listed
+from assay.harness.text import listed, one_line
 from assay.harness.verdict import Verdict
 
 if TYPE_CHECKING:
     from assay.harness.ingest.comparison import Comparison
+    from assay.harness.ingest.result_set import ReadResults, ResultSet
     from assay.harness.ingest.tensor_diff import TensorRule
 
 # Readers by their modules, in the order in which they are asked. Traces and printed tables come behind logs: a log that an
 # engine's trace or a table was printed into is a log.
 _READERS = (
     ("assay_run", "READER"), ("lm_eval", "READER"), ("inspect_ai", "READER"), ("simple_evals", "READER"),
-    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("lm_eval", "TABLE"),
+    ("tensor_files", "READER"), ("junit", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("sglang_log", "TABLE"),
 )  # fmt: skip
 
 
@@ -35,9 +36,10 @@ def readers() -> tuple[FormatReader, ...]:
     return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name) for module, name in _READERS)
 
 
-def _taker(source: SourceFile) -> FormatReader | None:
-    """Return the reader that takes a file; None if none does."""
-    return next((reader for reader in readers() if reader.recognises(source)), None)
+def _taker(source: SourceFile, compared: bool = False) -> FormatReader | None:
+    """Return the reader that takes a file, for `compare` if `compared`; None if none does."""
+    takers = (reader for reader in readers() if reader.compared or not compared)
+    return next((reader for reader in takers if reader.recognises(source)), None)
 
 
 def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:
@@ -94,12 +96,14 @@ def _verdict(documents: Iterable[FileDocument]) -> Verdict:
     return "regression" if wrong else "inconclusive"
 
 
-def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = "", reproduce: str = "") -> Comparison:
+def compare(
+    a: Path, b: Path | None, margin: float, tensors: TensorRule, metric: str = "", reproduce: str = ""
+) -> Comparison:
     """Compare two results: is B as good as A, or equal to it?
 
     Args:
-        a: the accepted result: file or folder.
-        b: the new one.
+        a: the accepted result: file or folder, or ``FILE::RUN`` for one run of several: its number, or a part of its name.
+        b: the new one; None for the second of two runs that `a` holds.
         margin: largest loss of the mean score that passes, for answers.
         tensors: how tensors are compared.
         metric: which score counts, for the tools that write several.
@@ -109,10 +113,12 @@ def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = 
         UsageError: a path holds nothing that can be compared, both are the same, or they hold different things.
         EvidenceError: one of them is damaged.
     """
-    if a.resolve() == b.resolve():
-        raise UsageError(f"{a} was named twice.", "two results", "name the other one")
-    sources = SourceFile.of(a), SourceFile.of(b)
-    with reading(f"{a} or {b}", "file that can be compared"):
+    (path_a, run_a), (path_b, run_b) = (_named_run(a), _named_run(b)) if b else ((a, "1"), (a, "2"))
+    same = path_a.resolve() == path_b.resolve()
+    if same and run_a == run_b:
+        raise _named_twice(path_a)
+    sources = SourceFile.of(path_a), SourceFile.of(path_b)
+    with reading(f"{path_a} or {path_b}", "file that can be compared"):
         reader, other = map(_reader_of, sources)
         if reader.id != other.id:
             raise UsageError(
@@ -120,11 +126,21 @@ def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = 
                 "two results of one tool",
                 "run the same tool on both",
             )
+        if reader.results is None and (run_a or run_b):
+            raise _named_once(a) if b is None else _not_one_run(path_a if run_a else path_b, run_a or run_b, [])
         if reader.results is not None:
             require("reports", "assay compare with results")  # the tests of scores need scipy
             from assay.harness.ingest.compare_answers import Loaded, compare_answers, compare_runs
 
-            left, right = (Loaded(source, reader, reader.results(source, metric)) for source in sources)
+            both = [reader.results(source, metric) for source in sources]
+            if b is None and (held := len({score.run for score in both[0].sets})) != 2:
+                raise _named_once(a) if held < 2 else _not_one_run(a, "", _runs(both[0]))
+            left, right = (
+                Loaded(source, reader, made, _take_run(made, source.path, run))
+                for source, made, run in zip(sources, both, (run_a, run_b), strict=True)
+            )
+            if same and left.run == right.run:
+                raise _named_twice(path_a)
             comparing = compare_runs if reader.id == "assay-run" else compare_answers
             made = comparing(left, right, margin)
         elif reader.steps is not None:
@@ -134,16 +150,68 @@ def compare(a: Path, b: Path, margin: float, tensors: TensorRule, metric: str = 
         else:
             from assay.harness.ingest.tensor_diff import diff_tensors
 
-            made = diff_tensors(a, b, tensors)
+            made = diff_tensors(path_a, path_b, tensors)
     return made.model_copy(update={"reproduce": reproduce})
+
+
+def _named_run(path: Path) -> tuple[Path, str]:
+    """Split ``FILE::RUN``; RUN is empty where it is not named."""
+    file, colons, run = str(path).rpartition("::")
+    return (Path(file), run) if colons and not path.exists() else (path, "")
+
+
+def _runs(made: ReadResults) -> list[str]:
+    return list(dict.fromkeys(score.run for score in made.sets))
+
+
+def _take_run(made: ReadResults, path: Path, named: str) -> str:
+    """Keep the scores of one run of several, and return its name; "" of a file that holds one without a name.
+
+    Raises:
+        UsageError: the file holds several, and `named` is not one of them.
+        EvidenceError: the run has two values of one score.
+    """
+    runs = _runs(made)
+    if named or len(runs) > 1:
+        matching = [run for number, run in enumerate(runs, 1) if named == str(number)]
+        matching = matching or [run for run in runs if named and named in run]
+        if len(matching) != 1:
+            raise _not_one_run(path, named, runs, matching)
+        made.sets, runs = [score for score in made.sets if score.run == matching[0]], matching
+    scores: dict[str, ResultSet] = {}
+    if twice := [score for score in made.sets if scores.setdefault(score.name, score) != score]:
+        says = f"{path} has several scores of {twice[0].name} in one run."
+        raise EvidenceError(says, "one of each task, filter and metric", "copy one of its tables into a file")
+    return runs[0] if runs else ""
+
+
+def _not_one_run(path: Path, named: str, runs: Sequence[str], matching: Sequence[str] = ()) -> UsageError:
+    each = "; ".join(f"{path}::{number} for {one_line(run, 80) or 'all of it'}" for number, run in enumerate(runs, 1))
+    of = f" that match {named!r}" if matching else ""
+    said = (
+        f"{path} has no run {named!r}." if named and not matching else f"{path} holds {len(matching or runs)} runs{of}."
+    )
+    return UsageError(
+        said, "one run", f"name it by its number, or by a part of its name: {each}" if each else "name the file"
+    )
+
+
+def _named_once(path: Path) -> UsageError:
+    only = f"Only {path} was named, which holds one result."
+    return UsageError(only, "two results, the accepted one first", "name the other one too")
+
+
+def _named_twice(path: Path) -> UsageError:
+    return UsageError(f"{path} was named twice.", "two results", "name the other one")
 
 
 def _reader_of(source: SourceFile) -> FormatReader:
     known = [reader for reader in readers() if reader.compared]
-    reader = _taker(source)
-    if reader is None or not reader.compared:
+    reader = _taker(source, compared=True)
+    if reader is None:
+        other = _taker(source)
         raise UsageError(
-            f"{source.path} is not recognised as something to compare{f': it is of {reader.title}' if reader else ''}.",
+            f"{source.path} is not recognised as something to compare{f': it is of {other.title}' if other else ''}.",
             f"one of: {', '.join(reader.title for reader in known)}",
             "name a file, or the output folder of the tool",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,14 @@ from assay.harness.text import one_line
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
 MOST_UNPARSED = 0.05
 """Largest share of answers without a parsed one that is no warning: beyond it, no comparison has a verdict."""
+# Words in names of scores that say which way is better (lm-eval's ``api/metrics.py``, inspect_ai's ``scorer/_metrics``).
+_HIGHER = frozenset(
+    "acc accuracy exact em correct f1 precision recall mcc bleu sacrebleu chrf rouge rouge1 rouge2 rougel rougelsum pass "
+    "likelihood loglikelihood".split()
+)
+_LOWER = frozenset(
+    "perplexity ppl nll loss error errors wer cer ter brier mae mse rmse bits bpb hallucination hallucinations".split()
+)
 
 
 class ResultItem(Part):
@@ -69,6 +78,7 @@ class ResultSet(Part):
 
     tool: str
     version: str = ""
+    run: str = Field("", description="which run of a file with several it is of")
     task: str
     metric: str = Field("", description='what the score is, such as "exact_match,strict-match"')
     shots: int | None = Field(None, description="worked examples in the prompt; null where the tool does not state it")
@@ -79,7 +89,7 @@ class ResultSet(Part):
     sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
     settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
-    higher_is_better: bool = True
+    higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
     limit: str = Field(
         "", description='most documents that were asked for, "none" for all; empty where it is not known'
     )
@@ -166,6 +176,13 @@ class ReadResults:
     def file(self, source: SourceFile, id: str, title: str) -> FileRead:
         """Describe how much of the file was understood, under this id and title of a format."""
         return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
+
+
+def better_if_higher(*names: str) -> bool | None:
+    """Return which way a score is better by the words in its names; None where they say neither, or both."""
+    words = {word for name in names for word in re.split(r"[^a-z0-9]+", name.lower())}
+    higher, lower = not words.isdisjoint(_HIGHER), not words.isdisjoint(_LOWER)
+    return None if higher == lower else higher
 
 
 def json_object(data: bytes | str, where: str) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             tool="simple-evals",
             task=name,
             metric="score",
+            higher_is_better=True,
             model=model,
             settings={key: f"{value}" for key, value in written.items()},
             stated=StatedScore(value=score) if isinstance(score := written.get("score"), (int, float)) else None,

@@ -138,8 +138,25 @@ def _questions_differ(differs: list[tuple[str, list[Statement]]]) -> Found:
     return Found("; ".join(f"{task}: {_differences(why)}" for task, why in differs) or "nothing differs", _SAME)
 
 
+_EITHER_WAY = " These results do not record which way is better."
+_OUTCOMES = {
+    "changed": "it changed by more than the margin of {} points", "within": "within the margin of {} points either way",
+    "undecided": "not shown to be within the margin of {} points either way",
+}  # fmt: skip
+
+
 @says
-def _scores_unpaired(a: float, b: float, low: float | None, high: float | None, level: float, margin: float) -> str:
+def _score_either_way(outcome: str, a: float, b: float, low: float, high: float, level: float, margin: float) -> str:
+    return (
+        f"The score is {a:.4f} in A and {b:.4f} in B ({-100 * high:+.1f} to {-100 * low:+.1f} points with {100 * level:g} % "
+        f"confidence), {_OUTCOMES[outcome].format(f'{100 * margin:g}')}.{_EITHER_WAY}"
+    )
+
+
+@says
+def _scores_unpaired(
+    a: float, b: float, low: float | None, high: float | None, level: float, margin: float, either_way: bool = False
+) -> str:
     interval = (
         "no interval, since no standard error is stated"
         if low is None or high is None
@@ -148,6 +165,7 @@ def _scores_unpaired(a: float, b: float, low: float | None, high: float | None, 
     return (
         f"B {b:.4f} - A {a:.4f} = {b - a:+.4f}, {interval}, unpaired, with a margin of {margin:g}. A pass needs samples of both "
         "(--log_samples of lm-eval): paired, they show smaller differences, and which answers differ."
+        f"{_EITHER_WAY if either_way else ''}"
     )
 
 

@@ -525,8 +525,77 @@ def test_printed_tables_are_compared_unpaired_by_all_columns_of_their_rows(tmp_p
     assert compare(table(tmp_path / "c.txt", 0.2, 0.2, "↓"), table(tmp_path / "d.txt", 0.8, 0.8, "↓")).verdict == "regression"
 
 
-def test_two_printed_runs_in_one_file_are_not_one(tmp_path: Path) -> None:
-    a, b = table(tmp_path / "a.txt", 0.8, 0.8), table(tmp_path / "b.txt", 0.8, 0.8)
-    a.write_text(a.read_text() + b.read_text())
-    with pytest.raises(EvidenceError, match=r"2 runs.*line 1.*line 6"):
+def test_a_file_with_two_printed_runs_holds_both_sides_and_each_is_named(tmp_path: Path) -> None:
+    a, b = table(tmp_path / "a.txt", 0.824, 0.816), table(tmp_path / "b.txt", 0.212, 0.208)
+    both = tmp_path / "both.txt"
+    both.write_text("hf" + a.read_text().removeprefix("vllm") + b.read_text())
+    result = compare_files(both, None, MARGIN, TensorRule())
+    assert (result.verdict, status(result, "two-results")) == ("regression", "ok")
+    assert [(one.a, one.b) for one in answers(result).tasks] == [(0.824, 0.212), (0.816, 0.208)]
+    assert "hf (" in result.a.title
+    assert "vllm (" in result.b.title
+    for name in ("2", "vllm", "line 6"):
+        assert answers(compare(a, Path(f"{both}::{name}"))).overall.b == 0.212
+    for name, found in (("", "2 runs"), ("::org/model", "2 runs"), ("::3", "no run"), ("::sglang", "no run")):
+        with pytest.raises(UsageError, match=found) as error:
+            compare(a, Path(f"{both}{name}"))
+        assert "::1" in str(error.value)
+    with pytest.raises(UsageError, match="named twice"):
+        compare(Path(f"{both}::1"), Path(f"{both}::hf"))
+    with pytest.raises(UsageError, match="one result"):
+        compare_files(a, None, MARGIN, TensorRule())
+    a.write_text(a.read_text() + "\n".join(b.read_text().splitlines()[1:]))
+    with pytest.raises(EvidenceError, match=r"several scores of gsm8k .exact_match,flexible-extract."):
         compare(a, b)
+
+
+def scored(data: Path, path: Path, values: list[object], scorer: str = "judge", metric: str = "mean") -> Path:
+    """A log of inspect_ai of one scorer, with these values of its samples."""
+    log = json.loads((data / "inspect_a.json").read_text())
+    text, log["samples"] = json.dumps(log["samples"][0]), []
+    for n, value in enumerate(values):
+        sample = json.loads(text) | {"id": str(n), "target": str(n), "scores": {scorer: {"value": value, "answer": "x"}}}
+        log["samples"].append(sample)
+    log["results"] |= {
+        "total_samples": len(values),
+        "scores": [{"name": scorer, "scorer": scorer, "params": {}, "metrics": {metric: {"name": metric, "value": 0.0}}}],
+    }
+    log["eval"]["created"] = path.name
+    path.write_text(json.dumps(log))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("scorer", "metric", "values", "falls", "rises"),
+    [
+        ("judge", "mean", (0.7, 0.3), "inconclusive", "inconclusive"),
+        ("word_error_rate", "mean", (0.7, 0.3), "pass", "regression"),
+        ("perplexity", "perplexity_per_token", (0.7, 0.3), "pass", "regression"),
+        ("judge", "accuracy", (0.7, 0.3), "regression", "pass"), ("f1", "mean", (0.7, 0.3), "regression", "pass"),
+        ("f1_error", "mean", (0.7, 0.3), "inconclusive", "inconclusive"), ("judge", "mean", ("C", "I"), "regression", "pass"),
+    ],
+)  # fmt: skip
+def test_a_score_without_a_recorded_direction_is_never_better_or_worse(
+    data: Path, tmp_path: Path, scorer: str, metric: str, values: tuple[object, object], falls: str, rises: str
+) -> None:
+    high, low = (
+        scored(data, tmp_path / f"{side}.json", [values[(n % 5 == 0) != side] for n in range(200)], scorer, metric)
+        for side in (0, 1)
+    )
+    for a, b, verdict in ((high, low, falls), (low, high, rises)):
+        result = compare(a, b)
+        assert result.verdict == verdict
+        if falls == rises:
+            assert [why.id for why in result.why] == ["score-either-way"]
+            assert (result.why[0].values["outcome"], answers(result).overall.either_way) == ("changed", True)
+            assert {flip.direction for flip in answers(result).flips} == {"changed"}
+
+
+def test_equal_scores_pass_whatever_their_direction_and_a_small_change_is_undecided(data: Path, tmp_path: Path) -> None:
+    values: list[object] = [0.2 + 0.1 * (n % 7) for n in range(800)]
+    near: list[object] = [float(str(value)) + (0.05 if n < 40 else 0) for n, value in enumerate(values)]
+    far: list[object] = [float(str(value)) + (0.1 if n < 160 else 0) for n, value in enumerate(values)]
+    a, same, moved = (scored(data, tmp_path / name, each) for name, each in (("a", values), ("b", near), ("c", far)))
+    passed, unsure = compare(a, same), compare(a, moved)
+    assert (passed.verdict, [why.values["outcome"] for why in passed.why]) == ("pass", ["within"])
+    assert (unsure.verdict, [why.values["outcome"] for why in unsure.why]) == ("inconclusive", ["undecided"])

@@ -88,6 +88,11 @@ PLACE = {"layer": 11, "boundary": "attention", "name": "self_attn.attn", "step":
             "A pass needs samples of both (--log_samples of lm-eval): paired, they show smaller differences, and which answers "
             "differ.",
         ),
+        (
+            state("score-either-way", outcome="changed", a=0.3, b=0.7, low=-0.45, high=-0.35, level=0.9, margin=0.02),
+            "The score is 0.3000 in A and 0.7000 in B (+35.0 to +45.0 points with 90 % confidence), it changed by more than the "
+            "margin of 2 points. These results do not record which way is better.",
+        ),
     ],
 )
 def test_a_statement_is_said_before_and_after_it_was_written(statement: Statement, said: str) -> None:
