@@ -374,11 +374,6 @@ def _failed_otherwise(log: Log) -> Iterator[CitedFinding]:
         )
 
 
-def failed_test(where: str, says: str) -> CitedFinding:
-    """Make the finding of a test that failed, of a file without lines."""
-    return _finding("test-failed", where, says, [], [])
-
-
 def _not_finite(log: Log) -> Iterator[CitedFinding]:
     """Yield the kernels that returned NaN although none was given to them."""
     evidence = ["this text has no tensors: SGLANG_KERNEL_API_LOGLEVEL=10 dumps them"]

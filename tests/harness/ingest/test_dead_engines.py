@@ -121,11 +121,6 @@ SHORT = (
     "FAILED test_eval.py::test_mmlu - assert 0.125 >= 0.6\n"
     "1 failed, 1 passed in 0.52s\n"
 )
-JUNIT = (
-    '<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite name="pytest" errors="{errors}" failures="{failures}" tests="2">'
-    '<testcase classname="test_eval" name="test_ok" time="0.001" />'
-    '<testcase classname="test_eval" name="test_mmlu" time="0.01">{said}</testcase></testsuite></testsuites>'
-)
 
 
 @pytest.mark.parametrize(
@@ -133,19 +128,9 @@ JUNIT = (
     [
         ("server.log", SCHEDULER, "illegal memory access"), ("ci.log", SHORT, "assert 0.125 >= 0.6"),
         ("ci.log", "Accuracy: 0.015\nInvalid: .720\n", "72 % of the answers are invalid"),
-        ("r.xml", JUNIT.format(errors=0, failures=1, said='<failure message="assert 0 &gt;= 0.6">E</failure>'), "0 >= 0.6"),
-        ("r.xml", JUNIT.format(errors=1, failures=0, said='<error message="failed on setup">E  x</error>'), "failed on setup"),
-        ("r.xml", JUNIT.format(errors=0, failures=1, said=""), "1 failure"),
     ],
 )  # fmt: skip
 def test_what_failed_is_the_headline(tmp_path: Path, name: str, text: str, says: str) -> None:
     result = result_of(tmp_path, text, name)
     assert says in ingest_headline(result)
     assert result.documents[0].findings[0].severity in ("warning", "serious")
-
-
-def test_a_junit_file_without_a_failure_has_no_finding_and_a_damaged_one_is_said_to_be(tmp_path: Path) -> None:
-    whole = JUNIT.format(errors=0, failures=0, said="")
-    (document,) = result_of(tmp_path, whole, "r.xml").documents
-    assert (document.file.format, document.file.read, document.findings) == ("junit", 2, ())
-    assert "damaged" in result_of(tmp_path, whole[:-30], "r.xml").documents[0].file.notes[0]
