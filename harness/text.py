@@ -80,6 +80,26 @@ def few(words: Sequence[str], most: int) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
+def met(spans: Sequence[tuple[int, int]], near: int) -> str:
+    """Say how many of which numbers were met: "48 of 1 to 256 and 4,097"; those that are more than `near` apart by themselves.
+
+    Args:
+        spans: first and last of numbers that were met, ascending.
+        near: most by which neighbours of one range may be apart.
+    """
+    grouped: list[tuple[int, int, int]] = []
+    for first, last in spans:
+        start, number = first, 0
+        if grouped and first - grouped[-1][1] <= near:
+            start, _, number = grouped.pop()
+        grouped.append((start, last, number + last - first + 1))
+    said = [
+        (f"{number:,} of " * (number <= last - first)) + (f"{first:,} to {last:,}" if first < last else f"{first:,}")
+        for first, last, number in grouped
+    ]
+    return (few(said, 9) if len(said) > 9 else listed(said)) or "none"
+
+
 def counted(count: int, what: str) -> str:
     """Format a number of things: "1 line", "1,200 lines"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

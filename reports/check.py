@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.harness.conditions import has_cached_prefix
+from assay.harness.conditions import BORDER_TOKENS, has_cached_prefix
 from assay.harness.evidence.kernel_result import Coverage, Gap, KernelResult, Value
 from assay.harness.evidence.pack import PackManifest, replay_command
 from assay.harness.localize.rules import words
-from assay.harness.text import counted, listed, one_line, two_digits
+from assay.harness.text import counted, listed, met, one_line, two_digits
 from assay.harness.verdict import serious
 from assay.reports.document import (
     Block,
@@ -58,19 +58,17 @@ def _covered(coverage: Coverage) -> str:
         return ""
     parts = [f"{axis} {', '.join(values)}" for axis, values in coverage.values.items()]
     for phase, reach in coverage.reach.items():
-        new = f"{_lengths(reach.new)} new tokens, {_lengths(reach.behind)} behind a cached prefix, " * (
-            phase == "extend"
-        )
+        new = f"{_met(reach.new)} new tokens, {_met(reach.behind)} behind a cached prefix, " * (phase == "extend")
         sequences = listed([f"{number:,}" for number in reach.sequences])
-        parts.append(f"{phase} at {new}{_lengths(reach.keys)} keys of a sequence, and with {sequences} sequences")
+        parts.append(f"{phase} at {new}{_met(reach.keys)} keys of a sequence, and with {sequences} sequences")
     parts += [f"log-sum-exps of {counted(coverage.lses, 'call')}"] if coverage.lses else []
     # Conditions are tried in some combinations only, so the line must not read as a product.
     limits = f"{'; '.join(parts)}; each limit by itself, not their combinations"
     return f"{limits}. {coverage.runs:,} runs on {coverage.device}"
 
 
-def _lengths(lengths: Sequence[int]) -> str:
-    return f"{counted(len(lengths), 'length')} of up to {lengths[-1]:,}" if lengths else "no length of"
+def _met(lengths: Sequence[int]) -> str:
+    return met([(length, length) for length in lengths], BORDER_TOKENS)
 
 
 def message(result: KernelResult) -> str:

@@ -119,10 +119,20 @@ def diff_document(result: FingerprintDiff) -> Document:
         but = " but for what was declared" if any(difference.outputs for difference in declared) else ""
         parts = counted(len(result.compared), "part")
         headline = f"Nothing that changes outputs differs{but}, in {parts} that were compared."
+        if result.unread:
+            headline = (
+                f"Settings of the model were not compared ({result.unread}). Nothing else counts{but}, in {parts}."
+            )
     else:
         headline = "Nothing could be compared: no part was observed on both sides."
     cases = [_case(difference) for difference in result.differences if difference.outputs] or [
-        CaseResult("fingerprints", "fingerprint", "pass" if result.compared else "inconclusive", headline, [headline])
+        CaseResult(
+            "fingerprints",
+            "fingerprint",
+            "pass" if result.compared and not result.unread else "inconclusive",
+            headline,
+            [headline],
+        )
     ]
     return Document(
         command="compare",

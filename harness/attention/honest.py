@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.noise import FORMATS, NoiseFamily, NumberFormat, Quantised
-from assay.harness.attention.oracle import modified, numbers_at_once
+from assay.harness.attention.oracle import numbers_at_once
 from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups
 
 MEMBERS = 16
@@ -166,7 +166,7 @@ def added_key_by_key(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
             for some, seen in group.blocks(numbers_at_once(k.device)):
                 scores = call.scale * group.queries(group.q, some).float() @ k[:, : seen.shape[-1]].transpose(1, 2)
                 sinks = group.of_heads(call.spec.sinks, some)
-                scores = modified(scores, seen, call.spec.softcap, group.factor(some))
+                scores = group.modified(scores, seen, some)
                 outs.append(group.rows_first(_online(scores, v, backwards, sinks)))
             group.put(outs, into)
     return result
@@ -405,8 +405,8 @@ def _attend(
     members: int,
 ) -> Tensor:  # fmt: skip
     """Compute the attention of each member for some rows, and the keys that they see, [members, kv heads, rows, head_dim_v]."""
-    # `seen` is [1 or kv heads, rows, keys]; later keys are seen by none. q, k and v are [members, kv heads, rows or len_k, dim],
-    # each of which may have one member for all.
+    # `some` and `seen` are as `SequenceGroup.blocks` yields them. q, k and v are [members, kv heads, rows or len_k, dim], each of
+    # which may have one member for all.
     q, k, v = stored
     keys = seen.shape[-1]
     k, v = k[..., :keys, :], v[..., :keys, :]
@@ -416,7 +416,7 @@ def _attend(
     scores = call.scale * q @ k.transpose(-2, -1)
     if not draw.scores_are_coarse:
         scores = _summed(scores, call.scale * q.norm(dim=-1, keepdim=True), k.norm(dim=-1)[..., None, :], draw, members)
-    scores = modified(scores, seen, call.spec.softcap, group.factor(some))
+    scores = group.modified(scores, seen, some)
     if call.spec.softcap or call.spec.temperature:
         fast = call.spec.softcap and call.q.dtype.itemsize == 2
         error = _FAST_TANH / 2 if fast else _MODIFIER_ROUNDINGS * torch.finfo(draw.work).eps

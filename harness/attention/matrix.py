@@ -29,7 +29,7 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
-from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, NINE, SIZES, WITHOUT_PREFIX
+from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, MORE, NINE, SIZES, WITHOUT_PREFIX
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, WEIGHTS_ON_GRID
 from assay.harness.attention.matrix_features import MLA, strongest_of, values_of
 from assay.harness.attention.model_shapes import COMMON, SHAPES
@@ -38,6 +38,8 @@ from assay.harness.attention.shapes import Shape
 from assay.harness.conditions import PHASES
 
 Size = Literal["small", "full"]
+Length = int | range
+"""A number of tokens, or those of which each call draws one by its seed: a kernel may be wrong between the ends of blocks."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = (64, 128)
 """Head dims of the core: those that a kernel claims unless it declares others."""
@@ -50,16 +52,16 @@ PAGES = (0, 1, 16, 64)
 
 # Cached prefixes. 0: a top-left mask is right. 1: it is wrong by one key. 15 to 17, 63 to 65, 127 to 129: a last page or block of
 # 16, 64 or 128 keys that is partial is lost, one that is full is read past its end, or a prefix is taken a token early or late.
-# 200, 1000: windows that nobody asked for, and prefixes that are cut.
-_PREFIXES: dict[Size, tuple[int, ...]] = {
-    "small": (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200),
-    "full": (0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000),
+# Those between 129 and 255, 1000: windows that nobody asked for, and prefixes that are cut.
+_PREFIXES: dict[Size, tuple[Length, ...]] = {
+    "small": (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, range(130, 255)),
+    "full": (0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, range(130, 255), 255, 256, 257, 1000),
 }
-# New tokens of an extend call; a decode call has one per sequence. 1: a path for decode is taken. 7: a tile of queries is mostly
+# New tokens of an extend call; a decode call has one per sequence. 1: a path for decode is taken. Few: a tile of queries is mostly
 # padding. 64, 65, 128, 129: a full block of queries, and a second one, whose mask begins elsewhere. 512: limits on new tokens.
-_NEW: dict[Size, tuple[int, ...]] = {
-    "small": (1, 7, 64, 65, 129),
-    "full": (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 512),
+_NEW: dict[Size, tuple[Length, ...]] = {
+    "small": (1, range(7, 63), 64, 65, range(129, 255)),
+    "full": (1, 2, range(7, 63), 63, 64, 65, 127, 128, range(129, 255), 512),
 }
 # (q heads, kv heads): MHA, in which heads that are mapped wrongly in groups are right; GQA with 2, 4 and 8 q heads on each kv
 # head, which interleaved heads or the next group's get wrong; MQA, in which they are right again. The second is the usual one.
@@ -81,12 +83,12 @@ _SCALED = "another scale"
 _SCALES = ("scale 1.5 times", "scale 1", "scale 1/128", "unscaled scores")
 _CAPPED = ("scale 1", "normal", "peaky")  # in unscaled scores a cap of 50 shows
 
-_Scene = tuple[int, int, str, str]
+_Scene = tuple[Length, Length, str, str]
 """New tokens, cached prefix, batch and data. A batch "{} alike" takes its size from the axis "size", and `_SCALED` data theirs
 from the axis "scale"."""
 
 
-def _scenes(*rows: tuple[int, int, str] | _Scene) -> tuple[_Scene, ...]:
+def _scenes(*rows: tuple[Length, Length, str] | _Scene) -> tuple[_Scene, ...]:
     return tuple(row if len(row) == 4 else (*row, "normal") for row in rows)
 
 
@@ -98,9 +100,12 @@ _SEED_CASE = _scenes(
 # prompts alone, or of sequences that are alike.
 _PATHS = {
     "extend": _scenes(
-        (66, 512, "one"), (70, 0, "{} prompts"), (32, 100, "{} alike"), (17, 331, "{} with as many new tokens", _SCALED)
+        (66, 512, "one"), (70, 0, "{} prompts"), (32, range(66, 127), "{} alike"),
+        (17, range(258, 383), "{} with as many new tokens", _SCALED),
     ),
-    "decode": _scenes((1, 400, "one"), (1, 333, "two long ones", _SCALED), (1, 300, "{} unlike")),
+    "decode": _scenes(
+        (1, range(386, 447), "one"), (1, range(258, 383), "two long ones", _SCALED), (1, 300, "{} unlike")
+    ),
 }  # fmt: skip
 _ONCE = {
     "extend": _scenes(
@@ -192,8 +197,8 @@ class _Values:
     """A value for each axis."""
 
     phase: str
-    new: int
-    prefix: int
+    new: Length
+    prefix: Length
     batch: str
     heads: tuple[int, int]
     head_dim: int
@@ -247,7 +252,7 @@ def _drawn(part: _Part, phase: str, usual: Mapping[str, Sequence[Any]], seed: in
         size, scale, model = row.pop("size"), row.pop("scale"), row.pop("model", None)
         if part.scenes:
             row["new"], row["prefix"], batch, data = row.pop("scene")
-            row["batch"] = batch.format(size)
+            row["batch"] = batch.format(_said(size))
             row["data"] = scale if data == _SCALED else row["data"] if data == "normal" else data
         if model:
             row["heads"], row["head_dim"] = SHAPES[model][:2], SHAPES[model][2]
@@ -301,10 +306,13 @@ def _parts(
         yield _Part(("scene",), _SEED_CASE, first | {"dtype": kinds[:1], "page": (16,)})
     core = _core_axes(phase, size, declared.prefix) | heads
     # The mask of the seed case is wrong where a chunk of more new tokens than a block of queries follows a short prefix.
-    behind = {"prefix": [n for n in core["prefix"] if 0 < n <= 64], "new": [n for n in core["new"] if n > 128]}
+    behind = {
+        "prefix": [n for n in core["prefix"] if isinstance(n, int) and 0 < n <= 64],
+        "new": [n for n in core["new"] if _first(n) > 128],
+    }
     yield _Part(_core_groups(), axes=core, first=behind)
     paths = ("scene dtype head_dim heads", "scene heads layer", "scene dtype size", "heads scale")
-    yield _Part(paths, _PATHS[phase], heads | layers | {"size": SIZES, "scale": _SCALES})
+    yield _Part(paths, _PATHS[phase], heads | layers | {"size": (*SIZES, MORE), "scale": _SCALES})
     # In float32 errors are smallest.
     yield _Part(("scene",), _ONCE[phase], first | {"dtype": kinds[-1:]})
     yield _Part(("scene dtype head_dim",), _HALVES[phase], halves | layers)
@@ -326,10 +334,12 @@ def _parts(
     if extend:
         yield _Part(("heads", "dtype"), _scenes((9, 30, "some without new tokens")), heads | last, ("batch",))
         # A full chunk, and one token more than that; and prompts of more than two blocks that are shorter than a chunk.
-        chunks = _scenes((512, 8, "one"), (513, 0, "one"), (300, 0, "one"), (423, 0, "after no prefix"))
+        chunks = _scenes(
+            (512, 8, "one"), (513, 0, "one"), (range(258, 383), 0, "one"), (range(386, 511), 0, "after no prefix")
+        )  # fmt: skip
         yield _Part(("scene", "dtype", "head_dim"), chunks, halves)
     else:
-        yield _Part(("dtype", "size"), _scenes((1, 300, "{} alike")), halves | last | {"size": (4, 6)})
+        yield _Part(("dtype", "size"), _scenes((1, 300, "{} alike")), halves | last | {"size": (4, 6, MORE)})
         yield _Part(("heads", "dtype"), _scenes((1, 40, "a single key first")), heads | last)
     yield _Part(("scene", "dtype", "head_dim"), _EMPTY[phase], beyond=("batch",))
     if "lse" in declared.features:
@@ -337,7 +347,7 @@ def _parts(
         seen = {"asked": ((), *window)}
         yield _Part(("asked dtype", "heads head_dim"), _UNSEEN[phase], heads | seen, ("batch",))
     # One value at a time, with more than 512 keys in one call.
-    each = _scenes((17, 70, "among long ones") if extend else (1, 66, "among long ones"))
+    each = _scenes((17 if extend else 1, range(2, 127), "among long ones"))
     yield _Part(("grad_mode",), each, {"grad_mode": ("inference_mode", "no_grad")})
     yield _Part(("dtype",), each, heads | {"layout": ("sliced",)}, ("inputs",))
     yield _Part(("layout",), each, heads | {"layout": ("heads first", "each its own")}, ("inputs",))
@@ -538,17 +548,34 @@ def model_cases(
     return [_case(values, number, device, "small", ways) for number, values in enumerate(drawn)]
 
 
+def _first(length: Length) -> int:
+    return length if isinstance(length, int) else length[0]
+
+
+def _any(length: Length, drawn: random.Random) -> int:
+    return length if isinstance(length, int) else drawn.choice(length)
+
+
+def _said(length: Length) -> str:
+    """Say a length; one that calls draw is one value of its axis, whatever the seed."""
+    return str(length) if isinstance(length, int) else f"{length[0]} to {length[-1]}"
+
+
 def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[str] = ()) -> Case:
     drawn = random.Random(seed)
     taken = tuple(way for way in ways if drawn.random() < 0.5)
-    lens = (CORE[values.phase] | BATCHES)[values.batch](values.new, values.prefix, _LONG[size])
+    # Calls with as few new tokens as possible are cheaper: every second one.
+    new = drawn.choice((_first(values.new), _any(values.new, drawn)))
+    prefix = _any(values.prefix, drawn)
+    batch = values.batch.replace(_said(MORE), str(drawn.choice(MORE)))
+    lens = (CORE[values.phase] | BATCHES)[batch](new, prefix, _LONG[size])
     cached = sum(prefix > 0 for _, prefix in lens)
     q_heads, kv_heads = values.heads
     kind = "MHA" if q_heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"
     condition = {
         "phase": values.phase,
-        "prefix": str(values.prefix),
-        "new": str(values.new),
+        "prefix": _said(values.prefix),
+        "new": _said(values.new),
         "batch": values.batch,
         "cached prefix": "none" if not cached else "all" if cached == len(lens) else "some",
         "heads": f"{kind} {q_heads}/{kv_heads}",
@@ -567,7 +594,7 @@ def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[st
     condition |= {way: "yes" if way in taken else "no" for way in ways}
     dims = f"d{values.head_dim}" + (f"v{values.head_dim_v}" if values.head_dim_v else "")
     parts = [
-        values.phase, f"{values.new}+{values.prefix}", values.batch, condition["heads"], dims,
+        values.phase, f"{new}+{prefix}", batch, condition["heads"], dims,
         condition["dtype"], values.data, f"page{values.page}" if values.page else "packed",
     ]  # fmt: skip
     parts += [f"layer{values.layer}"] * (values.layer > 0) + [values.layout] * (values.layout != "packed")

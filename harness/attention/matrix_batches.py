@@ -38,10 +38,10 @@ WITHOUT_PREFIX = ("one", "after no prefix")
 _BORDERS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
 # Keys of sequences that just fill their last tile, where tiles have 80, 96, 112, 128, 160, 176, 192, 224, 240, 256 or 384 keys.
 _TILES = (112, 160, 176, 192, 224, 240, 336, 352, 384, 480, 528, 768)
-_FEWER = (0, 61, 40, 57, 4, 29, 65, 68, 50)
-_MORE = (0, -201, 301, -31, -190, 214, -286, 5, 230)
-SIZES = range(4, 10)
-"""Sizes of batches below and beside a vector of eight lengths."""
+_FEWER = (0, 61, 40, 57, 4, 29, 65, 68, 50, 62, 67, 33, 59, 64, 66)
+_MORE = (0, -201, 301, -31, -190, 214, -286, 5, 230, -99, -250, 17, -120, -12, -64)
+SIZES, MORE = range(4, 10), range(10, 16)
+"""Sizes of batches below and beside a vector of eight lengths, and those of which some calls draw one."""
 GRAPHS = (16, 24, 32, 40)
 """Sizes for which engines capture graphs, the last one beyond the lanes of a warp."""
 
@@ -91,9 +91,9 @@ BATCHES: dict[str, _Batch] = {
     "a single key first": lambda new, prefix, long: [(1, 0), (new, prefix)],  # as a padded row of a captured graph
     # Batches of captured graphs, beyond the lanes of a warp; and of a few sequences, which are alike, unlike or prompts alone.
     **{f"{n} short ones": partial(_short, n) for n in GRAPHS},
-    **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in SIZES},
-    **{f"{n} unlike": partial(lambda n, new, prefix, long: [(new, prefix + m) for m in _MORE[:n]], n) for n in SIZES},
-    **{f"{n} prompts": partial(lambda n, new, prefix, long: [(new - m, prefix) for m in _FEWER[:n]], n) for n in SIZES},
-    **{f"{n} with as many new tokens": partial(_as_many_new, n) for n in SIZES},
+    **{f"{n} alike": partial(lambda n, new, prefix, long: [(new, prefix)] * n, n) for n in (*SIZES, *MORE)},
+    **{f"{n} unlike": partial(lambda n, new, prefix, long: [(new, prefix + m) for m in _MORE[:n]], n) for n in (*SIZES, *MORE)},
+    **{f"{n} prompts": partial(lambda n, new, prefix, long: [(new - m, prefix) for m in _FEWER[:n]], n) for n in (*SIZES, *MORE)},
+    **{f"{n} with as many new tokens": partial(_as_many_new, n) for n in (*SIZES, *MORE)},
 }  # fmt: skip
 """Batches of the calls beyond the core."""

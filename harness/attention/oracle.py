@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, Mask
-from assay.harness.attention.sequence_groups import SequenceGroup, sequence_groups, tempering
+from assay.harness.attention.sequence_groups import SequenceGroup, modified, sequence_groups, tempering
 
 NUMBERS_AT_ONCE = 2**22
 """Most scores, or quantised keys, that are held at a time: 16 MiB of float32, of which about four exist at once."""
 # The same on a CPU, whose cache holds no more: 1.6 times as fast as with 2**22.
 _ON_CPU = 2**20
-
-
-# Sequences and scores of a call up to which it costs less to compute them one by one than to group them.
-_FEW, _SMALL = 4, 2**19
 
 
 def sequences(call: AttentionCall) -> list[tuple[slice, slice]]:
@@ -38,8 +34,6 @@ def oracle(call: AttentionCall, rows: Tensor | None = None) -> Tensor:
     Returns:
         float64 [rows, num_q_heads, head_dim_v], on the call's device. A query that sees no key gives NaN.
     """
-    if rows is None and len(call.lens_q) <= _FEW and call.q.shape[0] * call.k.shape[0] * call.heads.q_heads <= _SMALL:
-        return torch.cat([attend(request) for request in requests(call)], dim=1).transpose(0, 1)
 
     def averaged(group: SequenceGroup, logits: Tensor, sinks: Tensor | None) -> Tensor:
         return _attend(logits, group.v[:, : logits.shape[-1]].double(), sinks)
@@ -78,7 +72,7 @@ def _by_groups(
         k, outs = group.k.double(), []
         for some, seen in group.blocks(numbers):
             products = call.scale * group.queries(group.q, some).double() @ k[:, : seen.shape[-1]].transpose(-2, -1)
-            logits = modified(products, seen, call.spec.softcap, group.factor(some))
+            logits = group.modified(products, seen, some)
             outs.append(group.rows_first(reduced(group, logits, group.of_heads(call.spec.sinks, some))))
         group.put(outs, result)
     return result
@@ -115,22 +109,6 @@ def feature_effects(call: AttentionCall, rows: Tensor, right: Tensor, known: Col
 def numbers_at_once(device: torch.device) -> int:
     """Return the most scores, or quantised keys, that are held at a time on a device."""
     return min(NUMBERS_AT_ONCE, _ON_CPU) if device.type == "cpu" else NUMBERS_AT_ONCE
-
-
-def modified(products: Tensor, visible: Tensor, softcap: float = 0.0, factor: Tensor | None = None) -> Tensor:
-    """Cap and multiply scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
-
-    Args:
-        products: scale * q k^T.
-        visible: bool, broadcasting to `products`.
-        softcap: that of the call.
-        factor: what `tempering` gives, broadcasting to [heads, rows, 1].
-    """
-    if softcap:
-        products = products.div_(softcap).tanh_().mul_(softcap)
-    if factor is not None:
-        products = products * factor.to(products.dtype)
-    return products.masked_fill_(~visible, float("-inf"))
 
 
 def _attend(logits: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:

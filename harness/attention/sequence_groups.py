@@ -60,7 +60,7 @@ class SequenceGroup:
         return len(self.rows)
 
     def blocks(self, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield some of the rows at a time, int64 [sequences, r], with the keys that they see, bool [1 or heads, group * r, keys].
+        """Yield some of the rows at a time, int64 [sequences, r], with the keys that they see, bool [sequences, 1, 1, r, keys].
 
         Keys beyond the last that one of them sees are left out: in a call without a cached prefix that is nearly half of the work.
 
@@ -72,21 +72,17 @@ class SequenceGroup:
         for start in range(0, self.rows.shape[1], at_once):
             rows, per = self.rows[:, start : start + at_once], heads // self.sequences
             keys = torch.arange(int(self.stop[:, start : start + at_once].max(initial=0)), device=self.k.device)
-            lens_q, lens = self.lens_q[::per, None], self.lens_k[::per, None]
-            seen = self.spec.mask.visible(rows, lens_q, lens, keys)
-            seen = seen.repeat(1, group, 1)
-            yield rows, seen if self.sequences == 1 else seen.repeat_interleave(per, 0)
+            seen = self.spec.mask.visible(rows, self.lens_q[::per, None], self.lens_k[::per, None], keys)
+            yield rows, seen[:, None, None]
 
-    def factor(self, some: Tensor) -> Tensor | None:
-        """Return what the scores of `some` of the rows are multiplied by, [1 or heads, group * r, 1]; None for nothing."""
-        if not self.spec.temperature:
-            return None
-        return tempering(self.spec.temperature, self._by_head(some + self.first[:, None]))
-
-    def _by_head(self, by_row: Tensor) -> Tensor:
-        """Lay out a number of each row, [sequences, r] -> [1 or heads, group * r]."""
-        by_row = by_row.repeat(1, self.q.shape[1])
-        return by_row if self.sequences == 1 else by_row.repeat_interleave(len(self.q) // self.sequences, 0)
+    def modified(self, products: Tensor, seen: Tensor, some: Tensor) -> Tensor:
+        """Cap, temper and hide scaled products [..., heads, group * r, keys] of `some` of the rows as the call asks for."""
+        heads, group = len(self.q) // self.sequences, self.q.shape[1]
+        split = products.view(*products.shape[:-3], self.sequences, heads, group, *seen.shape[-2:])
+        factor = None
+        if self.spec.temperature:
+            factor = tempering(self.spec.temperature, (some + self.first[:, None])[:, None, None])
+        return modified(split, seen, self.spec.softcap, factor).view(products.shape)
 
     def of_heads(self, numbers: Sequence[float], some: Tensor) -> Tensor | None:
         """Lay out a number of each q head for `some` of the rows: float64 [heads, group * r]; None without numbers."""
@@ -117,6 +113,22 @@ class SequenceGroup:
             into.index_copy_(into.dim() - 3, self.places, rows.to(into.dtype))
         else:
             into.narrow(-3, self.start, len(self.asked)).copy_(rows)
+
+
+def modified(products: Tensor, visible: Tensor, softcap: float = 0.0, factor: Tensor | None = None) -> Tensor:
+    """Cap and multiply scaled products [..., heads, rows, keys] as the call asks for, and hide keys that are not seen.
+
+    Args:
+        products: scale * q k^T.
+        visible: bool, broadcasting to `products`.
+        softcap: that of the call.
+        factor: what `tempering` gives, broadcasting to [heads, rows, 1].
+    """
+    if softcap:
+        products = products.div_(softcap).tanh_().mul_(softcap)
+    if factor is not None:
+        products = products * factor.to(products.dtype)
+    return products.masked_fill_(~visible, float("-inf"))
 
 
 def tempering(temperature: int, positions: Tensor) -> Tensor:

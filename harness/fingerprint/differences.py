@@ -88,6 +88,9 @@ class FingerprintDiff(Part):
     differences: tuple[Difference, ...] = Field(description="those that change outputs first")
     shared: tuple[str, ...] = Field((), description="what both have wrong in the same way, a sentence each")
     compared: tuple[str, ...]
+    unread: str = Field(
+        "", description="why the model's settings were not compared, so that nothing is known to be the same"
+    )
     not_compared: dict[str, str] = Field(
         description="parts that one side did not observe, with the reason, and settings whose values are hidden on both"
     )
@@ -97,13 +100,13 @@ class FingerprintDiff(Part):
         """The differences that change outputs and that nothing declares."""
         return tuple(difference for difference in self.differences if difference.counts)
 
-    @computed_field(description="0 nothing undeclared changes outputs, 1 something does, 3 nothing could be compared")  # type: ignore[prop-decorator]
+    @computed_field(description="0 nothing undeclared changes outputs, 1 something does, 3 that is not known")  # type: ignore[prop-decorator]
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
         if self.undeclared:
             return int(ExitCode.REGRESSION)
-        return int(ExitCode.PASS if self.compared else ExitCode.NO_VERDICT)
+        return int(ExitCode.PASS if self.compared and not self.unread else ExitCode.NO_VERDICT)
 
 
 def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collection[str] = ()) -> FingerprintDiff:
@@ -121,7 +124,10 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         if left.asked.get(name, "") != right.asked.get(name, "") and _ENDPOINT not in sources
     }
     if _ENDPOINT in sources:  # it tells the version of its engine alone
-        left, right = _with_packages_of(left, right), _with_packages_of(right, left)
+        left, right = _with_names_of("packages", left, right), _with_names_of("packages", right, left)
+    # A server has what its layers hold, too; files what transformers adds; a URL ``config.json`` alone.
+    if len(sources - {"server", "model runner"}) + bool(sources & {"server", "model runner"}) > 1:
+        left, right = _with_names_of("config", left, right), _with_names_of("config", right, left)
     compared = [part for part in PARTS if left.has(part) and right.has(part)]
     differ = [
         difference for part in compared for difference in COMPARED[part](getattr(left, part), getattr(right, part))
@@ -154,6 +160,15 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         difference.model_copy(update={"declared": _declared(difference, settings, allowed, excused)})
         for difference in differ
     ]
+    not_compared = {
+        part: "; ".join(
+            f"{side}: {difference.not_observed.get(part, 'not observed')}"
+            for side, difference in ((A, left), (B, right))
+            if not difference.has(part)
+        )
+        for part in PARTS
+        if part not in compared
+    }
     return FingerprintDiff(
         left=_named(left),
         right=_named(right),
@@ -161,15 +176,8 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         differences=tuple(sorted(declared, key=_rank)),
         shared=tuple(sorted(common)),
         compared=tuple(compared),
-        not_compared={
-            part: "; ".join(
-                f"{side}: {difference.not_observed.get(part, 'not observed')}"
-                for side, difference in ((A, left), (B, right))
-                if not difference.has(part)
-            )
-            for part in PARTS
-            if part not in compared
-        }
+        unread="" if "config" in allowed else not_compared.get("config", ""),
+        not_compared=not_compared
         | ({"weights.order": unordered} if (unordered := in_any_order(left, right)) else {})
         | dict.fromkeys(
             _hidden(left, right), "hidden on both sides, as secrets are: whether it is the same is not known"
@@ -186,11 +194,11 @@ def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:
         yield from (f"{prefix}{name}" for name, value in ours.items() if value == theirs.get(name) == HIDDEN)
 
 
-def _with_packages_of(fingerprint: Fingerprint, other: Fingerprint) -> Fingerprint:
-    """Return a fingerprint with the packages that the other one names too; with none observed if that is none."""
-    ours, theirs = fingerprint.packages or {}, other.packages or {}
-    named = {name: version for name, version in ours.items() if name in theirs}
-    return fingerprint.model_copy(update={"packages": named or None})
+def _with_names_of(part: str, fingerprint: Fingerprint, other: Fingerprint) -> Fingerprint:
+    """Return a fingerprint with what the other one names too of a part; with nothing observed of it if that is nothing."""
+    ours, theirs = getattr(fingerprint, part) or {}, getattr(other, part) or {}
+    named = {name: value for name, value in ours.items() if name in theirs}
+    return fingerprint.model_copy(update={part: named or None})
 
 
 def _named(fingerprint: Fingerprint) -> str:

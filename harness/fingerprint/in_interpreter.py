@@ -13,7 +13,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -39,6 +39,7 @@ def main(model: str, asked: dict[str, Any]) -> dict[str, Any]:
     trusted = bool(asked.get("trust_remote_code"))
     observe("tokens", lambda: tokens_of(_tokenizer(model, trusted), asked["texts"], asked["chats"], model))
     observe("generation", lambda: generation_of(model))
+    observe("config", lambda: settings_of(_resolved(model, trusted)))
     if asked.get("rope", True):
         observe("rope", lambda: _ropes(model, trusted))
     return read
@@ -111,6 +112,46 @@ def generation_of(model: str) -> dict[str, str]:
         for name, value in sorted(written.items())
         if name != "transformers_version" and not name.startswith("_")
     }
+
+
+# Settings of a configuration that are names, or change nothing that is served, or that other parts hold as they are computed.
+_NO_SETTING = re.compile(
+    r"(^|\.)(_?name_or_path|architectures|auto_map|model_type|id2label|label2id|(transformers|sglang)_version|_\w+|context_len|"
+    r"(torch_)?dtype|quantization_config|rope_\w+|use_cache|initializer_\w+|output_\w+|return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
+)
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a model's configuration by their names with dots, as text."""
+    return {name: value for name, value in _leaves(config) if not _NO_SETTING.search(name)}
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what is set in a configuration."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _leaves(member, f"{name}.{key}" if name else str(key))
+    elif value is not None:
+        yield name, value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``config.json`` with what ``--json-model-override-args`` sets, as SGLang overrides it."""
+    made = dict(config)
+    parameters = made.get("rope_parameters")
+    if parameters and "rope_theta" in overrides:  # SGLang may not see it beside these: it is asked for all the same
+        made["rope_parameters"] = {name: value for name, value in parameters.items() if name != "rope_theta"}
+    for key, value in overrides.items():
+        name = "rope_parameters" if key == "rope_scaling" and parameters else key
+        current = made.get(name)
+        made[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
+    return made
+
+
+def _resolved(model: str, trusted: bool) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    return dict(AutoConfig.from_pretrained(model, trust_remote_code=trusted).to_dict())
 
 
 def _ropes(model: str, trusted: bool) -> list[dict[str, Any]]:

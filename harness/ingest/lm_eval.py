@@ -20,12 +20,9 @@ from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.ingest.guessing import below_guessing
 from assay.harness.ingest.result import (
     CitedFinding,
-    CitedLines,
     Excerpt,
     FactTable,
     FileDocument,
-    FileRead,
-    FormatReader,
 )
 from assay.harness.ingest.result_set import (
     ReadResults,
@@ -39,8 +36,6 @@ from assay.harness.ingest.result_set import (
     results_reader,
     texts,
 )
-from assay.harness.ingest.sglang_findings import notice
-from assay.harness.ingest.sglang_patterns import ACCURACY_WARNED
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import whole_file
 from assay.harness.text import did_you_mean, one_line
@@ -111,7 +106,7 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     again = max(Counter(score.name for sets in runs.values() for score in sets).values(), default=0) > 1
     reading.sets = [
         score.model_copy(update={"run": f"{score.model} {date}" if again else ""})
-        for date, sets in runs.items()
+        for date, sets in sorted(runs.items())
         for score in sets
     ]
     return reading
@@ -412,74 +407,62 @@ _NO_SAMPLES = (
 )
 
 
-def _is_table(source: SourceFile) -> bool:
+def is_table(source: SourceFile) -> bool:
     """Recognise a file by the heading of a table in its first lines."""
     return any(_HEAD.fullmatch(line.strip()) for line in source.head_text.splitlines())
 
 
-class _Line(NamedTuple):
-    """A line of a file with tables: the run that it belongs to, and the columns of a row; None for any other line."""
+class PrintedTables:
+    """The tables of a text, a line at a time.
 
-    number: int
-    text: str
-    run: str
-    row: tuple[str, ...] | None
-    understood: bool
+    Attributes:
+        runs: the rows of each run by its line: those of `_COLUMNS`, the arrow, and the place.
+    """
 
+    def __init__(self) -> None:
+        self.runs: dict[str, list[tuple[tuple[str, ...], Excerpt]]] = {}
+        self._run, self._above = "an unnamed run", ("",) * len(_COLUMNS)
 
-def _table_lines(source: SourceFile) -> Iterator[_Line]:
-    run, above = "an unnamed run", ("",) * len(_COLUMNS)
-    for number, line in source.lines():
+    def read(self, number: int, line: str) -> bool:
+        """Read a line. Returns True if it is of a table."""
         text = line.strip()
         if named := _RUN.fullmatch(text):
-            run = f"{named['run']} (line {number})"
-        row = _row(text, above)
-        above = row or above
-        known = row or named or not text or _RULE.fullmatch(text) or _HEAD.fullmatch(text)
-        yield _Line(number, one_line(text), run, row, bool(known))
+            self._run = f"{named['run']} (line {number})"
+        elif row := _row(text, self._above):
+            self._above = row
+            quoted = Excerpt(first=number, last=number, text=one_line(text))
+            self.runs.setdefault(self._run, []).append((row, quoted))
+        else:
+            return bool(_RULE.fullmatch(text) or _HEAD.fullmatch(text))
+        return True
+
+    def tables(self) -> Iterator[FactTable]:
+        """Yield a table of each run."""
+        for run, rows in self.runs.items():
+            shown = tuple(row[: len(_COLUMNS)] for row, _ in rows)
+            yield FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=shown, note=_NO_SAMPLES)
+
+    def shares(self) -> Iterator[tuple[str, float, Excerpt]]:
+        """Yield the shares of right answers: task, value and place."""
+        for row, quoted in (each for rows in self.runs.values() for each in rows):
+            task, metric, score = row[0], row[4], float(row[5])
+            if metric in _SHARES and 0 <= score <= 1:
+                yield task, score, quoted
 
 
-def _read_table(source: SourceFile) -> FileDocument:
-    """Read all tables of the file."""
-    runs: dict[str, list[tuple[str, ...]]] = {}
-    findings, unread, read, warned = list[CitedFinding](), list[Excerpt](), 0, list[CitedLines]()
-    for line in _table_lines(source):
-        cited = Excerpt(first=line.number, last=line.number, text=line.text)
-        if line.row:
-            runs.setdefault(line.run, []).append(line.row[: len(_COLUMNS)])
-            findings += _row_below_guessing(line.row, cited)
-        if line.understood:
-            read += 1
-            continue
-        unread.append(cited)
-        if ACCURACY_WARNED.search(line.text):
-            warned.append(CitedLines.of(line.number, line.text))
-    if warned:
-        findings.append(notice("accuracy-warned", warned))
-    file = FileRead.of(source, TABLE.id, TABLE.title, read, len(unread), excerpts=unread[:5], notes=(_NO_SAMPLES,))
-    tables = tuple(
-        FactTable(id="scores", title=one_line(run, 300), columns=_COLUMNS, rows=tuple(rows))
-        for run, rows in runs.items()
-    )
-    return FileDocument(file=file, tables=tables, findings=tuple(findings))
-
-
-def _table_results(source: SourceFile, wanted: str) -> ReadResults:
+def table_results(source: SourceFile, wanted: str) -> ReadResults:
     """Read the scores of all runs of the file: a row each, by all columns."""
-    reading = ReadResults(unit="line", notes=[_NO_SAMPLES])
-    for line in _table_lines(source):
-        if not line.understood:
-            reading.refuse(line.number, line.text)
-            continue
-        reading.read += 1
-        if line.row:
-            task, version, filter_, shots, metric, score, error, arrow = line.row
+    reading, printed = ReadResults(unit="line", notes=[_NO_SAMPLES]), PrintedTables()
+    for number, line in source.lines():
+        reading.read += printed.read(number, line)
+    for run, rows in printed.runs.items():
+        limit = re.search(r"limit: ([^,]+),", run)
+        for task, version, filter_, shots, metric, score, error, arrow in (row for row, _ in rows):
             if wanted in ("", metric, f"{metric},{filter_}"):
-                limit = re.search(r"limit: ([^,]+),", line.run)
                 reading.sets.append(ResultSet(
-                    tool="lm-eval", run=line.run, task=task, metric=f"{metric},{filter_}",
-                    shots=int(shots) if shots.isdecimal() else None,
-                    task_version=version, model=line.run.partition(", gen_kwargs")[0], limit=_limit(limit[1]) if limit else "",
+                    tool="lm-eval", run=run, task=task, metric=f"{metric},{filter_}",
+                    shots=int(shots) if shots.isdecimal() else None, task_version=version,
+                    model=run.partition(", gen_kwargs")[0], limit=_limit(limit[1]) if limit else "",
                     higher_is_better={"↑": True, "↓": False}.get(arrow, better_if_higher(metric)),
                     stated=StatedScore(value=float(score), error=float(error) if _SCORE.fullmatch(error) else None),
                 ))  # fmt: skip
@@ -495,13 +478,4 @@ def _row(text: str, above: tuple[str, ...]) -> tuple[str, ...] | None:
     return tuple(cell or before for cell, before in zip(row[:2], above, strict=False)) + row[2:]
 
 
-def _row_below_guessing(row: tuple[str, ...], cited: Excerpt) -> list[CitedFinding]:
-    """Look for a score below guessing. Of a task in a group, which has a dash before its name, one may be so by chance."""
-    task, metric, score = row[0], row[4], float(row[5])
-    counts = not task.startswith("-") and metric in _SHARES and 0 <= score <= 1
-    made = below_guessing(task, score, 0, task, (), (cited,)) if counts else None
-    return [made] if made else []
-
-
 READER = results_reader("lm-eval", "lm-eval results", _recognises, _results, extend=_with_scores)
-TABLE = FormatReader("lm-eval-table", "lm-eval's printed table", _is_table, _read_table, _table_results)

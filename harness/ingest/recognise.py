@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # engine's trace or a table was printed into is a log.
 _READERS = (
     ("assay_run", "READER"), ("lm_eval", "READER"), ("inspect_ai", "READER"), ("simple_evals", "READER"),
-    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("lm_eval", "TABLE"),
+    ("tensor_files", "READER"), ("sglang_log", "READER"), ("mlc_engine", "READER"), ("sglang_log", "TABLE"),
 )  # fmt: skip
 
 
@@ -36,9 +36,10 @@ def readers() -> tuple[FormatReader, ...]:
     return tuple(getattr(import_module(f"assay.harness.ingest.{module}"), name) for module, name in _READERS)
 
 
-def _taker(source: SourceFile) -> FormatReader | None:
-    """Return the reader that takes a file; None if none does."""
-    return next((reader for reader in readers() if reader.recognises(source)), None)
+def _taker(source: SourceFile, compared: bool = False) -> FormatReader | None:
+    """Return the reader that takes a file, for `compare` if `compared`; None if none does."""
+    takers = (reader for reader in readers() if reader.compared or not compared)
+    return next((reader for reader in takers if reader.recognises(source)), None)
 
 
 def ingest(paths: Sequence[Path], damaged: Callable[[AssayError], None] = lambda _: None) -> IngestResult:
@@ -206,10 +207,11 @@ def _named_twice(path: Path) -> UsageError:
 
 def _reader_of(source: SourceFile) -> FormatReader:
     known = [reader for reader in readers() if reader.compared]
-    reader = _taker(source)
-    if reader is None or not reader.compared:
+    reader = _taker(source, compared=True)
+    if reader is None:
+        other = _taker(source)
         raise UsageError(
-            f"{source.path} is not recognised as something to compare{f': it is of {reader.title}' if reader else ''}.",
+            f"{source.path} is not recognised as something to compare{f': it is of {other.title}' if other else ''}.",
             f"one of: {', '.join(reader.title for reader in known)}",
             "name a file, or the output folder of the tool",
         )

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from assay.harness.conditions import CACHED_PREFIX_TOKENS
+from assay.harness.ingest.lm_eval import PrintedTables
 from assay.harness.ingest.result import CitedLines
 from assay.harness.tracebacks import Traceback
 
@@ -151,6 +152,8 @@ class Log:
         calls: logged calls of kernels, by function.
         nan_from: results with NaN of calls whose inputs had none, by function.
         loose_outcomes: outcomes that could not be given to one test, since several were open.
+        of_vllm: pieces of lines that vLLM logged.
+        printed: tables of scores that lm-eval printed.
         disordered: times that are earlier than the one before, by more than two seconds.
     """
 
@@ -174,6 +177,8 @@ class Log:
     loose_outcomes: CitedLines = field(default_factory=CitedLines)
     summary: tuple[str, int] = ("", 0)
     disordered: CitedLines = field(default_factory=CitedLines)
+    of_vllm: int = 0
+    printed: PrintedTables = field(default_factory=PrintedTables)
     began: str = ""
     ended: str = ""
     answer_limit: tuple[int, CitedLines] = field(default_factory=lambda: (0, CitedLines()))

@@ -13,7 +13,7 @@ from assay.harness.ingest.guessing import GUESSING, LEVEL, at_most
 from assay.harness.ingest.result import CitedFinding, CitedLines, Excerpt
 from assay.harness.ingest.result_set import MOST_UNPARSED
 from assay.harness.ingest.sglang_facts import Log, LogMetric, Server
-from assay.harness.ingest.sglang_patterns import NUMBER
+from assay.harness.ingest.sglang_patterns import ENDED_BY_ANOTHER, NUMBER
 from assay.harness.text import counted, listed, one_line, percent
 from assay.harness.tracebacks import HEADER, Traceback
 from assay.harness.verdict import Severity
@@ -39,6 +39,7 @@ _TITLES: dict[str, tuple[Severity, str]] = {
     "decode-not-shown": ("warning", "Nothing shows that the candidate computed decode"),
     "retry-hid-failure": ("warning", "A retry hid the first failure"),
     "fallback": ("warning", "A fallback was announced"),
+    "error-logged": ("warning", "An error was logged"),
     "kernel-not-loaded": ("info", "A kernel was not loaded"),
     "offline-retry": ("info", "The hub was not reachable"),
     "retract": ("info", "Requests were retracted"),
@@ -65,7 +66,7 @@ def findings(log: Log) -> list[CitedFinding]:
     """List all findings, the worst first."""
     rules = (
         _below_guessing, _below_bound, _invalid, _unparsed, _runaways, _prefix_untested, _decode_not_shown, _refused, _not_finite,
-        _hidden_by_retry, _failed_otherwise, _notices,
+        _hidden_by_retry, _failed_otherwise, _notices, _errors, _printed_below_guessing,
     )  # fmt: skip
     return sorted((made for rule in rules for made in rule(log)), key=badness)
 
@@ -386,19 +387,37 @@ def _notices(log: Log) -> Iterator[CitedFinding]:
     for kind in _NOTICES:
         seen = [where for (of, _), where in log.notices.items() if of == kind]
         if seen:
-            yield notice(kind, seen, _crashed_by(log, seen[0]) if kind == "crash" else "")
+            says = _crashed_by(log, seen) if kind == "crash" else seen[0].text if kind == "accuracy-warned" else ""
+            yield _noticed(kind, seen, f"{one_line(says, 300).rstrip('.')}." if says else "")
 
 
-def notice(kind: str, seen: Sequence[CitedLines], says: str = "") -> CitedFinding:
-    """Make the finding of lines that matter by themselves; it begins with what they say, if that is not its evidence alone."""
-    if kind == "accuracy-warned":
-        says = f"{one_line(seen[0].text, 300).rstrip('.')}."
+def _noticed(kind: str, seen: Sequence[CitedLines], says: str) -> CitedFinding:
     evidence = [f"{where.count}×: {one_line(where.text)}" for where in seen[:5]]
     lines = counted(sum(where.count for where in seen), "line")
-    return _finding(kind, lines, f"{says} {_NOTICES[kind]}".strip(), evidence, seen[:20])
+    return _finding(kind, lines, f"{says} {_NOTICES.get(kind, '')}".strip(), evidence, seen[:20])
 
 
-def _crashed_by(log: Log, where: CitedLines) -> str:
-    """Return the exception of the traceback that the line of a crash begins, or else the line, as a sentence."""
-    raised = (trace.exception for trace, _ in log.traces if trace.first == where.first and trace.exception)
-    return f"{one_line(next(raised, where.text)).rstrip('.')}."
+def _crashed_by(log: Log, seen: Sequence[CitedLines]) -> str:
+    """Return what ended a process: an exception that is not of another process's end, or else how it ended."""
+    begun = {where.first + more for where in seen for more in (0, 1)} | {where.first for where in seen}
+    raised = [trace.exception for trace, _ in log.traces if trace.exception and trace.first in begun]
+    causes = [exception for exception in raised if not ENDED_BY_ANOTHER.match(exception)]
+    died = [where.text for where in seen if " died " in where.text]
+    return next(iter((*causes, *died, *raised)), seen[0].text)
+
+
+def _errors(log: Log) -> Iterator[CitedFinding]:
+    """Yield errors and exceptions outside of tests, where nothing says that a process crashed."""
+    if any(kind == "crash" for kind, _ in log.notices) or log.tests:
+        return
+    raised = [CitedLines.of(trace.exception_line, trace.exception) for trace, _ in log.traces if trace.exception]
+    seen = [*reversed(raised), *(where for (kind, _), where in log.notices.items() if kind == "error")]
+    if seen:
+        yield _noticed("error-logged", seen, f"{one_line(seen[0].text, 300).rstrip('.')}.")
+
+
+def _printed_below_guessing(log: Log) -> Iterator[CitedFinding]:
+    """Yield scores of printed tables that are below guessing; of a task in a group, named with a dash, one may be so by chance."""
+    for task, score, cited in log.printed.shares():
+        if not task.startswith("-") and (made := guessing.below_guessing(task, score, 0, task, (), (cited,))):
+            yield made

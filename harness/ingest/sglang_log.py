@@ -1,4 +1,7 @@
-"""The reader of logs of SGLang servers, and of pytest runs that start them: a log → the facts, tables and findings of a report."""
+"""The reader of logs: of SGLang and vLLM servers, of pytest runs that start them, and of evaluations that print their scores.
+
+A log → the facts, tables and findings of a report.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import re
 from collections.abc import Iterable
 
 from assay.harness.engines.sglang import failures
+from assay.harness.ingest.lm_eval import is_table, table_results
 from assay.harness.ingest.result import Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
 from assay.harness.ingest.sglang_facts import PER_SERVER, Log, Server, Test, differing_arguments
 from assay.harness.ingest.sglang_findings import cite, findings, next_steps
+from assay.harness.ingest.sglang_patterns import VLLM_SIGN
 from assay.harness.ingest.sglang_reader import read_log, seconds_between
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.text import one_line, percent, ranges
@@ -30,8 +35,10 @@ _START = ("model", "dtype", "weights", "KV tokens", "graph batches", "graph seco
 
 _TIME = r"^\S{0,200}(?:\w{1,60}: )?\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z]+\d+)*\] "
 _SIGNS = re.compile(
-    r"^=+ test session starts =+\r?$|^\[METRIC\] \w+=|^command=python3? -m sglang|^Accuracy: [\d.]+\r?\nInvalid: [\d.]+\r?$"
-    rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |SGLang Kernel API Call: )"
+    r"^=+ (?:test session starts|FAILURES|ERRORS|short test summary info) =+\r?$"
+    r"|^\[METRIC\] \w+=|^command=python3? -m sglang|^Accuracy: [\d.]+\r?\nInvalid: [\d.]+\r?$"
+    rf"|{_TIME}(?:server_args=|(?:Prefill|Decode) batch|INFO:  |SGLang Kernel API Call: |\w+ hit an exception|Received sigquit)"
+    rf"|^.{{0,120}}?{VLLM_SIGN}"
     r"|^\S{0,200}(?:\w{1,60}: )?\[[-\d]+ [\d:]+\] Load weight |^\S+sglang/launch_server\.py:\d+: ",
     re.MULTILINE,
 )
@@ -46,10 +53,11 @@ def _read(source: SourceFile) -> FileDocument:
     """Read all of it, a line at a time."""
     log = read_log(source.lines())
     excerpts = [lines.excerpt for lines in log.unread[:_SHOWN]]
+    id_, title = (READER.id, READER.title) if _recognises(source) else (TABLE.id, TABLE.title)
     file = FileRead.of(
         source,
-        "sglang-log",
-        "SGLang or pytest log",
+        "vllm-log" if log.of_vllm and not log.began else id_,
+        "vLLM log" if log.of_vllm and not log.began else title,
         log.read,
         log.lines - log.read,
         excerpts=excerpts,
@@ -100,7 +108,7 @@ def _facts(log: Log) -> Iterable[Fact]:
 def _cause(log: Log, source: SourceFile) -> Iterable[Fact]:
     """Yield why a server failed, where a process crashed, as for a server of assay's own; the whole log says it."""
     crashed = [where for (kind, _), where in log.notices.items() if kind == "crash"]
-    if crashed and source.size <= _EXPLAINED:
+    if crashed and not log.of_vllm and source.size <= _EXPLAINED:
         failure = failures.read("\n".join(text for _, text in source.lines()))
         if failure.cause:
             text = f"{failure.line.rstrip('.')}. To resolve: {failure.do}."
@@ -145,6 +153,7 @@ def _tables(log: Log) -> Iterable[FactTable]:
     calls = [(one_line(name), f"{count:,}") for name, count in log.calls.most_common(_SHOWN)]
     yield _table("kernel-calls", "Logged calls of kernels", ("function", "calls"), calls, _WITHOUT_TENSORS)
     kinds = [(kind, f"{count:,}") for kind, count in log.kinds.most_common()]
+    yield from log.printed.tables()
     yield _table("kinds", "Kinds of lines", ("kind", "pieces"), kinds, "several writers may share a line")
 
 
@@ -164,4 +173,5 @@ def _server(log: Log, server: Server) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-READER = FormatReader("sglang-log", "SGLang or pytest log", _recognises, _read, compared=False)
+READER = FormatReader("sglang-log", "log of SGLang, vLLM or pytest", _recognises, _read, compared=False)
+TABLE = FormatReader("lm-eval-table", "lm-eval's printed table", is_table, _read, table_results)

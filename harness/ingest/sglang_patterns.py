@@ -1,8 +1,9 @@
 """The lines that a log may have: patterns by kind, each below a line that it matches, unless it is nearly that line itself.
 
-Read in SGLang 0.4.6 to 0.5.23 (``sglang/srt``, ``sglang/test``, ``sglang/bench_*``), uvicorn 0.51, pytest 9.0, PyTorch 2.13
-(``torch/_inductor/select_algorithm.py``) and huggingface_hub 1.x, and seen in their logs. A pattern is about what a program prints
-wherever it runs, never about one file; a line that no pattern matches stays unread.
+Read in logs of vLLM 0.6 to 0.27 (how an engine ends, and what is before each line), and in SGLang 0.4.6 to 0.5.23
+(``sglang/srt``, ``sglang/test``, ``sglang/bench_*``), uvicorn 0.51, pytest 9.0, PyTorch 2.13
+(``torch/_inductor/select_algorithm.py``) and huggingface_hub 1.x, and seen in their logs. A pattern is about what a program
+prints wherever it runs, never about one file; a line that no pattern matches stays unread.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ _RECORDS = (
     ("offline-retry", r"WARNING _http\.py:\d+: .*thrown while requesting (?:HEAD|GET) \S+"),
     ("crash", r"Subprocess \w+ \(pid=\d+\) crashed with exit code -?\d+\..*|Received sigquit from a child process\..*"),
     ("crash", r"(?:\w+ hit an exception|\w+ watchdog timeout|Health check failed|CUDA out of memory|Out of memory)\b.*"),
+    # vLLM: EngineCore encountered a fatal error.
+    ("crash", r"(?:CPU )?EngineCore (?:failed to start|encountered a fatal error)\..*|WorkerProc failed to start\..*"),
+    ("crash", r"(?:Engine core|Worker) proc \S+ died unexpectedly, .*"),
+    ("crash", r"(?:AsyncLLM output_handler|Engine background task) failed\b.*"),
     ("retract", r"(?:KV cache pool is full|Decode out of memory happened)\. Retract requests\. .*"),
     ("deprecated", r"(?:\x1b\[[\d;]*m)?.*(?:is|are|been) deprecated\b.*(?:\x1b\[[\d;]*m)?"),
     ("fallback", r"(?i:.*\b(?:fall(?:s|ing)? ?back|fell back|roll(?:s|ing)? back|fallback)\b.*)"),
@@ -84,6 +89,7 @@ _RECORDS = (
     ("levelled-record", r"(?:WARNING|ERROR|CRITICAL):? +(?:[\w.]+\.py:\d+:|[\w.]+:) .*"),
 )  # fmt: skip
 _BARE = (
+    ("crash", r"Fatal Python error: .*|(?:Killed|Aborted|Segmentation fault)(?: +\(core dumped\))?"),
     # A server, without a time.
     ("distributed", r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"),
     ("offline-retry", r"'?\(?MaxRetryError\(.*thrown while requesting (?:HEAD|GET) \S+"),
@@ -138,8 +144,8 @@ _HEADINGS = (
      r"={3,} (test session starts|warnings summary|(?:short|rerun) test summary info|FAILURES|ERRORS|PASSES|slowest .*) ={3,}"),
     # ==================== 1 failed, 3 passed, 1 warning in 319.15s (0:05:19) ====================
     ("pytest-summary",
-     r"={3,} ((?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s"
-     r"(?: \([\d:]+\))?|no tests ran in [\d.]+s) ={3,}"),
+     r"(?:={3,} )?((?:\d+ (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?)+ in [\d.]+s"
+     r"(?: \([\d:]+\))?|no tests ran in [\d.]+s)(?: ={3,})?"),
     # ====== Offline Throughput Benchmark Result =======
     ("table-title", r"=+ *((?:\w[\w ]{0,80})?Result) *=+"),
 )  # fmt: skip
@@ -219,9 +225,25 @@ COUNTED_AS = {"unittest-outcome": "outcome", "kernel-begins": "kernel-call", "ke
 """Kinds that are counted as another one."""
 
 ACCURACY_WARNED = re.compile(
-    r"(?i:\b(?:may|might|can|could|will) .{0,40}\b(?:less accurate|accuracy (?:drop|issue|loss|degrad)))"
+    r"(?i:\b(?:may|might|can|could|will) .{0,40}\b(?:less accurate|accuracy (?:drop|issue|loss|degrad))"
+    r"|scaling factors? (?:of )?1\.0\b)"
 )
 """What SGLang and vLLM write where a setting costs accuracy, such as a KV cache in FP8 without scales."""
+_PROCESS = r"\((?:APIServer|EngineCore|Worker|VllmWorker)[^()]{0,60}\)(?: |$)"
+_LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+_DATE = r"\d\d-\d\d \d\d:\d\d(?::\d\d)? "
+_PLACE = r"(?:\[[\w./ -]+:\d+\]|[\w.]+:\d+\])(?: |$)"
+VLLM_SIGN = rf"(?:{_PROCESS}|{_LEVEL}{_DATE}{_PLACE})"
+"""What a line of vLLM has before its message, behind what containers put before it: its process, or its level, date and place."""
+VLLM = re.compile(
+    rf".{{0,120}}?(?={_PROCESS}|{_LEVEL}(?:{_DATE})?{_PLACE})(?:{_PROCESS})?(?P<logged>{_LEVEL}(?:{_DATE})?{_PLACE})?"
+)
+"""All that is before the message of a line of vLLM; "logged" is empty where it was printed."""
+ENDED_BY_ANOTHER = re.compile(
+    r"(?:\S*\.)?(?:Async)?EngineDeadError\b"
+    r"|RuntimeError: (?:Engine core initialization failed|Worker failed with error|cancelled|Executor failed)"
+)
+"""How a process of vLLM ends because of another one."""
 # Characters of a line in which progress bars are looked for.
 _LONGEST_BARS = 20_000
 # Several writers may share a line: progress bars that end in a carriage return or in nothing, names of tests, labels of a stream.

@@ -17,11 +17,13 @@ from assay.harness.ingest.sglang_patterns import (
     ACCURACY_WARNED,
     BARE,
     COUNTED_AS,
+    ENDED_BY_ANOTHER,
     HEADINGS,
     NUMBER,
     RECORDS,
     SECTIONS,
     STATED,
+    VLLM,
     LineTable,
     pieces,
 )
@@ -44,7 +46,7 @@ _START_UP = {
 }
 # Kinds of lines that may matter, and what they are noted as.
 _NOTED = {kind: kind for kind in ("kernel-not-loaded", "offline-retry", "crash", "retract", "fallback", "option-chosen")} | {
-    "levelled-record": "warning", "kernel-exception": "crash",
+    "levelled-record": "warning", "kernel-exception": "crash", "ERROR": "error", "CRITICAL": "error",
 }  # fmt: skip
 # Characters of a line that patterns are tried on, apart from a list of arguments, which may be `_LONGEST_LIST` long.
 _LONGEST = 1 << 15
@@ -139,6 +141,9 @@ class _LogReader:
             self.log.bars[self._test, label, int(bar["total"])] = (int(bar["done"]), number)
         elif kind == "test-start":
             self._start_test(number, text)
+        elif kind == "text" and (".py:" in text[:200] or "pid=" in text[:120]) and (engine := VLLM.match(text)):
+            self.log.of_vllm += 1
+            kind = self._engine_line(number, text[engine.end() :], (engine["logged"] or "").partition(" ")[0])
         elif kind == "text":
             stamped = text[:1] == "[" and text[1:2].isdecimal()
             kind = self._record(number, text) if stamped else self._bare(number, text)
@@ -164,8 +169,22 @@ class _LogReader:
             return "traceback"
         return self._find(RECORDS, number, message) or (message and self._find(BARE, number, message))
 
+    def _engine_line(self, number: int, text: str, level: str) -> str:
+        """Read a line of vLLM, behind its process, level and place; one without a level was printed."""
+        if text.endswith(HEADER):
+            self._begin_traceback(number, text)
+            self.log.note("crash" if text != HEADER else "", number, text)
+            return "traceback"
+        in_traceback = level in ("", "ERROR", "CRITICAL") and self._tracebacks.line(number, text)
+        kind = "traceback" if in_traceback else self._find(RECORDS, number, text)
+        if not kind and level:
+            self.log.note("accuracy-warned" if ACCURACY_WARNED.search(text) else _NOTED.get(level, ""), number, text)
+        return kind or level.lower() or self._bare(number, text)
+
     def _bare(self, number: int, text: str) -> str:
         """Read a line without a time."""
+        if (text[:1] == "|" or "gen_kwargs" in text) and self.log.printed.read(number, text):
+            return "evaluation"
         return (
             (self._kernel and self._value(number, text))
             or self._block(number, text)
@@ -224,8 +243,9 @@ class _LogReader:
         """End the figures of a server. One whose arguments the log does not have is a server if it computed anything."""
         self._server.close()
         server = self._server
-        if not server.number and (server.prefills.count or server.decodes.count):
-            server.number, server.line = 1, server.prefills.first or server.decodes.first
+        seen = [each.first for each in (server.prefills, server.decodes, server.refused) if each.count]
+        if not server.number and seen:
+            server.number, server.line = 1, seen[0]
             self.log.servers.append(server)
 
     def _at(self, number: int, text: str) -> re.Match[str] | None:
@@ -295,6 +315,8 @@ class _LogReader:
 
     def _keep(self, trace: Traceback, test: int) -> None:
         self.log.traces.append((trace, test))
+        if ENDED_BY_ANOTHER.match(trace.exception):
+            self.log.note("crash", trace.exception_line, trace.exception)
 
     def _take_row(self, number: int, match: re.Match[str]) -> None:
         if self._rows is not None:

@@ -84,6 +84,8 @@ def _compare_servers(
     diff = _compare_served(fingerprints)
     if diff is not None and diff.undeclared:
         return "failed", state("served-otherwise", said=[difference.says for difference in diff.undeclared])
+    if diff is not None and any("config" in served.not_observed for served in fingerprints.values()):
+        return "missing", state("settings-not-compared", why=diff.unread)
     arguments, parts = len(servers["reference"].arguments), len(diff.compared) if diff else None
     return "ok", state("servers-agree", stored=stored, arguments=arguments, parts=parts)
 

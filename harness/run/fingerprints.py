@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from assay.evals.probe_texts import CHATS, TEXTS
 from assay.harness.engines.base import ChatRequest, answers
@@ -27,6 +28,7 @@ from assay.harness.fingerprint import in_interpreter
 from assay.harness.fingerprint.checkpoint import beside_checkpoint, checkpoint_weights
 from assay.harness.fingerprint.facts import PACKAGES, variables
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
+from assay.harness.reading import reading, whole_file
 from assay.harness.run.preflight import ignored_of
 from assay.harness.sides import Device, Side, flag_values, settings, without_secrets
 from assay.harness.text import how_ended, one_line
@@ -36,6 +38,8 @@ from assay.worker import run_command
 _TAIL_LINES = 20
 # Requests in flight, of an endpoint that others use too.
 _AT_ONCE = 4
+# Names of this machine in a URL: a folder of the same name on another one may be another model.
+_HERE = ("localhost", "127.0.0.1", "::1")
 _PROCESS = "assay.harness.engines.sglang.fingerprint_process"
 
 
@@ -101,7 +105,7 @@ def of_files(side: Side, timeout_s: float) -> Fingerprint:
         ]
         read = json.loads(_printed(command, environment, folder, timeout_s, f"{command[0]} (transformers)"))
     missing: dict[str, str] = read["not_observed"]
-    update: dict[str, Any] = {name: read[name] for name in ("generation", "packages") if name in read}
+    update: dict[str, Any] = {name: read[name] for name in ("generation", "config", "packages") if name in read}
     if "tokens" in read:
         update["tokens"] = Tokens(**read["tokens"])
     if "rope" in read:
@@ -190,6 +194,10 @@ def of_url(url: str, model: str, timeout_s: float) -> Fingerprint:
             missing[part] = one_line(str(error).splitlines()[0], 200)
         seconds[part] = round(time.perf_counter() - begun, 4)
     told = update.get("arguments", {})
+    try:
+        update["config"] = _told_settings(server, client, told)
+    except (EngineError, EvidenceError, KeyError, TypeError, ValueError) as error:
+        missing["config"] = f"settings of the model not read: {one_line(str(error).splitlines()[0], 160)}"
     if told.get("version"):
         update["packages"] = {"sglang" if "attention_backend" in told else "engine": told["version"]}
     return Fingerprint(
@@ -215,6 +223,31 @@ def _told_arguments(client: Client) -> dict[str, str]:
             error = missing
     assert error is not None
     raise error
+
+
+def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]) -> dict[str, str]:
+    """Read ``config.json`` in the folder that the server names, with its overrides; only of a server on this machine.
+
+    Raises:
+        EvidenceError: the folder cannot be read here.
+    """
+    named = told.get("model_path", "")
+    for path in ("/get_model_info", "/v1/models"):
+        if not named:
+            with suppress(EngineError, KeyError, IndexError, AttributeError, TypeError):
+                answer = client.json("GET", path, timeout_s=INFO_TIMEOUT_S)
+                models = [model for model in answer.get("data", []) if model["id"] == client.model]
+                named = str(answer.get("model_path") or models[0].get("root") or "")
+    config = Path(named or ".") / "config.json"
+    if not named or urlsplit(server.url).hostname not in _HERE or not config.is_file():
+        elsewhere = ", which is not a folder on this machine" if named else ""
+        says = f"the server names {named or 'no model folder'}{elsewhere}."
+        raise EvidenceError(says, "a folder that can be read here", "fingerprint it where it runs")
+    with reading(config, "config.json"):
+        written, overrides = (
+            json.loads(text) for text in (whole_file(config), told.get("json_model_override_args") or "{}")
+        )
+        return in_interpreter.settings_of(in_interpreter.overridden(written, overrides))
 
 
 def _told_tokens(server: RemoteServer, client: Client) -> Tokens:

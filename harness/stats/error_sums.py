@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,11 +31,14 @@ def query_sums(outputs: Tensor, expected: Tensor) -> Tensor:
     if outputs.dim() > b.dim() and len(outputs) > each:
         return torch.cat([query_sums(some, expected) for some in torch.split(outputs, each)])
     a = outputs.detach().double()
-    both = a.isfinite() & b.isfinite()
-    undefined, nonfinite = b.isnan().expand_as(a), (a.isfinite() != b.isfinite()) & ~b.isnan()
-    off = torch.where(both, a - b, 0.0)
-    right = torch.where(both, b, 0.0)
-    lost, missing = nonfinite.sum(-1).double(), undefined.sum(-1).double()
+    off, right = a - b, b.expand_as(a)
+    if off.device.type == "cpu" and math.isfinite(float(off.sum())):  # of finite numbers alone: a fifth of the time
+        lost = missing = off.new_zeros(off.shape[:-1])
+    else:
+        both = a.isfinite() & b.isfinite()
+        undefined, nonfinite = b.isnan().expand_as(a), (a.isfinite() != b.isfinite()) & ~b.isnan()
+        off, right = torch.where(both, off, 0.0), torch.where(both, b, 0.0)
+        lost, missing = nonfinite.sum(-1).double(), undefined.sum(-1).double()
     columns = [off.abs().sum(-1), right.abs().sum(-1), a.shape[-1] - lost - missing, lost, missing]
     return torch.stack([*columns, (off * right).sum(-1), right.square().sum(-1)], -1)
 

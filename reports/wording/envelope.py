@@ -8,7 +8,7 @@ from assay.harness.conditions import BATCHES, BORDER_TOKENS, ENVELOPE, GRAPH
 from assay.harness.evidence.envelope import Ranges
 from assay.harness.judge.report import EnvelopeResult
 from assay.harness.statement import Statement
-from assay.harness.text import counted, few, listed
+from assay.harness.text import counted, few, listed, met
 from assay.reports.wording.say import Found, say, says
 
 _FEATURES = {
@@ -48,13 +48,13 @@ def _lengths(
 ) -> dict[str, str]:
     words = {}
     if "extend" in envelope.claimed:
-        at = {quantity: _met_in_words(ranges) for quantity, ranges in compared["extend"].items()}
+        at = {quantity: met(ranges, BORDER_TOKENS) for quantity, ranges in compared["extend"].items()}
         words["extend"] = (
             f"prefill at {at['new-tokens']} new tokens, at {at['new-behind-prefix']} behind a cached prefix, at "
             f"{at['prefix-tokens']} cached and at {at['total-tokens']} in all"
         )
     if "decode" in envelope.claimed:
-        lengths = _met_in_words(compared["decode"]["total-tokens"])
+        lengths = met(compared["decode"]["total-tokens"], BORDER_TOKENS)
         words["decode"] = f"decode at {lengths} tokens and to a depth of {reached['decode']['depth']:,}"
     return words
 
@@ -101,22 +101,6 @@ def _outside(envelope: EnvelopeResult) -> Iterator[str]:
     lacking = [words for name, words in _FEATURES.items() if name not in {*_RARE, *envelope.features, *envelope.unfelt}]
     yield f"attention that this model's calls lack: {', '.join((*lacking, *_NEVER))}"
     yield "speculative decoding"
-
-
-def _met_in_words(met: Ranges) -> str:
-    """Say how many of which lengths were met, for example "48 of 1 to 256". What is missing of a block is said as a gap."""
-    spans: list[tuple[int, int, int]] = []
-    for first, last in met:
-        if spans and first - spans[-1][1] <= BORDER_TOKENS:
-            start, _, number = spans.pop()
-        else:
-            start, number = first, 0
-        spans.append((start, last, number + last - first + 1))
-    said = [
-        (f"{number:,} of " * (number <= last - first)) + (f"{first:,} to {last:,}" if first < last else f"{first:,}")
-        for first, last, number in spans
-    ]
-    return (few(said, 5) if len(said) > 5 else listed(said)) or "none"
 
 
 def _in_words(ranges: Ranges, most: int = 6) -> str:

@@ -167,6 +167,11 @@ def _served_otherwise(said: list[str]) -> Found:
 
 
 @says
+def _settings_not_compared(why: str) -> Found:
+    return Found(f"settings of the model were not compared ({why})", "repair what kept the server from reading them")
+
+
+@says
 def _servers_agree(stored: bool, arguments: int, parts: int | None) -> str:
     same = "the stored reference and the candidate have one model hash" if stored else "one model folder"
     served = "was not observed" if parts is None else f"agrees in {counted(parts, 'part')}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from assay.harness.conditions import BORDER_TOKENS
 from assay.harness.drivers.sweep.spec import SweepResult
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import BASELINE, INVARIANCE, LENGTH_RATIO, Judgement, SuiteVerdict
 from assay.harness.judge.latency_result import LatencyResult
 from assay.harness.judge.report import Report, SuiteResult
 from assay.harness.sides import differing
-from assay.harness.text import counted, listed, one_line
+from assay.harness.text import counted, listed, met, one_line
 from assay.harness.verdict import WORST_FIRST, Check, Finding, Verdict, cause_of
 from assay.reports.wording.requirements import said_check
 from assay.reports.wording.say import measured_of, said_finding, say, says
@@ -151,18 +152,14 @@ def _shown_by(suite: SuiteVerdict) -> str:
 
 
 def _scope_of(report: Report) -> str:
-    """Say what a pass covers: "on the tiny model: 260 synthetic questions, up to 256 tokens; decode is the reference's"."""
-
-    def tokens(reached: Mapping[str, Mapping[str, int]]) -> int:
-        return min((values.get("total-tokens", 0) for values in reached.values()), default=0)
-
+    """Say what a pass covers: "on the tiny model: 260 questions, prefill at 48 of 1 to 256 tokens in batches of 1 to 9"."""
     asked = next((suite for suite in report.suites if suite.id == "accuracy" and suite.tallies), None)
     reach = [f"{asked.tallies[0].total:,} {'synthetic ' if asked.synthetic else ''}questions"] if asked else []
-    if report.envelope and (most := tokens(report.envelope.reached)):
-        served = tokens(report.envelope.served_reached)
-        reach.append(f"up to {most:,} tokens")
-        if served < most:
-            reach[-1] += f" ({f'{served:,}' if served else 'none'} of them served)"
+    for phase, compared in report.envelope.compared.items() if report.envelope else ():
+        by_server = report.envelope.served.get(phase, {}) if report.envelope else {}
+        lengths, served = (met(some.get("total-tokens", ()), BORDER_TOKENS) for some in (compared, by_server))
+        words = f"{'prefill' if phase == 'extend' else phase} at {lengths} tokens"
+        reach.append(f"{words} in batches of {met(compared['batch'], 1)}{f' ({served} served)' * (served != lengths)}")
     model = report.environment.model
     name = one_line(model.rstrip("/").rpartition("/")[2] or model, 60)
     claimed = report.candidate.claimed_phases or (report.layers.phases if report.layers else ())

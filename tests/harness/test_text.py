@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.harness.text import clip, one_line, ranges, two_digits, visible
+from assay.harness.text import clip, met, one_line, ranges, two_digits, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -87,3 +87,10 @@ def test_ranges(numbers: tuple[int, ...], text: str) -> None:
 )
 def test_a_ratio_has_two_digits_and_no_exponent(ratio: float, shown: str) -> None:
     assert two_digits(ratio) == shown
+
+
+def test_numbers_that_were_met_are_counted_within_ranges() -> None:
+    spans = ((1, 3), (40, 40), (64, 65), (4097, 4097))
+    assert met(spans, 64) == "6 of 1 to 65 and 4,097"
+    assert met(spans, 1) == "1 to 3, 40, 64 to 65 and 4,097"
+    assert met((), 64) == "none"

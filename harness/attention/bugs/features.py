@@ -16,7 +16,8 @@ from torch import Tensor
 from assay.harness.attention.bugs.bug import Bug, Compute, code
 from assay.harness.attention.bugs.masks import MASKED, RIGHT_MASK
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.oracle import Request, attend, factor_of, modified, oracle, requests
+from assay.harness.attention.oracle import Request, attend, factor_of, oracle, requests
+from assay.harness.attention.sequence_groups import modified
 
 # Dims of q and k in latent attention that carry the position (DeepSeek-V2, arXiv 2405.04434): the last ones.
 _ROPE_DIMS = 64

@@ -26,7 +26,7 @@ from assay.harness.evidence.fingerprint import OF_PROCESS, Fingerprint, Resolved
 from assay.harness.evidence.manifest import engine_label
 from assay.harness.evidence.nonce import nonce_of_process
 from assay.harness.fingerprint.facts import PACKAGES, device_facts, variables
-from assay.harness.fingerprint.in_interpreter import generation_of, tokens_of, versions
+from assay.harness.fingerprint.in_interpreter import generation_of, overridden, settings_of, tokens_of, versions
 from assay.harness.fingerprint.rope import asked_ropes, nearest, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
 from assay.harness.text import one_line, ranges
@@ -38,11 +38,6 @@ _KEPT = {
     "router bias": re.compile(r"e_score_correction_bias$"),
     "decay of a state": re.compile(r"A_log$"),
 }
-# Settings of a configuration that are names, or change nothing that is served, or that other parts hold as they are computed.
-_NO_SETTING = re.compile(
-    r"(^|\.)(_?name_or_path|architectures|auto_map|model_type|id2label|label2id|(transformers|sglang)_version|_\w+|context_len|"
-    r"(torch_)?dtype|quantization_config|rope_\w+|use_cache|initializer_\w+|output_\w+|return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
-)
 # Scales of a KV cache, which the part on quantisation has.
 _KV_SCALE = re.compile(r"^[kv]_scale")
 _BY_LAYER = {"RadixAttention": "attention", "RadixLinearAttention": "linear attention"}
@@ -154,21 +149,12 @@ def _config(runner: Any) -> Mapping[str, Any]:
     """Read the model's ``config.json`` as it is on disk, and override it as SGLang does; empty where there is none."""
     path = Path(str(runner.server_args.model_path)) / "config.json"
     read: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    overrides = _overrides(runner)
-    parameters = read.get("rope_parameters")
-    if parameters and "rope_theta" in overrides:  # SGLang may not see it beside these: it is asked for all the same
-        read["rope_parameters"] = {name: value for name, value in parameters.items() if name != "rope_theta"}
-    for key, value in overrides.items():
-        name = "rope_parameters" if key == "rope_scaling" and parameters else key
-        current = read.get(name)
-        read[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
-    return read
+    return overridden(read, _overrides(runner))
 
 
 def _settings(runner: Any) -> dict[str, str]:
     """Return a model's settings: its resolved configuration, and the floats that its layers hold, as the epsilon of a norm."""
-    resolved = _leaves(runner.model_config.hf_config.to_dict())
-    settings = {name: value for name, value in resolved if not _NO_SETTING.search(name)}
+    settings = settings_of(runner.model_config.hf_config.to_dict())
     held: dict[str, dict[float, list[int]]] = {}
     for path, module in runner.model.named_modules():
         for name, value in vars(module).items():
@@ -179,15 +165,6 @@ def _settings(runner: Any) -> dict[str, str]:
         of = [f"{value!r} (layers {_ranges(layers)})" if layers else repr(value) for value, layers in values.items()]
         settings[name] = repr(next(iter(values))) if len(values) == 1 else ", ".join(of)
     return settings
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what is set in a configuration, named with dots."""
-    if isinstance(value, Mapping):
-        for key, member in value.items():
-            yield from _leaves(member, f"{name}.{key}" if name else str(key))
-    elif value is not None:
-        yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _overrides(runner: Any) -> dict[str, Any]:

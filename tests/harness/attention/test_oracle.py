@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.harness.attention import oracle as oracle_module
 from assay.harness.attention.call import AttentionCall, Mask
-from assay.harness.attention.oracle import log_sum_exp, oracle
+from assay.harness.attention.oracle import attend, log_sum_exp, oracle, requests
 from assay.harness.attention.sample_calls import call_of
 
 
@@ -36,7 +36,6 @@ def test_agrees_with_sdpa_on_each_sequence(lens: list[tuple[int, int]], heads: t
 def test_blocks_of_queries_give_the_same_result(lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     call = call_of(lens, (4, 2), 8, torch.float64, "cpu")
     whole = oracle(call)
-    monkeypatch.setattr(oracle_module, "_FEW", 0)  # in groups, as large calls are
     monkeypatch.setattr(oracle_module, "NUMBERS_AT_ONCE", 4 * 7 * 3)
     torch.testing.assert_close(oracle(call), whole, rtol=1e-13, atol=1e-13)
 
@@ -84,12 +83,12 @@ def written_out(call: AttentionCall, b: int, i: int, head: int) -> tuple[Tensor,
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
-def test_features_are_computed_as_their_formulas_say(feature: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle_module, "_FEW", few)
+def test_features_are_computed_as_their_formulas_say(feature: str) -> None:
     call = asking(call_of([(1, 9), (7, 0), (3, 4)], (4, 2), 8, torch.float64, "cpu"), **FEATURES[feature])
     rows = [[written_out(call, b, i, head) for head in range(4)] for b, new in enumerate(call.lens_q) for i in range(new)]
-    torch.testing.assert_close(oracle(call), torch.stack([torch.stack([out for out, _ in row]) for row in rows]))
+    outs = torch.stack([torch.stack([out for out, _ in row]) for row in rows])
+    torch.testing.assert_close(oracle(call), outs)
+    torch.testing.assert_close(torch.cat([attend(one) for one in requests(call)], dim=1).transpose(0, 1), outs)
     torch.testing.assert_close(log_sum_exp(call), torch.tensor([[lse for _, lse in row] for row in rows]).double())
     some = torch.tensor([0, 2, 3, 8, 10])
     torch.testing.assert_close(oracle(call, some), oracle(call)[some])
@@ -98,9 +97,7 @@ def test_features_are_computed_as_their_formulas_say(feature: str, few: int, mon
     assert call.features == (asked if feature == "all" else (feature,))
 
 
-@pytest.mark.parametrize("few", [0, 4], ids=["in groups", "one by one"])
-def test_queries_of_cross_attention_see_all_keys_however_few(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle_module, "_FEW", few)
+def test_queries_of_cross_attention_see_all_keys_however_few() -> None:
     call = call_of([(5, -3), (2, 7), (4, -3)], (4, 2), 8, torch.float64, "cpu").with_spec(mask=Mask(causal=False))
     outs = []
     for (q0, q1), (k0, k1) in zip(pairwise(call.cu_seqlens_q.tolist()), pairwise(call.cu_seqlens_k.tolist()), strict=True):

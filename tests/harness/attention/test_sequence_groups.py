@@ -28,7 +28,6 @@ def alone(call: AttentionCall, at: int) -> AttentionCall:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("room", [ROOM, 2**14])
 def test_padded_sequences_get_the_answers_that_each_gets_alone(causal: bool, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle_module, "_FEW", 0)  # in groups, as large calls are
     monkeypatch.setattr(oracle_module, "NUMBERS_AT_ONCE", room)
     call = CALL.with_spec(mask=Mask(causal=causal))
     expected = torch.cat([attend(one) for one in requests(call)], dim=1).transpose(0, 1)

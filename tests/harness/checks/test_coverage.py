@@ -17,8 +17,10 @@ from assay.harness.attention.matrix import cases
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.checks.check import check as check_and_read
 from assay.harness.checks.coverage import coverage_of
+from assay.harness.conditions import BORDER_TOKENS
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.kernel_runs import CallResult, measure
+from assay.harness.text import met
 from assay.reports.check import _not_covered, message
 
 check = partial(check_and_read, read_out=0)
@@ -37,14 +39,15 @@ def test_coverage_is_values_their_reach_and_the_gaps() -> None:
     assert found.values["layer"] == ("0", "1", "2", "16", "31")
     [reach] = found.reach.values()
     assert (reach.new[-1], reach.behind[-1], reach.keys[-1], reach.sequences[-1]) == (513, 512, 4097, 40)
-    met = {(new, new + cached) for _, one in made for new, cached in zip(one.call.lens_q, one.call.prefixes, strict=True)}
-    assert (set(reach.new), set(reach.keys)) == ({new for new, _ in met}, {keys for _, keys in met}), "none that no call had"
+    pairs = {(new, new + cached) for _, one in made for new, cached in zip(one.call.lens_q, one.call.prefixes, strict=True)}
+    assert (set(reach.new), set(reach.keys)) == ({new for new, _ in pairs}, {keys for _, keys in pairs}), "none that no call had"
     assert set(reach.sequences) == {len(one.call.lens_q) for _, one in made}
     assert (found.runs, found.device) == (300, "cpu")
     said = message(KernelResult(kernel="k", calls=9, coverage=found))
     assert "head_dim 64, 80, 96, 128" in said
-    behind = f"{len(reach.behind)} lengths of up to 512 behind a cached prefix"
-    assert f"extend at {len(reach.new)} lengths of up to 513 new tokens, {behind}" in said
+    new, behind = (met([(n, n) for n in some], BORDER_TOKENS) for some in (reach.new, reach.behind))
+    assert f"extend at {new} new tokens, {behind} behind a cached prefix, " in said
+    assert " and 4,097 keys of a sequence" in said, "which stands by itself"
     assert f", and with {', '.join(map(str, reach.sequences[:-1]))} and 40 sequences" in said
 
 

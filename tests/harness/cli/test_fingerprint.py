@@ -17,7 +17,7 @@ def two(tmp_path: Path) -> tuple[Path, Path]:
     paths = []
     for version in ("2.12", "2.13"):
         path = tmp_path / f"{version}.json"
-        made = Fingerprint(source="server", engine="SGLang 0.5.23 on cpu", model="m", packages={"torch": version})
+        made = Fingerprint(source="server", engine="e", model="m", packages={"torch": version}, config={"eps": "1e-05"})
         path.write_text(made.model_dump_json())
         paths.append(path)
     return paths[0], paths[1]

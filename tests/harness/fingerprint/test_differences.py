@@ -33,7 +33,7 @@ def described(weights: dict[str, Tensor]) -> tuple[Weight, ...]:
 
 
 def fingerprint(**parts: Any) -> Fingerprint:
-    return Fingerprint(source="files", engine="SGLang 0.5.23 on cpu", model="m", **parts)
+    return Fingerprint(source="files", engine="SGLang 0.5.23 on cpu", model="m", **{"config": {}, **parts})
 
 
 def first(left: Fingerprint, right: Fingerprint, *allowed: str) -> tuple[int, str]:
@@ -45,11 +45,11 @@ def test_equal_fingerprints_have_no_difference() -> None:
     made = fingerprint(rope=(plain(500000.0),), weights=described(random_weights()), packages={"torch": "2.13.0"})
     result = compare_fingerprints(made, made)
     assert (result.exit_code, result.differences) == (0, ())
-    assert result.compared == ("rope", "weights", "packages")
+    assert result.compared == ("rope", "config", "weights", "packages")
 
 
 def test_nothing_in_common_is_no_pass() -> None:
-    result = compare_fingerprints(fingerprint(packages={}), fingerprint(tokens=Tokens()))
+    result = compare_fingerprints(fingerprint(packages={}), fingerprint(tokens=Tokens(), config=None))
     assert result.exit_code == 3
     assert "B: not observed" in result.not_compared["packages"]
 
@@ -401,7 +401,7 @@ def test_two_bos_of_a_rendered_chat_count_where_the_other_side_was_asked_for_the
     once = fingerprint(tokens=Tokens(bos=0, bare=IDS, retold={"system": (0, 5)}))
     url = fingerprint(tokens=Tokens(bos=0, bare=IDS)).model_copy(update={"source": "endpoint"})
     says = "two BOS tokens begin a chat that a client renders to text: the template has one, and the tokenizer adds one"
-    for other, code in ((once, 1), (url, 0), (fingerprint(packages={}), 3)):
+    for other, code in ((once, 1), (url, 3), (fingerprint(packages={}, config=None), 3)):
         assert first(twice, other) == (code, f"A: {says}")
         assert first(other, twice) == (code, f"B: {says}")
 

@@ -62,6 +62,9 @@ def test_what_was_served_decides_too_and_makes_no_check_milder() -> None:
     assert (check(other).status, check(other).outcome) == ("failed", state("served-otherwise", said=said))
     assert check(same, dtype=("a", "b")) == check({}, dtype=("a", "b"))
     assert check(same, dtype=("a", "b")).status == "failed"
+    unread = same["candidate"].model_copy(update={"not_observed": {"config": "KeyError: 'x'"}})
+    found = check({**same, "candidate": unread})
+    assert (found.status, found.outcome) == ("missing", state("settings-not-compared", why="A: not observed; B: KeyError: 'x'"))
     alone = check({"reference": same["reference"]})
     assert (alone.status, alone.outcome.values["parts"]) == ("ok", None)
 

@@ -23,7 +23,7 @@ from assay.harness.fingerprint.parts import faults
 from assay.harness.run import fingerprints
 from assay.harness.run.fingerprints import of_files, of_url
 from assay.harness.sides import Side
-from assay.reports.fingerprint import fingerprint_document
+from assay.reports.fingerprint import diff_document, fingerprint_document
 from tests.harness.fingerprint.models import LLAMA_3_SPLIT, random_weights, write_model
 
 LOGS = Path(__file__).parents[2] / "data" / "server_failures"
@@ -152,16 +152,19 @@ class Endpoint(BaseHTTPRequestHandler):
     seed = 1
     chats_begin: tuple[int, ...] = ()
     refuses_tools = False
+    root = ""
+    told: Mapping[str, Any] = {}
 
     def do_GET(self) -> None:
         documents = {
-            "/v1/models": {"data": [{"id": "m"}]},
+            "/v1/models": {"data": [{"id": "m", **({"root": self.root} if self.root else {})}]},
             "/server_info": {
                 "version": "0.5.23",
                 "attention_backend": self.attention,
                 "page_size": 1,
                 "api_key": "secret",
                 "random_seed": self.seed,
+                **self.told,
             },
         }
         self._answer(documents.get(self.path))
@@ -228,7 +231,7 @@ def test_an_endpoint_tells_its_arguments_and_tokens(url: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "code", "says"),
     [
-        ({"seed": 2}, 0, "random_seed is 1 in A, 2 in B"),  # another port, and a seed that was drawn
+        ({"seed": 2}, 3, "random_seed is 1 in A, 2 in B"),  # another port, and a seed that was drawn
         ({"attention": "fa3"}, 1, "attention_backend is triton in A, fa3 in B"),
         ({"refuses_tools": True}, 1, "the chat template refuses the chats 'tools' and 'tool answer' in B alone"),
         ({"chats_begin": (0, 0)}, 1, "B: two BOS tokens begin a chat (user, system, turns and 2 more)"),
@@ -252,7 +255,7 @@ def test_an_endpoint_beside_what_was_started_is_declared_by_nothing(url: str) ->
             "arguments": {**(told.arguments or {}), "chunked_prefill_size": "1"},
         }
     )
-    assert compare_fingerprints(started, told).exit_code == 0
+    assert compare_fingerprints(started, told, ["config"]).exit_code == 0
     other = started.model_copy(update={"arguments": {**(told.arguments or {}), "attention_backend": "fa3"}})
     assert first(other, told) == (1, "attention_backend is fa3 in A, triton in B")
     assert "packages" not in compare_fingerprints(started.model_copy(update={"packages": {}}), told).compared
@@ -268,3 +271,42 @@ def test_without_tokenize_the_numbers_of_prompt_tokens_are_compared(url: str) ->
     other = made.model_copy(update={"tokens": made.tokens.model_copy(update={"counts": counts})})
     code, says = first(other, made)
     assert (code, says) == (1, "35 of 35 chats have other numbers of prompt tokens (user: 7 in A, 8 in B)")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_setting_of_the_model_is_seen_in_files(tmp_path: Path) -> None:
+    right, wrong = (files(write_model(tmp_path / str(eps), PLAIN | {"rms_norm_eps": eps})) for eps in (1e-5, 0.5))
+    assert first(right, wrong) == (1, "the model's setting rms_norm_eps is 1e-05 in A, 0.5 in B")
+    held = {**(right.config or {}), "layers.RMSNorm.variance_epsilon": "1e-05"}
+    served = right.model_copy(update={"source": "server", "config": held})
+    assert compare_fingerprints(right, served).exit_code == 0, "files do not tell what layers hold"
+    unread = right.model_copy(update={"config": None, "not_observed": {"config": "OSError: no config.json"}})
+    for left, other in ((right, unread), (unread, right), (unread, unread)):
+        result = compare_fingerprints(left, other)
+        assert result.exit_code == 3
+        assert "OSError: no config.json" in diff_document(result).headline
+        assert "Nothing that changes outputs differs" not in diff_document(result).headline
+    assert compare_fingerprints(right, unread, ["config"]).exit_code == 0
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_setting_of_the_model_is_read_where_a_server_here_names_its_folder(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip("openai")
+    paths = [str(write_model(tmp_path / str(eps), PLAIN | {"rms_norm_eps": eps})) for eps in (1e-5, 0.5)]
+    told = [{"told": {"model_path": path}} if engine == "sglang" else {"root": path} for path in paths]
+    with serving(**told[0]) as ours, serving(**told[1]) as theirs:
+        left, right = (of_url(address, "", 30.0) for address in (ours, theirs))
+    assert (left.config or {})["rms_norm_eps"] == "1e-05"
+    named = [difference.says for difference in compare_fingerprints(left, right).undeclared if difference.part == "config"]
+    assert named == ["the model's setting rms_norm_eps is 1e-05 in A, 0.5 in B"]
+    overridden = {"told": {"model_path": paths[0], "json_model_override_args": '{"rms_norm_eps": 0.5}'}}
+    with serving(**overridden) as address:
+        assert (of_url(address, "", 30.0).config or {})["rms_norm_eps"] == "0.5"
+
+
+def test_a_server_that_names_no_folder_says_that_settings_of_the_model_were_not_read(url: str) -> None:
+    pytest.importorskip("openai")
+    made = of_url(url, "", 30.0)
+    assert made.config is None
+    assert "settings of the model not read" in made.not_observed["config"]
+    assert compare_fingerprints(made, made).exit_code == 3

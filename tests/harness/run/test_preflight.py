@@ -80,7 +80,7 @@ def test_what_is_not_known_refuses_nothing(tmp_path: Path) -> None:
 
 
 def served(**packages: str) -> Fingerprint:
-    return Fingerprint(source="server", engine="e", model="m", packages=packages)
+    return Fingerprint(source="server", engine="e", model="m", packages=packages, config={"rms_norm_eps": "1e-05"})
 
 
 def test_a_server_that_is_not_what_was_accepted_is_refused(tmp_path: Path) -> None:
@@ -91,6 +91,8 @@ def test_a_server_that_is_not_what_was_accepted_is_refused(tmp_path: Path) -> No
         ChangedError, match=r"The candidate \(B\) is not what .* \(A\) accepts: torch is 2\.12 in A, 2\.13 in B; and 1 more"
     ):
         check_accepted(accepted, served(torch="2.13", triton="3"))
+    with pytest.raises(ChangedError, match="settings of the model were not compared"):
+        check_accepted(accepted, served(torch="2.12").model_copy(update={"config": None}))
     with pytest.raises(ChangedError, match="nothing of it could be compared"):
         check_accepted(accepted, Fingerprint(source="server", engine="e", model="m"))
 

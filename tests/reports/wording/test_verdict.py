@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assay.harness.evidence.envelope import EngineLimits
+from assay.harness.evidence.envelope import EngineLimits, ranges_of
 from assay.harness.judge.judgement import measure
 from assay.harness.judge.report import EnvelopeResult, Report, SuiteResult, Tally
 from assay.harness.statement import state
@@ -117,20 +117,35 @@ def test_a_partial_run_says_so_whatever_its_verdict(report: Any) -> None:
 @pytest.mark.parametrize(
     ("questions", "claimed", "served", "said"),
     [
-        (260, ("extend",), 2048, "on the tiny model: 260 synthetic questions, up to 2,048 tokens; decode is the reference's"),
-        (0, ("extend", "decode"), 2048, "on the tiny model: up to 2,048 tokens"),
-        (0, ("extend", "decode"), 158, "on the tiny model: up to 2,048 tokens (158 of them served)"),
-        (0, ("extend", "decode"), 0, "on the tiny model: up to 2,048 tokens (none of them served)"),
+        (
+            260,
+            ("extend",),
+            128,
+            "260 synthetic questions, prefill at 10 of 1 to 128 tokens in batches of 1 to 3 and 9; decode is the reference's",
+        ),
+        (
+            0,
+            ("extend", "decode"),
+            64,
+            "prefill at 10 of 1 to 128 tokens in batches of 1 to 3 and 9 (6 of 1 to 64 served), decode at 10 of 1 to 128 tokens in "
+            "batches of 1 to 3 and 9 (6 of 1 to 64 served)",
+        ),
+        (0, ("extend",), 0, "prefill at 10 of 1 to 128 tokens in batches of 1 to 3 and 9 (none served); decode is the reference's"),
     ],
 )
 def test_a_pass_says_what_it_covers(report: Any, questions: int, claimed: tuple[str, ...], served: int, said: str) -> None:
-    reached, own = ({phase: {"total-tokens": tokens, "batch": 8} for phase in claimed} for tokens in (2048, served))
+    """It said "up to 2,048 tokens" where a few lengths had been met."""
+    met = (1, 2, 30, 40, 63, 64, 65, 99, 127, 128)
+    compared, own = (
+        {phase: {"total-tokens": ranges_of(n for n in met if n <= most), "batch": ((1, 3), (9, 9))} for phase in claimed}
+        for most in (128, served)
+    )
     limits = EngineLimits(context_tokens=4096)
-    covered = EnvelopeResult(policy="p", claimed=(), limits=limits, compared={}, reached=reached, served_reached=own, rows=())
+    covered = EnvelopeResult(policy="p", claimed=(), limits=limits, compared=compared, reached={}, served=own, rows=())
     tallies = tuple(each.model_copy(update={"right": 0, "wrong": questions, "total": questions}) for each in TALLIES)
     made = report(suite(verdict="pass", tallies=tallies if questions else ()), envelope=covered)
     served_by = made.candidate.model_copy(update={"claimed_phases": claimed})
     made = made.model_copy(
         update={"candidate": served_by, "environment": made.environment.model_copy(update={"model": "/models/tiny"})}
     )
-    assert headline(made) == f"sage_attn is no worse than the reference, within the stated margins, {said}."
+    assert headline(made) == f"sage_attn is no worse than the reference, within the stated margins, on the tiny model: {said}."
