@@ -54,7 +54,7 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds that the condition under which a kernel is wrong is sought, on `budget_clock`, and failing calls that it may begin at.
+# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong; and failing calls to begin at.
 _EXPERIMENTS_S, _BASES = 10.0, 6
 
 
@@ -110,7 +110,8 @@ def check(
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
-        read_out: most seconds that reading a wrong kernel takes, 0 not to read it; or what reads it, and keeps that. None for 30 s.
+        read_out: most seconds that reading a wrong kernel takes, 0 neither to read it nor to try where it is wrong; or what reads it,
+            and keeps that. None for 30 s.
         journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
 
     Raises:
@@ -129,7 +130,7 @@ def check(
             findings.append(not_endured(*wrong, task.again))
         result = _result(task, examined, findings, options)
         run = examined.run
-        if any(computed.fails for computed in run.results):
+        if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
             journal.write("stands", result=result, reading=False)
             found = _experiments(examined, journal)
             result = result.model_copy(

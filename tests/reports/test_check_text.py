@@ -16,9 +16,8 @@ from assay.harness.attention.matrix import cases
 from assay.harness.checks import kernel_matrix
 from assay.harness.checks.check import check as check_and_read
 from assay.harness.errors import ExitCode
-from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.localize.axes import Axis
-from assay.reports.check import _MAX_REFUSALS, _cause, _covered, _indifferent, _not_covered, check_document, message, sentence
+from assay.harness.evidence.kernel_result import Axis, KernelResult, Property, Tried
+from assay.reports.check import _MAX_REFUSALS, _cause, _covered, _not_covered, check_document, message, sentence
 from assay.reports.terminal import render
 
 TOP_LEFT = fault("mask-top-left")
@@ -64,13 +63,10 @@ def test_a_wrong_kernel_is_reported_with_conditions_bug_and_reproduction() -> No
     for text in (message(result), printed(result)):
         for part in (
             f"ot covered: the rest of the matrix ({result.left_out} calls)",
-            f'Computes "{BY_ID["mask-top-left"].title}"', "head_dim is 128",
-            "fails for every value of", "1+1, 1 q head on 1 kv head, head_dim 128",
+            f'Computes "{BY_ID["mask-top-left"].title}"', "1+1, 1 q head on 1 kv head, head_dim 128",
             "A test", "replace(call_of([(1, 1)]",
         ):  # fmt: skip
             assert part in text, part
-        row = next(line for line in text.splitlines() if line.strip().startswith("head_dim") and "(" in line)
-        assert row.split("64")[0].count("128") == 1  # 128 is wrong, 64 is right
     assert result.exit_code == ExitCode.REGRESSION
     assert result.again in message(result)
 
@@ -142,11 +138,22 @@ def test_the_cause_comes_first_and_counts_the_calls_of_all_results_of_a_kernel()
     assert named[2].startswith(f"{other.kernel}: ")
 
 
-def test_the_prefix_of_one_sequence_is_not_blamed_where_the_cached_prefixes_of_a_call_decide() -> None:
-    data, drawn = [
-        Axis(name=name, failing=failing, right=())
-        for name, failing in (("data", {"normal": (1, 2)}), ("prefix", {"0": (1, 2), "1": (2, 2)}))
-    ]
-    by_call = Axis(name="cached prefix", failing={"all": (2, 2), "some": (1, 1)}, right=("none",))
-    assert _indifferent([data, drawn, by_call]) == "fails for every value of data"
-    assert _indifferent([data, drawn]) == "fails for every value of data, prefix"
+def test_where_a_kernel_is_wrong_is_said_with_its_borders() -> None:
+    rule = (Property(feature="prefix", kind=">=", values=(129.0,)),)
+    axes = (
+        Axis(name="cached prefix", wrong=(129, 130, 512), right=(0, 1, 64, 128)),
+        Axis(name="dtype", wrong=("float32",), right=("bfloat16", "float16")),
+        Axis(name="layer", wrong=(1, 7), right=(0, 2, 16)),
+    )
+    result = decoded(rounded_oracle).model_copy(
+        update={"tried": Tried(rule=rule, context={"phase": "decode"}, wrong=15, right=17, calls=441), "axes": axes}
+    )
+    said = printed(result)
+    assert "Wrong exactly where decode and cached prefix >= 129." in said
+    assert "wrong in 15 of 15 sequences that meet this, right in 17 of 17 others" in " ".join(said.split())
+    for row in (
+        "cached prefix: Wrong 129 to 512; Right 0 to 128",
+        "dtype: Wrong float32; Right bfloat16, float16",
+        "layer: Wrong 1, 7; Right 0, 2, 16",
+    ):
+        assert row in said

@@ -66,7 +66,6 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     few = [alone[1], next(c for c in alone if c.condition["prefix"] == "0" and c.condition["new"] in ("1", "7", "64"))]
     result = check(sage_attn_as_shipped, cases=few)
     assert kinds(result) == ["mask-top-left"]
-    assert result.where == "prefix is 157"
     assert check(sage_attn, cases=few).exit_code == ExitCode.PASS
 
 
