@@ -231,6 +231,13 @@ _YES_OR_NO = {
     "another_without_prefix": ("another sequence has no cached prefix", "all others have a cached prefix"),
     "another_with_prefix": ("another sequence has a cached prefix", "no other sequence has a cached prefix"),
 }
+_PLAIN = {
+    ("prefix", ">=", 1.0): "a prefix is cached", ("prefix", "<=", 0.0): "no prefix is cached", ("new", "<=", 1.0): "it has one new token",
+    ("new", ">=", 2.0): "it has several new tokens", ("sequences", "<=", 1.0): "it is alone", ("sequences", ">=", 2.0): "it is in a batch",
+    ("index", "<=", 0.0): "it is the first of its batch", ("index", ">=", 1.0): "it is not the first of its batch",
+    ("after", "<=", 0.0): "it is the last of its batch", ("after", ">=", 1.0): "it is not the last of its batch",
+    ("before_new", "<=", 0.0): "the sequence before it has no new tokens", ("kv_heads", "<=", 1.0): "there is one kv head",
+}  # fmt: skip
 _COMPANY = {
     "alone": "the sequence is alone", "alike": "all sequences of the batch are alike", "unlike": "sequences of the batch are unlike",
 }  # fmt: skip
@@ -258,6 +265,8 @@ def _said(one: Property) -> str:
         return " or ".join(v)
     if one.feature == "company":
         return " or ".join(map(_COMPANY.__getitem__, v))
+    if (plain := _PLAIN.get((one.feature, one.kind, *one.values))) is not None:
+        return plain
     if one.feature in _DIFFERENCES and one.kind in (">=", "<="):
         return _difference(one)
     match one.kind:

@@ -26,6 +26,7 @@ from assay.harness.checks.kernel_matrix import named
 from assay.harness.errors import ExitCode, UsageError
 from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.localize.diagnose import STATE_KEPT
+from assay.harness.localize.rules import words
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED
 from assay.reports.check import message
@@ -76,11 +77,11 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.param(lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16", id="dtype"),
         pytest.param(
             lambda call: any(call.prefixes) and not all(call.prefixes),
-            "cached prefix is some",
+            "another sequence has no cached prefix",
             id="mixed batches",
             marks=pytest.mark.slow,
         ),
-        pytest.param(lambda call: call.k.shape[1] == 1, "heads is MQA 4/1", id="heads", marks=pytest.mark.slow),
+        pytest.param(lambda call: call.k.shape[1] == 1, "there is one kv head", id="heads", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(
@@ -93,10 +94,11 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_bug_under_one_condition_is_reported_with_it(
     holds: Callable[[AttentionCall], bool], where: str, wrong: Kernel, kind: str
 ) -> None:
-    result = check(only_where(holds, wrong), cases=cases(("extend",))[::SOME])
+    result = check(only_where(holds, wrong), cases=cases(("extend",))[::SOME], read_out=0.1)
     assert result.exit_code == ExitCode.REGRESSION
-    assert where in result.where
-    assert f"Fails exactly where: {result.where}" in message(result)
+    assert result.tried is not None
+    assert where in words(result.tried.rule)
+    assert f"Wrong exactly where {words(result.tried.rule, result.tried.context)}." in message(result)
     assert kinds(result) == [kind]
 
 
@@ -136,18 +138,21 @@ def test_a_head_dim_that_nobody_claimed_is_not_covered_and_no_fault(how: type[Ex
 @pytest.mark.parametrize(
     ("holds", "where"),
     [
-        (lambda call: call.layer > 0, "layer is not 0"),
-        (lambda call: call.q.shape[1] == 7 * call.k.shape[1], "heads is GQA 14/2"),
-        (lambda call: not call.k.is_contiguous(), "inputs is not packed"),
-        (lambda call: call.k.stride(0) < call.k.stride(1), "inputs is heads first"),
+        (lambda call: call.layer > 0, "layer >= 1"),
+        (lambda call: call.q.shape[1] == 7 * call.k.shape[1], "q heads per kv head is 7"),
+        (lambda call: not call.k.is_contiguous(), "layout is each its own, heads first or sliced"),
+        (lambda call: call.k.stride(0) < call.k.stride(1), "layout is heads first"),
         (lambda call: torch.is_inference_mode_enabled(), "autograd is inference_mode"),
-        (lambda call: not torch.is_grad_enabled(), "autograd is not as called"),
+        (lambda call: not torch.is_grad_enabled(), "autograd is inference_mode or no_grad"),
     ],
     ids=["layer", "ratio", "not packed", "heads first", "inference", "no-grad"],
 )
 def test_special_calls_show_what_depends_on_them_and_say_so(holds: Callable[[AttentionCall], bool], where: str) -> None:
-    result = check(only_where(holds, zero), cases=cases(("decode",), dtypes=[torch.float32]), phases=["decode"])
-    assert (result.verdict, result.where) == ("regression", where)
+    some = cases(("decode",), dtypes=[torch.float32])
+    result = check(only_where(holds, zero), cases=some, phases=["decode"], read_out=0.1)
+    assert result.verdict == "regression"
+    assert result.tried is not None
+    assert words(result.tried.rule, result.tried.context) == where
 
 
 def test_another_dtype_than_that_of_q_is_wrong() -> None:

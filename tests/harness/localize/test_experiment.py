@@ -54,7 +54,7 @@ BEHIND = Place(Shape("extend", ((40, 30), (9, 50), (0, 3), (150, 213)), (8, 2), 
             "decode and 3 <= sequences <= 8",
         ),
         (lambda call, b, new, prefix: call.q.shape[2] > 64, BEHIND, "head_dim >= 96"),
-        (lambda call, b, new, prefix: b > 0 and not call.lens_q[b - 1], BEHIND, "new tokens of the sequence before it <= 0"),
+        (lambda call, b, new, prefix: b > 0 and not call.lens_q[b - 1], BEHIND, "the sequence before it has no new tokens"),
         (
             lambda call, b, new, prefix: new + prefix < max(call.lens_k),
             Place(BEHIND.shape, 0),
