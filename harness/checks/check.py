@@ -110,8 +110,8 @@ def check(
         again: a command that repeats the check, for the findings; by default built from the arguments, unless `cases` are
             given.
         repeats: most calls that are repeated, to see whether the kernel is deterministic.
-        read_out: most seconds that reading a wrong kernel takes, 0 neither to read it nor to try where it is wrong; or what reads it,
-            and keeps that. None for 30 s.
+        read_out: most seconds that reading a wrong kernel takes, 0 neither to read it nor to try where it is wrong; or what
+            reads it, and keeps that. None for 30 s.
         journal: gets each call, and what is known so far, as the events of `assay.harness.checks.jobs`.
 
     Raises:

@@ -71,7 +71,7 @@ def scored(call: AttentionCall) -> int:
         (lambda c: 1e3 if c["phase"] == "extend" else 0.5, False),
         (lambda c: 2.0, False),  # it is nearly right
         (lambda c: 1e3 if c["page"] == "16" and c["head_dim"] == "128" and c["data"] == "peaky" else 0.5, False),
-        (lambda c: 1e3 if c["prefix"] in ("65", "127", "128", "129", "200", "2200") else 0.5, False),
+        (lambda c: 1e3 if c["prefix"] in ("65", "127", "128", "129", "200", "2200") else 0.5, True),
     ],
 )
 def test_only_a_kernel_that_is_wrong_by_far_everywhere_is_not_run_on_all_calls(
