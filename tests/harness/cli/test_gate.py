@@ -20,7 +20,7 @@ def test_the_verdict_comes_first_and_a_regression_is_accepted_only_for_a_reason(
     said = " ".join("".join(capsys.readouterr()).split())
     assert said.startswith("REGRESSION (exit code 1): Partial run: Do not merge: ")
     assert "is a regression. Expected: a run that passes, or a reason" in said
-    assert not read_all(tmp_path / "baselines")
+    assert not read_all(tmp_path / "baselines")[0]
 
     assert call("gate", *command, "--widen", "the other model is meant to be asked") == 0
-    assert {each.reason for each in read_all(tmp_path / "baselines").values()} == {"the other model is meant to be asked"}
+    assert {each.reason for each in read_all(tmp_path / "baselines")[0].values()} == {"the other model is meant to be asked"}
