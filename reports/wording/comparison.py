@@ -274,6 +274,8 @@ _DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}
 
 @says
 def _layout(shape: list[int], axes: str, either: list[str]) -> str:
+    if len(shape) > 4:
+        return f"The dimensions of {shape} are not known: a place is their index."
     if either:
         return f"The dimensions of {shape} are {' or '.join(either)}: name them with --layout, or give --model."
     of = listed([_DIMENSIONS[axis] for axis in axes])
