@@ -1,6 +1,7 @@
 """Which calls a wrong kernel gets wrong: tried before it is said.
 
-Around the smallest failing shape one axis at a time is varied with all others held, and borders are found by bisection. The simplest
+Around the smallest failing shape one axis at a time is varied with all others held,
+and borders are found by bisection. The simplest
 rules that agree with every sequence that was run are tried on fresh calls: on those on which they disagree, and on calls that meet
 the first and that do not. What contradicts it joins the runs. After Alhazen (Kampmann et al., "When does my program do this?",
 ESEC/FSE 2020), which refines a theory of failures by further inputs, and Hypothesis's explain phase.
@@ -19,8 +20,8 @@ import numpy as np
 import torch
 
 from assay.harness.attention.call import AttentionCall, KernelRefused
-from assay.harness.attention.matrix_features import values_of
-from assay.harness.attention.shapes import Lens, Shape, window_of
+from assay.harness.attention.matrix_features import longest_window, values_of
+from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure
@@ -37,7 +38,8 @@ _COMPANY: tuple[Lens, ...] = (((7, 0),), ((9, 40),), ((3, 300),), ((0, 20),), ((
 """Neighbours that are put before, behind and around a sequence."""
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33)
 _HEADS = (
-    (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2), (3, 3),
+    (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 1), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2), (14, 2), (3,
+    3),
     (6, 3), (4, 4), (8, 4), (8, 8), (32, 8),
 )  # fmt: skip
 _LAYERS = (0, 1, 2, 3, 7, 16, 31)
@@ -53,8 +55,10 @@ _ROUNDS, _TELLING, _EACH_SIDE, _LEAST_EACH_SIDE = 8, 12, 15, 8
 _MOST_WORK = 2**24
 # The same of a call whose result is kept, to try on it what is said.
 _KEPT_WORK = 2**22
+# Seed of the numbers that calls have in common.
+_POOL = 4711
 _TILES = (16, 64, 128)
-# Own error of a cell from which on it is wrong whatever the noise is; and as a multiple of the largest bound of a call in its dtype.
+# Own error of a cell from which on it is wrong whatever the noise is; or as a multiple of the largest bound in its dtype.
 _CLEARLY, _TIMES_BOUND = 0.3, 30.0
 
 
@@ -63,7 +67,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
     (new, prefix), lens = shape.lens[at], [n + p for n, p in shape.lens]
     others = [pair for b, pair in enumerate(shape.lens) if b != at]
     before, first = shape.lens[at - 1] if at else (np.nan, np.nan), shape.lens[0] if at else (np.nan, np.nan)
-    (q_heads, kv_heads), window = shape.heads, window_of(shape.asked)
+    (q_heads, kv_heads), window = shape.heads, longest_window(shape.asked)
     asked = sorted("a window" if name.startswith("window ") else name for name in shape.asked)
     known: dict[str, Value] = {
         "new": new, "prefix": prefix, "length": new + prefix, "prefix-new": prefix - new,
@@ -165,8 +169,8 @@ class Lab:
     def measured(self, shape: Shape, seed: int) -> CallResult | None:
         """Have the kernel compute a call of a shape; None if it refuses it, or is not asked for such calls."""
         try:
-            call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device)
-        except ValueError:  # a feature that such a call cannot have
+            call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device, _POOL)
+        except (LookupError, ValueError):
             return None
         if not self._may_ask(call):
             return None
@@ -267,7 +271,8 @@ def _axes(lab: Lab) -> Axes:
     layouts = ("packed", "sliced", "heads first", "each its own")
     return {
         "heads": _HEADS, "head_dim": sorted(d for d, v in lab.dims if d == v), "dtype": lab.dtypes, "page": (0, 1, 16, 64),
-        "layer": _LAYERS, "layout": layouts, "data": _DATA, "grad_mode": ("", "inference_mode"), "asked": asked, "first_head": (0, 4),
+        "layer": _LAYERS, "layout": layouts, "data": _DATA, "grad_mode": ("", "inference_mode"), "asked": asked, "first_head": (0,
+        4),
     }  # fmt: skip
 
 
@@ -438,7 +443,8 @@ class Experiments:
 
 NOTHING_TRIED = Experiments()
 OF_CALLS = frozenset((
-    "q_heads", "kv_heads", "ratio", "head_dim", "head_dim_v", "layer", "first_head", "window", "dtype", "data", "page", "layout", "autograd",
+    "q_heads", "kv_heads", "ratio", "head_dim", "head_dim_v", "layer", "first_head", "window", "dtype", "data", "page", "layout",
+    "autograd",
     "asked", "ways",
 ))  # fmt: skip
 """Features that all sequences of a call have in common, and that no condition of lengths can say."""

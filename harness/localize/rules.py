@@ -208,7 +208,8 @@ def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64
 _NOUNS = {
     "new": "new tokens", "prefix": "cached prefix", "prefix-new": "cached prefix less new tokens", "sequences": "sequences",
     "index": "place in the batch", "after": "sequences behind it", "total_new": "new tokens of the batch",
-    "total_keys": "keys of the batch", "row": "first row in q", "key_row": "first row in k", "longest": "length of the longest sequence",
+    "total_keys": "keys of the batch", "row": "first row in q", "key_row": "first row in k",
+    "longest": "length of the longest sequence",
     "longest_new": "most new tokens of a sequence", "longest_prefix": "longest cached prefix of the batch",
     "before_new": "new tokens of the sequence before it", "before_prefix": "cached prefix of the sequence before it",
     "first_new": "new tokens of the first sequence", "first_prefix": "cached prefix of the first sequence",
@@ -216,7 +217,8 @@ _NOUNS = {
     "new-before": "new tokens less those of the sequence before it",
     "prefix-before": "cached prefix less that of the sequence before it",
     "prefix-first": "cached prefix less that of the first sequence", "q_heads": "q heads", "kv_heads": "kv heads",
-    "ratio": "q heads per kv head", "head_dim_v": "head_dim of v", "first_head": "first head", "length-window": "length less the window",
+    "ratio": "q heads per kv head", "head_dim_v": "head_dim of v", "first_head": "first head",
+    "length-window": "length less the window",
     "items": "sequences x q heads", "autograd": "autograd mode", "asked": "what the call asks for", "ways": "way of calling",
     "query-prefix": "query index less the cached prefix", "query": "query index", "queries_after": "queries behind it",
     "kv_head": "kv head", "head_in_group": "place among the q heads of its kv head",
@@ -231,19 +233,23 @@ _YES_OR_NO = {
     "another_without_prefix": ("another sequence has no cached prefix", "all others have a cached prefix"),
     "another_with_prefix": ("another sequence has a cached prefix", "no other sequence has a cached prefix"),
 }
-_PLAIN = {
-    ("prefix", ">=", 1.0): "a prefix is cached", ("prefix", "<=", 0.0): "no prefix is cached", ("new", "<=", 1.0): "it has one new token",
-    ("new", ">=", 2.0): "it has several new tokens", ("sequences", "<=", 1.0): "it is alone", ("sequences", ">=", 2.0): "it is in a batch",
+_PLAIN: dict[tuple[Value, ...], str] = {
+    ("prefix", ">=", 1.0): "a prefix is cached", ("prefix", "<=", 0.0): "no prefix is cached", ("new", "<=",
+    1.0): "it has one new token",
+    ("new", ">=", 2.0): "it has several new tokens", ("sequences", "<=", 1.0): "it is alone", ("sequences", ">=",
+    2.0): "it is in a batch",
     ("index", "<=", 0.0): "it is the first of its batch", ("index", ">=", 1.0): "it is not the first of its batch",
     ("after", "<=", 0.0): "it is the last of its batch", ("after", ">=", 1.0): "it is not the last of its batch",
     ("before_new", "<=", 0.0): "the sequence before it has no new tokens", ("kv_heads", "<=", 1.0): "there is one kv head",
 }  # fmt: skip
 _COMPANY = {
-    "alone": "the sequence is alone", "alike": "all sequences of the batch are alike", "unlike": "sequences of the batch are unlike",
+    "alone": "the sequence is alone", "alike": "all sequences of the batch are alike",
+    "unlike": "sequences of the batch are unlike",
 }  # fmt: skip
 _DIFFERENCES = {
     "prefix-new": ("cached prefix", "new tokens"), "length-first": ("length", "length of the first sequence"),
-    "length-before": ("length", "length of the sequence before it"), "new-before": ("new tokens", "new tokens of the sequence before it"),
+    "length-before": ("length", "length of the sequence before it"), "new-before": ("new tokens",
+    "new tokens of the sequence before it"),
     "prefix-before": ("cached prefix", "cached prefix of the sequence before it"),
     "prefix-first": ("cached prefix", "cached prefix of the first sequence"), "length-window": ("length", "window"),
     "query-prefix": ("query index", "cached prefix"),
