@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.localize.reading import Flags, row_errors
-from assay.harness.readout.features import row_table
 from assay.harness.readout.forms import Tolerance
-from assay.harness.readout.mining import Condition
 from assay.harness.readout.probing import STEEP, CallPlan, Prober, drawn_plans, plan_of, varied_plans
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import LOOSE, Sample
@@ -84,7 +82,7 @@ class Asker:
                 base = self.samples[-1].plan if self.samples[-1].bad.any() else base
             self._screen(varied_plans(base)[: 8 if self.slow else None])
 
-    def _screen(self, plans: Iterable[CallPlan], fresh: bool = False, meeting: Condition | None = None) -> None:
+    def _screen(self, plans: Iterable[CallPlan], fresh: bool = False) -> None:
         """Ask for the calls, and keep some queries of each: some that meet a condition among them, if one is given."""
         least = {"scores": LOOSE, "steep": STEEP * self.error}
         for plan in plans:
@@ -93,11 +91,9 @@ class Asker:
             seed = plan.seed + 1_000_003 * self.seed
             dim, value_dim = self.prober.nearest_shape(plan.head_dim, plan.value_dim)
             call = replace(plan, seed=seed, head_dim=dim, value_dim=value_dim).make(self.prober.device)
-            self._ask(plan, call, least.get(plan.data, self.error), fresh, meeting)
+            self._ask(plan, call, least.get(plan.data, self.error), fresh)
 
-    def _ask(
-        self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False, meeting: Condition | None = None
-    ) -> None:
+    def _ask(self, plan: CallPlan, call: AttentionCall, error: float, fresh: bool = False) -> None:
         number, nth = self.prober.asked, self.prober.of_kind[call.layer, call.phase]
         out = self.prober(call)
         if out is None:
@@ -105,9 +101,6 @@ class Asker:
         wrong = row_errors(call, out) > error
         some: Flags = np.asarray(wrong.any(1))
         rows = self._rows(some)
-        if meeting is not None:
-            holds = meeting.holds(row_table(call, range(len(some)), number, nth)).reshape(len(some), -1).any(1)
-            rows = np.union1d(rows, np.flatnonzero(holds)[:_RIGHT_ROWS])
         queries = Queries(call, rows, number, nth)
         actual = out[torch.from_numpy(rows)].numpy()
         bad = wrong[rows].ravel()

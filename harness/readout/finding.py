@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -12,7 +12,6 @@ import torch
 
 from assay.harness.attention.declaration import declaration
 from assay.harness.readout.asking import COMPARED_DATA, FEW_HEADS, Compared
-from assay.harness.readout.features import row_table
 from assay.harness.readout.fitting import Fitter
 from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.key_factors import KeyFactors
@@ -38,8 +37,6 @@ _ASKED = frozenset((*_TOTALS, *_PREFIXES, *_NEW, *_POSITIONS, *_SEQUENCES, "laye
 _COUNTS = frozenset(("call", "nth"))
 # Tokens of the longest sequence that is made.
 _MOST_KEYS = 5000
-# Calls that are asked for at a threshold, each halfway between a wrong and a right query: enough for lengths of a few hundred.
-_HALVINGS = 8
 # Calls that are drawn to tell rivals apart, in each round.
 _TELLING = 6
 # A kernel that takes longer on a small call gets fewer and shorter ones.
@@ -118,8 +115,6 @@ class Finder(Fitter):
             tried |= {replace(plan, seed=0) for plan in plans}
             plans += islice(drawn, _FRESH // 2 if self.slow else _FRESH)
             self._screen(plans, fresh=True)
-            if not self.slow:
-                self._bisect(self.operator)
             against = [sample for sample in self.samples if not self.agreed(self.operator, sample).all()]
             share = self.tally(self.operator, self.samples).share
             if not against or (share < _LITTLE and share <= explained):
@@ -153,71 +148,6 @@ class Finder(Fitter):
         bases = self._bases()
         plans = [plan for name, value in wanted for plan in self._at(name, value, bases)]
         return list(dict.fromkeys(plans))[: 20 if self.slow else 60]
-
-    def _bisect(self, operator: Operator) -> None:
-        """Ask for calls between the nearest wrong and right queries on both sides of each threshold of an operator."""
-        for condition, literal in _of_queries(operator):
-            gap = self._gap(condition, literal)
-            for _ in range(_HALVINGS):
-                if gap is None or abs(gap[0] - gap[1]) <= 1:
-                    break
-                between = _between(condition, literal, gap)
-                self._screen(self._halfway(condition, literal, gap)[:1], fresh=True, meeting=between)
-                if (now := self._gap(condition, literal)) == gap:
-                    break
-                gap = now
-
-    def _halfway(self, condition: Condition, literal: Literal, gap: tuple[int, int, CallPlan]) -> list[CallPlan]:
-        """Calls with queries between the nearest wrong and right ones at a threshold, the most central first. None was made."""
-        term, middle = literal.term, sum(gap[:2]) // 2
-        asked = {replace(sample.plan, seed=0) for sample in self.samples}
-        if term.name in _ASKED and not term.minus and term.block == 1:
-            return [plan for plan in self._at(term.name, middle, [gap[2]]) if replace(plan, seed=0) not in asked]
-        between = _between(condition, literal, gap)
-        ranked: list[tuple[float, CallPlan]] = []
-        for plan in _shifted(gap[2], (middle - gap[0]) * term.block):
-            if replace(plan, seed=0) in asked:
-                continue
-            call = plan.make()
-            table = row_table(call, range(call.q.shape[0]))
-            off = np.abs(term.of(table)[between.holds(table)] - middle)
-            if len(off):
-                ranked.append((float(off.min()), plan))
-        return [plan for _, plan in sorted(ranked, key=lambda pair: (pair[0], pair[1].size))]
-
-    def open_limits(self) -> list[tuple[Literal, int, int]]:
-        """Thresholds of the operator whose nearest wrong and right queries are not neighbours, with the values of these two."""
-        limits: list[tuple[Literal, int, int]] = []
-        for condition, literal in _of_queries(self.operator):
-            gap = self._gap(condition, literal)
-            if gap is not None and abs(gap[0] - gap[1]) > 1:
-                limits.append((literal, gap[0], gap[1]))
-        return limits
-
-    def _gap(self, condition: Condition, literal: Literal) -> tuple[int, int, CallPlan] | None:
-        """The nearest wrong and right query at a threshold that meet the other literals, and the call of the wrong one.
-
-        One head_dim is a threshold too, since few are asked for. None if the literal is none, or one side has no query.
-        """
-        term = literal.term
-        on_amount = literal.op in (">=", "<") and term.name not in _COUNTS
-        if not on_amount and term.name != "head_dim":
-            return None
-        rest = _others(condition, literal)
-        side = 1 if (literal.op == ">=") != condition.negated else -1
-        wrong: list[tuple[int, CallPlan]] = []
-        right: set[int] = set()
-        for sample in self.samples:
-            x, there = side * term.of(sample.queries.table), rest.holds(sample.queries.table)
-            if (bad := there & sample.bad).any():
-                wrong.append((int(x[bad].min()), sample.plan))
-            right |= set(np.unique(x[there & ~sample.bad]).tolist())
-        if not wrong:
-            return None
-        nearest, plan = min(wrong, key=lambda pair: pair[0])
-        before = [x for x in right if (x < nearest if on_amount else x != nearest)]
-        other = min(before, key=lambda x: abs(x - nearest), default=None)
-        return None if other is None else (side * nearest, side * other, replace(plan, data=self._made(plan)))
 
     def _bases(self) -> list[CallPlan]:
         """Small wrong calls of different kinds: a call at an edge is one of them with another length."""
@@ -289,28 +219,6 @@ def counts_calls(operator: Operator) -> bool:
 def _of_queries(operator: Operator) -> list[tuple[Condition, Literal]]:
     """List the literals of the conditions on queries, each with its condition."""
     return [(clause.condition, literal) for clause in operator.clauses for literal in clause.condition.literals]
-
-
-def _others(condition: Condition, literal: Literal) -> Condition:
-    """The literals of a conjunction but one."""
-    return Condition(tuple(other for other in condition.literals if other is not literal))
-
-
-def _between(condition: Condition, literal: Literal, gap: tuple[int, int, CallPlan]) -> Condition:
-    """Join the other literals of a conjunction, and those of a value of this one's term strictly between two others."""
-    low, high = sorted(gap[:2])
-    bounds = Literal(literal.term, ">=", low + 1), Literal(literal.term, "<", high)
-    return Condition((*_others(condition, literal).literals, *bounds))
-
-
-def _shifted(plan: CallPlan, by: int) -> Iterator[CallPlan]:
-    """Calls in which one sequence has so many tokens more or fewer: new ones, cached ones, or new in place of cached ones."""
-    decode = plan.phase == "decode"
-    for place, (new, prefix) in enumerate(plan.lens):
-        for more in (by, -by):
-            for now, cached in ((new + more, prefix), (new, prefix + more), (new + more, prefix - more)):
-                if now >= 1 and cached >= 0 and now + cached <= _MOST_KEYS and not (decode and (now > 1 or not cached)):
-                    yield replace(plan, lens=(*plan.lens[:place], (now, cached), *plan.lens[place + 1 :]), seed=7000)
 
 
 def _sides(literal: Literal) -> tuple[int, ...]:

@@ -13,12 +13,10 @@ from assay.harness.localize.threads import budget_clock, few_threads
 from assay.harness.readout.asking import Compared
 from assay.harness.readout.features import tried_condition
 from assay.harness.readout.finding import Finder
-from assay.harness.readout.mining import Condition, Literal
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import REFUSED, BudgetSpentError, Prober
 from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
-from assay.harness.readout.words import only
 
 CALLS, _SECONDS = 3000, 30.0
 """The budget of a read-out."""
@@ -39,8 +37,7 @@ class ReadOut:
         complete: whether the budget sufficed.
         notes: what the kernel did besides, such as raise.
         samples: what was seen.
-        unsure: whether something stays open: a threshold between two values that were not asked for, or the calls whose findings
-            it explains, on which it could not be tried.
+        unsure: whether it could not be tried on the calls whose findings it explains.
         passive: whether it was read from recorded calls, without asking the kernel; see `assay.harness.readout.passive`.
         whole: whether it also says which calls of a matrix fail: it was tried on them, gives what is wrong, and changes nothing
             that is right.
@@ -116,23 +113,16 @@ def read_out(
             complete = False
         if finder is not None:
             operator, seen = finder.operator, finder.samples
-            open_ = tuple(_between(*limit) for limit in finder.open_limits())
             without_mask = (_WITHOUT_MASK,) if finder.not_causal_note else ()
             read = ReadOut(
                 operator, sentence(operator), finder.tally(operator, seen),
                 finder.tally(operator, [sample for sample in seen if sample.fresh]),
-                notes=(*open_, *without_mask), samples=tuple(seen), unsure=bool(open_),
+                notes=without_mask, samples=tuple(seen),
             )  # fmt: skip
     return replace(
         read, calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
         complete=complete, notes=(*read.notes, *_notes(prober)),
     )  # fmt: skip
-
-
-def _between(literal: Literal, wrong: int, right: int) -> str:
-    low, high = sorted((wrong, right))
-    text = only([Condition((literal,))])
-    return f"{text}: the limit lies between {low} and {high}, where no call was made"
 
 
 def _notes(prober: Prober) -> tuple[str, ...]:

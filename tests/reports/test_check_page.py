@@ -12,7 +12,7 @@ import torch
 from assay.harness.attention.bugs.faults import fault, rounded_oracle
 from assay.harness.attention.matrix import cases
 from assay.harness.checks.check import check
-from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.evidence.kernel_result import Axis, KernelResult, Property, Tried
 from assay.harness.files import write_whole
 from assay.reports import page as pages
 from assay.reports.check import check_document
@@ -31,7 +31,12 @@ def wrong(examples: ModuleType) -> KernelResult:
     found = check(fault("mask-top-left"), cases=cases(("extend",), dtypes=[torch.float32], head_dims=[64])[::12], read_out=0)
     drawn = {"operator": "query i does not see keys j > i", "picture": examples.picture(examples.TOP_LEFT)}
     first, *others = found.findings
-    changed = {"findings": (first.model_copy(update=drawn), *others), "again": "assay check mine:forward", "test": TEST}
+    rule = (Property(feature="prefix", kind=">=", values=(1.0,)),)
+    where = {
+        "tried": Tried(rule=rule, wrong=15, right=17, calls=400),
+        "axes": (Axis(name="cached prefix", wrong=(1, 64), right=(0,)),),
+    }
+    changed = where | {"findings": (first.model_copy(update=drawn), *others), "again": "assay check mine:forward", "test": TEST}
     return found.model_copy(update=changed)
 
 
@@ -45,7 +50,7 @@ def test_verdict_findings_conditions_and_reproduction_are_there(wrong: KernelRes
     shown = text_of(page)
     for part in (
         f"wrong on {len(wrong.failing)} of", "Exit code 1.", "Observed: query i does not see keys j &gt; i",
-        "q head 1 of 4; wrong in q heads 0-1 of 4", "Fails exactly where: cached prefix is not none", "cached prefix",
+        "q head 1 of 4; wrong in q heads 0-1 of 4", "Wrong exactly where a prefix is cached.", "Varied around the smallest call",
         "Smallest failing call: layer 0", "assay check mine:forward", "assert_correct(forward, call)",
     ):  # fmt: skip
         assert part in shown, part

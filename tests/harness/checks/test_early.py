@@ -78,9 +78,3 @@ def test_only_a_kernel_that_is_wrong_by_far_everywhere_is_not_run_on_all_calls(
     wrong: Callable[[dict[str, str]], float], early: bool
 ) -> None:
     assert (made_until(wrong) < len(order()) / 2) == early
-
-
-def test_an_axis_that_separates_the_failing_calls_is_tried_with_each_of_its_values() -> None:
-    until = made_until(lambda c: 0.5 if c["heads"] == "MHA 4/4" else 1e3)
-    assert len(first()) < until < len(order())
-    assert {case.condition["heads"] for case in order()[:until]} == {case.condition["heads"] for case in order()}

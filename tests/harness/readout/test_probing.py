@@ -14,7 +14,8 @@ from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import oracle
-from assay.harness.readout.probing import CallPlan, Prober, budget_clock
+from assay.harness.localize.threads import budget_clock
+from assay.harness.readout.probing import CallPlan, Prober
 
 EXTEND, DECODE = CallPlan(((3, 4), (2, 0))), CallPlan(((1, 4), (1, 9)), layer=2)
 

@@ -17,12 +17,11 @@ from assay.harness.attention.bugs.quantisation import _int8
 from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import Request, attend, requests
-from assay.harness.attention.sample_calls import call_of
-from assay.harness.readout import probing
-from assay.harness.readout.finding import Finder, _exactness
-from assay.harness.readout.probing import CallPlan, Prober
+from assay.harness.localize import threads
+from assay.harness.readout.finding import _exactness
+from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import _between, read_out
+from assay.harness.readout.readout import read_out
 from assay.harness.readout.samples import Agreement, Sample
 
 Kernel = Callable[[AttentionCall], Tensor]
@@ -172,40 +171,6 @@ def batch_of_six(call: AttentionCall) -> Tensor:
     return nothing(call) if len(call.lens_q) >= 6 else rounded_oracle(call)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "wrong", "says"),
-    [
-        (seven_q_heads, call_of([(30, 20)], (14, 2), 64, torch.float32, "cpu"), "only where G = 7"),
-        (batch_of_six, call_of([(3, 5)] * 8, (4, 2), 64, torch.float32, "cpu"), "only where the number of sequences >= 6"),
-    ],
-)
-def test_a_read_out_begins_with_the_calls_that_fail(kernel: Kernel, wrong: AttentionCall, says: str) -> None:
-    assert read_out(kernel, compared=[(wrong, 1e-4)]).sentence.endswith(says)
-
-
-@pytest.mark.slow
-def test_a_threshold_on_the_layer_lies_between_neighbours() -> None:
-    read = read_out(lambda call: nothing(call) if call.layer >= 5 else rounded_oracle(call))
-    assert read.sentence.endswith("only where the layer >= 5"), read.sentence
-    assert read.exact
-
-
-def test_a_limit_between_lengths_that_were_not_asked_for_is_open() -> None:
-    finder = Finder.begun(Prober(batch_of_six), "normal", 0, ())
-    assert finder is not None
-    finder._screen([CallPlan(((3, 5),) * n, seed=seed) for n in (1, 2, 9) for seed in (0, 1)])
-    finder.operator = finder.fit()[0]
-    [(literal, wrong, right)] = finder.open_limits()
-    assert (literal.term.name, wrong, right) == ("seqs", 9, 2)
-    assert _between(literal, wrong, right) == (
-        "only where the number of sequences >= 4: the limit lies between 2 and 9, where no call was made"
-    )
-    finder._bisect(finder.operator)
-    finder.operator = finder.fit()[0]
-    assert not finder.open_limits()
-
-
 # Budgets
 
 
@@ -218,7 +183,7 @@ def test_time_is_kept_to() -> None:
 
     found = read_out(kernel, seconds=0.25)
     assert not found.complete
-    assert max(found.cpu_seconds, found.seconds / probing._WAITS) > 0.25
+    assert max(found.cpu_seconds, found.seconds / threads._WAITS) > 0.25
     assert found.cpu_seconds < 2  # the call that was begun is not interrupted
     assert found.calls <= 3  # fewer on a busy machine
 
