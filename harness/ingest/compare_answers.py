@@ -200,17 +200,17 @@ def _checks(
         if item.id != BEYOND_STOP
     ]
     paired = sum(len(pairing.pairs) for pairing in pairings)
-    found = [
-        (side, one.where, one.diagnosis)
+    doubts = [
+        (side, finding.where, finding.diagnosis)
         for side, loaded in zip(SIDES, (left, right), strict=True)
-        for one in loaded.reading.findings
-        if one.severity != "info"
+        for finding in loaded.reading.findings
+        if finding.severity != "info"
     ]
     unrecorded = sorted(
         {side for side, these, those in sides for name in these if name in those and not these[name].recorded}
     )
     same = Requirement("same-settings", sides=SIDES)
-    yield Requirement("files-sound", sides=SIDES).met(not found, state("doubts", found=found))
+    yield Requirement("files-sound", sides=SIDES).met(not doubts, state("doubts", doubts=doubts))
     yield Requirement("same-tasks", sides=SIDES).met(not only, state("tasks-in-one", only=only))
     if unrecorded and not differs:
         yield same.check("not checked", state("settings-not-recorded", sides=unrecorded))

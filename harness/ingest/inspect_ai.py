@@ -106,7 +106,9 @@ def _doubts(where: str, header: Mapping[str, Any], samples: list[dict[str, Any]]
     """Yield what a log states against its scores: it was invalidated, they were edited, answers came from a cache."""
     if header.get("invalidated"):
         yield warning("log-invalidated", "The log was invalidated", where, "It is marked as invalidated.")
-    edited = sum(any((score or {}).get("history") for score in (one.get("scores") or {}).values()) for one in samples)
+    edited = sum(
+        any((score or {}).get("history") for score in (sample.get("scores") or {}).values()) for sample in samples
+    )
     if edited:
         says = f"{edited:,} of {len(samples):,} samples have scores that were edited."
         yield warning("scores-edited", "Scores were edited", where, says)
@@ -261,7 +263,7 @@ def _definition(header: Mapping[str, Any], evaluated: Mapping[str, Any]) -> dict
     return flat({
         "task_args": evaluated.get("task_args"),
         "dataset": {"name": dataset.get("name"), "location": Path(str(dataset.get("location") or "")).name},
-        "scorers": evaluated.get("scorers") or [{"name": one.get("name"), "options": one.get("params")} for one in scores],
+        "scorers": evaluated.get("scorers") or [{"name": score.get("name"), "options": score.get("params")} for score in scores],
         "config": {key: value for key, value in config.items() if not key.startswith(_RUNNING)},
     })  # fmt: skip
 

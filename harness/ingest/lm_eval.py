@@ -331,11 +331,11 @@ def _definition(config: Mapping[str, Any], document: Mapping[str, Any]) -> dict[
     """Return what defines a task; of files on a disk, the name."""
     if not config:
         return {}
-    found = flat({key: value for key, value in config.items() if key not in _NAMES})
-    found |= {
-        key: Path(text).name for key, text in found.items() if key.startswith("dataset_") and text.startswith("/")
+    settings = flat({key: value for key, value in config.items() if key not in _NAMES})
+    settings |= {
+        key: Path(text).name for key, text in settings.items() if key.startswith("dataset_") and text.startswith("/")
     }
-    return found | flat(texts(document, ("system_instruction",)))
+    return settings | flat(texts(document, ("system_instruction",)))
 
 
 _QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "sentence", "text")

@@ -151,8 +151,8 @@ def _settings_not_recorded(sides: list[str]) -> Found:
 
 
 @says
-def _doubts(found: list[tuple[str, str, str]]) -> Found:
-    told = (f"{side} ({where}): {diagnosis.rstrip('.')}" for side, where, diagnosis in found)
+def _doubts(doubts: list[tuple[str, str, str]]) -> Found:
+    told = (f"{side} ({where}): {diagnosis.rstrip('.')}" for side, where, diagnosis in doubts)
     return Found(
         "; ".join(told) or "nothing", "run it again, to the end, without a cache, and leave its scores as they are"
     )

@@ -724,7 +724,7 @@ def test_another_definition_of_inspect_ai_forbids_a_pass(
 def test_what_a_log_states_against_itself_forbids_a_pass(data: Path, tmp_path: Path, part: str, value: object, found: str) -> None:
     result = compare(*inspect_pair(data, tmp_path, **{part: value}))
     assert (result.verdict, unmet(result)) == ("inconclusive", ["files-sound"])
-    ((side, where, said),) = check(result, "files-sound").outcome.values["found"]
+    ((side, where, said),) = check(result, "files-sound").outcome.values["doubts"]
     assert (side, where, found in said) == ("B", "b.json", True)
 
 
@@ -744,7 +744,7 @@ def test_edited_scores_and_answers_from_a_cache_forbid_a_pass(
     b.write_text(json.dumps(log))
     result = compare(a, b)
     assert (result.verdict, unmet(result)) == ("inconclusive", ["files-sound"])
-    assert found in check(result, "files-sound").outcome.values["found"][0][2]
+    assert found in check(result, "files-sound").outcome.values["doubts"][0][2]
 
 
 def test_a_header_that_states_another_score_than_the_samples_forbids_a_pass(data: Path, tmp_path: Path) -> None:
