@@ -158,7 +158,10 @@ def _ends_checks(
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
     known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
-    ends = [(AnswerEnd(a.finish, mine), AnswerEnd(b.finish, theirs)) for a, b, mine, theirs in known]
+    ends = [
+        (AnswerEnd(a.finish, mine, text=a.answer), AnswerEnd(b.finish, theirs, text=b.answer))
+        for a, b, mine, theirs in known
+    ]
     return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known]) if ends else None
 
 

@@ -82,14 +82,19 @@ def test_two_equal_runs_of_enough_documents_pass(data: Path, tmp_path: Path) -> 
     assert [why.id for why in result.why] == ["accuracy-kept"]
 
 
-def inspect_log(data: Path, path: Path, factor: float = 1.0, ends: str = "stop") -> Path:
-    """A log of inspect_ai of 256 documents that are answered right, with answers that are longer by this factor; 20 end so."""
+def inspect_log(data: Path, path: Path, factor: float = 1.0, ends: str = "stop", counted: int = 0) -> Path:
+    """A log of inspect_ai of 256 documents that are answered right, with answers that are longer by this factor; 20 end so.
+
+    The server counts so many tokens more than it wrote.
+    """
     log = json.loads((data / "inspect_a.json").read_text())
     text, log["samples"] = json.dumps(log["samples"][0]), []
     for n in range(256):
         sample = json.loads(text) | {"id": str(n), "target": str(n)}
         sample["scores"]["pattern"] |= {"value": "C", "answer": str(n)}
-        sample["output"]["usage"]["output_tokens"] = round(factor * (40 + n % 9))
+        tokens = round(factor * (40 + n % 9))
+        sample["output"]["usage"]["output_tokens"] = tokens + counted
+        sample["output"]["choices"][0]["message"]["content"] = "so " * tokens
         sample["output"]["choices"][0]["stop_reason"] = ends if n < 20 else "stop"
         log["samples"].append(sample)
     log["eval"]["created"] = path.name
@@ -109,6 +114,21 @@ def test_answers_that_are_right_and_longer_are_a_regression(
     first, *others = result.why
     if verdict == "regression":
         assert (first.id, first.values["whose"], [why.id for why in others]) == ("lengths-beyond", "B", ["accuracy-kept"])
+
+
+@pytest.mark.parametrize(
+    ("factor", "counted", "verdict"), [(1.0, 3, "inconclusive"), (1.0, 2, "pass"), (1.0, 9, "inconclusive"), (1.3, 2, "regression")]
+)
+def test_equal_texts_are_equally_long_however_a_server_counts_their_tokens(
+    data: Path, tmp_path: Path, factor: float, counted: int, verdict: str
+) -> None:
+    a, b = inspect_log(data, tmp_path / "a.json"), inspect_log(data, tmp_path / "b.json", factor, counted=counted)
+    result = compare(a, b)
+    lengths = answers(result).lengths
+    assert (result.verdict, lengths is not None) == (verdict, True)
+    if factor == 1.0:
+        assert (lengths.recounted, lengths.ratio) == (counted, 1.0)  # type: ignore[union-attr]
+    assert status(result, "answer-lengths") == ("ok" if verdict == "pass" else "missing")
 
 
 def broken_log(data: Path, path: Path, ends: str = "stop") -> Path:
