@@ -1,10 +1,11 @@
-"""Error rates and power of the test of accuracy: simulated gates, as tables.
+"""Error rates and power of the test of accuracy, and of that of lengths: simulated gates, as tables.
 
     python benchmarks/accuracy_errors.py
 
 Each gate asks up to 4,096 questions and looks after each one, with the policy's defaults: margin 2 points, alpha 0.05, which the
 five tests of a regression share. Beside it: McNemar's exact test and an unpaired z-test, with as many questions as the gate
-typically needs. Both test "no loss", not the margin. Takes three minutes on one core; the seed is fixed.
+typically needs. Both test "no loss", not the margin. Takes four minutes on one core; the seed is fixed. --lengths prints
+the table of lengths alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from rich.table import Table
 from scipy.stats import binom
 
 from assay.harness.config import RunSpec
+from assay.harness.judge.answer_lengths import LIMIT, AnswerEnd, check_lengths, compare_lengths
 from assay.harness.stats.betting import STAKES, WEIGHTS
 
 SPEC = RunSpec.of(reference="torch_native", candidate="sage_attn")
@@ -135,12 +138,82 @@ def power(gates: int, cap: int, rng: np.random.Generator) -> Table:
     return table
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Answers of a candidate: the share whose lengths scatter, by a sigma; and answers that run to a limit, in means.
+
+    Attributes:
+        share: of prompts whose answers differ in length; the candidate's mean is the reference's.
+        sigma: of the logarithm of the ratio of both lengths.
+        limit: of tokens, in mean lengths.
+        cut: share of the candidate's answers that run to it.
+        both: share of either role's answers that do, independently.
+    """
+
+    share: float = 1.0
+    sigma: float = 0.0
+    limit: float = 36.0
+    cut: float = 0.0
+    both: float = 0.0
+
+
+LENGTHS = {
+    "equal, all differ by a sigma of .3": Lengths(sigma=0.3),
+    "equal, all by .5": Lengths(sigma=0.5),
+    "equal, half by .3": Lengths(share=0.5, sigma=0.3),
+    "equal, half by .5": Lengths(share=0.5, sigma=0.5),
+    "equal, 5 % of either run to a limit of 4 means": Lengths(limit=4, both=0.05),
+    "1 % run to a limit of 36 means": Lengths(cut=0.01),
+    "1 % run to a limit of 4 means": Lengths(limit=4, cut=0.01),
+    "5 % run to a limit of 4 means": Lengths(limit=4, cut=0.05),
+}
+
+
+def answers(kind: Lengths, n: int, rng: np.random.Generator) -> list[tuple[AnswerEnd, AnswerEnd]]:
+    """Draw both roles' answers to n prompts."""
+    ours = rng.lognormal(4, 0.6, n)
+    scattered = np.where(rng.random(n) < kind.share, rng.lognormal(-(kind.sigma**2) / 2, kind.sigma, n), 1.0)
+    limit = round(kind.limit * math.exp(4 + 0.6**2 / 2))
+    cuts = rng.random((2, n)) < np.array([[kind.both], [kind.both + kind.cut]])
+    lengths = np.where(cuts, limit, np.minimum([ours, ours * scattered], limit - 1))
+    ends = [
+        [AnswerEnd(LIMIT if cut else "stop", round(tokens)) for tokens, cut in zip(row, cut_row, strict=True)]
+        for row, cut_row in zip(lengths.tolist(), cuts.tolist(), strict=True)
+    ]
+    return [*zip(*ends, strict=True)]
+
+
+def lengths_table(sets: int, rng: np.random.Generator) -> Table:
+    """Share of sets of answers that may not pass, and of those in which an answer of the candidate alone ran to the limit."""
+    columns = [f"{n:,} prompts: {of}" for n in (50, 200, 1000) for of in ("not met", "any cut")]
+    table = Table(
+        "candidate", *columns, title=f"{sets:,} sets of answers: not met, and with an answer that ran to the limit"
+    )
+    for name, kind in LENGTHS.items():
+        row = []
+        for n in (50, 200, 1000):
+            drawn = [answers(kind, n, rng) for _ in range(sets)]
+            # Whether a ratio was measured beyond the bound decides, and no draw of a bootstrap.
+            with patch("assay.harness.stats.bootstrap.DRAWS", 99):
+                unmet = [
+                    check_lengths(compare_lengths(pairs, SPEC.policy.alpha)).status == "missing" for pairs in drawn
+                ]
+            cut = [any(ours.reason != LIMIT == theirs.reason for ours, theirs in pairs) for pairs in drawn]
+            row += [f"{100 * np.mean(of):.1f} %" for of in (unmet, cut)]
+        table.add_row(name, *row)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gates", type=int, default=10_000, help="simulated gates for the error rates")
     parser.add_argument("--runs", type=int, default=2_000, help="simulated gates of each kind for the power")
+    parser.add_argument("--lengths", action="store_true", help="the table of lengths alone")
     args = parser.parse_args()
     console, rng = Console(width=150), np.random.default_rng(0)
+    console.print(lengths_table(args.runs // 2, rng))
+    if args.lengths:
+        return
     console.print(error_rates(args.gates, SPEC.workload.questions, rng))
     console.print(power(args.runs, SPEC.workload.questions, rng))
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 from assay.harness.engines.model import TINY_MODEL
 
@@ -37,11 +37,19 @@ def python_path(*folders: Path) -> str:
     return os.pathsep.join([*map(str, folders), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def assay(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Run ``assay`` with the kernels of this folder importable, and variables added to the environment; return its exit code."""
+def assay(
+    *arguments: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
+    output: IO[str] | None = None,
+) -> int:
+    """Run ``assay`` with the kernels of this folder importable, and variables added to the environment; return its exit code.
+
+    What it prints to its standard output goes to `output`, if that is given.
+    """
     command = [sys.executable, "-m", "assay", *arguments]
     variables = os.environ | {"PYTHONPATH": python_path()} | env
-    return subprocess.run(command, cwd=cwd, env=variables, check=False).returncode
+    return subprocess.run(command, cwd=cwd, env=variables, stdout=output, check=False).returncode
 
 
 def shaped_model(folder: Path, shape: Mapping[str, Any] = MappingProxyType(SHAPE_8B)) -> Path:

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_job.py            # --only STEP for one of them
     python benchmarks/gpu_job.py --backends # SGLang's own backends against triton; --only ROW for one of them
+    python benchmarks/gpu_job.py --honours  # what these backends do with what a layer asks for, in bfloat16 at head_dim 128
 
 With --side-by-side, each step or row gets a GPU of its own (two-ranks: two), and as many run at once as there are GPUs: for
 verdicts, not for times.
@@ -27,10 +28,12 @@ from threading import Condition
 from typing import Any
 
 import torch
-from common import DUMMY_WEIGHTS, HERE, assay, shaped_model
+from common import DUMMY_WEIGHTS, HERE, SHAPE_8B, assay, shaped_model
 from faulty import LAYER
 from rich.console import Console
 from rich.table import Table
+
+from assay.harness.engines.model import TINY_MODEL
 
 CONSOLE = Console(width=200)
 DUMMY = f"--engine-arg={DUMMY_WEIGHTS}"
@@ -209,6 +212,11 @@ def main() -> None:
         "--backends", action="store_true", help="SGLang's own backends against triton, in fp16 and bf16"
     )
     parser.add_argument(
+        "--honours",
+        action="store_true",
+        help="what these backends honour, in bfloat16 at head_dim 128; no server is started",
+    )
+    parser.add_argument(
         "--out", type=Path, help="a folder to keep; steps and rows that ended there as expected are not repeated"
     )
     parser.add_argument("--side-by-side", action="store_true", help="each step or row on a GPU of its own")
@@ -219,7 +227,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="assay-gpu-") as made:
         folder = (args.out or Path(made)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        if args.backends:
+        if args.honours:
+            honours_table(folder)
+        elif args.backends:
             backend_table(folder, args.only, gpus)
         else:
             step_table(folder, args.only, gpus)
@@ -250,6 +260,39 @@ def backend_table(folder: Path, only: list[str] | None, gpus: Gpus) -> None:
     for name in BACKEND_ROWS:
         if name in rows:
             print("| " + " | ".join(cell.replace("|", "/") for cell in (*BACKEND_ROWS[name], *rows[name])) + " |")
+
+
+def honours_table(folder: Path) -> None:
+    """Measure what the backends honour that can run here, and print a table in Markdown; ``honours.json`` has all of it."""
+    model = shaped_model(folder / "8b-bf16", SHAPE_8B | {"dtype": "bfloat16"})
+    shutil.copy(TINY_MODEL / "model.safetensors", model)  # a model without weights is refused, and none are read
+    names, page = [name for name in (REFERENCE, *BACKENDS) if not why_not(name)], folder / "honours.json"
+    with page.open("w") as printed:
+        code = assay("backends", "--honours", *names, f"--model={model}", "--json", cwd=HERE, output=printed)
+    if not page.stat().st_size:  # it said why
+        return
+    made = json.loads(page.read_text())
+    print(f"exit code {code}; {made['device']}, torch {made['torch']}, SGLang {made['sglang']}")
+    cells = {
+        (of["attribute"], of["phase"], backend["backend"]): of
+        for backend in made["backends"]
+        for of in backend["measured"]
+    }
+    print(f"| asked for | phase | {' | '.join(names)} |\n|{'---|' * (2 + len(names))}")
+    for attribute, phase in dict.fromkeys((attribute, phase) for attribute, phase, _ in cells):
+        states = [cells.get((attribute, phase, name), {"state": "", "says": ""}) for name in names]
+        shown = [" ".join(filter(None, (of["state"], of["says"]))).replace("|", "/") for of in states]
+        print(f"| {attribute} | {phase} | {' | '.join(shown)} |")
+    shapes = sorted(
+        {(shape["dtype"], shape["head_dim"], shape["keys"]) for of in cells.values() for shape in of["shapes"]}
+    )
+    print(f"Dtype, head_dim and most keys of the calls: {shapes}")
+    for name in BACKENDS:
+        if reason := why_not(name):
+            print(f"{name}: {reason}")
+    for backend in made["backends"]:
+        if backend["problem"]:
+            print(f"{backend['backend']}: {backend['problem']}")
 
 
 def do(folder: Path, name: str, step: Step, env: dict[str, str]) -> list[str]:

@@ -1,11 +1,11 @@
-"""How often the suites ``greedy`` and ``logits`` are right, by simulation.
+"""How often the suites ``greedy`` and ``logits`` are right, and arms of ``assay invariance``, by simulation.
 
     python benchmarks/logit_verdicts.py
 
 Four tables: the coverage of the bootstrap-t interval beside +-1.96 standard errors, for 8 to 128 prompts, normal and skewed data;
 the verdicts of greedy for candidates of which 0 to 20 % of the texts are apart; and those of logits for honest candidates, as noisy
 as the reference's own floor, and for worse ones; and those of logits with heavy tails, beside those of the mean alone. Takes ten
-minutes; fewer with --runs. --tails prints the last table alone.
+minutes; fewer with --runs. --tails prints the last table alone, and --invariance one of its own: arms in half precision.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from assay.harness.config import RunSpec
 from assay.harness.evidence.logit_files import CACHE_STATES
 from assay.harness.judge.greedy_suite import MIN_PROMPTS as GREEDY_PROMPTS
 from assay.harness.judge.greedy_suite import decide_share
+from assay.harness.judge.invariance_outcome import bound_of
 from assay.harness.judge.logits import LogitsComparison, LogitsRow, PromptMeans
 from assay.harness.judge.logits_suite import FLOOR_FACTOR, MIN_PROMPTS, judge_logits
 from assay.harness.judge.noise_limits import kl_limit
+from assay.harness.judge.probe_scores import Distance, ProbePlace
 from assay.harness.stats.bootstrap import bootstrap_t
 
 Array = NDArray[np.float64]
@@ -173,12 +175,79 @@ def tails(runs: int) -> Table:
     return table
 
 
+PREFILLED = (2, 14, 15, 16, 8, 8, 8, 13, 126, 127, 128, 256, 15, 11, 12, 10, 9, 130, 11, 19, 136)
+"""Scored positions of each probe of the CPU's load."""
+DECODED = tuple(64 if number % 10 == 0 else 48 if number % 5 == 0 else 8 for number in range(len(PREFILLED)))
+LOADS = {"prefill": PREFILLED, "decode": DECODED}
+FLIPS = {
+    "dense": (0.0, 0.0, 0.0),
+    "2 % of positions flip, .01 nats": (0.02, 0.01, 0.0),
+    "2 %, .03 nats, later positions move": (0.02, 0.03, 0.1),
+    "0.5 %, .1 nats": (0.005, 0.1, 0.0),
+    "2 %, .1 nats, later positions move": (0.02, 0.1, 0.1),
+    "1 %, .3 nats": (0.01, 0.3, 0.0),
+    "1 %, .3 nats, later positions move": (0.01, 0.3, 0.1),
+}
+"""Share of positions at which an expert flips, what it costs, and how much of that later positions keep."""
+
+
+def asking(flips: tuple[float, float, float], prone: Array) -> dict[str, list[Array]]:
+    """Return the divergences from the base of each probe; `prone` probes flip more often."""
+    share, cost, kept = flips
+    asked: dict[str, list[Array]] = {}
+    for measure, lengths in LOADS.items():
+        asked[measure] = []
+        for own, n in zip(prone, lengths, strict=True):
+            flipped = cost * (RNG.random(n) < share * own) * RNG.lognormal(0, 1.2, n)
+            before = np.concatenate([[0.0], np.cumsum(flipped)[:-1] / np.arange(1, n)])
+            asked[measure].append(2e-5 * RNG.lognormal(0, 1, n) + flipped + kept * before)
+    return asked
+
+
+def distances(asked: dict[str, list[Array]]) -> list[Distance]:
+    return [
+        Distance.of(
+            [ProbePlace(str(probe), at, kl) for probe, kls in enumerate(each) for at, kl in enumerate(kls.tolist())]
+        )
+        for each in asked.values()
+    ]
+
+
+def invariance(runs: int) -> Table:
+    """Shares of honest arms that differ and that are the same, and of those of which one probe is wrong at each position."""
+    wrongs = (160, 40)
+    table = Table(
+        "noise", "honest: differs", "same", *(f"{by} x the mean: {o}" for by in wrongs for o in ("differs", "same"))
+    )
+    for name, flips in FLIPS.items():
+        seen: list[list[bool]] = []
+        for _ in range(runs):
+            prone = RNG.gamma(0.5, 2, len(PREFILLED))
+            again = [each for _ in range(3) for each in distances(asking(flips, prone))]
+            bound = bound_of(again, 3, "bfloat16")
+            assert bound.floor is not None
+            arm, row = asking(flips, prone), []
+            for by in (0, *wrongs):
+                probe = RNG.integers(len(DECODED))
+                added = by * max(each.mean for each in again) * RNG.lognormal(0, 0.3, DECODED[probe])
+                decode = [kls + added if number == probe else kls for number, kls in enumerate(arm["decode"])]
+                found = distances(arm | {"decode": decode})
+                row += [not all(map(bound.floor.holds, found)), all(map(bound.holds, found))]
+            seen.append(row)
+        table.add_row(name, *(f"{share:.3f}" for share in np.mean(seen, axis=0)))
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=400, help="simulated runs for each row")
     parser.add_argument("--tails", action="store_true", help="the table of heavy tails alone")
+    parser.add_argument("--invariance", action="store_true", help="the table of arms in half precision alone")
     given = parser.parse_args()
     runs, console = given.runs, Console()
+    if given.invariance:
+        console.print(f"Arms of 21 probes, three askings of the base ({runs} runs)", invariance(runs))
+        return
     console.print(f"Heavy tails, the limit that of rounding ({runs} runs)", tails(runs))
     if given.tails:
         return

@@ -17,7 +17,18 @@ from pydantic.fields import FieldInfo
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.policy import FRACTIONS, POLICY, Policy
 from assay.harness.reading import read_toml
-from assay.harness.sides import ROLES, Device, Role, Settings, Side, hide_flags, profile_of, treatment, without_secrets
+from assay.harness.sides import (
+    ROLES,
+    Device,
+    Role,
+    Settings,
+    Side,
+    hide,
+    hide_flags,
+    profile_of,
+    treatment,
+    without_secrets,
+)
 from assay.harness.text import did_you_mean
 from assay.harness.workload import Workload
 
@@ -120,7 +131,7 @@ class RunSpec(Settings):
     def _setting(self, name: str) -> Any:
         """Return a setting by the name of its flag; `model` and `engine_arg` are the reference's."""
         if name in ROLES:
-            return getattr(self, name).backend
+            return hide(name, getattr(self, name).backend)
         if name in ("model", "engine_arg"):
             return self.reference.model if name == "model" else hide_flags(self.reference.flags)
         return getattr(

@@ -22,16 +22,16 @@ REPOSITORY = "https://github.com/your-organisation/assay"
 
 
 def require(extra: Extra, command: str) -> None:
-    """Make sure that the packages of an extra are installed, before a command starts anything.
+    """Make sure that the packages of an extra and of the base install are here, before a command starts anything.
 
     Args:
         extra: "reports", "serve" or "ray".
         command: what needs them, for the message, for example "assay run".
 
     Raises:
-        UsageError: one of them is missing.
+        UsageError: one of them is missing, or too old.
     """
-    if missing := missing_packages(extra):
+    if missing := sorted({*missing_packages(), *missing_packages(extra)}):
         raise UsageError(
             f"{command} needs packages that are not installed: {', '.join(missing)}.",
             f"the packages of {DISTRIBUTION}[{extra}]",
@@ -45,20 +45,40 @@ def install(extra: str) -> str:
 
 
 def missing_packages(extra: Extra | Literal[""] = "") -> list[str]:
-    """Return the packages of an extra that are not installed, sorted; by default those of the base install."""
-    return [name for name in sorted(_packages(DISTRIBUTION, extra)) if not _installed(name)]
+    """Return the packages of an extra that are not installed, sorted; by default those of the base install.
+
+    Of one that is too old, with the version that is needed and that which is here.
+    """
+    missing = []
+    for name, needed in sorted(_packages(DISTRIBUTION, extra).items()):
+        if not _installed(name):
+            missing.append(name)
+        elif needed and not meets(here := distribution(name).version, needed):
+            missing.append(f"{name}{needed} ({here} is here)")
+    return missing
 
 
-def _packages(distribution_: str, extra: str) -> set[str]:
-    """Return the distributions that an extra of a distribution adds, or those of its base install if it is empty."""
-    packages: set[str] = set()
+def meets(version: str, needed: str) -> bool:
+    """Return True if a version meets a condition, which is as plain as those of assay's packages: >= or ==.
+
+    What is no number, such as "a" and "+cu124", is not compared, and other conditions are met.
+    """
+    here, least = (list(map(int, re.findall(r"\d+", re.split(r"[^\d.=> ]", text)[0]))) for text in (version, needed))
+    here += [0] * (len(least) - len(here))
+    return here[: len(least)] == least if "==" in needed else here >= least or ">=" not in needed
+
+
+def _packages(distribution_: str, extra: str) -> dict[str, str]:
+    """Return the distributions that an extra of a distribution adds, or those of its base install if it is empty; and versions."""
+    packages: dict[str, str] = {}
     # Not packaging.requirements, which takes longer to import than this command's other modules: these lines are assay's own.
-    condition = rf""".*; extra == ["']{extra}["']""" if extra else "[^;]*"
+    condition = rf"""([^;]*?) *; extra == ["']{extra}["']""" if extra else "([^;]*)"
     for line in _requirements(distribution_):
         if match := re.fullmatch(rf"""([\w.-]+)(?:\[([\w,]+)\])?{condition}""", line):
             name, inner = match[1], match[2]
-            packages |= {name} if name != DISTRIBUTION or not inner else set()
-            packages |= {package for part in (inner or "").split(",") if part for package in _packages(name, part)}
+            packages |= {name: match[3].strip(" ()")} if name != DISTRIBUTION or not inner else {}
+            for part in filter(None, (inner or "").split(",")):
+                packages |= _packages(name, part)
     return packages
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.reading import regular_file
+from assay.harness.reading import regular_file, whole_file
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -62,7 +62,7 @@ def lock_folder(folder: Path) -> FileLock:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        owner = place.read_text(errors="replace").strip() or "unknown"
+        owner = whole_file(place).decode(errors="replace").strip() or "unknown"
         raise UsageError(
             f"{folder} is in use by another run (process {owner}).",
             "a folder that no other run writes to",

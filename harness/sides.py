@@ -55,9 +55,9 @@ _SECRET_NAME = re.compile(
 )
 _HANDS_ON = re.compile(r"-[\w-]*-arg(?:=|$)")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_URL_USER = re.compile(r'(?<=://)[^/@\s"]+(?=@)')
+_URL_USER = re.compile(r'(?<=://)[^/\s"]+(?=@)')
 # A setting inside of a value: of a query, of a connection string, of JSON, of headers, of a command line; and its value.
-_INNER_NAME = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*""")
+_INNER_NAME = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*|(?<!\S)(?=-)([\w-]+)\s+(?!-)""")
 _INNER_VALUE = re.compile(r"""(["'])(?P<quoted>.*?)\1|(?:(?:Basic|Bearer) )?[^\s&;,"'}]+""", re.IGNORECASE)
 _NO_SECRETS = ("", "null", "true", "false")
 
@@ -156,10 +156,10 @@ def hide(name: str, value: str, another: bool = False) -> str:
     """
     if is_secret(name):
         return value if value in _NO_SECRETS else _ANOTHER if another else HIDDEN
-    value = _URL_USER.sub(HIDDEN, value)
+    value = _URL_USER.sub(_ANOTHER if another else HIDDEN, value)
     for inner in reversed([*_INNER_NAME.finditer(value)]):
         held = _INNER_VALUE.match(value, inner.end())
-        if held is None or not is_secret(inner[1]):
+        if held is None or not is_secret(inner[1] or inner[2]):
             continue
         part = "quoted" if held["quoted"] is not None else 0
         if held[part] not in _NO_SECRETS:
@@ -190,4 +190,7 @@ def without_secrets(side: Side, beside: Side | None = None) -> Side:
     environment = {
         name: hide(name, value, f"environment.{name}" in another) for name, value in side.environment.items()
     }
-    return side.model_copy(update={"flags": hide_flags(side.flags, another), "environment": environment})
+    backend = hide("backend", side.backend, "backend" in another)
+    return side.model_copy(
+        update={"backend": backend, "flags": hide_flags(side.flags, another), "environment": environment}
+    )

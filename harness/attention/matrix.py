@@ -31,8 +31,16 @@ from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, MORE, NINE, SIZES, WITHOUT_PREFIX
 from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
-from assay.harness.attention.matrix_features import ASKED, MLA, STORED, strongest_of, values_of
-from assay.harness.attention.model_shapes import COMMON, SHAPES
+from assay.harness.attention.matrix_features import (
+    LONG_WINDOWS,
+    MLA,
+    asking,
+    feature_in,
+    longest_window,
+    strongest_of,
+    values_of,
+)
+from assay.harness.attention.model_shapes import ASKED_BY, COMMON, SHAPES
 from assay.harness.attention.noise import family
 from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
@@ -168,8 +176,12 @@ _CROSSING = _scenes(
     (34, 157, "fewer keys than queries"), (129, -100, "one"), (64, -63, "one"), (300, -7, "fewer keys than queries")
 )  # fmt: skip
 _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
+# Longest window that the calls of a model ask for: longer ones take gigabytes.
+_LONGEST_WINDOW = 8192
 # Not asked for with all others: a window is causal, and latent attention has shapes of its own.
 _ALONE = ("not_causal", "mla")
+# Seeds of the calls of a matrix follow one another, less than so many.
+_OF_A_MATRIX = 10_000
 
 
 @dataclass(frozen=True)
@@ -376,10 +388,26 @@ def _parts(
         if of_models:
             yield _Part(("heads",), alone, halves | of_models, ("heads",))
     yield from _asking(phase, heads, of_models, {"head_dim": other_dims}, declared.features)
+    for model in models:
+        yield from _as_layers(phase, asked_by(model, declared.features), {"model": (model,)})
     noise = family(declared.noise)
     if noise.quantises:  # calls on which a quantisation costs nothing
         grid = (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,)
         yield _Part(("scene data head_dim", "data dtype", "data heads"), _ASKING[phase], heads | {"data": grid})
+
+
+def asked_by(model: str, features: Sequence[str]) -> tuple[str, ...]:
+    """List what layers of a known model ask for, of these features."""
+    return tuple(value for value in ASKED_BY.get(model, ()) if feature_in(value) in features)
+
+
+def _as_layers(phase: str, asked: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> Iterator[_Part]:
+    """Yield a call that asks for all that a model's layers do, with more keys than its window has, so that it cuts some."""
+    if asked and (window := longest_window(asked)) <= _LONGEST_WINDOW:
+        # A cap as large as models have it changes nothing where scores are of normal size.
+        data = "unscaled scores" if any(feature_in(value) == "softcap" for value in asked) else "normal"
+        scene = (7 if phase == "extend" else 1, max(window + window // 8, 300), "one", data)
+        yield _Part(("scene",), (scene,), {"asked": (tuple(asked),), **axes}, ("heads", "head_dim"))
 
 
 def _asking(
@@ -424,6 +452,9 @@ def _asking(
                 yield _Part(("heads",), _ASKING[phase][:1], {**of_models, **some}, ("heads",))
             if others["head_dim"]:
                 yield _Part(("head_dim",), _ASKING[phase][:1], {**others, **some}, ("head_dim",))
+    for window in LONG_WINDOWS if "window" in asked else ():  # of two heads, as they have many keys
+        scene = (9 if phase == "extend" else 1, 2 * window - 100, "one")
+        yield _Part(("dtype",), _scenes(scene), {"heads": heads["heads"][-1:], "asked": ((f"window {window}",),)})
     strongest = {name: value for name, value in strongest_of(features).items() if name in asked}
     pairs_of = [pair for pair in combinations(strongest, 2) if set(pair) != {"window", "not_causal"}]
     for scenes, causal in ((_ASKING[phase], True), (_CROSSING, False)):
@@ -498,7 +529,7 @@ def cases(
         drawn = [values for values in drawn if values.layout == "packed"]
     drawn = [_as_mla(values) if only_mla or MLA in (values.asked or ()) else values for values in drawn]
     made = [
-        _case(values, seed * 10_000 + number, device, size, declared.ways)
+        _case(values, seed * _OF_A_MATRIX + number, device, size, declared.ways)
         for number, values in enumerate(dict.fromkeys(drawn))
     ]
     return [case for case in made if declared.prefix or case.condition["cached prefix"] == "none"]
@@ -520,6 +551,7 @@ def model_cases(
     head_dim: int,
     tokens: int,
     ways: Sequence[str] = (),
+    asked: Sequence[str] = (),
 ) -> list[Case]:
     """Make a matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
 
@@ -531,8 +563,10 @@ def model_cases(
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
         ways: those of `Declaration.ways` that an adapted kernel has.
+        asked: what its layers ask for, as "window 4096": calls with as many keys as that needs to show.
     """
     drawn: list[_Values] = []
+    usual = _usual(heads, (dtype,), (head_dim,)) | ({"asked": ((),)} if asked else {})
     for phase in phases:
         decode = phase == "decode"
         axes = _core_axes(phase) | {"heads": (heads,), "page": (0, 16, 64), "new": (1,) if decode else (1, 7, 64, 129)}
@@ -540,8 +574,9 @@ def model_cases(
         pairs = tuple(map(" ".join, combinations([axis for axis, values in axes.items() if len(values) > 1], 2)))
         long = _scenes((1 if decode else 7, tokens, "one"), *([] if decode else [(tokens, 0, "one")]))
         far = tuple(scene for scene in _ONCE[phase] if scene[3].startswith("scores far"))  # the run meets the others
-        for part in (_Part(pairs, axes=axes), _Part(("scene",), long, {"page": (16,)}), _Part(("scene",), far)):
-            drawn += _drawn(part, phase, _usual(heads, (dtype,), (head_dim,)), 0)
+        parts = [_Part(pairs, axes=axes), _Part(("scene",), long, {"page": (16,)}), _Part(("scene",), far)]
+        for part in (*parts, *_as_layers(phase, asked, {})):
+            drawn += _drawn(part, phase, usual, 0)
     if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
         drawn = [_as_mla(values) for values in drawn]
     return [_case(values, number, device, "small", ways) for number, values in enumerate(drawn)]
@@ -607,9 +642,10 @@ def _make(
     values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str, ways: tuple[str, ...]
 ) -> AttentionCall:
     # Drawn and changed in float32, then rounded once: a seed means the same numbers in every dtype.
-    wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
+    pool = seed // _OF_A_MATRIX
+    wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed, pool)
     if values.head_dim_v:
-        wider = call_of(list(lens), values.heads, values.head_dim_v, torch.float32, device, seed)
+        wider = call_of(list(lens), values.heads, values.head_dim_v, torch.float32, device, seed, pool)
         wide = replace(wide, v=wider.v)
     call = (DATA | RARE)[values.data](wide.with_spec(phase=values.phase))
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype)).with_spec(
@@ -617,9 +653,8 @@ def _make(
     )
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])
-    known = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
     for name in values.asked or ():
-        call = known[name](call)
+        call = asking(name)(call)
     call = through_pages(call, values.page) if values.page else call
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])

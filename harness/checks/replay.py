@@ -24,7 +24,7 @@ from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
 from assay.harness.localize.guard import Guard, run_calls
 from assay.harness.localize.kernel_runs import KernelRun, measure, worst_of
 from assay.harness.localize.threads import few_threads
-from assay.harness.text import ranges
+from assay.harness.text import counted, ranges
 from assay.harness.verdict import Finding, serious
 from assay.worker import UNREAD, Journal
 
@@ -54,7 +54,8 @@ def replay(
     reproduce = reproduce or replay_command(pack, kernel)
     guard = Guard(kernels.find("", kernel), journal=journal)
     phases = guard.assay.phases
-    recorded = [record for record in read_pack(pack) if record.call.phase in phases]
+    unread: list[str] = []
+    recorded = [record for record in read_pack(pack, unread) if record.call.phase in phases]
     if not recorded:
         raise _nothing(pack, f"no {' or '.join(phases)} call", kernel)
     chosen = choose(recorded)
@@ -74,7 +75,9 @@ def replay(
     findings += [breach(how, "recorded calls", (example(call),), reproduce) for call, how in guard.written[:1]]
     envelope = {phase: _envelope([record for record in chosen if record.call.phase == phase]) for phase in phases}
     seconds = time.monotonic() - start
-    result = _result(kernel, run, _Examined(pack, recorded, chosen), findings, seconds, reproduce, envelope)
+    result = _result(
+        kernel, run, _Examined(pack, recorded, chosen, unread=unread), findings, seconds, reproduce, envelope
+    )
     return concluded(result, guard, run, kernel, read_out, journal, recorded=True)
 
 
@@ -176,12 +179,13 @@ def _envelope(recorded: Sequence[RecordedCall]) -> str:
 
 @dataclass(frozen=True)
 class _Examined:
-    """Calls of a pack in the phases of the candidate, those that are examined, and how many a pack cannot judge."""
+    """Calls of a pack in the phases of the candidate, those that are examined, and those that it cannot judge or read."""
 
     pack: Path
     recorded: Sequence[RecordedCall]
     chosen: Sequence[RecordedCall]
     left_out: int = 0
+    unread: Sequence[str] = ()
 
 
 def _recorded_run(pack: Path, candidate: Backend, served: bool) -> tuple[_Examined, KernelRun]:
@@ -222,6 +226,8 @@ def _result(
     missing = [f"the pack has no {phase} call, which the kernel claims" for phase, text in envelope.items() if not text]
     if not with_prefix:
         missing.insert(0, "no call had a cached prefix: record a pack with the prefix cache on")
+    if unread := examined.unread:
+        missing.append(f"{counted(len(unread), 'recorded call')} could not be read: {unread[0].rstrip('.')}")
     return KernelResult(
         kernel=candidate,
         calls=len(run.results),

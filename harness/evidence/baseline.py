@@ -106,13 +106,23 @@ def read_answers(folder: Path) -> list[Answer]:
     return jsonl.read(path, Answer)
 
 
-def read_all(folder: Path) -> dict[str, Baseline]:
-    """Read all baselines of a folder, by name; none if the folder does not exist.
+def read_all(folder: Path) -> tuple[dict[str, Baseline], dict[str, EvidenceError]]:
+    """Read all baselines of a folder, by name, and what is wrong with those that cannot be read; none if there is no folder."""
+    read: dict[str, Baseline] = {}
+    damaged: dict[str, EvidenceError] = {}
+    for path in sorted(folder.glob(f"*/{FILE}")):
+        try:
+            read[path.parent.name] = read_baseline(path.parent)
+        except EvidenceError as error:
+            damaged[path.parent.name] = error
+    return read, damaged
 
-    Raises:
-        EvidenceError: one of them is damaged.
-    """
-    return {path.parent.name: read_baseline(path.parent) for path in sorted(folder.glob(f"*/{FILE}"))}
+
+def copy_baseline(folder: Path, to: Path) -> None:
+    """Copy a baseline into another folder. Raises EvidenceError if it is damaged."""
+    read_answers(folder)
+    for name in (FILE, _ANSWERS):
+        write_whole(to / name, whole_file(folder / name, jsonl.LARGEST))
 
 
 def write_baseline(folder: Path, baseline: Baseline, answers: Sequence[Answer]) -> Path:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from assay.harness.errors import EvidenceError
 from assay.harness.evidence.nonce import RunRecord, check_run
-from assay.harness.reading import whole_file
+from assay.harness.reading import regular_file, whole_file
 
 _Line = TypeVar("_Line", bound=BaseModel)
 LARGEST = 1 << 32
@@ -80,6 +80,7 @@ def read(path: Path, kind: type[_Line], nonce: str = "") -> list[_Line]:
 def drop_cut_line(path: Path) -> None:
     """Remove a last line that a killed run left unfinished, so that the next record starts on a new line."""
     if path.exists():
+        regular_file(path)  # a pipe that is opened to be read and written waits for itself
         with path.open("rb+") as file:
             content = file.read()
             file.truncate(content.rfind(b"\n") + 1)

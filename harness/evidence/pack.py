@@ -174,6 +174,10 @@ def _read_manifest(folder: Path) -> PackManifest:
             "a folder that assay run --record wrote",
             "check the path",
         ) from None
+    except OSError as error:
+        raise EvidenceError(
+            f"{path} cannot be read: {error.strerror}.", "the manifest of a pack", "record the pack again"
+        ) from None
     if f'"{_SCHEMA}"' not in text:
         raise UsageError(
             f"{path} does not have schema {_SCHEMA}.",
@@ -183,12 +187,16 @@ def _read_manifest(folder: Path) -> PackManifest:
     return read_json(path, PackManifest, "record the pack again")
 
 
-def read_pack(folder: Path) -> list[RecordedCall]:
+def read_pack(folder: Path, unread: list[str] | None = None) -> list[RecordedCall]:
     """Read all calls of a pack, sorted by layer.
+
+    Args:
+        folder: the pack.
+        unread: gets what is wrong with each file that is damaged or missing, so that the others are read; None to refuse the pack.
 
     Raises:
         UsageError: the folder has no pack, or one of another version of assay.
-        EvidenceError: the manifest or a file is damaged or missing, or the pack has no call.
+        EvidenceError: the manifest is damaged, the pack has no call, none can be read, or, without `unread`, one cannot.
     """
     entries = sorted(
         read_manifest(folder).calls, key=lambda entry: (entry.spec.layer, entry.spec.phase, entry.prefix, entry.new)
@@ -197,7 +205,15 @@ def read_pack(folder: Path) -> list[RecordedCall]:
         raise EvidenceError(
             f"{folder} has no call.", "at least one recorded call", "record again, and send the server a request"
         )
-    return [_read(folder, entry) for entry in entries]
+    read = []
+    for entry in entries:
+        try:
+            read.append(_read(folder, entry))
+        except EvidenceError as error:
+            if unread is None or len(unread) == len(entries) - 1:
+                raise
+            unread.append(error.found)
+    return read
 
 
 def _read(folder: Path, entry: PackEntry) -> RecordedCall:

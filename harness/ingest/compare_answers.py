@@ -200,8 +200,22 @@ def _checks(
         if item.id != BEYOND_STOP
     ]
     paired = sum(len(pairing.pairs) for pairing in pairings)
+    doubts = [
+        (side, finding.where, finding.diagnosis)
+        for side, loaded in zip(SIDES, (left, right), strict=True)
+        for finding in loaded.reading.findings
+        if finding.severity != "info"
+    ]
+    unrecorded = sorted(
+        {side for side, these, those in sides for name in these if name in those and not these[name].recorded}
+    )
+    same = Requirement("same-settings", sides=SIDES)
+    yield Requirement("files-sound", sides=SIDES).met(not doubts, state("doubts", doubts=doubts))
     yield Requirement("same-tasks", sides=SIDES).met(not only, state("tasks-in-one", only=only))
-    yield Requirement("same-settings", sides=SIDES).met(not differs, state("questions-differ", differs=differs))
+    if unrecorded and not differs:
+        yield same.check("not checked", state("settings-not-recorded", sides=unrecorded))
+    else:
+        yield same.met(not differs, state("questions-differ", differs=differs))
     yield Requirement("scores-agree", sides=SIDES).met(not apart, state("stated-scores", apart=apart))
     yield Requirement("all-paired", sides=SIDES).met(not gaps, state("documents-paired", pairs=paired, gaps=gaps))
     yield Requirement("all-read", sides=SIDES).met(not unread, state("records-unread", unread=unread))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,17 @@ from assay.harness.ingest.comparison import SIDES, ComparedTask, Unpaired
 from assay.harness.ingest.result_set import ResultItem, ResultSet, StatedScore
 from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
 from assay.harness.statement import Statement, state
+from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
 
 ItemPair = tuple[ResultItem, ResultItem]
 """The answers of A and of B to one document, asked with the same prompt."""
 # What must be the same of two tasks, where both tools record it.
 _IDENTIFYING = ("shots", "tokenizer", "template", "task_version")
+# Characters that are shown of two settings that differ.
+_SHOWN = 60
+# A choice of a question, as lm-eval's reader writes it.
+_LETTER = re.compile(r"([A-Z])(?:: |$)")
 # Keys that are named of what cannot be paired.
 _EXAMPLES = 3
 
@@ -107,11 +113,18 @@ def _differences(a: ResultSet, b: ResultSet) -> list[Statement]:
     differs = [
         state("tasks-differ", what=name, a=x, b=y) for name, x, y in compared if x != y and not {x, y} & {"", None}
     ]
-    for name in sorted({*a.sampling, *b.sampling}):
-        x, y = a.sampling.get(name), b.sampling.get(name)
-        if a.sampling and b.sampling and x != y:
-            differs.append(state("sampling-differs", setting=name, a=x, b=y))
+    mine, theirs = a.recorded, b.recorded
+    for name in sorted({*mine, *theirs}) if mine and theirs else ():
+        if (x := mine.get(name)) != (y := theirs.get(name)):
+            differs.append(state("setting-differs", setting=name, **_parted(x, y)))
     return differs
+
+
+def _parted(a: str | None, b: str | None) -> dict[str, str | None]:
+    """Cut two texts to where they differ."""
+    parts = (at for at, (x, y) in enumerate(zip(a or "", b or "", strict=False)) if x != y)
+    start = max(0, next(parts, min(len(a or ""), len(b or ""))) - _SHOWN // 2)
+    return {name: text and one_line(text[start:], _SHOWN) for name, text in (("a", a), ("b", b))}
 
 
 def _pair_items(a: Sequence[ResultItem], b: Sequence[ResultItem]) -> ItemPairing:
@@ -168,8 +181,12 @@ def loss(pair: ItemPair) -> float:
 
 
 def _guessing(pairs: Sequence[ItemPair]) -> float:
-    """Compute the accuracy of always giving the most frequent expected answer: 1/4 for 4 balanced letters, near 0 for numbers."""
-    counted = Counter(mine.target for mine, _ in pairs)
+    """Compute the accuracy of always giving the most frequent expected answer: 1/4 for 4 balanced letters, near 0 for numbers.
+
+    Of choices, that of always taking the one in the same place: 1 where the first is always right, as in TruthfulQA's mc1.
+    """
+    letters = ((mine.target, _LETTER.match(mine.target)) for mine, _ in pairs)
+    counted = Counter(letter[1] if letter else target for target, letter in letters)
     return max(counted.values()) / len(pairs) if counted and any(counted) else 0.0
 
 

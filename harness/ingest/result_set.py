@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
@@ -24,6 +24,8 @@ from assay.harness.text import one_line
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
 MOST_UNPARSED = 0.05
 """Largest share of answers without a parsed one that is no warning: beyond it, no comparison has a verdict."""
+# Where an object lay in memory, in the text of a function that a tool records.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Words in names of scores that say which way is better (lm-eval's ``api/metrics.py``, inspect_ai's ``scorer/_metrics``).
 _HIGHER = frozenset(
     "acc accuracy exact em correct f1 precision recall mcc bleu sacrebleu chrf rouge rouge1 rouge2 rougel rougelsum pass "
@@ -50,6 +52,13 @@ class ResultItem(Part):
         description='why the answer ended: "stop", "length" at the token limit, "abort", ...; empty where that is not recorded',
     )
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_taken_from_nothing(cls, data: Any) -> Any:
+        """Drop what a tool took from a blank answer."""
+        blank = isinstance(data, dict) and "answer" in data and not data["answer"].strip()
+        return data | {"parsed": None} if blank else data
 
     @field_validator("parsed")
     @classmethod
@@ -87,6 +96,10 @@ class ResultSet(Part):
     template: str = Field("", description="hash of the chat template, or of the prompt that the tool fills in")
     task_version: str = ""
     sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
+    definition: dict[str, str] = Field(
+        default_factory=dict,
+        description="what the tool records of the task: data, prompts, rule of scoring; see `flat`",
+    )
     settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
@@ -96,6 +109,11 @@ class ResultSet(Part):
     asked: int = Field(0, description="answers that were asked for; 0 where it is not known")
     stated: StatedScore | None = Field(None, description="what the tool summed up itself")
     items: tuple[ResultItem, ...] = ()
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """All settings that must be the same of two tasks; empty where the tool records none."""
+        return self.definition | self.sampling
 
     @property
     def accuracy(self) -> float | None:
@@ -216,6 +234,30 @@ def read_object(path: Path) -> dict[str, Any]:
 def texts(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return some members of a record as text, in this order, without those that are missing or null."""
     return {name: str(record[name]) for name in names if record.get(name) is not None}
+
+
+def flat(record: object, name: str = "") -> dict[str, str]:
+    """Return the values of a record as text, by dotted names, without addresses of objects.
+
+    Null, false and empty values are left out: a tool's later versions write more of them for what was always off.
+    """
+    if isinstance(record, list) and not any(isinstance(each, (dict, list)) for each in record):
+        return {name: str(record)} if record else {}
+    if isinstance(record, (dict, list)):
+        inside = record.items() if isinstance(record, dict) else enumerate(record)
+        return {key: text for part, value in inside for key, text in flat(value, f"{name}.{part}".strip(".")).items()}
+    return {} if record is None or record is False or record == "" else {name: _ADDRESS.sub("", str(record))}
+
+
+def warning(id: str, title: str, where: str, diagnosis: str) -> CitedFinding:
+    """Make the finding of something that a tool states against its own scores: `compare` then has no pass."""
+    return CitedFinding(id=id, title=title, severity="warning", where=where, diagnosis=diagnosis, reproduce="")
+
+
+def cached(where: str, which: str) -> CitedFinding:
+    """Find that answers came from a cache."""
+    says = f"{which} from a cache, so another server may have computed them."
+    return warning("answers-cached", "Answers from a cache", where, says)
 
 
 def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -84,7 +84,7 @@ class _Compared:
         """Return where a cell lies: by batch, token and head, or by the index of its dimensions where these are ambiguous."""
         if not self.layout.either:
             return {"batch": cell.batch, "token": cell.token, "head": cell.head}
-        index = tuple(map(int, np.unravel_index(cell.token or 0, self.shape[:-1])))
+        index = tuple(map(int, np.unravel_index(cell.token or 0, self.shape[: max(1, len(self.shape) - 1)])))
         return {"batch": None, "token": None, "head": None, "index": index}
 
     @property

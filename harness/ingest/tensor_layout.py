@@ -147,24 +147,25 @@ def layout_of(
     shape = tuple(shape)
     if axes and len(axes) == len(shape):
         return Layout(axes.removesuffix("d"), shape[:-1], shape[-1], known=True)
-    if len(shape) <= 1:
-        return Layout("t" * len(shape), shape, 1)
-    if len(shape) > 4:  # the first dimension is taken for tokens, the rest for the cell
-        return Layout("t", shape[:1], math.prod(shape[1:]))
+    if len(shape) <= 1:  # of tokens, or of a hidden state
+        return Layout("t" * len(shape), shape, 1, either=("t", "d") if shape else ())
+    if len(shape) > 4:
+        return Layout("t", (math.prod(shape[:-1]),), shape[-1], either=("d",))
     heads = _has_heads(name) or len(shape) == 4
-    likely = {2: ("t",), 3: ("th", "bt") if heads else ("bt",), 4: ("bht", "bth")}[len(shape)]
+    likely = {2: ("t",), 3: ("th", "ht", "bt" if rows != 0 else "tb") if heads else ("bt",), 4: ("bht", "bth")}[
+        len(shape)
+    ]
     sizes, dim = shape[:-1], shape[-1]
 
     def fits(lead: str) -> bool:
         """Return True if the heads of the model are where a layout has them."""
         counts = (model.heads, model.kv_heads) if model and heads else ()
-        split = 1 if "h" not in lead else sizes[lead.index("h")]
-        return any(dim * split == count * model.head_dim and split in (1, count) for count in counts if model)
+        split = sizes[lead.index("h")] if "h" in lead else 0
+        return any((dim, split) in ((model.head_dim, count), (count * model.head_dim, 0)) for count in counts if model)
 
     left = [lead for lead in likely if rows is None or lead[rows : rows + 1] == "t"] or likely
     told = [lead for lead in left if fits(lead)] or left
-    # A tensor of three dimensions is taken for [tokens, heads, dim], unless it may be a batch of one.
-    if len(told) > 1 and (len(shape) == 4 or shape[0] == 1):
+    if len(told) > 1:
         return Layout("t", (math.prod(sizes),), dim, either=tuple(f"{lead}d" for lead in told))
     lead, known = told[0], len(told) == 1 and (len(likely) > 1 or rows is not None or fits(told[0]))
     if model and "h" not in lead and fits(lead):

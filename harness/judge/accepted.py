@@ -112,12 +112,13 @@ def _check_baselines(
         served: how what the candidate's server served differs from what was accepted.
     """
     required, used = Requirement("candidate-baseline"), status.used.get("candidate")
-    known, stale = {"backend": sides["candidate"].backend, "unused": status.unused}, status.stale.get("candidate", ())
+    others = {"unused": status.unused, "damaged": status.damaged}
+    known, stale = {"backend": sides["candidate"].backend, **others}, status.stale.get("candidate", ())
     if served or stale:
         outcome = state("baseline-stale", differs=stale, served=served, folder=policy.baselines, **known)
         checks = [required.check("missing", outcome)]
     elif used:
-        checks = [required.check("ok", state("baseline-matches", name=used, unused=status.unused))]
+        checks = [required.check("ok", state("baseline-matches", name=used, **others))]
     else:
         checks = [required.check("not checked", state("no-baseline-accepted", **known))]
     required, used = Requirement("reference-baseline"), status.used.get("reference")

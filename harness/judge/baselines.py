@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -25,7 +24,7 @@ from assay.harness.evidence.layer_diff_record import shadow_errors_of
 from assay.harness.evidence.manifest import Manifest, engine_label
 from assay.harness.evidence.run_file import REPEAT_RUN
 from assay.harness.evidence.shadow_errors import ShadowErrors
-from assay.harness.files import timestamp, write_whole
+from assay.harness.files import file_name, timestamp, write_whole
 from assay.harness.fingerprint.differences import FingerprintDiff, compare_fingerprints
 from assay.harness.judge.answers import pair, tally
 from assay.harness.schema import Record, read_json
@@ -46,12 +45,14 @@ class Status(Record):
         used: role -> name of the baseline that matches.
         stale: role -> how the nearest baseline of its backend differs, where none matches: names, with what was and what is.
         unused: baselines of other backends or keys.
+        damaged: baselines of other backends that cannot be read.
         stored_reference: whether the reference's answers came from the baseline, without a server.
     """
 
     used: dict[Role, str] = Field(default_factory=dict)
     stale: dict[Role, tuple[tuple[str, str, str], ...]] = Field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
     stored_reference: bool = False
 
 
@@ -88,19 +89,35 @@ def attach_baselines(folder: RunFolder) -> Status:
     With ``reference_from = "baseline"`` the answers of the reference's baseline become the run's: no reference server is needed.
 
     Raises:
-        EvidenceError: a baseline is damaged.
+        EvidenceError: the baseline of a role is damaged.
     """
     manifest = folder.manifest()
     spec = recorded_spec(manifest.spec)
     root = Path(spec.policy.baselines)
-    status = _find({role: _key_of(manifest, role) for role in ROLES}, stored.read_all(root))
+    keys = {role: _key_of(manifest, role) for role in ROLES}
+    known, damaged = _read_all(root, keys.values())
+    status = _find(keys, known).model_copy(update={"damaged": damaged})
     for role, name in status.used.items():
-        shutil.copytree(root / name, folder.baseline(role), dirs_exist_ok=True)
+        stored.copy_baseline(root / name, folder.baseline(role))
     if spec.policy.reference_from == "baseline" and "reference" in status.used:
         _adopt(folder)
         status = status.model_copy(update={"stored_reference": True})
     write_whole(folder.baseline_status, status.model_dump_json(indent=1))
     return status
+
+
+def _read_all(root: Path, keys: Iterable[Key]) -> tuple[dict[str, Baseline], tuple[str, ...]]:
+    """Read the baselines of a folder, and list those that cannot be read.
+
+    Raises:
+        EvidenceError: one of these may be that of a key: it has its backend, and no other has the key.
+    """
+    known, damaged = stored.read_all(root)
+    backends = {file_name(key.backend) for key in keys if key.name not in known}
+    for name, error in damaged.items():
+        if name.rpartition("-")[0] in backends:
+            raise error
+    return known, tuple(damaged)
 
 
 def _adopt(folder: RunFolder) -> None:
@@ -220,10 +237,10 @@ def propose(folder: RunFolder, verdict: Verdict, root: Path, reason: str = "") -
 
     Raises:
         UsageError: see `_make`.
-        EvidenceError: an accepted baseline is damaged.
+        EvidenceError: the accepted baseline of a role is damaged.
     """
-    known = stored.read_all(root)
     made = {role: _make(folder, role, verdict, reason) for role in measured_roles(folder)}
+    known, _ = _read_all(root, [now.key for now in made.values()])
     return [Proposal(role, now, known.get(now.key.name)) for role, now in made.items()]
 
 

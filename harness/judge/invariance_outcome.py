@@ -20,11 +20,13 @@ BASE_AGAIN = ("base again", "base longer", "base third")
 """Why the base is asked again: in half precision for all of these, else for the first alone."""
 State = Literal["same", "differs", "not shown", "not run"]
 
-# Times the floor that is still the floor: of the mean over a thousand positions, and of the worst of them, or of a probe's few
-# positions. Simulated with 21 probes, three askings, and the experts of a MoE that flip at 0.5 to 2 % of positions (0.01 to 0.3
-# nats each): an honest arm differs in 0.2 to 3 %; one probe wrong by 40 bounds of the mean differs in 69 to 78 %, in a dense
-# model in 100 %, and never passes.
-_MEAN_FACTOR, _WORST_FACTOR = 4.0, 10.0
+# Rate at which an honest arm is said to differ, and the distances of an arm that share it: the mean, the worst position, and the
+# largest mean and median of a probe, of prefill and of decode.
+_FALSE_ALARMS, _DISTANCES = 0.01, 8
+# Index of the tail of these distances: what is c times as large is at least c squared times as rare (a finite variance).
+_TAIL = 2
+# Times the mean over a thousand positions that the mean of a probe, of few positions, may have where nothing is measured.
+_PROBE_OVER_MEAN = 10.0
 # Mean divergence, in nats, below which nothing is a difference, by dtype: log-probabilities come with seven decimals,
 # whose square is 1e-14; sums in another order moved no mean by more than 1e-12 in float32.
 _LEAST: Mapping[str, float] = {"float32": 1e-9}
@@ -85,6 +87,22 @@ def floor_of(base: ArmRecord, again: Sequence[ArmRecord]) -> dict[Measure, Dista
     }
 
 
+def factor(askings: int) -> float:
+    """Compute how many times the largest of some askings' distances from the base an honest arm's is, at the stated rate.
+
+    An honest arm is one more asking, so that its distance is the largest of all with a chance of 1 / (askings + 1), whatever the
+    distribution (order statistics of exchangeable values). It is more than c times the largest of the others with a chance of at
+    most c ** -tail times that, if tails fall at least as fast (Potter's bound: Bingham, Goldie and Teugels, Regular Variation,
+    theorem 1.5.6). Bonferroni's correction is for the number of distances; of all probes, the largest counts.
+
+    Simulated with seeds that chose nothing (``benchmarks/logit_verdicts.py --invariance``: 21 probes, three askings, experts of a
+    MoE that flip at 0.5 to 2 % of positions, by 0.01 to 0.3 nats each): an honest arm differs in 0 to 1 %, and where one probe is
+    wrong by 160 times the base's mean, 99.5 to 100 % do (by 40 times: 76 to 100 %), and none passes. What flips is beyond a probe's
+    own bound more often: of honest arms of a MoE, 0 to 24 % are the same, and the others show nothing.
+    """
+    return float(((askings + 1) * _FALSE_ALARMS / _DISTANCES) ** (-1 / _TAIL))
+
+
 def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Measure, Bound]:
     """Compute what rounding explains: a multiple of what the base differs from itself by, within what its dtype can.
 
@@ -97,28 +115,37 @@ def bounds(base: ArmRecord, again: Sequence[ArmRecord], dtype: str) -> dict[Meas
     Args:
         again: the base again, in other batches and, where `rounds_by_shape`, in longer prompts.
     """
-    least, most = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, _MOST_HALF)
     apart = {
         measure: [Distance.of(places(base.replies, record.replies, measure)) for record in again]
         for measure in MEASURES
     }
-    limits = {}
-    for measure in MEASURES:
-        shared = [each for of in MEASURES for each in apart[of] if of == measure or rounds_by_shape(dtype)]
-        mean = max(_MEAN_FACTOR * max(each.mean for each in shared), least)
-        worst = max(_WORST_FACTOR * max(each.worst for each in shared), _WORST_OVER_MEAN * least)
-        own = {
-            probe: max(_WORST_FACTOR * max(each.probes.get(probe, 0.0) for each in shared), _WORST_OVER_MEAN * least)
-            for probe in {probe for each in shared for probe in each.probes}
-        }
-        limits[measure] = Bound(
-            min(mean, most),
-            min(worst, _WORST_OVER_MEAN * most),
-            {probe: min(each, _WORST_OVER_MEAN * most) for probe, each in own.items()},
-            # A probe may meet the next time what another one met now.
-            Bound(mean, worst, dict.fromkeys(own, max(own.values()))) if rounds_by_shape(dtype) and own else None,
-        )
-    return limits
+    if rounds_by_shape(dtype):
+        shared = [each for measure in MEASURES for each in apart[measure]]
+        return dict.fromkeys(MEASURES, bound_of(shared, len(again), dtype))
+    return {measure: bound_of(apart[measure], len(again), dtype) for measure in MEASURES}
+
+
+def bound_of(apart: Sequence[Distance], askings: int, dtype: str) -> Bound:
+    """Compute the bound of a distance from those of the base from itself, in some askings."""
+    least, most, times = _LEAST.get(dtype, _LEAST_HALF), _MOST.get(dtype, _MOST_HALF), factor(askings)
+    mean = max(times * max(each.mean for each in apart), least)
+    worst = max(times * max(each.worst for each in apart), _WORST_OVER_MEAN * least)
+
+    def largest(ids: Collection[str], value: int) -> float:
+        of = (each.probes[id_][value] for each in apart for id_ in ids if id_ in each.probes)
+        return max(times * max(of), _WORST_OVER_MEAN * least)
+
+    ids = {id_ for each in apart for id_ in each.probes}
+    own = {id_: (largest([id_], 0), largest([id_], 1)) for id_ in ids}
+    # A probe may meet the next time what another one met now.
+    any_probe = dict.fromkeys(own, (largest(ids, 0), largest(ids, 1))) if own else {}
+    high = _WORST_OVER_MEAN * most
+    return Bound(
+        min(mean, most),
+        min(worst, high),
+        {id_: (min(each, high), min(median, high)) for id_, (each, median) in own.items()},
+        Bound(mean, worst, any_probe) if rounds_by_shape(dtype) and own else None,
+    )
 
 
 def widened(
@@ -145,7 +172,8 @@ def _kernels(limits: Mapping[Measure, Bound], dtype: str) -> dict[Measure, Bound
     """Widen bounds by what another honest kernel may round otherwise."""
     cost = _KERNEL_COST.get(dtype, EXACT_KL)
     return {
-        measure: bound.widened(cost, _WORST_OVER_MEAN * cost, _WORST_FACTOR * cost) for measure, bound in limits.items()
+        measure: bound.widened(cost, _WORST_OVER_MEAN * cost, _PROBE_OVER_MEAN * cost)
+        for measure, bound in limits.items()
     }
 
 

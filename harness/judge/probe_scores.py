@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from statistics import median_low
 from typing import Literal
 
 import numpy as np
@@ -99,14 +100,15 @@ class Distance:
         mean: divergence over all positions, in nats.
         worst: the largest of a position.
         at: where that is; None where nothing was compared.
-        probes: divergence over the positions of each probe, in nats, by its id.
+        probes: divergence over the positions of each probe, in nats, by its id: their mean, and their median (the lower one). A
+            few experts that flip move the mean, and what is wrong at most positions moves both.
     """
 
     positions: int
     mean: float
     worst: float
     at: ProbePlace | None
-    probes: Mapping[str, float] = field(default_factory=dict, hash=False)
+    probes: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of(cls, compared: Sequence[ProbePlace]) -> Distance:
@@ -117,29 +119,34 @@ class Distance:
         by_probe: dict[str, list[float]] = {}
         for place in compared:
             by_probe.setdefault(place.probe, []).append(place.kl)
-        means = {probe: math.fsum(each) / len(each) for probe, each in by_probe.items()}
-        return cls(len(compared), math.fsum(place.kl for place in compared) / len(compared), worst.kl, worst, means)
+        probes = {probe: (math.fsum(each) / len(each), median_low(each)) for probe, each in by_probe.items()}
+        return cls(len(compared), math.fsum(place.kl for place in compared) / len(compared), worst.kl, worst, probes)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest distance that is no difference, in nats: of the mean, of one position, and of the mean of each probe.
+    """The largest distance that is no difference, in nats: of the mean, of one position, and of each probe's mean and median.
 
     Attributes:
         mean: over all positions.
         worst: of one position.
-        probes: over the positions of a probe, by its id.
+        probes: of the mean and the median over the positions of a probe, by its id.
         floor: what the base differs from itself by, where that is more: an arm within it shows nothing.
     """
 
     mean: float
     worst: float
-    probes: Mapping[str, float] = field(default_factory=dict, hash=False)
+    probes: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     floor: Bound | None = None
 
     def beyond(self, distance: Distance) -> set[str]:
-        """Return the probes whose own mean is out of bounds."""
-        return {probe for probe, mean in distance.probes.items() if not mean <= self.probes.get(probe, math.inf)}
+        """Return the probes whose own mean or median is out of bounds."""
+        unbounded = (math.inf, math.inf)
+        return {
+            probe
+            for probe, (mean, median) in distance.probes.items()
+            if not (mean <= self.probes.get(probe, unbounded)[0] and median <= self.probes.get(probe, unbounded)[1])
+        }
 
     def holds(self, distance: Distance) -> bool:
         """Return True if a distance is within it."""
@@ -148,9 +155,8 @@ class Bound:
     def widened(self, mean: float, worst: float, probe: float) -> Bound:
         """Return the bound with so much more of each distance."""
         floor = self.floor and self.floor.widened(mean, worst, probe)
-        return Bound(
-            self.mean + mean, self.worst + worst, {id_: each + probe for id_, each in self.probes.items()}, floor
-        )
+        probes = {id_: (own + probe, median + probe) for id_, (own, median) in self.probes.items()}
+        return Bound(self.mean + mean, self.worst + worst, probes, floor)
 
 
 def accept_length(arm: ArmRecord) -> float | None:

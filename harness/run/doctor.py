@@ -116,15 +116,10 @@ def _packages() -> _Found:
 
 
 def _sglang() -> _Found:
-    from packaging.version import Version
+    from assay.harness.engines.sglang.catalog import check_version, sglang_backends
 
-    from assay.harness.engines.sglang.catalog import MIN_SGLANG, sglang_backends
-    from assay.harness.run.machine import installed_packages
-
-    backends, installed = sglang_backends(), installed_packages().get("sglang", "")
-    enough = not installed or Version(installed) >= Version(MIN_SGLANG)  # a checkout on the path has no version
-    says = f"{installed or 'a checkout without a version'}, {len(backends)} attention backends"
-    return _needed(enough, says, f"install SGLang {MIN_SGLANG} or newer")
+    backends, installed = sglang_backends(), check_version()
+    return "ok", f"{installed or 'a checkout without a version'}, {len(backends)} attention backends", ""
 
 
 def _gpu(device: Device) -> _Found:

@@ -11,6 +11,7 @@ from assay.harness.attention.forms import feature_of
 from assay.harness.backend import Backend
 from assay.harness.engines.model import model_shape
 from assay.harness.engines.sglang import memory
+from assay.harness.engines.sglang.catalog import check_version
 from assay.harness.errors import ChangedError, ExitCode, UsageError
 from assay.harness.evidence.fingerprint import Fingerprint
 from assay.harness.evidence.honours import BackendResult
@@ -35,16 +36,17 @@ _DOES = {"ignores": "ignores", "refuses": "refuses", "crashes": "fails on", "wro
 
 
 def check_environment(plan: Plan) -> None:
-    """Refuse a device that is not there, and a model of which the device cannot hold even one server.
+    """Refuse an SGLang that is too old, a device that is not there, and a model of which it cannot hold even one server.
 
     A role that is a URL runs elsewhere: if both do, nothing is checked.
 
     Raises:
-        UsageError: it is not there, or the model does not fit.
+        UsageError: it is too old, it is not there, or the model does not fit.
     """
     device, backends = plan.spec.device, (plan.reference, plan.candidate)
     if all(backend.is_url for backend in backends):
         return
+    check_version()
     if device == "cuda":
         check_gpu()
     else:

@@ -13,7 +13,7 @@ multiplied by the dependence that the ratios show; see `dependence`. Coverage in
 
     independent ratios                                      0.95 to 0.99    0.93 to 0.96
     one server 15 % slower for 5 to 20 rounds at times      0.92 to 0.98    0.32 to 0.90
-    an autoregression of 0.8 from round to round            0.76 to 0.92    0.40 to 0.49
+    an autoregression of 0.8 from round to round            0.76 to 0.97    0.40 to 0.49
 
 For independent ratios, the intervals are a tenth wider at 30 rounds. Of two servers that are equal over time, one was called
 slower, by a bound of 1, in at most 0.05 of these runs (up to 0.24 without the factor), save at an autoregression of 0.95; for a
@@ -41,8 +41,11 @@ MIN_RATIOS = 6
 """Fewer ratios give no verdict: an interval of level 0.95 would then be unbounded."""
 # A round is warm once neither role's blocks take more than this multiple of their later time.
 _WARM_FACTOR = 1.10
-# Autocorrelations are computed up to a third of the length: at larger lags they are means of too few products.
+# Autocorrelations of one series are computed up to a third of its length: at larger lags they are means of too few products.
+# Those of several series together reach to half of it.
 _MAX_LAG_FRACTION = 3
+# Most iterations of a dependence, and the change at which they end: it is known to a tenth at best.
+_ITERATIONS, _CONVERGED = 100, 1e-3
 # Error rate of the interval from which the standard error of a p value is taken.
 _P_ALPHA = 0.05
 # Assignments of blocks to roles that are drawn for the p value of a ratio of means.
@@ -105,37 +108,45 @@ def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
 
 
-def dependence(residuals: NDArray[np.float64]) -> float:
+def dependence(*residuals: NDArray[np.float64]) -> float:
     """Compute the factor, at least 1 (independence), by which autocorrelation raises the signed-rank statistic's variance.
 
     It is the integrated autocorrelation time of the residuals' signed ranks (so that a stall counts for no more than its rank):
-    1 + 2 (the sum of the autocorrelations). Sums of two consecutive autocorrelations are added, each at most as large as the one
-    before, until one is not positive.
+    1 + 2 (the sum of the autocorrelations), over all series together. Sums of two consecutive autocorrelations are added, each at
+    most as large as the one before, until one is not positive.
+
+    Since the mean is estimated, each autocovariance of n values is too small by the mean's variance, which is this factor times the
+    variance over n: both are solved for by iteration.
 
     Args:
-        residuals: log ratios minus their estimate, in the order of measurement.
+        residuals: for each series, log ratios minus their estimate, in the order of measurement.
 
-    Source: Geyer, Practical Markov chain Monte Carlo, Statistical Science 7, 473-483 (1992), initial monotone sequence. Since the
-    mean is estimated, an autocorrelation is too small by 1 / n on average; that is added.
+    Sources: Geyer, Practical Markov chain Monte Carlo, Statistical Science 7, 473-483 (1992), initial monotone sequence; Percival,
+    Three curious properties of the sample variance and autocovariance, The American Statistician 47, 274-276 (1993).
     """
     from scipy.stats import rankdata  # costs 0.6 s to import, and only timings need it
 
-    n = len(residuals)
-    scores = np.sign(residuals) * rankdata(np.abs(residuals))
-    scores = scores - scores.mean()
-    power = float(scores @ scores)
+    scores = [np.sign(series) * rankdata(np.abs(series)) for series in residuals]
+    scores = [series - series.mean() for series in scores]
+    power, n = sum(float(series @ series) for series in scores), min(map(len, scores))
     if not power:
         return 1.0
-    correlations = [1.0] + [
-        float(scores[lag:] @ scores[:-lag]) / power + 1 / n for lag in range(1, n // _MAX_LAG_FRACTION + 1)
-    ]
-    total, last = -1.0, math.inf
-    for even, following in zip(correlations[0::2], correlations[1::2], strict=False):
-        last = min(last, even + following)
-        if last <= 0:
+    lags = range(1, n // (_MAX_LAG_FRACTION if len(scores) == 1 else 2) + 1)
+    products = [sum(float(series[lag:] @ series[:-lag]) for series in scores) for lag in lags]
+    measured = np.array([1.0, *(product / power * n / (n - lag) for lag, product in zip(lags, products, strict=True))])
+    factor = 1.0
+    for _ in range(_ITERATIONS):
+        correlations = measured + (1 - measured) * factor / n
+        total, last = -1.0, math.inf
+        for even, following in zip(correlations[0::2], correlations[1::2], strict=False):
+            last = min(last, even + following)
+            if last <= 0:
+                break
+            total += 2 * last
+        before, factor = factor, min(max(1.0, total), float(n))
+        if abs(factor - before) < _CONVERGED:
             break
-        total += 2 * last
-    return max(1.0, total)
+    return factor
 
 
 def _moments(n: int) -> tuple[float, float]:
@@ -285,15 +296,16 @@ def decide_ratios(
 
 
 def _dependence_of_run(measured: Iterable[Sequence[float]]) -> float:
-    """Return the dependence that is assumed of each ratio of a run: the upper quartile of those that its ratios show.
+    """Return the dependence that is assumed of each ratio of a run: that of all its ratios together.
 
     A few ratios show their own dependence poorly, and the largest of many is then one whose error was taken for too small. With 8
-    loads, each an autoregression of 0.8, equal servers raised an alarm by a bound of 1 in 0.11 to 0.27 of the runs without this and
-    in 0.01 to 0.07 with it; slowed for 10 rounds, in 0.16 to 0.25 and 0.02 to 0.14 (``benchmarks/intervals.py``). It costs power:
-    of 16 ratios of 1.3 on a stalling machine, 8 rounds showed one to be above 1.1 in 0.82 of the runs (0.98 without).
+    loads, each an autoregression of 0.95, equal servers raise an alarm by a bound of 1 in 0.25, 0.14, 0.08 and 0 of the benches of
+    6, 8, 12 and 30 rounds (0.31, 0.22, 0.28 and 0.15 by the upper quartile of the ratios' own dependences;
+    ``benchmarks/intervals.py``). It costs power where times wander: 1.3 is shown to be above 1.1 in 0.66 at an autoregression of
+    0.8 and 30 rounds (1.0 before).
     """
-    arrays = [np.asarray(logs, dtype=float) for logs in measured if len(logs)]
-    return float(np.quantile([dependence(x - np.median(_means(x))) for x in arrays], 0.75)) if arrays else 1.0
+    arrays = [np.asarray(logs, dtype=float) for logs in measured if len(logs) >= MIN_RATIOS]
+    return dependence(*(values - np.median(_means(values)) for values in arrays)) if arrays else 1.0
 
 
 def _decide(

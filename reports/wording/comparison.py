@@ -86,7 +86,7 @@ _UNPAIRED = {
     "only-in-a": "in A alone",
     "only-in-b": "in B alone",
     "repeated": "more often in one than in the other",
-    "not-scored": "without a score in A or in B: the request failed, or the tool gave none",
+    "not-scored": "without a score in A or in B",
     "skipped-in-a": "asked for, and without an answer in A",
     "skipped-in-b": "asked for, and without an answer in B",
     "no-samples": "in scores without samples",
@@ -120,12 +120,17 @@ def _tasks_differ(what: str, a: Any, b: Any) -> str:
 
 
 @says
-def _sampling_differs(setting: str, a: str | None, b: str | None) -> str:
+def _setting_differs(setting: str, a: str | None, b: str | None) -> str:
     return f"the setting {setting} is {'not set' if a is None else a} in A and {'not set' if b is None else b} in B"
 
 
+_MOST_NAMED = 4
+
+
 def _differences(differs: list[Statement]) -> str:
-    return "; ".join(map(say, differs))
+    named = [say(each) for each in differs[:_MOST_NAMED]]
+    more = len(differs) - len(named)
+    return "; ".join(named) + (f"; {more:,} more" if more else "")
 
 
 @says
@@ -135,7 +140,22 @@ def _not_same_question(differs: list[Statement]) -> str:
 
 @says
 def _questions_differ(differs: list[tuple[str, list[Statement]]]) -> Found:
-    return Found("; ".join(f"{task}: {_differences(why)}" for task, why in differs) or "nothing differs", _SAME)
+    named = [f"{task}: {_differences(why)}" for task, why in differs]
+    return Found(few(named, _MOST_NAMED) or "nothing differs", _SAME)
+
+
+@says
+def _settings_not_recorded(sides: list[str]) -> Found:
+    said = f"{sides[0]} does not record them" if len(sides) == 1 else "neither records them"
+    return Found(said, "lm-eval's results file beside the samples, or a whole log")
+
+
+@says
+def _doubts(doubts: list[tuple[str, str, str]]) -> Found:
+    told = (f"{side} ({where}): {diagnosis.rstrip('.')}" for side, where, diagnosis in doubts)
+    return Found(
+        "; ".join(told) or "nothing", "run it again, to the end, without a cache, and leave its scores as they are"
+    )
 
 
 _EITHER_WAY = " These results do not record which way is better."
@@ -285,6 +305,8 @@ _DIMENSIONS = {"b": "batch", "t": "token", "h": "head"}
 
 @says
 def _layout(shape: list[int], axes: str, either: list[str]) -> str:
+    if len(shape) > 4:
+        return f"The dimensions of {shape} are not known: a place is their index."
     if either:
         return f"The dimensions of {shape} are {' or '.join(either)}: name them with --layout, or give --model."
     of = listed([_DIMENSIONS[axis] for axis in axes])

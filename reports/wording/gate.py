@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from assay.harness.judge.judgement import Metric
 from assay.harness.text import counted, listed, percent, two_digits
 from assay.reports.wording.accuracy import by_betting, in_points
@@ -56,27 +58,33 @@ def _accept_again(folder: str) -> str:
     return f"assay gate accept on a current run, and remove the stale baseline from {folder}"
 
 
-def _unused(unused: list[str]) -> str:
-    return f"; not used: {', '.join(unused)}" if unused else ""
+def _unused(unused: list[str], damaged: Sequence[str]) -> str:
+    lists = {"not used": unused, "not used, since damaged": damaged}
+    return "".join(f"; {what}: {', '.join(names)}" for what, names in lists.items() if names)
 
 
 @says
-def _baseline_matches(name: str, unused: list[str]) -> Found:
-    return Found(f"{name}{_unused(unused)}")
+def _baseline_matches(name: str, unused: list[str], damaged: Sequence[str] = ()) -> Found:
+    return Found(f"{name}{_unused(unused, damaged)}")
 
 
 @says
 def _baseline_stale(
-    backend: str, differs: list[tuple[str, str, str]], served: list[str], folder: str, unused: list[str]
+    backend: str,
+    differs: list[tuple[str, str, str]],
+    served: list[str],
+    folder: str,
+    unused: list[str],
+    damaged: Sequence[str] = (),  # older reports have none
 ) -> Found:
     other = f"its server (A) did not serve what this one (B) does: {'; '.join(served)}"
-    said = f"the baseline of {backend} is stale: {other if served else _differing(differs)}{_unused(unused)}"
+    said = f"the baseline of {backend} is stale: {other if served else _differing(differs)}{_unused(unused, damaged)}"
     return Found(said, _accept_again(folder))
 
 
 @says
-def _no_baseline_accepted(backend: str, unused: list[str]) -> Found:
-    return Found(f"none was accepted for {backend}{_unused(unused)}", "assay gate accept RUN")
+def _no_baseline_accepted(backend: str, unused: list[str], damaged: Sequence[str] = ()) -> Found:
+    return Found(f"none was accepted for {backend}{_unused(unused, damaged)}", "assay gate accept RUN")
 
 
 @says

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-from assay.evals.tiny_model.families import SOURCE
 from assay.harness.errors import EvidenceError, UsageError
-from assay.harness.evidence.invariance import InvarianceFolder
 from assay.harness.evidence.pack import read_manifest
 from assay.harness.ingest.tensor_files import open_dump
 from assay.harness.reading import reading, whole_file
@@ -56,51 +50,6 @@ def test_a_pipe_among_files_that_are_ingested_is_said_to_be_one_and_hides_no_oth
     captured = capsys.readouterr()
     assert "is no regular file" in captured.out + captured.err
     assert "good.json" in captured.out
-
-
-@contextmanager
-def pipe_in_place_of(path: Path, waited: Path) -> Iterator[None]:
-    """Replace a file by a pipe; what waits for its writer is released by another process, and its name is written to `waited`."""
-    whole = path.read_bytes()
-    path.unlink()
-    os.mkfifo(path)
-    if not (releasing := os.fork()):
-        while True:
-            time.sleep(0.005)
-            with suppress(OSError):  # nobody reads
-                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-                waited.write_text(path.name)
-    try:
-        yield
-    finally:
-        os.kill(releasing, signal.SIGKILL)
-        os.waitpid(releasing, 0)
-        path.unlink()
-        path.write_bytes(whole)
-
-
-@pytest.mark.parametrize("stored", ["run", "features", "model"])
-def test_no_command_waits_for_a_pipe_in_place_of_a_file(
-    call: Callable[..., int], capsys: pytest.CaptureFixture[str], recorded_runs: ModuleType, arm_records: ModuleType,
-    tmp_path: Path, stored: str,
-) -> None:  # fmt: skip
-    folder, commands = tmp_path / stored, [["report", tmp_path / stored], ["runs", tmp_path]]
-    if stored == "run":
-        recorded_runs.RUNS["layers/exact"](folder)
-    elif stored == "features":
-        arm_records.write(InvarianceFolder(folder, "nonce"), [arm_records.arm("page-size")])
-    else:
-        shutil.copytree(SOURCE, folder)
-        commands = [["run", "--reference=torch_native", "--candidate=torch_native", f"--model={folder}"]]
-    files = {(path.suffix, path.parent.name): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    assert len(files) > 2
-    for path in files.values() if stored != "model" else sorted(folder.iterdir()):
-        with pipe_in_place_of(path, waited := tmp_path / "waited"):
-            for command in commands:
-                code = call(*command)
-                assert "Traceback" not in capsys.readouterr().err
-        assert not waited.exists(), waited.read_text()
-        assert code == (2 if stored == "model" else 0)
 
 
 def test_a_fault_of_a_reader_is_one_line_and_v_shows_its_traceback(

@@ -102,6 +102,10 @@ def test_sides_may_be_given_whole() -> None:
         ("model", "https://host/m?token=hunter2&rev=1", "https://host/m?token=***&rev=1"),
         ("storage", "AccountName=a;AccountKey=hunter2==;Suffix=b", "AccountName=a;AccountKey=***;Suffix=b"),
         ("extra", "{'Authorization': 'Bearer hunter2', 'n': 1}", "{'Authorization': '***', 'n': 1}"),
+        ("encoder_urls", "http://me:hun@ter2@host:1/x?a=b@c", "http://***@host:1/x?a=b@c"),
+        ("build", "GIT_TOKEN=hunter2 make && x --password hunter2 -v", "GIT_TOKEN=*** make && x --password *** -v"),
+        ("build", "pip install --extra-index-url https://me:hunter2@host .", "pip install --extra-index-url https://***@host ."),
+        ("build", "make --token --page-size 16", "make --token --page-size 16"),
         ("extra", "--admin-api-key=hunter2 --page-size=16", "--admin-api-key=*** --page-size=16"),
         ("PATH", "/usr/bin", "/usr/bin"),
         ("json_model_override_args", '{"num_key_value_heads": 2, "key": "a"}', '{"num_key_value_heads": 2, "key": "***"}'),
@@ -132,6 +136,11 @@ def test_secrets_of_two_sides_are_told_apart() -> None:
         "environment.A": ("", "1"),
     }
     assert spec.treatment["--watermark-key"] == ("1", "2"), "what is started has them"
+    of_url, other = (Side(backend=f"http://me:{password}@host") for password in ("hunter2", "hunter3"))
+    assert RunSpec(reference=of_url, candidate=other).recorded().treatment == {
+        "backend": ("http://***@host", "http://*** (another)@host")
+    }
+    assert RunSpec.of(reference=of_url.backend, candidate="a:f").given_flags(["reference"]) == ["--reference=http://***@host"]
 
 
 def test_commands_have_no_secrets() -> None:

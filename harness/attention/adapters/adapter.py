@@ -40,7 +40,8 @@ class Parameters:
     """The parameters of a function; of a class with `plan` and `run`, those of the two.
 
     Attributes:
-        names: all of them; with ``**kwargs``, or where Python does not know them, also those that the docstring documents.
+        names: all of them; with ``**kwargs``, or where Python does not know them, also those that the docstring documents. Of a
+            class, also "forward" if it has that method.
         required: those without a default.
         any_name: whether there are ``**kwargs``.
     """
@@ -59,7 +60,9 @@ class Parameters:
         parts = (function.plan, function.run) if _is_planned(function) else (function,)
         read = [cls._of_part(part, bound=not _is_planned(function)) for part in parts]
         return cls(
-            frozenset(chain.from_iterable(part.names for part in read)),
+            frozenset(
+                chain(*(part.names for part in read), ("forward",) * (len(parts) > 1 and hasattr(function, "forward")))
+            ),
             frozenset(chain.from_iterable(part.required for part in read)),
             any(part.any_name for part in read),
         )
@@ -253,7 +256,7 @@ class Adapted:
 
 
 class _Noted:
-    """A function, or a class whose instances are planned and run, that notes the names of what it is passed."""
+    """A function, or a class whose instances are planned and run, that notes the names of what it is passed and asked for."""
 
     def __init__(self, called: Any, names: set[str]) -> None:
         self._called, self._names = called, names
@@ -264,6 +267,7 @@ class _Noted:
         return _Noted(made, self._names) if isinstance(self._called, type) else made
 
     def __getattr__(self, name: str) -> Any:
+        self._names.add(name)
         return _Noted(getattr(self._called, name), self._names)
 
 

@@ -1,7 +1,8 @@
 """FlashInfer's wrappers, which are planned for a batch and then run: prefill with a paged or a ragged KV cache, and paged decode.
 
 ``window_left`` is the number of keys before a query's own, -1 for no window. Log-sum-exps are to base 2. Sinks are a variant of the
-kernel that is compiled apart, so the adapter passes none on. A paged cache in FP8 has one
+kernel that is compiled apart, so the adapter passes none on. SGLang asks the older `forward` and `forward_return_lse`, which take
+again what was planned. A paged cache in FP8 has one
 scale of K and one of V, which the run is given.
 """
 
@@ -29,6 +30,7 @@ from assay.harness.attention.call import WITHOUT_LSE, AttentionCall, KernelRefus
 from assay.harness.attention.paging import PagedKV, paged
 
 _PAGE = 16
+_BY_FORWARD = "by forward"
 # Bytes of a wrapper's workspace, as FlashInfer's documentation has it.
 _WORKSPACE = 128 << 20
 
@@ -59,9 +61,18 @@ def _run(
 ) -> Tensor | Outputs:
     """Run what is planned. A log-sum-exp to base 2 becomes a natural one."""
     passed: dict[str, Any] = {} if scales is None else {"k_scale": float(scales[0]), "v_scale": float(scales[1])}
+    with_lse = "return_lse" in parameters.names and WITHOUT_LSE not in call.spec.ways
+    if _BY_FORWARD in call.spec.ways:
+        again = {name: value for name, value in _asked(call).items() if not name.endswith("type")}
+        again |= {"causal": call.causal} if "causal" in parameters.names else {}
+        if not with_lse:
+            by_forward: Tensor = wrapper.forward(call.q, *kv, **again, **passed)
+            return by_forward
+        by_forward, lse = wrapper.forward_return_lse(call.q, *kv, **again, **passed)
+        return Outputs(by_forward, lse * math.log(2))
     out = out_of(call) if WITH_OUT in call.spec.ways else None
     passed |= {} if out is None else {"out": out}
-    if "return_lse" not in parameters.names or WITHOUT_LSE in call.spec.ways:
+    if not with_lse:
         made: Tensor = wrapper.run(call.q, *kv, **passed)
         return made if out is None else out
     made, lse = wrapper.run(call.q, *kv, return_lse=True, **passed)
@@ -116,7 +127,7 @@ _ASKS: dict[str, tuple[str, ...]] = {
 _PREFILL: dict[str, tuple[str, ...]] = {**_ASKS, "not_causal": ()}
 _PAGED: dict[str, tuple[str, ...]] = dict.fromkeys(FP8_PER_TENSOR, ("k_scale",))
 _WAYS: dict[str, tuple[str, ...]] = {
-    WITHOUT_LSE: ("return_lse",), WITHOUT_SCALE: ("sm_scale",), WITH_OUT: ("out",),
+    WITHOUT_LSE: ("return_lse",), WITHOUT_SCALE: ("sm_scale",), WITH_OUT: ("out",), _BY_FORWARD: ("forward",),
 }  # fmt: skip
 _DTYPES = ("sm_scale", "q_data_type", "kv_data_type")
 _HEADS = ("num_qo_heads", "num_kv_heads")

@@ -7,12 +7,14 @@ import importlib.util
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from assay.harness.attention.noise import BESIDE_FP8, family
 from assay.harness.attention.published import native_backend, published
 from assay.harness.backend import URL_FORM, Backend, is_server_url
 from assay.harness.errors import UsageError
+from assay.harness.extras import meets
 from assay.harness.sides import hide
 from assay.harness.text import did_you_mean
 
@@ -22,6 +24,23 @@ _MERGE_THE_PREFIX = ("flashinfer",)
 MIN_SGLANG = "0.5.17"
 # Where SGLang keeps its list: from 0.5.18 on, and before.
 _SOURCES = ("srt/arg_groups/choices.py", "srt/server_args.py")
+
+
+def check_version() -> str:
+    """Return the version of SGLang that is installed; empty for a checkout on the path, which has none.
+
+    Raises:
+        UsageError: it is too old.
+    """
+    try:
+        here = version("sglang")
+    except PackageNotFoundError:
+        return ""
+    if not meets(here, f">={MIN_SGLANG}"):
+        raise UsageError(
+            f"SGLang {here} is too old.", f"SGLang {MIN_SGLANG} or newer", f"install SGLang {MIN_SGLANG} or newer"
+        )
+    return here
 
 
 def native_noise(names: Collection[str], phase: str, stored: bool) -> str:

@@ -17,9 +17,9 @@ from assay.harness.backend import Backend
 from assay.harness.checks.observed import Reader
 from assay.harness.checks.replay import choose, diagnose_recorded, replay, replay_recorded
 from assay.harness.engines.inside.pack_writer import PackWriter, stratum
-from assay.harness.errors import ExitCode
+from assay.harness.errors import EvidenceError, ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
-from assay.harness.evidence.pack import Source, read_pack
+from assay.harness.evidence.pack import Source, read_manifest, read_pack
 from assay.harness.localize.kernel_runs import CallResult, measure
 
 
@@ -86,6 +86,22 @@ def test_what_the_shadow_recorded_is_named_without_running_anything(tmp_path: Pa
     assert result.worst > 1
     assert result.outside == ((1, "extend"),)
     assert "runs only in a server" in result.not_tested[0]
+
+
+def test_a_call_that_cannot_be_read_hides_no_other_and_is_missing(tmp_path: Path) -> None:
+    recorded = pack(tmp_path / "pack", sdpa)
+    names = [entry.file for entry in read_manifest(recorded).calls]
+    right = "assay.harness.attention.sdpa:torch_sdpa"
+    missing = replay(recorded, right).missing
+    (recorded / names[0]).write_bytes(b"")
+    result = replay(recorded, right)
+    assert (result.exit_code, result.recorded) == (ExitCode.NO_VERDICT, len(names) - 1)
+    [why] = {*result.missing} - {*missing}
+    assert why.startswith(f"1 recorded call could not be read: {recorded / names[0]} is damaged")
+    for name in names:
+        (recorded / name).write_bytes(b"")
+    with pytest.raises(EvidenceError, match="is damaged"):
+        replay(recorded, right)
 
 
 @pytest.mark.parametrize(("prefix", "calls", "code"), [(15, 0, ExitCode.NO_VERDICT), (16, 2, ExitCode.PASS)])

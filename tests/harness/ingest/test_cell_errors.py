@@ -21,7 +21,7 @@ def _pair(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
     return a, a.clone()
 
 
-def _found(a: Tensor, b: Tensor, bound: float | None = 0.03, name: str = "self_attn.attn", axes: str = "") -> Cells:
+def _found(a: Tensor, b: Tensor, bound: float | None = 0.03, name: str = "self_attn.attn", axes: str = "thd") -> Cells:
     return compare_cells(a, b, layout_of(name, a.shape, axes=axes), bound)
 
 

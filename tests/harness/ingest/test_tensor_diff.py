@@ -26,6 +26,7 @@ from assay.reports.wording.say import say
 
 LAYERS = 3
 RULE = TensorRule()
+BY_HEAD = TensorRule(axes="thd")
 
 
 def tensors(result: Comparison) -> ComparedTensors:
@@ -43,7 +44,7 @@ def _dump() -> dict[str, Tensor]:
 
 
 def _compared(
-    folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda dump: None, rule: TensorRule = RULE
+    folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda dump: None, rule: TensorRule = BY_HEAD
 ) -> Comparison:
     a, b = _dump(), _dump()
     change(b)
@@ -153,7 +154,7 @@ def test_arrays_of_one_file_are_compared_by_layer(tmp_path: Path, save: Callable
     made["model.layers.1.self_attn.attn"][2] = 0
     np.savez(tmp_path / "wrong.npz", **made)
     assert diff_tensors(tmp_path / "a.npz", tmp_path / "same.npz", RULE).verdict == "pass"
-    first = tensors(diff_tensors(tmp_path / "a.npz", tmp_path / "wrong.npz", RULE)).first
+    first = tensors(diff_tensors(tmp_path / "a.npz", tmp_path / "wrong.npz", BY_HEAD)).first
     assert first is not None
     assert (first.layer, first.token) == (1, 2)
 
@@ -288,13 +289,15 @@ def test_the_heads_of_a_model_are_read_from_its_configuration(tmp_path: Path, in
         ModelHeads.of(tmp_path)
 
 
-def one_wrong(folder: Path, shape: tuple[int, ...], at: tuple[int, ...], rule: TensorRule = RULE) -> Comparison:
+def one_wrong(
+    folder: Path, shape: tuple[int, ...], at: tuple[int, ...], rule: TensorRule = RULE, name: str = "self_attn.attn"
+) -> Comparison:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     other = values.clone()
     other[at] *= 2
     a, b = (folder / f"{side}-{'-'.join(map(str, shape))}.safetensors" for side in "ab")  # files stay open by their names
     for path, tensor in ((a, values), (b, other)):
-        safetensors.torch.save_file({"model.layers.3.self_attn.attn": tensor}, path)
+        safetensors.torch.save_file({f"model.layers.3.{name}": tensor}, path)
     return diff_tensors(a, b, rule)
 
 
@@ -314,11 +317,32 @@ def test_an_ambiguous_layout_is_asked_for_and_no_head_is_named(tmp_path: Path) -
         assert (told.values["head"], told.values["token"]) == (head, token)
 
 
+@pytest.mark.parametrize(
+    ("shape", "at", "model", "head", "token"),
+    [
+        ((8, 7, 64), (5, 2), None, None, None), ((7, 8, 64), (5, 2), None, None, None), ((2, 7, 512), (1, 5), None, None, None),
+        ((2, 10, 16, 2, 64), (1, 3, 4, 1), None, None, None), ((300,), (7,), None, None, None),
+        ((1, 8, 8, 64), (0, 5, 2), (8, 2, 64), None, None), ((8, 8, 64), (5, 2), (8, 2, 64), None, None),
+        ((2, 2, 64), (1, 0), (8, 2, 64), None, None), ((1, 2, 8, 64), (0, 1, 5), (8, 2, 64), None, None),
+        ((8, 7, 7), (5, 2), (8, 2, 64), None, None), ((1, 64, 64, 64), (0, 5, 2), (8, 2, 64), None, None),
+        ((8, 7, 64), (5, 2), (8, 2, 64), 5, 2), ((7, 8, 64), (5, 2), (8, 2, 64), 2, 5), ((7, 64, 64), (5, 2), (64, 8, 64), 2, 5),
+        ((1, 7, 2, 64), (0, 5, 1), (8, 2, 64), 1, 5), ((1, 2, 7, 64), (0, 1, 5), (8, 2, 64), 1, 5),
+    ],
+)  # fmt: skip
+def test_no_wrong_head_is_named(
+    tmp_path: Path, shape: tuple[int, ...], at: tuple[int, ...], model: tuple[int, int, int] | None, head: int | None,
+    token: int | None,
+) -> None:  # fmt: skip
+    rule = TensorRule(model=ModelHeads(*model) if model else None)
+    values = one_wrong(tmp_path, shape, at, rule).why[0].values
+    assert (values["head"], values["token"]) == (head, token)
+    assert values.get("index", []) == ([*at] if head is None else [])
+
+
 def test_a_layout_that_was_assumed_is_in_the_answer(tmp_path: Path) -> None:
-    differ, layout = one_wrong(tmp_path, (16, 4, 64), (9, 2)).why
-    assert (differ.values["head"], differ.values["token"]) == (2, 9)
-    assert "[16, 4, 64] were taken for token and head, which --layout" in say(layout)
-    assert len(one_wrong(tmp_path, (1, 4, 64), (0, 2)).why[1].values["either"]) == 2, "a batch of one, or a token"
+    differ, layout = one_wrong(tmp_path, (16, 4, 64), (9, 2), name="mlp").why
+    assert (differ.values["batch"], differ.values["head"], differ.values["token"]) == (9, None, 2)
+    assert "[16, 4, 64] were taken for batch and token, which --layout" in say(layout)
     model = ModelHeads(heads=4, kv_heads=2, head_dim=64)
     (told,) = one_wrong(tmp_path, (1, 16, 256), (0, 9, slice(128, 192)), TensorRule(model=model)).why
     assert (told.values["head"], told.values["token"], told.values["batch"]) == (2, 9, 0)

@@ -30,7 +30,8 @@ def test_shorter_answers_and_those_that_a_limit_hides_are_not_shown_to_be_the_sa
     assert (shorter.differ, shorter.beyond, shorter.same) == (True, True, False)
     hidden = lengths([63] * 1000, [LIMIT] * 45 + [63] * 955)
     assert (hidden.differ, hidden.same) == (False, False), "4.5 % ran to the limit, and none of the reference"
-    assert said_check(check_lengths(hidden)).settles == "a higher token limit"
+    assert (check_lengths(hidden).status, said_check(check_lengths(hidden)).settles) == ("missing", "a higher token limit")
+    assert check_lengths(hidden, forced=True).status == "not checked"
     few = lengths([40] * 100, [440] * 2 + [40] * 98)
     assert (few.differ, few.beyond, said_check(check_lengths(few)).settles) == (False, False, "more questions")
     assert check_lengths(few).status == "missing", "the mean is 20 % longer, by 1 % of the answers"
@@ -58,7 +59,11 @@ def test_answers_that_run_to_the_limit_more_often_differ() -> None:
     found = lengths(ours, [64] * 40 + [63] * 160)
     assert found.ratio == pytest.approx(1, abs=0.01), "the limit hides how long they would be"
     assert (found.beyond, found.differ, found.same) == (True, True, False)
-    assert lengths(ours, [64] * 8 + [63] * 192).same, "4 % of the answers are within the bound"
+    some, few = (lengths(ours, [64] * cut + [63] * (200 - cut)) for cut in (8, 4))
+    assert (some.same, check_lengths(some).status) == (False, "missing"), "4 % might be of any length; p = .008"
+    assert (few.same, check_lengths(few).status) == (True, "ok"), "p = .125"
+    both = lengths([64] * 10 + [63] * 190, [63] * 10 + [64] * 12 + [63] * 178)
+    assert check_lengths(both).status == "ok", "as many of both"
 
 
 def test_questions_of_one_passage_count_once() -> None:

@@ -30,6 +30,7 @@ from assay.harness.judge.baselines import (
     _key_of,
     _make,
     _own_errors_by_condition,
+    _read_all,
     accept,
     attach_baselines,
     propose,
@@ -90,7 +91,7 @@ def test_a_baseline_stays_if_writing_its_successor_fails(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "replace", replace_until_full)
     with pytest.raises(EvidenceError, match="No space left"):
         write_baseline(tmp_path, baseline(key(), 0.9), [])
-    assert [one.numbers["accuracy"] for one in read_all(tmp_path).values()] == [0.8]
+    assert [one.numbers["accuracy"] for one in read_all(tmp_path)[0].values()] == [0.8]
 
 
 def checked(status: Status) -> Check:
@@ -101,7 +102,7 @@ def checked(status: Status) -> Check:
 
 def test_a_stale_baseline_forbids_a_pass_and_a_missing_one_does_not() -> None:
     fits = checked(Status(used={"candidate": "mine-1"}, unused=("old-2",)))
-    assert (fits.status, fits.outcome) == ("ok", state("baseline-matches", name="mine-1", unused=["old-2"]))
+    assert (fits.status, fits.outcome) == ("ok", state("baseline-matches", name="mine-1", unused=["old-2"], damaged=[]))
     stale = checked(Status(stale={"candidate": (("engine", "a", "b"),)}))
     assert (stale.status, stale.outcome.id, stale.outcome.values["differs"]) == (
         "missing",
@@ -109,18 +110,21 @@ def test_a_stale_baseline_forbids_a_pass_and_a_missing_one_does_not() -> None:
         [["engine", "a", "b"]],
     )
     none = checked(Status())
-    assert (none.status, none.outcome) == ("not checked", state("no-baseline-accepted", backend="mine:f", unused=[]))
+    assert (none.status, none.outcome) == ("not checked", state("no-baseline-accepted", backend="mine:f", unused=[], damaged=[]))
 
 
 def test_a_baseline_is_read_as_it_was_written_and_replaces_the_old_one(tmp_path: Path) -> None:
     write_baseline(tmp_path, baseline(key(), 0.8), [])
     write_baseline(tmp_path, baseline(key(), 0.9), [])
-    (only,) = read_all(tmp_path).values()
+    (only,) = read_all(tmp_path)[0].values()
     assert only.numbers == {"accuracy": 0.9}
     assert [path.name for path in tmp_path.iterdir()] == [key().name]
-    (tmp_path / key().name / FILE).write_text("{}")
-    with pytest.raises(EvidenceError, match="accept a new run"):
-        read_all(tmp_path)
+    another = baseline(key().model_copy(update={"backend": "another"}), 0.9)
+    (write_baseline(tmp_path, another, []) / FILE).write_text("{}")
+    assert _read_all(tmp_path, [key()]) == ({key().name: only}, (another.key.name,)), "it hides no other"
+    for needed in (another.key, another.key.model_copy(update={"items_hash": "of another version of it"})):
+        with pytest.raises(EvidenceError, match="is damaged"):
+            _read_all(tmp_path, [key(), needed])
 
 
 def test_worse_means_less_accurate_more_error_or_no_longer_measured() -> None:
@@ -246,13 +250,13 @@ def test_worse_numbers_are_accepted_only_for_a_reason(plan: Plan, tmp_path: Path
     run, root = run_of(plan, tmp_path / "run"), tmp_path / "baselines"
     first = propose(run, "pass", root)
     assert [(one.role, one.before) for one in first] == [("reference", None), ("candidate", None)]
-    assert sorted(path.name for path in accept(run, first, root)) == sorted(read_all(root))
+    assert sorted(path.name for path in accept(run, first, root)) == sorted(read_all(root)[0])
     (of,) = [one.now for one in first if one.role == "candidate"]
     write_baseline(root, of.model_copy(update={"own_errors": {"layer-0": 0.01}}), [])
     with pytest.raises(UsageError, match="--widen"):
         accept(run, propose(run, "regression", root), root)
     accept(run, propose(run, "regression", root, "no layer diff any more"), root)
-    accepted = read_all(root)[of.key.name]
+    accepted = read_all(root)[0][of.key.name]
     assert (accepted.own_errors, accepted.reason) == ({}, "no layer diff any more")
     assert len(read_answers(root / of.key.name)) == 8
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from assay.evals.envelope_load import LoadRequest, envelope_load
@@ -242,6 +243,13 @@ def test_a_text_that_ties_early_leaves_its_lengths_to_further_prompts(place: int
     for wave in LOAD.decode:
         check = check_served(tying(*((one, place) for one in wave)), admissions())
         assert check.status == "ok", missing(check)
+
+
+def test_right_servers_that_tie_more_often_than_on_a_gpu_are_compared_at_all_lengths_in_each_run() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(8):
+        ties = [(one, int(rng.geometric(0.05)) - 1) for one in REQUESTS]  # 1.4 % of an H200's tokens
+        assert check_served(tying(*ties), admissions()).status == "ok"
 
 
 def test_lengths_before_which_every_prompt_ties_are_named_with_the_ties_as_cause() -> None:

@@ -1,14 +1,53 @@
 from __future__ import annotations
 
+import re
+from importlib.metadata import distribution
+from types import SimpleNamespace
+
 import pytest
 
 from assay.harness import extras
 from assay.harness.config import RunSpec
+from assay.harness.engines.sglang import catalog
 from assay.harness.errors import UsageError
+from assay.harness.run.doctor import examine
 from assay.harness.run.plan import prepare
+from assay.harness.run.preflight import check_environment
 
 
 def test_packages_that_only_the_report_needs_are_missed_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "_installed", lambda name: name != "junitparser")
     with pytest.raises(UsageError, match="not installed: junitparser"):
         prepare(RunSpec.of(reference="torch_native", candidate="torch_native"))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        ("torch", "2.5.1+cu124", r"torch>=2\.6 \(2\.5\.1\+cu124 is here\)"),
+        ("scipy", "1.9", r"scipy>=1\.14 \(1\.9 is here\)"),
+        ("httpx-aiohttp", "0.1.0", r"httpx-aiohttp>=.* \(0\.1\.0 is here\)"),
+    ],
+)
+def test_a_package_that_is_too_old_is_found_before_a_server_starts_and_by_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, name: str, version: str, said: str
+) -> None:
+    monkeypatch.setattr(
+        extras, "distribution", lambda asked: SimpleNamespace(version=version) if asked == name else distribution(asked)
+    )
+    with pytest.raises(UsageError, match=said):
+        prepare(RunSpec.of(reference="torch_native", candidate="torch_native"))
+    found = {one.id: one for one in examine(RunSpec.of(reference="torch_native", candidate="torch_native"))}
+    row = found["check" if name == "torch" else "packages"]
+    assert row.status == "missing"
+    assert re.search(said, row.found)
+
+
+def test_an_sglang_that_is_too_old_is_found_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = prepare(RunSpec.of(reference="torch_native", candidate="torch_native"))
+    check_environment(plan)
+    monkeypatch.setattr(catalog, "version", lambda name: "0.5.9.post1")
+    with pytest.raises(UsageError, match=r"SGLang 0\.5\.9\.post1 is too old"):
+        check_environment(plan)
+    found = {one.id: one for one in examine(RunSpec.of(reference="torch_native", candidate="torch_native"))}
+    assert (found["sglang"].status, found["sglang"].found) == ("missing", "SGLang 0.5.9.post1 is too old")

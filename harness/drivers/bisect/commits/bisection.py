@@ -88,7 +88,8 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
         UsageError: the folder holds another bisection, another process works in it, or an end is not what the user stated.
         AssayError: commits cannot be probed through no fault of their own. The bisection can be resumed later.
     """
-    digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:10]
+    recorded = spec.recorded()
+    digest = hashlib.sha256(recorded.model_dump_json().encode()).hexdigest()[:10]
     folder, repository = BisectFolder(out or RUNS / f"bisect-{digest}"), Repository(Path(spec.repo))
     history = repository.between(spec.good, spec.bad)
     lock = lock_folder(folder.path)
@@ -99,8 +100,8 @@ def bisect_commits(spec: BisectSpec, out: Path | None, say: Callable[[str], None
             "a new folder, or that of the bisection to be resumed",
             "name another one with --out",
         )
-    state = state or BisectState(spec=spec, command=reproduce(spec, spec.bad), history=history)
-    if state.spec != spec:
+    state = state or BisectState(spec=recorded, command=reproduce(spec, spec.bad), history=history)
+    if state.spec != recorded:
         raise UsageError(f"{folder.path} holds another bisection.", "the same one", "use another --out")
     say(f"{len(history)} commits in {folder.path}; {len(state.probes)} probes are already done")
     if state.result is None:
@@ -265,8 +266,8 @@ def _describe(probe: CommitProbe) -> str:
 
 
 def reproduce(spec: BisectSpec, bad: str) -> str:
-    """Return the command that asks the same question with another bad revision."""
-    words: list[str] = []
+    """Return the command that asks the same question with another bad revision, without secrets."""
+    words, spec = list[str](), spec.recorded()
     for name, field in BisectSpec.model_fields.items():
         value = {"good": spec.good[:12], "bad": bad[:12]}.get(name, getattr(spec, name))
         flag = f"--{_FLAGS.get(name, name.replace('_', '-'))}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from assay.harness.drivers.bisect.commits.state import BisectSpec, Measurement
 from assay.harness.errors import GIT_ABORT, AssayError, EvidenceError, ExitCode, UsageError
 from assay.harness.reading import whole_file
+from assay.harness.sides import hide
 from assay.worker import Done, Job, Limits, TimedOut, run, run_command
 
 
@@ -98,7 +99,8 @@ def _run_accuracy(spec: BisectSpec, tree: Path, folder: Path, log: Path) -> dict
 
 
 def _tail(log: Path, most: int = 200) -> str:
-    """Return the end of a log, on one line."""
+    """Return the end of a log, on one line, without secrets: a build may print its own command."""
     with suppress(OSError):
-        return " ".join(log.read_text(errors="replace")[-4 * most :].split())[-most:] or "it printed nothing"
+        said = " ".join(log.read_text(errors="replace")[-4 * most :].split())
+        return hide("log", said)[-most:] or "it printed nothing"
     return "it printed nothing"

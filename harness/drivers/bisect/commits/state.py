@@ -12,6 +12,7 @@ from assay.harness.drivers.bisect import SCHEMA
 from assay.harness.errors import ExitCode
 from assay.harness.files import write_whole
 from assay.harness.schema import Record, read_json
+from assay.harness.sides import hide, hide_flags
 from assay.harness.verdict import Finding
 
 Outcome = Literal["good", "bad", "skip"]
@@ -51,6 +52,10 @@ class BisectSpec(Record):
     def limit(self) -> float:
         """Seconds that a probe may take: accuracy runs take minutes."""
         return 7200.0 if self.measure_with == "accuracy" else 300.0
+
+    def recorded(self) -> BisectSpec:
+        """Return the question as it is recorded and shown: without secrets."""
+        return self.model_copy(update={"build": hide("build", self.build), "run_args": hide_flags(self.run_args)})
 
     def roots(self, tree: Path) -> list[Path]:
         """Return the folders of a worktree that modules are imported from."""

@@ -49,6 +49,9 @@ RIGHT = {
     "signatures:BatchPrefillWithPagedKVCacheWrapper": ("flashinfer", (*OF_PREFILL, "stored_kv")),
     "signatures:BatchPrefillWithRaggedKVCacheWrapper": ("flashinfer", OF_PREFILL),
     "signatures:BatchDecodeWithPagedKVCacheWrapper": ("flashinfer", ("window", "softcap", "lse", "stored_kv")),
+    "signatures:kvcache_2": ("flash_attn_with_kvcache", ("window", "softcap", "lse", "not_causal")),
+    "signatures:kvcache_3": ("flash_attn_with_kvcache", (*OF_FLASH_ATTN, "sinks")),
+    "signatures:kvcache_4": ("flash_attn_with_kvcache", (*OF_FLASH_ATTN, "sinks")),
     SDPA: ("sdpa", ("window", "not_causal")),
 }
 """Functions, their signatures, and the features that these pass on."""
@@ -297,8 +300,9 @@ def test_sglangs_own_kernels_read_what_is_stored_if_they_declare_what_that_costs
 
 
 @pytest.mark.parametrize("per", ["tensor", "head"])
-def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(per: str) -> None:
-    function = kernels.load("signatures:flash_attn_3").function  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", ["signatures:flash_attn_3", "signatures:kvcache_3"])
+def test_flash_attention_3_takes_stored_k_and_v_with_a_q_of_their_dtype(name: str, per: str) -> None:
+    function = kernels.load(name).function  # type: ignore[attr-defined]
     kernel = kernels.taking_calls("fa3", declares(noise="fp8_qp")(partial(function)))
     for call in calls("extend", torch.bfloat16):
         asked = _stored("e4m3", per, call)
@@ -357,7 +361,7 @@ def test_a_function_that_ignores_the_scales_of_a_form_that_it_has_is_wrong(monke
     assert {"K and V" in case.condition["asked for"] for case in some if case.name in result.failing} == {True}
 
 
-FORK = "signatures:flash_attn_vllm"
+FORK, CACHE = "signatures:flash_attn_vllm", "signatures:kvcache_3"
 CALLED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "without LSE": (FORK, lambda passed: not passed.get("return_softmax_lse")),
     "without scale": (FORK, lambda passed: passed.get("softmax_scale") is None),
@@ -367,10 +371,27 @@ CALLED: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "with block table": (FORK, lambda passed: passed.get("block_table") is not None),
     "with block table, FlashAttention 2": ("signatures:flash_attn_2", lambda passed: passed.get("block_table") is not None),
     "with block table, FlashAttention 4": ("signatures:flash_attn_4", lambda passed: passed.get("page_table") is not None),
+    "in one part": (FORK, lambda passed: passed.get("num_splits") == 1),
+    "in 32 parts": (FORK, lambda passed: passed.get("num_splits") == 32),
+    "KV cache without LSE": (CACHE, lambda passed: not passed.get("return_softmax_lse")),
+    "KV cache without scale": (CACHE, lambda passed: passed.get("softmax_scale") is None),
+    "KV cache with out": (CACHE, lambda passed: passed.get("out") is not None),
+    "KV cache, max_seqlen_q rounded up": (CACHE, lambda passed: passed["max_seqlen_q"] > int(passed["cu_seqlens_q"].diff().max())),
+    "KV cache, table as wide as the context": (CACHE, lambda passed: passed["page_table"].shape[1] == 4096 // 128),
+    "KV cache, pages of a token": (CACHE, lambda passed: passed["k_cache"].shape[1] == 1),
+    "KV cache with new K and V": (CACHE, lambda passed: passed["k"] is not None),
+    "KV cache with lengths of all keys": (CACHE, lambda passed: passed["k"] is None and passed.get("cu_seqlens_k_new") is not None),
+    "KV cache in one part": (CACHE, lambda passed: passed.get("num_splits") == 1),
+    "KV cache in 32 parts": (CACHE, lambda passed: passed.get("num_splits") == 32),
+    "KV cache in extend": (CACHE, lambda passed: int(passed["cu_seqlens_q"].diff().max()) > 1),
+    "KV cache of FlashAttention 2 with new K and V": ("signatures:kvcache_2", lambda passed: passed["k"] is not None),
+    "KV cache of FlashAttention 2 in 32 parts": ("signatures:kvcache_2", lambda passed: passed.get("num_splits") == 32),
+    "KV cache of FlashAttention 4": ("signatures:kvcache_4", lambda passed: passed.get("num_splits") == 32),
     "with segments": ("signatures:unified_attention", lambda passed: passed.get("seq_threshold_3D") is not None),
     "FlashInfer without LSE": ("signatures:BatchDecodeWithPagedKVCacheWrapper", lambda passed: "return_lse" not in passed),
     "FlashInfer with out": ("signatures:BatchPrefillWithPagedKVCacheWrapper", lambda passed: "out" in passed),
     "FlashInfer without scale": ("signatures:BatchPrefillWithRaggedKVCacheWrapper", lambda passed: "sm_scale" not in passed),
+    "FlashInfer by forward": ("signatures:BatchPrefillWithPagedKVCacheWrapper", lambda passed: "by forward" in passed),
     "SDPA without scale": (SDPA, lambda passed: "scale" not in passed),
 }
 """Calls that engines make, by the function and what it is passed in one."""
@@ -380,7 +401,14 @@ def zeros_where(function: Any, is_so: Callable[[dict[str, Any]], bool]) -> Any:
     """A function that multiplies its output by zero in some calls."""
     if isinstance(function, type):
         planned = {"plan": function.plan, "run": function.run}  # type: ignore[attr-defined]
-        return type(function.__name__, (function,), {name: zeros_where(part, is_so) for name, part in planned.items()})
+        parts = {name: zeros_where(part, is_so) for name, part in planned.items()}
+        forward: Any = function.forward  # type: ignore[attr-defined]
+
+        def asked(self: Any, *args: Any, **passed: Any) -> Any:
+            self.planned = {**self.planned, "by forward": True}
+            return forward(self, *args, **passed)
+
+        return type(function.__name__, (function,), {**parts, "forward": asked})
 
     def called(*args: Any, **passed: Any) -> Any:
         made = function(*args, **passed)
@@ -400,6 +428,7 @@ def planned_so(wrapper: Any, function: Any, passed: dict[str, Any], is_so: Calla
     return is_so({**wrapper.planned, **passed})
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("called", CALLED)
 def test_a_function_that_is_wrong_in_a_call_that_engines_make_fails(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shrink, "_SECONDS", 0.0)
@@ -410,6 +439,21 @@ def test_a_function_that_is_wrong_in_a_call_that_engines_make_fails(called: str,
     wrong = kernels.taking_calls("wrong", zeros_where(function, is_so))
     result = check(wrong, cases=cases(dtypes=[torch.float32], declared=declaration(wrong))[::25], calls=0, read_out=0)
     assert (result.exit_code, bool(result.failing)) == (ExitCode.REGRESSION, True)
+
+
+@pytest.mark.parametrize("name", ["signatures:kvcache_2", "signatures:kvcache_3"])
+def test_a_function_that_leaves_new_k_and_v_out_of_its_cache_fails(name: str) -> None:
+    function = kernels.load(name).function  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def forgetting(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **passed: Any) -> Any:
+        return function(q, k_cache.clone(), v_cache.clone(), **passed)
+
+    kernel = kernels.taking_calls("forgetting", forgetting)
+    [call] = calls("decode")
+    assert error(kernel, call) < 5e-6
+    with pytest.raises(ValueError, match="after the call, k_cache does not hold k"):
+        kernel(call.with_spec(ways=("with new K and V",)))
 
 
 def sdpa_in_python(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
@@ -436,7 +480,7 @@ def test_the_matrix_of_a_runs_model_is_called_as_engines_call_it() -> None:
 
 def test_parameters_that_no_call_passes_are_listed_as_not_covered() -> None:
     [gap] = [gap for gap in check(FORK, cases=some_cases(FORK), calls=0).coverage.gaps if "alibi_slopes" in gap.what]
-    assert {"deterministic", "num_splits", "mask_mod"} < set(gap.what.removeprefix("parameters ").split(", "))
+    assert {"deterministic", "scheduler_metadata", "mask_mod"} < set(gap.what.removeprefix("parameters ").split(", "))
     assert not {"out", "block_table", "softmax_scale", "seqused_k", "return_softmax_lse"} & set(gap.what.split(", "))
     assert gap.why == "no call passes them"
 

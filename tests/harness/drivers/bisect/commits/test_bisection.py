@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from assay.harness.cli.app import load_command
+from assay.harness.drivers.bisect.commits import bisection
 from assay.harness.drivers.bisect.commits.bisection import Bisection, bisect_commits, reproduce
 from assay.harness.drivers.bisect.commits.outcome import _MOST_PROBES, settled
 from assay.harness.drivers.bisect.commits.repo import Repository
@@ -188,6 +189,29 @@ def test_a_folder_of_something_else_is_refused(bench: Bench) -> None:
     file.write_text(file.read_text()[:200])
     with pytest.raises(EvidenceError, match="damaged"):
         begin()
+
+
+def test_a_bisection_records_no_secret_that_was_given(
+    histories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[BisectSpec] = []
+
+    def measure(spec: BisectSpec, tree: Path, log: Path, *, name_bug: bool, reproduce: str) -> Measurement:
+        built.append(spec)
+        assert "hunter" not in reproduce
+        return Measurement(status="build", reason="no compiler")
+
+    monkeypatch.setattr(bisection, "measure", measure)
+    run_args = ("--engine-arg=--api-key", "--engine-arg=hunter2", "--reference=http://me:hunter2@host")
+    secret = {"build": "GIT_TOKEN=hunter2 make --password hunter2", "measure_with": "accuracy", "run_args": run_args}
+    bench = Bench(histories, tmp_path, **secret)
+    for _ in range(2):  # the second resumes
+        with pytest.raises(UsageError, match="the good revision"):
+            bisect_commits(bench.spec, bench.folder.path, lambda line: None)
+    assert {(spec.build, spec.run_args) for spec in built} == {(secret["build"], run_args)}, "what is run has them"
+    files = [path for path in bench.folder.path.rglob("*") if path.is_file()]
+    assert [path for path in files if path.name == "state.json"]
+    assert not [path for path in files if b"hunter" in path.read_bytes()]
 
 
 SETTINGS: dict[str, Any] = {
