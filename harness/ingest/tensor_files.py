@@ -184,8 +184,9 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name or "tensor", value
     elif isinstance(value, bool | int | float | complex):
-        wide = isinstance(value, int) and not -(2**63) <= value < 2**63
-        yield name or "number", torch.tensor(float(value) if wide else value)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            value = float(value)
+        yield name or "number", torch.tensor(value)
     elif isinstance(value, dict | list | tuple):
         for key, member in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(member, f"{name}.{key}" if name else str(key))
