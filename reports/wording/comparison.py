@@ -296,8 +296,19 @@ def layer_text(layer: int | None) -> str:
 
 
 @says
-def _no_tensor_compared() -> str:
-    return "Nothing could be compared."
+def _no_tensor_compared(why: list[Statement]) -> str:
+    return f"Nothing could be compared{': ' if why else '.'}{say(*why)}{'.' if why else ''}"
+
+
+@says
+def _nan_in_both(tensor: str, tensors: int, cells: int, of: int) -> str:
+    more = f" and {counted(tensors - 1, 'more tensor')}" if tensors > 1 else ""
+    return f"NaN on both sides, which shows nothing, in {cells:,} of {counted(of, 'cell')} of {tensor}{more}"
+
+
+@says
+def _file_not_read(file: str, side: str) -> str:
+    return f"not read, and {f'in {side} alone' if side else 'not the same'}: {file}"
 
 
 @says
