@@ -87,7 +87,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "company": "alone" if not others else "alike" if len(set(shape.lens)) == 1 else "unlike",
         "is_longest": str(new + prefix == max(lens)), "as_long_as_another": str(new + prefix in [n + p for n, p in others]),
         "as_many_new_as_another": str(new in [n for n, _ in others]), "an_empty_one": str(any(not n for n, _ in shape.lens)),
-        "another_without_prefix": str(any(n and not p for n, p in others)), "another_with_prefix": str(any(p for _, p in others)),
+        "another_without_prefix": str(any(not p for _, p in others)), "another_with_prefix": str(any(p for _, p in others)),
     }  # fmt: skip
     return known | {f"tiles_of_{tile}": sum(-(-n // tile) for n, _ in shape.lens) for tile in _TILES}
 
@@ -386,6 +386,9 @@ class _Drawer:
     def _fresh(self) -> Shape:
         chance, shape = self._random, self._place.shape
         changes = {name: chance.choice(values) for name, values in self._axes.items() if chance.random() < 0.25}
+        if "heads" in changes and chance.random() < 0.5:  # numbers of q heads that say nothing of their ratio
+            kv_heads = chance.randint(1, 8)
+            changes["heads"] = kv_heads * chance.randint(1, 8), kv_heads
         phase = shape.phase if chance.random() < 0.75 else chance.choice(self._lab.guard.assay.phases)
         decode = phase == "decode"
         count = 1 if chance.random() < 0.45 else chance.choice((2, 2, 3, 4, 5, 7))
