@@ -84,6 +84,7 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
         "phase": shape.phase, "dtype": str(shape.dtype).removeprefix("torch."), "data": shape.data,
         "page": str(shape.page or "packed"), "layout": shape.layout, "autograd": shape.grad_mode or "as called",
         "asked": " and ".join(asked) or "nothing", "ways": " and ".join(shape.ways) or "none",
+        "cached": {0: "none", len(lens): "all"}.get(sum(p > 0 for _, p in shape.lens), "some"),
         "company": "alone" if not others else "alike" if len(set(shape.lens)) == 1 else "unlike",
         "is_longest": str(new + prefix == max(lens)), "as_long_as_another": str(new + prefix in [n + p for n, p in others]),
         "as_many_new_as_another": str(new in [n for n, _ in others]), "an_empty_one": str(any(not n for n, _ in shape.lens)),

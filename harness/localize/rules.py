@@ -267,6 +267,8 @@ def _said(one: Property) -> str:
     noun, v = _NOUNS.get(one.feature, one.feature), [_number(value) for value in one.values]
     if one.feature in _YES_OR_NO and one.kind == "in":
         return _YES_OR_NO[one.feature][v == ["False"]]
+    if one.feature == "cached":
+        return f"{' or '.join(v)} of the batch's sequences have a cached prefix"
     if one.feature == "phase":
         return " or ".join(v)
     if one.feature == "company":

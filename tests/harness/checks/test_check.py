@@ -77,7 +77,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.param(lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16", id="dtype"),
         pytest.param(
             lambda call: any(call.prefixes) and not all(call.prefixes),
-            "another sequence has no cached prefix",
+            "some of the batch's sequences have a cached prefix",
             id="mixed batches",
             marks=pytest.mark.slow,
         ),
