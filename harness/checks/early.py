@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ _WRONG = 16
 _CLEARLY = 10.0
 # Tokens of a tile, by which a kernel's work on a call is counted.
 _TILE = 32
+# Keys of a sequence from which on a call is long.
+_LONG = 1024
 # What any call costs, in tiles.
 _OVERHEAD = 8
 
@@ -28,7 +31,8 @@ def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
     """Order the calls as they are made: at each place that which shows most new conditions for what it costs.
 
     A condition is a value of an axis in a phase and dtype, with all, some or none of its sequences cached. Calls that show no new
-    one come last, the cheapest of them first.
+    one come later, the cheapest of them first; those with more than `_LONG` keys last, in falling order, so that shorter ones
+    follow longer ones, of which a kernel may keep partial results.
     """
     numbers: dict[tuple[str, ...], int] = {}
     rows = []
@@ -46,6 +50,8 @@ def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
         left[best] = False
         new &= ~shows[best]
     order += sorted(left.nonzero()[0].tolist(), key=lambda place: float(cost[place]))
+    longest = [max(call.lens_k) for _, call in made]
+    order.sort(key=lambda place: -longest[place] if longest[place] > _LONG else -math.inf)
     return [made[place][1] for place in order]
 
 
