@@ -1,8 +1,8 @@
 """The load of the envelope: few requests whose calls have every block count, cached and new, up to a length.
 
 Kernels compute in blocks, and what is wrong with one is wrong for some numbers of blocks, or at their borders. So the lengths that
-a load must have (`_border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one; and another
-one between them, which its seed draws, as it draws sizes of batches. Each run has a seed of its own.
+a load must have (`_border_points`) are, of every block of 64 tokens, its first one, its last but one and its last one; and others
+between them, which its seed draws, as it draws sizes of batches. Each run has a seed of its own.
 
 Prompts are token ids (see `assay.evals.loads`). One long prompt is cached first. All others begin with as many of its tokens as
 shall come from the cache, so one request covers a number of cached tokens and one of new tokens; both together are the envelope's
@@ -34,7 +34,7 @@ _BEFORE, _SPARE_BEFORE, _PASSING = 3, 2, 5
 # three spares in none of 1,000. With 5 % it is 100 % and 1.3 %. They are sent in any case: servers in turn do not know the ties.
 _SPARES = 3
 # Batches of a size that is drawn.
-_DRAWN_BATCHES = 2
+_DRAWN_BATCHES = 4
 # New tokens of such a prompt; the others are cached.
 _TAIL = 4
 # Tokens that each request of a batch generates where decode is to be covered.
@@ -215,19 +215,27 @@ def envelope_load(reach: LoadReach, batch: int, vocabulary: int, seed: str, *, d
     # The long prompt is the only one of its length.
     alone = [prompts.request(0, length) for length in (*totals, *_drawn(rng, totals)) if length != reach.long]
     behind = [prompts.request(cached, new) for cached, new in reach.pairs(rng)]
-    sizes = (batch + 2, *rng.sample(range(2, batch + 2), _DRAWN_BATCHES))
+    sizes = rng.sample(range(2, batch + 2), _DRAWN_BATCHES)  # of prefill: the first batch decodes in all sizes
     return Load(
         long=(LoadRequest(prompts.long),),
         extend=(*_packed(behind, reach.at_once), *_packed(alone, reach.at_once)),
         decode=tuple(_decode_waves(prompts, reach, rng)) if decodes else (),
-        batch=tuple(_batch(prompts, size, few) for size in sizes),
+        batch=(_batch(prompts, batch + 2, few), *(_batch(prompts, size, 1) for size in sizes)),
     )
 
 
-def _drawn(rng: random.Random, wanted: Sequence[int], step: int = 1, known: Collection[int] = ()) -> list[int]:
-    """Draw a multiple of `step` between the `wanted` border points of each block in which none is known."""
+def _drawn(
+    rng: random.Random, wanted: Sequence[int], step: int = 1, known: Collection[int] = (), parts: int = 2
+) -> list[int]:
+    """Draw a multiple of `step` from each of equal parts of each block, between its `wanted` border points, in which none is known.
+
+    A run of lengths that is twice as long as a part holds one whole part: some length of it is drawn with any seed.
+    """
     inner = (inner_lengths(block, wanted, step) for block in blocks_of(wanted))
-    return [rng.choice(lengths) for lengths in inner if lengths and not set(lengths).intersection(known)]
+    some = [
+        lengths[len(lengths) * n // parts : len(lengths) * (n + 1) // parts] for lengths in inner for n in range(parts)
+    ]
+    return [rng.choice(lengths) for lengths in some if lengths and not set(lengths).intersection(known)]
 
 
 class _Prompts:
@@ -261,7 +269,8 @@ def _decode_waves(prompts: _Prompts, reach: LoadReach, rng: random.Random) -> It
     """Yield a wave of prompts that pass each border while they are decoded, its spares, and one for lengths that are drawn."""
     for before, output in ((_BEFORE, reach.depth), *[(_SPARE_BEFORE, _PASSING)] * _SPARES):
         yield tuple(_decoded(prompts, border - before, output) for border in _borders(reach))
-    if inner := _drawn(rng, reach.lengths["decode"]["total-tokens"]):
+    # Three of each block, since a prompt has few new tokens here.
+    if inner := _drawn(rng, reach.lengths["decode"]["total-tokens"], parts=3):
         yield tuple(_decoded(prompts, length - 1, 2) for length in inner)
 
 
@@ -273,9 +282,12 @@ def _decoded(prompts: _Prompts, length: int, output: int) -> LoadRequest:
 
 
 def _batch(prompts: _Prompts, size: int, output: int) -> Wave:
-    """Make `size` short prompts, every second one behind cached tokens, after one that the engine starts with alone."""
+    """Make `size` short prompts, every second one behind cached tokens, after one that the engine starts with alone.
+
+    Where they decode, each generates a token more than the one before: batches of decode shrink by one, through all sizes.
+    """
     header = -(-_HEADER // prompts.page) * prompts.page
-    short = [prompts.request(header * (n % 2), 2 + n, output) for n in range(size)]
+    short = [prompts.request(header * (n % 2), 2 + n, output + n * (output > 1)) for n in range(size)]
     return (prompts.request(0, BORDER_TOKENS // 2, output), *short)
 
 

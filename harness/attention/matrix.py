@@ -30,9 +30,25 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, MORE, NINE, SIZES, WITHOUT_PREFIX
-from assay.harness.attention.matrix_data import BEYOND_FLOAT16, BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, RARE, WEIGHTS_ON_GRID
-from assay.harness.attention.matrix_features import ASKED, MLA, STORED, strongest_of, values_of
-from assay.harness.attention.model_shapes import COMMON, SHAPES
+from assay.harness.attention.matrix_data import (
+    BEYOND_FLOAT16,
+    BEYOND_FP16,
+    DATA,
+    ON_GRID,
+    ONE_SIGN,
+    RARE,
+    WEIGHTS_ON_GRID,
+)
+from assay.harness.attention.matrix_features import (
+    LONG_WINDOWS,
+    MLA,
+    asking,
+    feature_in,
+    longest_window,
+    strongest_of,
+    values_of,
+)
+from assay.harness.attention.model_shapes import ASKED_BY, COMMON, SHAPES
 from assay.harness.attention.noise import family
 from assay.harness.attention.paging import through_pages
 from assay.harness.attention.sample_calls import call_of
@@ -145,8 +161,8 @@ _PACKED = {
 _AFTER_MORE = _scenes(*((1, range(512 * n + 2, 512 * n + 511), "one") for n in (2, 4, 5, 6)))
 # What goes wrong in one dtype of 16 bits and one head dim.
 _HALVES = {
-    "extend": _scenes((96, 20, "one"), (256, 1, "one", BEYOND_FP16[2]), (34, 400, "one", ONE_SIGN)),
-    "decode": _scenes((1, 600, "one", BEYOND_FP16[2]), (1, 600, "one", ONE_SIGN)),
+    "extend": _scenes((96, 20, "one"), (256, 1, "one", BEYOND_FP16[2])),
+    "decode": _scenes((1, 600, "one", BEYOND_FP16[2])),
 }
 # The same batch in another order, in the buffers of the first; a sink behind which small weights decide.
 _EACH_DTYPE = {
@@ -186,6 +202,8 @@ _CROSSING = _scenes(
     (34, range(1110, 1290), "one"),
 )  # fmt: skip
 _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
+# Longest window that the calls of a model ask for: longer ones take gigabytes.
+_LONGEST_WINDOW = 8192
 # Not asked for with all others: a window is causal, and latent attention has shapes of its own.
 _ALONE = ("not_causal", "mla")
 
@@ -346,10 +364,8 @@ def _parts(
     yield _Part(("dtype head_dim", "scale"), _scenes((new, 96 - new, "full tiles", _SCALED)), {"scale": _SCALES})
     yield _Part(("scene dtype",), _EACH_DTYPE[phase], first)
     yield _Part(("scene", "dtype head_dim"), _scenes(*((new, 1, f"{n} short ones") for n in GRAPHS)), halves)
-    # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
-    yield _Part(("dtype",), _scenes((2, 4095, "one") if extend else (1, 4096, "one")), halves | first)
-    yield _Part(("scene dtype", "scene head_dim"), _LONG_BATCHES[phase])
-    yield _Part(("scene",), _PACKED[phase], halves | first | {"heads": heads_of[-1:]})
+    yield from _long(phase, heads_of, halves, first)
+    yield _Part(("dtype", "head_dim"), _scenes((34 if extend else 1, 400, "one", ONE_SIGN)), halves)
     if torch.bfloat16 in kinds:
         wide = _scenes((34 if extend else 1, 300, "one", BEYOND_FLOAT16))
         yield _Part(("head_dim",), wide, {"dtype": (torch.bfloat16,)})
@@ -361,7 +377,6 @@ def _parts(
         )  # fmt: skip
         yield _Part(("scene", "dtype", "head_dim"), chunks, halves)
     else:
-        yield _Part(("scene",), _AFTER_MORE, first | {"dtype": halves["dtype"][-1:]})
         yield _Part(("dtype", "size"), _scenes((1, 300, "{} alike")), halves | last | {"size": (4, 6, MORE)})
         yield _Part(("heads", "dtype"), _scenes((1, 40, "a single key first")), heads | last)
     yield _Part(("scene", "dtype", "head_dim"), _EMPTY[phase], beyond=("batch",))
@@ -371,15 +386,15 @@ def _parts(
         yield _Part(("asked dtype", "heads head_dim"), _UNSEEN[phase], heads | seen, ("batch",))
     # One value at a time, with more than 512 keys in one call.
     each = _scenes((17 if extend else 1, range(2, 127), "among long ones"))
-    yield _Part(("grad_mode",), each, {"grad_mode": ("inference_mode", "no_grad")})
+    yield _Part(("grad_mode",), _ASKING[phase][:1], {"grad_mode": ("inference_mode", "no_grad")})
     yield _Part(("dtype",), each, heads | {"layout": ("sliced",)}, ("inputs",))
     yield _Part(("layout",), each, heads | {"layout": ("heads first", "each its own")}, ("inputs",))
     yield _Part(("dtype",), each, {"first_head": (_HEADS[size][1][0],)})
     yield _Part(("heads",), each, {"heads": _OTHER_HEADS}, ("heads",))
     of_models = {"heads": _MODEL_HEADS, "head_dim": (_MODEL_DIM,)} if _MODEL_DIM in dims else {}
     if of_models:
-        for scenes, some in ((_FAR[phase], _MODEL_HEADS[:2]), (each, _MODEL_HEADS[2:])):
-            yield _Part(("heads dtype",), scenes, halves | of_models | {"heads": some}, ("heads",))
+        yield _Part(("dtype",), _FAR[phase], halves | of_models | {"heads": _MODEL_HEADS[:1]}, ("heads",))
+        yield _Part(("heads dtype",), each, halves | of_models | {"heads": _MODEL_HEADS[1:]}, ("heads",))
     alone = _scenes((34, 0, "one")) if extend else ()
     for scenes in filter(None, (each, _FAR[phase], alone)):
         if models:
@@ -402,10 +417,41 @@ def _parts(
         if of_models:
             yield _Part(("heads",), alone, halves | of_models, ("heads",))
     yield from _asking(phase, heads, of_models, {"head_dim": other_dims}, declared.features)
+    for model in models:
+        yield from _as_layers(phase, asked_by(model, declared.features), {"model": (model,)})
     noise = family(declared.noise)
     if noise.quantises:  # calls on which a quantisation costs nothing
         grid = (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,)
         yield _Part(("scene data head_dim", "data dtype", "data heads"), _ASKING[phase], heads | {"data": grid})
+
+
+def _long(
+    phase: str,
+    heads_of: Sequence[tuple[int, int]],
+    halves: Mapping[str, Sequence[Any]],
+    first: Mapping[str, Sequence[Any]],
+) -> Iterator[_Part]:
+    """Yield the longest calls: of a usual number of heads, which cost least."""
+    # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
+    yield _Part(("dtype",), _scenes((2, 4095, "one") if phase == "extend" else (1, 4096, "one")), halves | first)
+    yield _Part(("scene dtype", "scene head_dim"), _LONG_BATCHES[phase])
+    yield _Part(("scene",), _PACKED[phase], halves | first | {"heads": heads_of[-1:]})
+    if phase == "decode":
+        yield _Part(("scene",), _AFTER_MORE, first | {"dtype": halves["dtype"][-1:]})
+
+
+def asked_by(model: str, features: Sequence[str]) -> tuple[str, ...]:
+    """List what layers of a known model ask for, of these features."""
+    return tuple(value for value in ASKED_BY.get(model, ()) if feature_in(value) in features)
+
+
+def _as_layers(phase: str, asked: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> Iterator[_Part]:
+    """Yield a call that asks for all that a model's layers do, with more keys than its window has, so that it cuts some."""
+    if asked and (window := longest_window(asked)) <= _LONGEST_WINDOW:
+        # A cap as large as models have it changes nothing where scores are of normal size.
+        data = "unscaled scores" if any(feature_in(value) == "softcap" for value in asked) else "normal"
+        scene = (7 if phase == "extend" else 1, max(window + window // 8, 300), "one", data)
+        yield _Part(("scene",), (scene,), {"asked": (tuple(asked),), **axes}, ("heads", "head_dim"))
 
 
 def _asking(
@@ -439,17 +485,21 @@ def _asking(
             pairs = ("asked heads", "asked head_dim", "asked layout", "layout heads", "layout head_dim", "layout dtype")
             groups = (*groups, *pairs, "heads head_dim dtype")
         for scenes, values in (
-            (_ASKING[phase] + _FAR[phase], [(value,) for value in of if value != "cross attention"]),
+            (_ASKING[phase], [(value,) for value in of if value != "cross attention"]),
             (_CROSSING, [(value,) for value in of if value == "cross attention"]),
         ):
             if values:
                 yield _Part(groups, scenes, axes | {"asked": values})
+        yield _Part(("asked",), _FAR[phase], axes | {"asked": [(value,) for value in of if value != "cross attention"]})
         if name != "mla":
             some = data | {"asked": [(value,) for value in of if value != "cross attention"]}
             if of_models:
                 yield _Part(("heads",), _ASKING[phase][:1], {**of_models, **some}, ("heads",))
             if others["head_dim"]:
                 yield _Part(("head_dim",), _ASKING[phase][:1], {**others, **some}, ("head_dim",))
+    for window in LONG_WINDOWS if "window" in asked else ():  # of two heads, as they have many keys
+        scene = (9 if phase == "extend" else 1, 2 * window - 100, "one")
+        yield _Part(("dtype",), _scenes(scene), {"heads": heads["heads"][-1:], "asked": ((f"window {window}",),)})
     strongest = {name: value for name, value in strongest_of(features).items() if name in asked}
     pairs_of = [pair for pair in combinations(strongest, 2) if set(pair) != {"window", "not_causal"}]
     for scenes, causal in ((_ASKING[phase], True), (_CROSSING, False)):
@@ -546,6 +596,7 @@ def model_cases(
     head_dim: int,
     tokens: int,
     ways: Sequence[str] = (),
+    asked: Sequence[str] = (),
 ) -> list[Case]:
     """Make a matrix for one model, small enough to be part of a run: its dtype, head_dim and numbers of heads, and shorter calls.
 
@@ -557,8 +608,10 @@ def model_cases(
         head_dim: of q, k and v.
         tokens: length of the longest calls: as many new tokens, and as many cached ones.
         ways: those of `Declaration.ways` that an adapted kernel has.
+        asked: what its layers ask for, as "window 4096": calls with as many keys as that needs to show.
     """
     drawn: list[_Values] = []
+    usual = _usual(heads, (dtype,), (head_dim,)) | ({"asked": ((),)} if asked else {})
     for phase in phases:
         decode = phase == "decode"
         axes = _core_axes(phase) | {"heads": (heads,), "page": (0, 16, 64), "new": (1,) if decode else (1, 7, 64, 129)}
@@ -566,8 +619,9 @@ def model_cases(
         pairs = tuple(map(" ".join, combinations([axis for axis, values in axes.items() if len(values) > 1], 2)))
         long = _scenes((1 if decode else 7, tokens, "one"), *([] if decode else [(tokens, 0, "one")]))
         far = tuple(scene for scene in _ONCE[phase] if scene[3].startswith("scores far"))  # the run meets the others
-        for part in (_Part(pairs, axes=axes), _Part(("scene",), long, {"page": (16,)}), _Part(("scene",), far)):
-            drawn += _drawn(part, phase, _usual(heads, (dtype,), (head_dim,)), 0)
+        parts = [_Part(pairs, axes=axes), _Part(("scene",), long, {"page": (16,)}), _Part(("scene",), far)]
+        for part in (*parts, *_as_layers(phase, asked, {})):
+            drawn += _drawn(part, phase, usual, 0)
     if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
         drawn = [_as_mla(values) for values in drawn]
     return [_case(values, number, device, "small", ways) for number, values in enumerate(drawn)]
@@ -643,9 +697,8 @@ def _make(
     )
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])
-    known = STORED | {name: make for asking in ASKED.values() for name, make in asking.items()}
     for name in values.asked or ():
-        call = known[name](call)
+        call = asking(name)(call)
     call = through_pages(call, values.page) if values.page else call
     if values.layout == "v in k":
         call = replace(call, v=call.k[..., : values.head_dim_v])

@@ -94,9 +94,7 @@ def _beyond_float16(call: AttentionCall) -> AttentionCall:
     # Numbers of heads 0, 2, ... are too large for float16, the others' too small, by powers of two: scores stay what they are.
     q_heads, kv_heads = call.q.shape[1], call.k.shape[1]
     size = torch.tensor([2.0**17, 2.0**-20], device=call.k.device).repeat(kv_heads)[:kv_heads, None]
-    return replace(
-        call, q=call.q / size.repeat_interleave(q_heads // kv_heads, 0), k=call.k * size, v=call.v * size
-    )
+    return replace(call, q=call.q / size.repeat_interleave(q_heads // kv_heads, 0), k=call.k * size, v=call.v * size)
 
 
 # Tokens: two and a half pages of 16.

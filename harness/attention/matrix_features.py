@@ -110,13 +110,43 @@ ASKED: dict[str, dict[str, Callable[[AttentionCall], AttentionCall]]] = {
         )
     },
 }
-"""Values of each feature that a call may ask for. Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every
-score feels."""
+"""Values of each feature that a call may ask for; longer windows: `LONG_WINDOWS`.
+
+Windows lie around blocks; caps are those of Gemma 2 and Grok, and one that every score feels.
+"""
 STRONGEST = {
     "window": "window 17", "softcap": "softcap 1", "temperature": "temperature 2", "sinks": "sinks near 4",
     "padding": "300 padded rows", "not_causal": "cross attention", "mla": MLA,
 }  # fmt: skip
 """The value of each feature that changes most while others are asked for too, so that none of two can be left out unseen."""
+
+
+LONG_WINDOWS = (512, 1024)
+"""Windows that few calls ask for, of more keys."""
+
+
+def asking(value: str) -> Callable[[AttentionCall], AttentionCall]:
+    """Return what makes a call ask for a value: one of `STORED` and `ASKED`, or a number for a feature."""
+    known = STORED | {name: make for some in ASKED.values() for name, make in some.items()}
+    if value in known:
+        return known[value]
+    what, _, number = value.rpartition(" ")
+    fields: dict[str, Callable[[int], dict[str, Any]]] = {
+        "window": lambda heads: {"mask": Mask(window=int(number))},
+        "softcap": lambda heads: {"softcap": float(number)},
+        "temperature": lambda heads: {"temperature": int(number)},
+    }
+    return partial(_asking_for, fields[what])
+
+
+def feature_in(value: str) -> str:
+    """Return the feature that a value is of: "window" of "window 4096"."""
+    return value.split(" ", 1)[0]
+
+
+def longest_window(values: Sequence[str]) -> int:
+    """Return the longest window among values; 0 for none."""
+    return max((int(value.split()[1]) for value in values if feature_in(value) == "window"), default=0)
 
 
 def values_of(features: Sequence[str]) -> dict[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,15 +42,16 @@ def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
     for place, row in enumerate(rows):
         shows[place, row] = True
     cost = np.array([_cost(call) for _, call in made])
-    left, new, order = np.ones(len(made), dtype=bool), np.ones(len(numbers), dtype=bool), []
+    longest = np.array([max(call.lens_k) for _, call in made])
+    left, order = longest <= _LONG, []
+    new = shows[left].any(0)
     while new.any():
         best = int(np.where(left, shows[:, new].sum(1) / cost, -1.0).argmax())
         order.append(best)
         left[best] = False
         new &= ~shows[best]
     order += sorted(left.nonzero()[0].tolist(), key=lambda place: float(cost[place]))
-    longest = [max(call.lens_k) for _, call in made]
-    order.sort(key=lambda place: -longest[place] if longest[place] > _LONG else -math.inf)
+    order += sorted((longest > _LONG).nonzero()[0].tolist(), key=lambda place: -int(longest[place]))
     return [made[place][1] for place in order]
 
 

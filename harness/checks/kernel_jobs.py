@@ -11,6 +11,7 @@ import torch
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import declaration
 from assay.harness.attention.matrix import Case, model_cases
+from assay.harness.attention.matrix_features import feature_in
 from assay.harness.backend import Backend
 from assay.harness.checks.check import check
 from assay.harness.checks.observed import Reader
@@ -91,12 +92,15 @@ def _loaded(journal: Journal, candidate: str) -> Kernel:
     return kernel
 
 
-def _cases(kernel: Kernel, device: str, dtype: str, heads: Sequence[int], head_dim: int, tokens: int) -> list[Case]:
-    """Make the matrix of a model: its (q heads, kv heads), and its longest sequence in tokens."""
+def _cases(
+    kernel: Kernel, device: str, dtype: str, heads: Sequence[int], head_dim: int, tokens: int, asked: Sequence[str] = ()
+) -> list[Case]:
+    """Make the matrix of a model: its (q heads, kv heads), its longest sequence in tokens, and what its layers ask for."""
     q_heads, kv_heads = heads
     declared = declaration(kernel)
     of_model = (q_heads, kv_heads), head_dim, tokens
-    return model_cases(declared.phases, device, getattr(torch, dtype), *of_model, declared.ways)
+    asked = [value for value in asked if feature_in(value) in declared.features]
+    return model_cases(declared.phases, device, getattr(torch, dtype), *of_model, declared.ways, asked)
 
 
 def _raised(guard: Guard, call: AttentionCall) -> str:

@@ -14,9 +14,9 @@ from assay.harness.attention import kernels
 from assay.harness.attention.call import Kernel, KernelRefused, default_device
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import interpret_without_gpu
-from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size
+from assay.harness.attention.matrix import DTYPES, HEAD_DIMS, Case, Size, asked_by
 from assay.harness.attention.matrix import cases as cases_of
-from assay.harness.attention.model_shapes import SHAPES
+from assay.harness.attention.model_shapes import ASKED_BY, SHAPES
 from assay.harness.attention.noise import FAMILIES, family
 from assay.harness.conditions import PHASES
 from assay.harness.errors import UsageError
@@ -121,7 +121,13 @@ def declined(declared: Declaration, options: MatrixOptions) -> tuple[str, ...]:
     dims = declared.head_dims if options.get("head_dims") is None else None
     lost = [dtype for dtype in _DTYPES if dtypes is not None and dtype not in dtypes]
     left = [f"head_dim {dim}" for dim in HEAD_DIMS if dims is not None and dim not in dims]
-    return (*lost, *left, *["a cached prefix"] * (not declared.prefix))
+    asks = [
+        f"{value}, as {model} asks for"
+        for model in options.get("like") or ()
+        for value in ASKED_BY.get(model, ())
+        if value not in asked_by(model, declared.features)
+    ]
+    return (*lost, *left, *["a cached prefix"] * (not declared.prefix), *asks)
 
 
 def command_of(path: str, options: MatrixOptions, noise: str | None, calls: int | None, case: str | None = None) -> str:

@@ -143,6 +143,13 @@ class ModelShape:
     recurrent: bool = False
     asks: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the values of `asks` in the words of calls that ask for the same: "window 4096", "sinks near 0"."""
+        numbers = ("window", "softcap")
+        values = {name: f"{float(self.asks[name].rpartition(': ')[2]):.12g}" for name in numbers if name in self.asks}
+        return (*(f"{name} {value}" for name, value in values.items()), *["sinks near 0"] * ("sinks" in self.asks))
+
 
 def configuration(model: Path) -> dict[str, Any]:
     """Read the ``config.json`` of the model in a folder, with what it says of a model of text in place of the whole.

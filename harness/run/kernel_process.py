@@ -116,6 +116,7 @@ def _shape(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "heads": (model.q_heads, model.kv_heads),
         "head_dim": model.head_dim,
         "tokens": min(plan.spec.policy.envelope_tokens, model.context),
+        "asked": model.asked,
     }
 
 

@@ -334,7 +334,7 @@ def test_scores_far_from_zero_overflow_or_underflow_without_their_maximum() -> N
 def test_a_seed_determines_cases_and_data() -> None:
     once, again, other = cases(seed=3), cases(seed=3), cases(seed=4)
     names = [case.name for case in once]
-    assert max(len(cases(seed=seed)) for seed in range(4)) <= 640, "more than a check of an interpreted kernel can afford"
+    assert max(len(cases(seed=seed)) for seed in range(4)) <= 664, "more than a check of an interpreted kernel can afford"
     assert names == [case.name for case in again]
     assert all(torch.equal(a.make().q, b.make().q) for a, b in zip(once[::10], again[::10], strict=True))
     assert {*names} != {case.name for case in other}
@@ -432,7 +432,7 @@ def test_prompts_between_two_blocks_and_a_chunk_a_key_beyond_4096_and_unscaled_s
     prompts = [
         call
         for call in _made("extend")
-        if any(new == keys and 300 <= new <= 500 for new, keys in zip(call.lens_q, call.lens_k, strict=True))
+        if any(new == keys and 256 < new < 512 for new, keys in zip(call.lens_q, call.lens_k, strict=True))
     ]
     assert len(prompts) > 1
     for phase in ("extend", "decode"):
@@ -580,9 +580,7 @@ def test_numbers_of_heads_cross_head_dims_beyond_the_core(phase: str) -> None:
 @pytest.mark.parametrize("feature", ["window", "softcap", "sinks", "temperature", "stored_kv", "not_causal"])
 def test_each_value_of_a_feature_meets_more_than_1024_keys(phase: str, feature: str) -> None:
     made = cases((phase,), declared=Declaration(features=(feature,)))
-    long = {
-        case.condition["asked for"] for case in made if isinstance(case.make, partial) and max(_keys(case.make.args[1])) > 1100
-    }
+    long = {case.condition["asked for"] for case in made if isinstance(case.make, partial) and max(_keys(case.make.args[1])) > 1100}
     assert {*ASKED[feature]} - long == set() or (feature, phase) == ("not_causal", "decode")
 
 

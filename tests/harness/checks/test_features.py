@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -13,12 +13,15 @@ from torch import Tensor
 from assay.harness.attention import matrix_features
 from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.call import FEATURES, AttentionCall, Kernel, KernelRefused, Mask
-from assay.harness.attention.declaration import declaration, declares
+from assay.harness.attention.declaration import Declaration, declaration, declares
 from assay.harness.attention.matrix import Case, cases
 from assay.harness.checks import check as checking
 from assay.harness.checks.check import check
+from assay.harness.checks.kernel_jobs import _cases
+from assay.harness.checks.kernel_matrix import declined
 from assay.harness.errors import ExitCode
 from assay.harness.evidence.kernel_result import KernelResult
+from assay.harness.localize.kernel_runs import measure
 
 
 def declaring(kernel: Kernel, *features: str) -> Kernel:
@@ -169,3 +172,46 @@ def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_compute
             lambda call, wrong=wrong: rounded_oracle(wrong(call))
         )
         assert len(check(made_wrong, cases=some[:3], calls=0, read_out=0).failing) == 3
+
+
+def ignoring_windows_above(most: int, call: AttentionCall) -> Tensor:
+    return rounded_oracle(call.with_spec(mask=Mask()) if call.spec.mask.window > most else call)
+
+
+def test_a_kernel_that_ignores_long_windows_fails() -> None:
+    """No window was longer than 129 keys, and a kernel that ignored those above 300 passed."""
+    declared = declaration(declaring(rounded_oracle, "window"))
+    windows = {"window 512", "window 1024"}
+    matrix = [case for case in cases(declared=declared) if case.condition["dtype"] == "float16"]
+    short = [case for case in matrix if case.condition["asked for"] == "window 129"]
+    some = [*short[::8], *(case for case in matrix if case.condition["asked for"] in windows)]
+    result = check(declaring(partial(ignoring_windows_above, 300), "window"), cases=some, read_out=0, calls=0)
+    assert result.exit_code == ExitCode.REGRESSION
+    assert failing_axis(result) == windows
+    right = check(declaring(rounded_oracle, "window"), cases=some, read_out=0, calls=0)
+    assert right.exit_code == ExitCode.PASS
+    assert windows < set(right.coverage.values["asked for"]), "they cut keys"
+
+
+@pytest.mark.parametrize(("model", "asked"), [("mistral-7b", "window 4096"), ("gemma-2-9b", "window 4096 and softcap 50")])
+def test_the_window_and_cap_of_a_model_are_asked_for_where_they_change_something(model: str, asked: str) -> None:
+    features = ("window", "softcap")
+    matrix = cases(("decode",), declared=declaration(declaring(rounded_oracle, *features)), like=[model])
+    [call] = [case.make() for case in matrix if case.condition["asked for"] == asked]
+    assert max(call.lens_k) > call.spec.mask.window, "it cuts keys"
+    assert not measure(call, rounded_oracle(call)).fails
+    assert measure(call, ignoring_windows_above(2000, call)).fails
+    assert call.spec.softcap == 0 or measure(call, without("softcap", call)).fails
+    assert declined(Declaration(), {"like": [model]})[0] == f"window 4096, as {model} asks for"
+
+
+def test_the_matrix_of_a_run_asks_for_what_the_layers_of_its_model_do() -> None:
+    shape = {"device": "cpu", "dtype": "bfloat16", "heads": (4, 2), "head_dim": 64, "tokens": 64}
+    asked = ("window 4096", "sinks near 0")
+    both, one, none = (
+        {case.condition.get("asked for") for case in _cases(declaring(rounded_oracle, *features), **shape, asked=asked)}
+        for features in (("window", "sinks"), ("window",), ())
+    )
+    assert both == {"nothing", "window 4096 and sinks near 0"}
+    assert one == {"nothing", "window 4096"}
+    assert none == {None}

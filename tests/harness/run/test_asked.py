@@ -62,6 +62,13 @@ def test_what_layers_ask_for_is_read_from_the_configuration(
     assert model_shape(model(**says)).asks == asks
 
 
+def test_calls_outside_of_a_server_ask_for_what_layers_do(model: Callable[..., Path]) -> None:
+    gemma = model(sliding_window=4096, max_position_embeddings=8192, attn_logit_softcapping=50.0)
+    assert model_shape(gemma).asked == ("window 4096", "softcap 50")
+    assert model_shape(model(model_type="gpt_oss")).asked == ("sinks near 0",)
+    assert model_shape(model()).asked == ()
+
+
 SCALED = "model.layers.0.self_attn.k_scale"
 BY_FLAG = {"stored_kv": "--kv-cache-dtype: fp8_e5m2", "KV scales": f"{SCALED}, for --kv-cache-dtype: fp8_e5m2"}
 BY_CHECKPOINT = {"stored_kv": "kv_cache_quant_algo: FP8", "KV scales": f"{SCALED}, for kv_cache_quant_algo: FP8"}
