@@ -382,9 +382,9 @@ def test_a_missing_extra_is_a_usage_error_that_says_what_to_install(monkeypatch:
 
 def test_what_a_checkout_needs_is_what_its_own_list_says(not_installed: None) -> None:
     base, serve = extras._packages(DISTRIBUTION, ""), extras._packages(DISTRIBUTION, "serve")
-    assert {"torch", "filelock", "psutil"} <= base, "a note of an older installation has other packages"
-    assert {"scipy", "openai", "httpx-aiohttp"} <= serve, "those of extras of other distributions, too"
-    assert not base & {DISTRIBUTION, "ray"}
+    assert {"torch", "filelock", "psutil"} <= set(base), "a note of an older installation has other packages"
+    assert {"scipy", "openai", "httpx-aiohttp"} <= set(serve), "those of extras of other distributions, too"
+    assert not {DISTRIBUTION, "ray"} & set(base)
 
 
 def test_a_package_without_its_module_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

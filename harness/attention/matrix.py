@@ -206,6 +206,8 @@ _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
 _LONGEST_WINDOW = 8192
 # Not asked for with all others: a window is causal, and latent attention has shapes of its own.
 _ALONE = ("not_causal", "mla")
+# Seeds of the calls of a matrix follow one another, less than so many.
+_OF_A_MATRIX = 10_000
 
 
 @dataclass(frozen=True)
@@ -428,8 +430,8 @@ def _parts(
 def _long(
     phase: str,
     heads_of: Sequence[tuple[int, int]],
-    halves: Mapping[str, Sequence[Any]],
-    first: Mapping[str, Sequence[Any]],
+    halves: dict[str, Sequence[Any]],
+    first: dict[str, Sequence[Any]],
 ) -> Iterator[_Part]:
     """Yield the longest calls: of a usual number of heads, which cost least."""
     # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
@@ -574,7 +576,7 @@ def cases(
         drawn = [values for values in drawn if values.layout == "packed"]
     drawn = [_as_mla(values) if only_mla or MLA in (values.asked or ()) else values for values in drawn]
     made = [
-        _case(values, seed * 10_000 + number, device, size, declared.ways)
+        _case(values, seed * _OF_A_MATRIX + number, device, size, declared.ways)
         for number, values in enumerate(dict.fromkeys(drawn))
     ]
     return [case for case in made if declared.prefix or case.condition["cached prefix"] == "none"]
@@ -687,9 +689,10 @@ def _make(
     values: _Values, lens: tuple[tuple[int, int], ...], seed: int, device: str, ways: tuple[str, ...]
 ) -> AttentionCall:
     # Drawn and changed in float32, then rounded once: a seed means the same numbers in every dtype.
-    wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed)
+    pool = seed // _OF_A_MATRIX
+    wide = call_of(list(lens), values.heads, values.head_dim, torch.float32, device, seed, pool)
     if values.head_dim_v:
-        wider = call_of(list(lens), values.heads, values.head_dim_v, torch.float32, device, seed)
+        wider = call_of(list(lens), values.heads, values.head_dim_v, torch.float32, device, seed, pool)
         wide = replace(wide, v=wider.v)
     call = (DATA | RARE)[values.data](wide.with_spec(phase=values.phase))
     call = replace(call, q=call.q.to(values.dtype), k=call.k.to(values.dtype), v=call.v.to(values.dtype)).with_spec(

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+import math
+import random
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall, CallSpec, cumulative
 
+# Numbers that the calls of a matrix share: 16 MiB.
+_POOL = 2**22
+
 
 def call_of(
-    lens: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: str, seed: int = 0
+    lens: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    device: str,
+    seed: int = 0,
+    pool: int | None = None,
 ) -> AttentionCall:
-    """Make a call on normal data. `lens` is (new tokens, cached prefix) per sequence; `heads` is (q heads, kv heads)."""
-    generator = torch.Generator().manual_seed(seed)
+    """Make a call on normal data.
+
+    Args:
+        lens: (new tokens, cached prefix) per sequence.
+        heads: (q heads, kv heads).
+        head_dim: of q, k and v.
+        dtype: of these.
+        device: their device.
+        seed: of the data.
+        pool: seed of numbers of which this call takes those from a place on, which `seed` draws: many calls are then drawn in a
+            tenth of the time. q, k and v of a call have no number in common. None for numbers of its own.
+    """
     total_q, total_k = sum(new for new, _ in lens), sum(new + prefix for new, prefix in lens)
-
-    def normal(rows: int, count: int) -> Tensor:
-        return torch.randn(rows, count, head_dim, generator=generator).to(device, dtype)
-
+    shapes = [
+        (rows, count, head_dim) for rows, count in zip((total_q, total_k, total_k), (*heads, heads[1]), strict=True)
+    ]
+    sizes = [math.prod(shape) for shape in shapes]
+    if pool is None or sum(sizes) > _POOL // 2:
+        generator = torch.Generator().manual_seed(seed)
+        parts = [torch.randn(size, generator=generator) for size in sizes]
+    else:
+        start = random.Random(seed).randrange(_POOL - sum(sizes))
+        parts = list(torch.split(_numbers(pool)[start : start + sum(sizes)], sizes))
+    q, k, v = (part.view(shape).to(device, dtype, copy=True) for part, shape in zip(parts, shapes, strict=True))
     return AttentionCall(
-        q=normal(total_q, heads[0]),
-        k=normal(total_k, heads[1]),
-        v=normal(total_k, heads[1]),
+        q, k, v,
         cu_seqlens_q=cumulative((new for new, _ in lens), device),
         cu_seqlens_k=cumulative((new + prefix for new, prefix in lens), device),
         spec=CallSpec(scale=head_dim**-0.5),
-    )
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _numbers(seed: int) -> Tensor:
+    """Draw the numbers that calls take theirs from."""
+    return torch.randn(_POOL, generator=torch.Generator().manual_seed(seed))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Unpack
@@ -198,9 +197,8 @@ def _task(
             raise UsageError(f"No case's name contains {case!r}.", example, "try another")
     some = cases is not None or case is not None
     runs = (0 if some else CALLS[size]) if calls is None else calls
-    with few_threads(()), ThreadPoolExecutor(2) as pool:  # two threads draw numbers faster than one
-        made_calls = pool.map(lambda each: each.make(), chosen)
-        every = [(each, call) for each, call in zip(chosen, made_calls, strict=True) if call.phase in asked]
+    with few_threads(()):
+        every = [(each, call) for each in chosen if (call := each.make()).phase in asked]
     made, left = [], []
     for each, call in every:
         if why := excluded(family(declared.noise), each.condition.get("data", "")) or declared.excludes(call):

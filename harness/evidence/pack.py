@@ -174,6 +174,10 @@ def _read_manifest(folder: Path) -> PackManifest:
             "a folder that assay run --record wrote",
             "check the path",
         ) from None
+    except OSError as error:
+        raise EvidenceError(
+            f"{path} cannot be read: {error.strerror}.", "the manifest of a pack", "record the pack again"
+        ) from None
     if f'"{_SCHEMA}"' not in text:
         raise UsageError(
             f"{path} does not have schema {_SCHEMA}.",

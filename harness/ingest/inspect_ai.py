@@ -22,10 +22,13 @@ from assay.harness.ingest.result_set import (
     ReadResults,
     ResultItem,
     ResultSet,
+    StatedScore,
     better_if_higher,
+    cached,
+    flat,
     json_object,
     results_reader,
-    texts,
+    warning,
 )
 from assay.harness.ingest.source_file import SourceFile
 from assay.harness.reading import reading, whole_file
@@ -36,8 +39,22 @@ _ZSTANDARD = 93
 # What inspect_ai calls otherwise than servers do, and what it does not know.
 _FINISH = {"max_tokens": "length", "unknown": ""}
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
-_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_seqs", "frequency_penalty", "presence_penalty",
-             "num_choices", "reasoning_effort", "system_message")  # fmt: skip
+# Settings of how requests are sent, which change no answer.
+_SENDING = ("max_connections", "adaptive_connections", "max_retries", "timeout", "attempt_timeout", "cache", "batch")
+# Settings of how an evaluation runs and is logged, and the limit, which is compared by itself.
+_RUNNING = (
+    "log_",
+    "max_",
+    "sandbox_",
+    "score_",
+    "limit",
+    "fail_on_error",
+    "continue_on_fail",
+    "retry_on_error",
+    "sample_id",
+)
+# Metrics that are the mean of the samples' scores.
+_MEANS = ("accuracy", "mean")
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -64,10 +81,9 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     evaluated = header.get("eval") or {}
     if header.get("status") != "success":
         says = f"It ended with the status {header.get('status') or 'unknown: it was cut short'}."
-        read.findings.append(CitedFinding(
-            id="evaluation-ended", title="The evaluation did not end with success", severity="warning", where=source.path.name,
-            diagnosis=says, reproduce="",
-        ))  # fmt: skip
+        title = "The evaluation did not end with success"
+        read.findings.append(warning("evaluation-ended", title, source.path.name, says))
+    read.findings += _doubts(source.path.name, header, [sample for _, sample in samples])
     scorers = _scorers([sample for _, sample in samples], metric, source.path)
     items: dict[str, list[ResultItem]] = {scorer: [] for scorer in scorers}
     for number, sample in samples:
@@ -84,6 +100,21 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         scored = _set(source.path, header, evaluated, scorer, items[scorer])
         read.sets.append(scored.model_copy(update={"higher_is_better": higher}))
     return read
+
+
+def _doubts(where: str, header: Mapping[str, Any], samples: list[dict[str, Any]]) -> Iterator[CitedFinding]:
+    """Yield what a log states against its scores: it was invalidated, they were edited, answers came from a cache."""
+    if header.get("invalidated"):
+        yield warning("log-invalidated", "The log was invalidated", where, "It is marked as invalidated.")
+    edited = sum(
+        any((score or {}).get("history") for score in (sample.get("scores") or {}).values()) for sample in samples
+    )
+    if edited:
+        says = f"{edited:,} of {len(samples):,} samples have scores that were edited."
+        yield warning("scores-edited", "Scores were edited", where, says)
+    read = sum(any(event.get("cache") == "read" for event in sample.get("events") or ()) for sample in samples)
+    if read:
+        yield cached(where, f"answers to {read:,} of {len(samples):,} samples were read")
 
 
 def _from_zip(path: Path, read: ReadResults) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
@@ -182,7 +213,8 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
     usable = isinstance(number, (bool, int, float)) and 0 <= number <= 1 and not sample.get("error")
     output = sample.get("output") or {}
     choices = list(output.get("choices") or ())
-    content = choices[0]["message"]["content"] if choices else ""
+    message = choices[0]["message"] if choices else {}
+    content = message.get("content") or message.get("tool_calls") or ""
     target, tokens = sample["target"], (output.get("usage") or {}).get("output_tokens")
     return ResultItem(
         key=str(sample["id"]),
@@ -200,7 +232,9 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
 def _set(
     path: Path, header: Mapping[str, Any], evaluated: Mapping[str, Any], scorer: str, items: list[ResultItem]
 ) -> ResultSet:
-    config = {**((header.get("plan") or {}).get("config") or {}), **(evaluated.get("model_generate_config") or {})}
+    # The plan's settings go over the model's own (``model/_model.py``, ``merge``).
+    given = (evaluated.get("model_generate_config"), (header.get("plan") or {}).get("config"))
+    config = {key: value for each in given for key, value in (each or {}).items() if value is not None}
     arguments = evaluated.get("task_args") or {}
     shots = next(
         (arguments[key] for key in ("fewshot", "num_fewshot", "n_shot") if isinstance(arguments.get(key), int)), None
@@ -214,12 +248,38 @@ def _set(
         model=str(evaluated.get("model", "")),
         template=prompt_hash(json.dumps((header.get("plan") or {}).get("steps") or [], sort_keys=True)),
         task_version=str(evaluated.get("task_version", "")),
-        sampling=texts(config, _SAMPLING),
+        sampling=flat({key: value for key, value in config.items() if key not in _SENDING}),
+        definition=_definition(header, evaluated),
+        stated=_stated(header, scorer),
         limit=str(limit).lower() if (limit := (evaluated.get("config") or {}).get("limit")) else "none",
         asked=_asked(header, evaluated),
         settings={"base_url": str(evaluated.get("model_base_url") or ""), "created": str(evaluated.get("created", ""))},
         items=tuple(items),
     )
+
+
+def _definition(header: Mapping[str, Any], evaluated: Mapping[str, Any]) -> dict[str, str]:
+    """Return what defines the task; of a file on a disk, the name."""
+    dataset, config = evaluated.get("dataset") or {}, evaluated.get("config") or {}
+    scores = (header.get("results") or {}).get("scores") or ()
+    return flat({
+        "task_args": evaluated.get("task_args"),
+        "dataset": {"name": dataset.get("name"), "location": Path(str(dataset.get("location") or "")).name},
+        "scorers": evaluated.get("scorers") or [{"name": score.get("name"), "options": score.get("params")} for score in scores],
+        "config": {key: value for key, value in config.items() if not key.startswith(_RUNNING)},
+    })  # fmt: skip
+
+
+def _stated(header: Mapping[str, Any], scorer: str) -> StatedScore | None:
+    """Return the mean that the header states of a scorer, or of a part of one; None of repeats that are not averaged."""
+    of, _, part = scorer.rpartition("/")
+    for score in (header.get("results") or {}).get("scores") or ():
+        named = score.get("name") == scorer or (score.get("scorer"), score.get("name")) == (of, part)
+        for name in _MEANS if named and score.get("reducer") in (None, "mean") else ():
+            value = ((score.get("metrics") or {}).get(name) or {}).get("value")
+            if isinstance(value, (int, float)):
+                return StatedScore(value=value, questions=score.get("scored_samples") or 0)
+    return None
 
 
 def _asked(header: Mapping[str, Any], evaluated: Mapping[str, Any]) -> int:

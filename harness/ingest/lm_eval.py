@@ -30,6 +30,8 @@ from assay.harness.ingest.result_set import (
     ResultSet,
     StatedScore,
     better_if_higher,
+    cached,
+    flat,
     json_object,
     json_rows,
     read_object,
@@ -48,9 +50,12 @@ _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
 _SHARES = ("acc", "exact_match")
 # Metrics whose score of a task is the mean of its samples.
 _MEANS = (*_SHARES, "acc_norm")
+# Metrics of log-likelihoods: of each document the sum, with its words or bytes; of a last word, as in LAMBADA, alone.
+_PERPLEXITIES = ("word_perplexity", "byte_perplexity", "perplexity")
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
-_SAMPLING = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
+# What a task's config names and does not define it by, or what is compared by itself.
+_NAMES = ("task", "task_alias", "tag", "group", "group_alias", "metadata", "num_fewshot", "generation_kwargs")
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -97,6 +102,8 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
         else:
             reading.notes.append(f"{results} has no samples beside it: run lm-eval with --log_samples")
     for path, document in stated.items():
+        if (document.get("config") or {}).get("use_cache"):
+            reading.findings.append(cached(path.name, "use_cache was set: answers may be"))
         # What no sample has, such as BLEU, is of all samples together.
         sets = runs.setdefault(_date(path), [])
         sampled = {score.task if metric else score.name for score in sets}
@@ -217,7 +224,9 @@ def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: Read
     answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
     for metric, filter_ in _metrics(answered, wanted, samples):
         stated = (
-            _number(document.get("results", {}).get(name, {}).get(f"{metric},{filter_}")) if metric in _MEANS else None
+            _number(document.get("results", {}).get(name, {}).get(f"{metric},{filter_}"))
+            if metric in (*_MEANS, *_PERPLEXITIES)
+            else None
         )
         yield _set(name, f"{metric},{filter_}", document).model_copy(update={
             "stated": None if stated is None else StatedScore(value=stated),
@@ -227,7 +236,7 @@ def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: Read
 
 def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
     """Return what a results file states of a task, for one of its scores; empty if there is no file."""
-    run = document.get("config") or {}
+    run, config = document.get("config") or {}, (document.get("configs") or {}).get(name) or {}
     higher = (document.get("higher_is_better") or {}).get(name) or {}
     base = metric.partition(",")[0]
     return ResultSet(
@@ -238,9 +247,10 @@ def _set(name: str, metric: str, document: Mapping[str, Any]) -> ResultSet:
         shots=shots if isinstance(shots := document.get("n-shot", {}).get(name), int) else None,
         model=str(document.get("model_name") or run.get("model_args", "")),
         tokenizer=_tokenizer(run.get("model_args")),
-        template=str(document.get("chat_template_sha") or ""),
+        template=str(document["chat_template_sha"] or "none") if "chat_template_sha" in document else "",
         task_version=str(document.get("versions", {}).get(name, "")),
-        sampling=_sampling(document.get("configs", {}).get(name, {}), run),
+        sampling=_sampling(config, run),
+        definition=_definition(config, document),
         settings=texts(run, _SETTINGS) | {"git": str(document.get("git_hash", "") or "")},
         higher_is_better=higher[base] if isinstance(higher.get(base), bool) else better_if_higher(base),
         limit=_limit(run["limit"]) if "limit" in run else "",
@@ -257,8 +267,9 @@ def _limit(limit: object) -> str:
 def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tuple[str, str]]:
     """List the metrics that have a score of a sample, each with its filter, or the one that is wanted."""
     named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
-    with_score = {(name, f) for name, f, row in named if _score(row, name) is not None}
+    with_score = {(name, f) for name, f, row in named if _score(row, name) is not None or _of_perplexity(row, name)}
     scored = [pair for pair in dict.fromkeys((name, f) for name, f, _ in named) if pair in with_score]
+    scored.sort(key=lambda pair: pair[0] in _PERPLEXITIES)
     if not wanted:
         return scored or [("none", "none")]
     metric, _, filter_ = wanted.partition(",")
@@ -274,12 +285,20 @@ def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tup
 
 
 def _score(row: Mapping[str, Any], metric: str) -> float | None:
-    value = row.get(metric)
+    value = row.get(metric) if metric not in _PERPLEXITIES else None
     if (
         isinstance(value, list) and value and all(isinstance(part, bool) for part in value)
     ):  # such as of each instruction
         value = sum(value) / len(value)
     return float(value) if isinstance(value, (bool, int, float)) and 0 <= value <= 1 else None
+
+
+def _of_perplexity(row: Mapping[str, Any], metric: str) -> tuple[float, int] | None:
+    """Return the log-likelihood of a document, and how many units it is of; None where the metric is no perplexity."""
+    value = row.get(metric) if metric in _PERPLEXITIES else None
+    pair = value if isinstance(value, list) else [value, 1]
+    total, units = map(_number, pair) if len(pair) == 2 else (None, None)
+    return None if total is None or not units or units < 0 else (total, int(units))
 
 
 def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
@@ -288,11 +307,14 @@ def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
         given = _choices(row)
         if given:  # of a multiple-choice task: the answer is the choice, beside the log-likelihood of each
             each = ", ".join(f"{choice.letter} {choice.loglikelihood:.2f}" for choice in given)
-            chosen, target = _chosen(given, metric), _target(given, row.get("target", ""))
-            answer, parsed = f"{chosen.shown} ({each})", chosen.letter
+            (chosen, *tied), target = _chosen(given, metric), _target(given, row.get("target", ""))
+            answer = f"{chosen.shown} ({each})"
+            parsed = None if tied else chosen.letter
         else:
             answer, parsed, target = _first(row["resps"]), _first(row["filtered_resps"]), str(row.get("target", ""))
+        of = _of_perplexity(row, metric)
         items.append(ResultItem(
+            loglikelihood=of and of[0], units=of[1] if of else 0,
             key=str(row["doc_hash"]), prompt_hash=str(row["prompt_hash"]), question=_question(row), target=target, answer=answer,
             parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
         ))  # fmt: skip
@@ -314,8 +336,21 @@ def _tokenizer(arguments: Any) -> str:
 
 
 def _sampling(config: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
-    given = {**(config.get("generation_kwargs") or {}), **(run.get("gen_kwargs") or {})} if config else {}
-    return {key: str(value) for key, value in sorted(given.items()) if key in _SAMPLING}
+    """Return the settings of generation: those of the task, and over them those of the command, which may be a text."""
+    more = run.get("gen_kwargs") or {}
+    given = {**(config.get("generation_kwargs") or {}), **(more if isinstance(more, dict) else {"gen_kwargs": more})}
+    return {key: str(value) for key, value in sorted(given.items())} if config else {}
+
+
+def _definition(config: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, str]:
+    """Return what defines a task; of files on a disk, the name."""
+    if not config:
+        return {}
+    settings = flat({key: value for key, value in config.items() if key not in _NAMES})
+    settings |= {
+        key: Path(text).name for key, text in settings.items() if key.startswith("dataset_") and text.startswith("/")
+    }
+    return settings | flat(texts(document, ("system_instruction",)))
 
 
 _QUESTION = ("question", "query", "problem", "input", "prompt", "goal", "ctx", "sentence", "text")
@@ -356,10 +391,14 @@ def _choices(row: Mapping[str, Any]) -> tuple[_Choice, ...]:
     return tuple(_Choice(chr(ord("A") + at % 26), str(text), float(score)) for at, (text, score) in enumerate(named))
 
 
-def _chosen(given: Sequence[_Choice], metric: str) -> _Choice:
-    """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text."""
+def _chosen(given: Sequence[_Choice], metric: str) -> list[_Choice]:
+    """Return the choice that the model takes by a metric: `acc_norm` divides by the length of the text.
+
+    Of several, as of a server that returns no likelihoods, the model took none, and lm-eval takes the first.
+    """
     by_length = metric == "acc_norm" and all(choice.text for choice in given)
-    return max(given, key=lambda choice: choice.loglikelihood / (len(choice.text) if by_length else 1))
+    each = [choice.loglikelihood / (len(choice.text) if by_length else 1) for choice in given]
+    return [choice for choice, value in zip(given, each, strict=True) if value == max(each)]
 
 
 def _target(given: Sequence[_Choice], written: object) -> str:

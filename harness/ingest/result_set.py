@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from assay.harness.errors import EvidenceError
 from assay.harness.ingest.result import CitedFinding, Excerpt, Fact, FactTable, FileDocument, FileRead, FormatReader
@@ -24,6 +25,8 @@ from assay.harness.text import one_line
 _MOST_EXCERPTS, _ROWS_SHOWN = 5, 50
 MOST_UNPARSED = 0.05
 """Largest share of answers without a parsed one that is no warning: beyond it, no comparison has a verdict."""
+# Where an object lay in memory, in the text of a function that a tool records.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Words in names of scores that say which way is better (lm-eval's ``api/metrics.py``, inspect_ai's ``scorer/_metrics``).
 _HIGHER = frozenset(
     "acc accuracy exact em correct f1 precision recall mcc bleu sacrebleu chrf rouge rouge1 rouge2 rougel rougelsum pass "
@@ -44,6 +47,8 @@ class ResultItem(Part):
     answer: str = Field("", description="the text that the model wrote")
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
+    loglikelihood: float | None = Field(None, description="of a document whose score is a perplexity; null elsewhere")
+    units: int = Field(0, description="words, bytes or documents that the perplexity is of")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
     finish: str = Field(
         "",
@@ -51,10 +56,22 @@ class ResultItem(Part):
     )
     repeat: int = Field(0, description="0 for the first answer to a document, 1 and above where it was asked again")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_taken_from_nothing(cls, data: Any) -> Any:
+        """Drop what a tool took from a blank answer."""
+        blank = isinstance(data, dict) and "answer" in data and not data["answer"].strip()
+        return data | {"parsed": None} if blank else data
+
     @field_validator("parsed")
     @classmethod
     def _blank_is_none(cls, parsed: str | None) -> str | None:
         return parsed if parsed and parsed.strip() else None
+
+    @property
+    def scored(self) -> bool:
+        """True if it has a score, or a log-likelihood."""
+        return self.score is not None or self.loglikelihood is not None
 
     @property
     def cut(self) -> bool:
@@ -87,6 +104,10 @@ class ResultSet(Part):
     template: str = Field("", description="hash of the chat template, or of the prompt that the tool fills in")
     task_version: str = ""
     sampling: dict[str, str] = Field(default_factory=dict, description="settings that decide what is generated")
+    definition: dict[str, str] = Field(
+        default_factory=dict,
+        description="what the tool records of the task: data, prompts, rule of scoring; see `flat`",
+    )
     settings: dict[str, str] = Field(default_factory=dict, description="everything else that identifies the run")
     adaptive: bool = Field(False, description="whether the tool stopped asking because of the answers")
     higher_is_better: bool | None = Field(None, description="null where neither the tool nor a name tells")
@@ -98,9 +119,17 @@ class ResultSet(Part):
     items: tuple[ResultItem, ...] = ()
 
     @property
+    def recorded(self) -> dict[str, str]:
+        """All settings that must be the same of two tasks; empty where the tool records none."""
+        return self.definition | self.sampling
+
+    @property
     def accuracy(self) -> float | None:
-        """Mean score of the items that have one."""
-        return sum(self.scores) / len(self.scores) if self.scores else None
+        """Mean score of the items that have one, or their perplexity."""
+        if self.scores:
+            return sum(self.scores) / len(self.scores)
+        known = [(item.loglikelihood, item.units) for item in self.items if item.loglikelihood is not None]
+        return perplexity(*map(sum, zip(*known, strict=True))) if known else None
 
     @property
     def scores(self) -> list[float]:
@@ -133,7 +162,7 @@ class ResultSet(Part):
             sum(item.parsed is None for item in self.items if item.score == 0),
         )
         of = len(self.items) + skipped
-        if self.accuracy is None or not failed + skipped + unparsed:
+        if self.accuracy is None or not self.scores or not failed + skipped + unparsed:
             return None
         lacking = {"failed": failed, "skipped": skipped, "unparsed": unparsed}
         named = ", ".join(f"{count:,} of {of:,} {what}" for what, count in lacking.items() if count)
@@ -178,6 +207,11 @@ class ReadResults:
         return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
 
 
+def perplexity(loglikelihood: float, units: float) -> float:
+    """Compute the perplexity of texts of so many units; one that no float holds is 1e300."""
+    return math.exp(min(-loglikelihood / units, math.log(1e300)))
+
+
 def better_if_higher(*names: str) -> bool | None:
     """Return which way a score is better by the words in its names; None where they say neither, or both."""
     words = {word for name in names for word in re.split(r"[^a-z0-9]+", name.lower())}
@@ -216,6 +250,30 @@ def read_object(path: Path) -> dict[str, Any]:
 def texts(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return some members of a record as text, in this order, without those that are missing or null."""
     return {name: str(record[name]) for name in names if record.get(name) is not None}
+
+
+def flat(record: object, name: str = "") -> dict[str, str]:
+    """Return the values of a record as text, by dotted names, without addresses of objects.
+
+    Null, false and empty values are left out: a tool's later versions write more of them for what was always off.
+    """
+    if isinstance(record, list) and not any(isinstance(each, (dict, list)) for each in record):
+        return {name: str(record)} if record else {}
+    if isinstance(record, (dict, list)):
+        inside = record.items() if isinstance(record, dict) else enumerate(record)
+        return {key: text for part, value in inside for key, text in flat(value, f"{name}.{part}".strip(".")).items()}
+    return {} if record is None or record is False or record == "" else {name: _ADDRESS.sub("", str(record))}
+
+
+def warning(id: str, title: str, where: str, diagnosis: str) -> CitedFinding:
+    """Make the finding of something that a tool states against its own scores: `compare` then has no pass."""
+    return CitedFinding(id=id, title=title, severity="warning", where=where, diagnosis=diagnosis, reproduce="")
+
+
+def cached(where: str, which: str) -> CitedFinding:
+    """Find that answers came from a cache."""
+    says = f"{which} from a cache, so another server may have computed them."
+    return warning("answers-cached", "Answers from a cache", where, says)
 
 
 def json_rows(source: SourceFile, keys: Sequence[str], reading: ReadResults) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -274,7 +332,7 @@ def _table(sets: list[ResultSet]) -> FactTable:
         (
             results.task,
             results.metric,
-            f"{len(results.scores):,}",
+            f"{sum(item.scored for item in results.items):,}",
             "" if results.accuracy is None else f"{results.accuracy:.4f}",
             "" if results.shots is None else str(results.shots),
             f"{sum(item.parsed is None for item in results.items):,}",

@@ -9,6 +9,7 @@ and the model, ``<eval>_<model>.html``.
 from __future__ import annotations
 
 import json
+import statistics
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -50,12 +51,17 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
     report = path if path.suffix == ".html" else path.with_suffix(".html")
     scores = path if path.suffix == ".json" else path.with_suffix(".json")
     written = read_object(scores)
+    scored = [score] if isinstance(score := written.get("score"), (int, float)) else []
+    items: list[ResultItem] = []
     if not report.is_file():
         reading.notes.append(
             f"the answers are in {report.name}, which is not beside {path.name}: only the score is known"
         )
     else:
-        _check_total(written, items := _examples(report, reading), reading)
+        items, heading = _examples(report, reading)
+        scored += heading
+        _check_total(written, items, reading)
+    mean = statistics.mean(given) if (given := [item.score for item in items if item.score is not None]) else 0.0
     name, _, model = path.stem.partition("_")
     reading.sets.append(
         ResultSet(
@@ -65,8 +71,9 @@ def _results(source: SourceFile, metric: str) -> ReadResults:
             higher_is_better=True,
             model=model,
             settings={key: f"{value}" for key, value in written.items()},
-            stated=StatedScore(value=score) if isinstance(score := written.get("score"), (int, float)) else None,
-            items=tuple(items) if report.is_file() else (),
+            # The JSON and the report's heading state it: the one that its answers contradict.
+            stated=StatedScore(value=max(scored, key=lambda value: abs(value - mean))) if scored else None,
+            items=tuple(items),
         )
     )
     return reading
@@ -81,7 +88,8 @@ def _check_total(written: dict[str, object], items: list[ResultItem], reading: R
         )
 
 
-def _examples(report: Path, reading: ReadResults) -> list[ResultItem]:
+def _examples(report: Path, reading: ReadResults) -> tuple[list[ResultItem], list[float]]:
+    """Return the answers of a report, and the score in its table of metrics, if it is there."""
     parser = _Report()
     parser.feed(whole_file(report).decode(errors="replace"))
     items = []
@@ -91,7 +99,11 @@ def _examples(report: Path, reading: ReadResults) -> list[ResultItem]:
             reading.read += 1
         else:
             reading.refuse(number, f"example {number} has only {', '.join(sorted(example)) or 'nothing'}")
-    return items
+    cells = dict(zip(parser.cells[::2], parser.cells[1::2], strict=False))
+    try:
+        return items, [float(cells["Score"])]
+    except (KeyError, ValueError):
+        return items, []
 
 
 def _item(example: dict[str, str]) -> ResultItem:
@@ -110,16 +122,20 @@ def _item(example: dict[str, str]) -> ResultItem:
 
 
 class _Report(HTMLParser):
-    """Collects the examples of a report: headings open parts, ``<pre>`` has a message, ``<p>`` a result; ``<hr>`` is the end."""
+    """Collects the examples of a report: headings open parts, ``<pre>`` has a message, ``<p>`` a result; ``<hr>`` is the end.
+
+    The cells before them are of the table of metrics.
+    """
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.examples: list[dict[str, str]] = []
+        self.cells: list[str] = []
         self._now: dict[str, str] | None = None
         self._part = self._tag = self._text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("h3", "pre", "p"):
+        if tag in ("h3", "pre", "p", "td"):
             self._tag, self._text = tag, ""
         elif tag == "hr":
             self._now = None
@@ -136,6 +152,8 @@ class _Report(HTMLParser):
             if self._part == "Prompt conversation":
                 self._now = {}
                 self.examples.append(self._now)
+        elif tag == "td":
+            self.cells.append(self._text.strip())
         elif self._now is not None:
             self._keep(tag)
         self._tag = ""

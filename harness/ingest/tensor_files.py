@@ -30,6 +30,7 @@ from assay.harness.text import ranges
 
 _NAMED = (".safetensors", ".pt", ".pth", ".npz", ".npy")
 _SUFFIXES = (*_NAMED, ".bin")
+_PROSE = (".log", ".md", ".txt")
 _NUMPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 _TITLE = "tensor files"
 
@@ -58,6 +59,15 @@ def _tensor_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix in _SUFFIXES else []
     return sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+
+
+def other_files(path: Path) -> dict[str, Path]:
+    """Return the files of a folder that assay does not read, by name, without hidden ones and text that people read."""
+    return {
+        str(file.relative_to(path)): file
+        for file in sorted(path.rglob("*") if path.is_dir() else ())
+        if file.is_file() and file.suffix not in (*_SUFFIXES, *_PROSE) and not file.name.startswith(".")
+    }
 
 
 def _recognises(source: SourceFile) -> bool:
@@ -148,24 +158,35 @@ def _array(file: Path, name: str = "") -> Tensor:
 def _loaded_torch(file: Path) -> dict[str, Tensor]:
     """Load the tensors of a PyTorch file, mapped where it is a zip file, as PyTorch 1.6 and later write it."""
     try:
-        held = dict(_leaves(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))))
+        leaves = list(_leaves(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))))
     except pickle.UnpicklingError as error:
         why = str(error).split("\n")[0][:200]
         do = "save tensors in plain dicts and lists, or as safetensors; assay runs no code from a file"
         raise EvidenceError(f"{file} holds more than tensors in plain containers: {why}", "tensors only", do) from None
-    for name, tensor in held.items():
+    held = dict(leaves)
+    if twice := [name for name, count in Counter(name for name, _ in leaves).items() if count > 1]:
+        raise EvidenceError(
+            f"{file} holds two tensors named {twice[0]}.", "a name for each", "rename one, and save again"
+        )
+    for name, tensor in leaves:
         # A meta, sparse or expanded tensor stands for more numbers than the file holds.
         if tensor.layout != torch.strided or tensor.is_meta or tensor.nbytes > file.stat().st_size:
             raise EvidenceError(
                 f"{name} in {file} is not a dense tensor.", "all of its numbers in the file", "save .contiguous()"
             )
+        if tensor.is_quantized:  # its integers alone do not tell its scale
+            held[name] = tensor.dequantize()
     return held
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
+    """Yield tensors and numbers in nested dicts, lists and tuples, with dotted names: ``{"a": [x, y]}`` has "a.0" and "a.1"."""
     if isinstance(value, Tensor):
         yield name or "tensor", value
+    elif isinstance(value, bool | int | float | complex):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            value = float(value)
+        yield name or "number", torch.tensor(value)
     elif isinstance(value, dict | list | tuple):
         for key, member in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(member, f"{name}.{key}" if name else str(key))

@@ -225,6 +225,8 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
     references = np.array([_mean(each.reference for each in unit) for unit in units.values()])
     exact = fixed and len(units) == len(scores) and all({each.reference, each.candidate} <= {0, 1} for each in scores)
     floor = chance + _HEADROOM * rule.margin
+    # Where always the same answer scores (nearly) 1, nothing shows that an answer was more than that.
+    beatable = floor < 1
     hopeless, p_regression, p_inferior = False, 1.0, 1.0
     reason: _Reason = "nothing"
     if scores:
@@ -239,12 +241,12 @@ def accuracy(scores: Sequence[Scores], rule: Rule, chance: float, *, fixed: bool
             bets = np.array([_mean(unit) for unit in cached if unit])
             p_regression = p_value(log_wealth(losses, rule.margin, -1, 1, rule.population))
             p_inferior = p_value(log_wealth_below(bets, rule.margin, -1, 1, rule.population))
-            headroom = p_value(log_wealth(references, floor, 0, 1, rule.population)) <= rule.alpha
+            headroom = beatable and p_value(log_wealth(references, floor, 0, 1, rule.population)) <= rule.alpha
         reason = _reason(rule, p_regression, p_inferior, _unparsed(scores), headroom)
         if reason == "unparsed":
             hopeless = _more_than(sum(each.unparsed[0] for each in scores), len(scores), rule.alpha)
         elif reason == "no headroom":
-            hopeless = p_value(log_wealth_below(references, floor, 0, 1, rule.population)) <= rule.alpha
+            hopeless = not beatable or p_value(log_wealth_below(references, floor, 0, 1, rule.population)) <= rule.alpha
     return Accuracy(rule, tuple(scores), chance, losses, references, exact, reason, hopeless, p_regression, p_inferior)
 
 

@@ -7,9 +7,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, combinations, cycle, islice
+from itertools import chain, combinations, cycle
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from assay.harness.errors import AssayError
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import deviation, same_values
 from assay.harness.localize.guarded_memory import Flipped, within_guards
-from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, truth
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure
 from assay.harness.localize.raised import raised, traceback_of
 from assay.harness.localize.threads import kernel_threads
 from assay.harness.stats.error_sums import relative_l1
@@ -44,8 +43,6 @@ the time of an interpreted kernel."""
 _HELD = 16
 # Keys of a call from which on kernels work in several partitions, whose launches they may count.
 _SEVERAL = 256
-# Calls of which the oracle's output is computed before the kernel's.
-_AHEAD = 16
 
 
 class _CopiedError(Exception):
@@ -248,7 +245,7 @@ def run_calls(
     results: list[CallResult] = []
     refused: list[tuple[AttentionCall, str]] = []
     made = calls if order is None else order
-    for call, right in _with_truths([call for call in made if call.phase in declared.phases]):
+    for call in (call for call in made if call.phase in declared.phases):
         given = call.clone()
         try:
             out = compute(kernel, given)
@@ -258,7 +255,7 @@ def run_calls(
         mutated = tuple(name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor))
         # The output may be a view of an input, or of a buffer that the next call overwrites.
         kept = Outputs(out.out.clone(), None if out.lse is None else out.lse.clone())
-        results.append(replace(measure(call, kept, declared.noise, right()), mutated=mutated))
+        results.append(replace(measure(call, kept, declared.noise), mutated=mutated))
         each(results[-1])
         if enough(results):
             break
@@ -275,25 +272,6 @@ def run_calls(
         refused=tuple(sorted(refused, key=lambda pair: place[id(pair[0])])),
         failed_repeats=tuple(failed),
     )
-
-
-def _with_truths(calls: Sequence[AttentionCall]) -> Iterator[tuple[AttentionCall, Callable[[], Tensor | None]]]:
-    """Yield the calls, and what returns the oracle's output on each, or None where `measure` has to compute it.
-
-    On a CPU a second thread computes the oracle's outputs while the kernel runs, some calls ahead.
-    """
-    if any(call.q.device.type != "cpu" for call in calls):
-        yield from ((call, lambda: None) for call in calls)
-        return
-    ahead: deque[Future[Tensor]] = deque()
-    waiting = iter(calls)
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            for call in calls:
-                ahead.extend([pool.submit(truth, later) for later in islice(waiting, _AHEAD - len(ahead))])
-                yield call, ahead.popleft().result
-        finally:  # also if the kernel is clearly wrong, or raised what ends the check
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _repeated(kernel: Kernel, result: CallResult) -> CallResult:

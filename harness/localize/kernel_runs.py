@@ -34,8 +34,6 @@ from assay.harness.stats.query_bounds import QUERY_SHARE, least_error, with_all_
 _FIT_ROUNDINGS = 3.0
 # Most queries of a call that are simulated one by one: those with the largest errors.
 _MAX_QUERIES = 64
-# Calls of which the oracle's output is computed before the kernel's.
-_AHEAD = 16
 _MAX_SCORES, _MAX_ROWS = 2**27, 1024
 """A call with more scores (queries x keys x heads) is compared on this many of its queries; see `sample_rows`."""
 
@@ -293,14 +291,13 @@ def worst_of(results: Sequence[CallResult]) -> CallResult | None:
     return worst
 
 
-def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", right: Tensor | None = None) -> CallResult:
+def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "") -> CallResult:
     """Compare an output, computed here or recorded, with the oracle.
 
     Args:
         call: the call.
         outputs: [total_q, num_q_heads, head_dim_v], alone or with the log-sum-exps of a kernel that declares them.
         noise: noise family that the kernel declares, as `Declaration.noise`.
-        right: the oracle's output where it is known, as `truth` returns it.
 
     Raises:
         AssayError: the output breaks the contract.
@@ -312,7 +309,7 @@ def measure(call: AttentionCall, outputs: Tensor | Outputs, noise: str = "", rig
     if not out.numel():
         raise ValueError("nothing to compare: the call holds no query; expected at least one")
     rows = _compared(call)
-    cells, right = cells_of(call, rows), truth(call) if right is None else right
+    cells, right = cells_of(call, rows), truth(call)
     if not (all_finite(right) or all_finite(right[~log_sum_exp(call, rows).isneginf().all(1)])):
         raise ValueError(
             "the oracle's output is not finite, so nothing can be compared with it; check the call's inputs"

@@ -40,8 +40,9 @@ def _answers_unparsed(
 def _no_headroom(
     reference: str, candidate: str, accuracy: float, least: float, chance: float, margins: float, margin: float
 ) -> str:
+    guessing = "guessing" if chance < 1 else "always the same answer"
     return (
-        f"{reference[0].upper()}{reference[1:]} scores {accuracy:.3f}, {_percent(least)} or more: not shown to beat guessing "
+        f"{reference[0].upper()}{reference[1:]} scores {accuracy:.3f}, {_percent(least)} or more: not shown to beat {guessing} "
         f"({_percent(chance, 0)}) by {margins:g} margins of {_points(margin)} points, so a broken "
         f"{candidate.removeprefix('the ')} could look no worse."
     )

@@ -52,6 +52,8 @@ def comparison_words(result: Comparison) -> tuple[str, list[str]]:
 
 def _within_margin(overall: ComparedTask) -> str:
     """Say a loss that is shown and lies within the margin; empty if none is shown."""
+    if overall.test == "bootstrap" and overall.low > 0:
+        return f"B is worse: {say(*overall.why)}"
     kept = next((why.values for why in overall.why if why.id == "accuracy-kept"), None)
     if kept is None or kept["low"] <= 0:
         return ""
@@ -86,7 +88,7 @@ _UNPAIRED = {
     "only-in-a": "in A alone",
     "only-in-b": "in B alone",
     "repeated": "more often in one than in the other",
-    "not-scored": "without a score in A or in B: the request failed, or the tool gave none",
+    "not-scored": "without a score in A or in B",
     "skipped-in-a": "asked for, and without an answer in A",
     "skipped-in-b": "asked for, and without an answer in B",
     "no-samples": "in scores without samples",
@@ -120,12 +122,17 @@ def _tasks_differ(what: str, a: Any, b: Any) -> str:
 
 
 @says
-def _sampling_differs(setting: str, a: str | None, b: str | None) -> str:
+def _setting_differs(setting: str, a: str | None, b: str | None) -> str:
     return f"the setting {setting} is {'not set' if a is None else a} in A and {'not set' if b is None else b} in B"
 
 
+_MOST_NAMED = 4
+
+
 def _differences(differs: list[Statement]) -> str:
-    return "; ".join(map(say, differs))
+    named = [say(each) for each in differs[:_MOST_NAMED]]
+    more = len(differs) - len(named)
+    return "; ".join(named) + (f"; {more:,} more" if more else "")
 
 
 @says
@@ -135,7 +142,22 @@ def _not_same_question(differs: list[Statement]) -> str:
 
 @says
 def _questions_differ(differs: list[tuple[str, list[Statement]]]) -> Found:
-    return Found("; ".join(f"{task}: {_differences(why)}" for task, why in differs) or "nothing differs", _SAME)
+    named = [f"{task}: {_differences(why)}" for task, why in differs]
+    return Found(few(named, _MOST_NAMED) or "nothing differs", _SAME)
+
+
+@says
+def _settings_not_recorded(sides: list[str]) -> Found:
+    said = f"{sides[0]} does not record them" if len(sides) == 1 else "neither records them"
+    return Found(said, "lm-eval's results file beside the samples, or a whole log")
+
+
+@says
+def _doubts(doubts: list[tuple[str, str, str]]) -> Found:
+    told = (f"{side} ({where}): {diagnosis.rstrip('.')}" for side, where, diagnosis in doubts)
+    return Found(
+        "; ".join(told) or "nothing", "run it again, to the end, without a cache, and leave its scores as they are"
+    )
 
 
 _EITHER_WAY = " These results do not record which way is better."
@@ -150,6 +172,23 @@ def _score_either_way(outcome: str, a: float, b: float, low: float, high: float,
     return (
         f"The score is {a:.4f} in A and {b:.4f} in B ({-100 * high:+.1f} to {-100 * low:+.1f} points with {100 * level:g} % "
         f"confidence), {_OUTCOMES[outcome].format(f'{100 * margin:g}')}.{_EITHER_WAY}"
+    )
+
+
+_PERPLEXITIES = {
+    "worse": "above the margin of {} %", "within": "within the margin of {} % either way",
+    "changed": "lower by more than the margin of {} %, which no honest repetition is",
+    "undecided": "not shown to be within the margin of {} % either way",
+}  # fmt: skip
+
+
+@says
+def _perplexity(
+    outcome: str, a: float, b: float, ratio: float, low: float, high: float, level: float, margin: float, documents: int
+) -> str:
+    return (
+        f"The perplexity is {a:.4g} in A and {b:.4g} in B, a ratio of {ratio:.4f} ({low:.4f} to {high:.4f} with {100 * level:g} % "
+        f"confidence) over {counted(documents, 'document')}: {_PERPLEXITIES[outcome].format(f'{100 * margin:g}')}."
     )
 
 
@@ -257,8 +296,19 @@ def layer_text(layer: int | None) -> str:
 
 
 @says
-def _no_tensor_compared() -> str:
-    return "Nothing could be compared."
+def _no_tensor_compared(why: list[Statement]) -> str:
+    return f"Nothing could be compared{': ' if why else '.'}{say(*why)}{'.' if why else ''}"
+
+
+@says
+def _nan_in_both(tensor: str, tensors: int, cells: int, of: int) -> str:
+    more = f" and {counted(tensors - 1, 'more tensor')}" if tensors > 1 else ""
+    return f"NaN on both sides, which shows nothing, in {cells:,} of {counted(of, 'cell')} of {tensor}{more}"
+
+
+@says
+def _file_not_read(file: str, side: str) -> str:
+    return f"not read, and {f'in {side} alone' if side else 'not the same'}: {file}"
 
 
 @says

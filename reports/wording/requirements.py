@@ -124,6 +124,9 @@ _ALL = (
     _Titles("probes-sensitive", "the probes see a fault that was seeded in the running server"),
     _Titles("features-on", "every feature was on in some arm"),
     _Titles("arms-decided", "every arm decided", missing="an arm did not decide"),
+    _Titles(
+        "files-sound", "nothing in the files speaks against their scores", missing="a file speaks against its own scores"
+    ),
     _Titles("same-tasks", "both have the same tasks"),
     _Titles("same-settings", "tasks, prompts and settings are the same"),
     _Titles("scores-agree", "the stated scores are those of the documents"),

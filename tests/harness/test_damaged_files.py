@@ -83,9 +83,11 @@ class Stores:
     def baselines(self) -> tuple[Files, Commands]:
         self.recorded.gated(Path("runs/a"))
         accept = ["gate", "accept", "runs/a", "--yes", "--widen=meant", "--baselines=runs/a-baselines"]
+        gate = ["gate", *SIDES, "--baselines=runs/a-baselines", "--suites=accuracy", "--questions=8", "--out=gated"]
         return [*Path("runs/a-baselines").rglob("*.json*"), *Path("runs/a/baseline").rglob("*.json*")], [
             accept,
             ["report", "runs/a"],
+            gate,
         ]
 
     def features(self) -> tuple[Files, Commands]:
@@ -101,7 +103,7 @@ class Stores:
         sides = [*SIDES, "--model=model"]
         return [path for path in Path("model").iterdir() if path.stat().st_size < 1 << 20], [
             ["run", *sides], ["gate", *sides], ["bench", *sides], ["bisect", "layers", *sides],
-            ["invariance", "--model=model"], ["fingerprint", "--model=model"],
+            ["invariance", "--model=model"], ["fingerprint", "--model=model"], ["doctor", *sides],
             ["check", "kernels:forward", "--like=model", "--case=none"], ["backends", "--honours", "--model=model", "no"],
         ]  # fmt: skip
 
@@ -254,7 +256,7 @@ def test_every_command_ends_soon_whatever_is_in_place_of_a_file(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bisection, "measure", lambda *_, **__: Measurement(status="build", reason="no compiler"))
-    if store in ("model", "settings", "questions"):  # what a model can do without is let through
+    if store in ("model", "settings", "questions", "baselines"):  # what a model can do without is let through
 
         def none(*_: object, **__: object) -> NoReturn:
             raise AssayError("No process is started here.")

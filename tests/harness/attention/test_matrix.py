@@ -15,6 +15,7 @@ from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix import _HEADS, DTYPES, HEAD_DIMS, Case, Size, _core_axes, cases, model_cases
 from assay.harness.attention.matrix_features import ASKED, STRONGEST
 from assay.harness.attention.oracle import log_sum_exp, oracle
+from assay.harness.attention.sample_calls import call_of
 
 SIZES = ["small", pytest.param("full", marks=pytest.mark.slow)]
 
@@ -599,3 +600,15 @@ def test_a_model_gets_long_calls_of_its_shape() -> None:
     for phase in ("extend", "decode"):
         of_it = [case for case in cases((phase,), like=["qwen2.5-7b"]) if case.condition["heads"] == "GQA 28/4"]
         assert any(max(_keys(case.make.args[1])) > 1100 for case in of_it if isinstance(case.make, partial))
+
+
+def test_calls_take_other_parts_of_the_same_numbers_and_share_no_memory() -> None:
+    seeds = ((1, 0), (1, 0), (2, 0), (1, 1))
+    first, again, second, other = (call_of([(3, 5)], (4, 2), 8, torch.float32, "cpu", *pair) for pair in seeds)
+    numbers = torch.cat([tensor.flatten() for tensor in (first.q, first.k, first.v)])
+    assert len(numbers.unique()) == len(numbers)  # no number is in two of them
+    assert not torch.equal(first.q, second.q)
+    assert not torch.equal(first.q, other.q)
+    first.k.zero_()
+    assert torch.equal(call_of([(3, 5)], (4, 2), 8, torch.float32, "cpu", 1, 0).k, again.k)
+    assert 0.7 < float(numbers.std()) < 1.3

@@ -122,7 +122,7 @@ def test_recorded_calls_of_the_engines_own_backends_have_the_noise_of_their_phas
         return measure(call, out, noise)
 
     monkeypatch.setattr("assay.harness.checks.replay.measure", noting)
-    recorded = pack(tmp_path / "pack", sdpa, lens_of=[[(3, 0)], [(9, 20)], [(1, 20)]])
+    recorded = pack(tmp_path / "pack", sdpa)
     phases = {record.call.phase for record in read_pack(recorded)}
     replay_recorded(recorded, Backend.parse("flashinfer"), "again")
     assert asked == {(phase, "merged_prefix" if phase == "extend" else "") for phase in phases}
@@ -145,7 +145,7 @@ def test_a_correct_backend_has_no_finding(tmp_path: Path) -> None:
 
 
 def test_a_kernel_is_run_again_on_a_call_with_and_one_without_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = pack(tmp_path / "pack", sdpa, lens_of=[[(3, 0)], [(9, 20)], [(1, 20)]])
+    recorded = pack(tmp_path / "pack", sdpa)
     (tmp_path / "moody.py").write_text(
         "import torch\nfrom tests_kernel import sdpa\n\n"
         "def forward(call):\n    call.k.add_(0)\n    return sdpa(call) * (1 + torch.rand(()))\n"

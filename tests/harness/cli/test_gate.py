@@ -24,3 +24,46 @@ def test_the_verdict_comes_first_and_a_regression_is_accepted_only_for_a_reason(
 
     assert call("gate", *command, "--widen", "the other model is meant to be asked") == 0
     assert {each.reason for each in read_all(tmp_path / "baselines")[0].values()} == {"the other model is meant to be asked"}
+
+
+def _cut(runs: ModuleType, path: Path) -> None:
+    runs.answered(path)
+    records = path / "records.jsonl"
+    lines = records.read_text().splitlines()
+    records.write_text("".join(f"{line}\n" for line in lines[: len(lines) * 9 // 10]))
+
+
+@pytest.mark.parametrize(
+    ("make", "verdict"),
+    [
+        (lambda runs, path: runs.answered(path, counted=False), "INCONCLUSIVE (exit code 3): "),
+        (lambda runs, path: runs.fails(path), "ERROR (exit code 3): "), (_cut, "INCONCLUSIVE (exit code 3): "),
+        (lambda runs, path: runs.logits(path), "INCONCLUSIVE (exit code 3): "),
+    ],
+)  # fmt: skip
+def test_a_run_without_a_verdict_is_refused_for_any_reason(
+    recorded_runs: ModuleType, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    make: Callable[[ModuleType, Path], object], verdict: str,
+) -> None:  # fmt: skip
+    make(recorded_runs, tmp_path / "run")
+    command = ("accept", str(tmp_path / "run"), "--yes", "--baselines", str(tmp_path / "baselines"))
+    for reason in ((), ("--widen", "it is meant")):
+        assert call("gate", *command, *reason) == 2
+        assert " ".join("".join(capsys.readouterr()).split()).startswith(verdict)
+        assert not (tmp_path / "baselines").exists()
+
+
+def test_a_bench_is_not_a_run_to_be_accepted(call: Callable[..., int], tmp_path: Path, recorded_runs: ModuleType) -> None:
+    recorded_runs.benches.write_bench(tmp_path / "bench")
+    assert call("gate", "accept", str(tmp_path / "bench"), "--yes", "--baselines", str(tmp_path / "baselines")) in (2, 3)
+    assert not (tmp_path / "baselines").exists()
+
+
+def test_a_pass_of_some_suites_is_accepted_and_says_what_was_left_out(
+    recorded_runs: ModuleType, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded_runs.answered(tmp_path / "run")
+    assert call("gate", "accept", str(tmp_path / "run"), "--yes", "--baselines", str(tmp_path / "baselines")) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert said.startswith("PASS (exit code 0): Partial run: ")
+    assert "logits and layers were left out" in said

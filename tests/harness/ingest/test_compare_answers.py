@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from assay.harness.config import RunSpec
 from assay.harness.errors import EvidenceError, UsageError
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.ingest import compare_answers as module
+from assay.harness.ingest import lm_eval
 from assay.harness.ingest.assay_run import basis_of
 from assay.harness.ingest.comparison import ComparedAnswers, Comparison
 from assay.harness.ingest.recognise import compare as compare_files
+from assay.harness.ingest.source_file import SourceFile
 from assay.harness.ingest.tensor_diff import TensorRule
 from assay.harness.run.plan import prepare
 from assay.harness.sides import ROLES
@@ -80,14 +84,19 @@ def test_two_equal_runs_of_enough_documents_pass(data: Path, tmp_path: Path) -> 
     assert [why.id for why in result.why] == ["accuracy-kept"]
 
 
-def inspect_log(data: Path, path: Path, factor: float = 1.0, ends: str = "stop") -> Path:
-    """A log of inspect_ai of 256 documents that are answered right, with answers that are longer by this factor; 20 end so."""
+def inspect_log(data: Path, path: Path, factor: float = 1.0, ends: str = "stop", counted: int = 0) -> Path:
+    """A log of inspect_ai of 256 documents that are answered right, with answers that are longer by this factor; 20 end so.
+
+    The server counts so many tokens more than it wrote.
+    """
     log = json.loads((data / "inspect_a.json").read_text())
     text, log["samples"] = json.dumps(log["samples"][0]), []
     for n in range(256):
         sample = json.loads(text) | {"id": str(n), "target": str(n)}
         sample["scores"]["pattern"] |= {"value": "C", "answer": str(n)}
-        sample["output"]["usage"]["output_tokens"] = round(factor * (40 + n % 9))
+        tokens = round(factor * (40 + n % 9))
+        sample["output"]["usage"]["output_tokens"] = tokens + counted
+        sample["output"]["choices"][0]["message"]["content"] = "so " * tokens
         sample["output"]["choices"][0]["stop_reason"] = ends if n < 20 else "stop"
         log["samples"].append(sample)
     log["eval"]["created"] = path.name
@@ -107,6 +116,21 @@ def test_answers_that_are_right_and_longer_are_a_regression(
     first, *others = result.why
     if verdict == "regression":
         assert (first.id, first.values["whose"], [why.id for why in others]) == ("lengths-beyond", "B", ["accuracy-kept"])
+
+
+@pytest.mark.parametrize(
+    ("factor", "counted", "verdict"), [(1.0, 3, "inconclusive"), (1.0, 2, "pass"), (1.0, 9, "inconclusive"), (1.3, 2, "regression")]
+)
+def test_equal_texts_are_equally_long_however_a_server_counts_their_tokens(
+    data: Path, tmp_path: Path, factor: float, counted: int, verdict: str
+) -> None:
+    a, b = inspect_log(data, tmp_path / "a.json"), inspect_log(data, tmp_path / "b.json", factor, counted=counted)
+    result = compare(a, b)
+    lengths = answers(result).lengths
+    assert (result.verdict, lengths is not None) == (verdict, True)
+    if factor == 1.0:
+        assert (lengths.recounted, lengths.ratio) == (counted, 1.0)  # type: ignore[union-attr]
+    assert status(result, "answer-lengths") == ("ok" if verdict == "pass" else "missing")
 
 
 def broken_log(data: Path, path: Path, ends: str = "stop") -> Path:
@@ -553,12 +577,13 @@ def scored(data: Path, path: Path, values: list[object], scorer: str = "judge", 
     """A log of inspect_ai of one scorer, with these values of its samples."""
     log = json.loads((data / "inspect_a.json").read_text())
     text, log["samples"] = json.dumps(log["samples"][0]), []
+    mean = sum({"C": 1.0, "I": 0.0}.get(str(value), value) for value in values) / len(values)  # type: ignore[misc]
     for n, value in enumerate(values):
         sample = json.loads(text) | {"id": str(n), "target": str(n), "scores": {scorer: {"value": value, "answer": "x"}}}
         log["samples"].append(sample)
     log["results"] |= {
         "total_samples": len(values),
-        "scores": [{"name": scorer, "scorer": scorer, "params": {}, "metrics": {metric: {"name": metric, "value": 0.0}}}],
+        "scores": [{"name": scorer, "scorer": scorer, "params": {}, "metrics": {metric: {"name": metric, "value": mean}}}],
     }
     log["eval"]["created"] = path.name
     path.write_text(json.dumps(log))
@@ -599,3 +624,279 @@ def test_equal_scores_pass_whatever_their_direction_and_a_small_change_is_undeci
     passed, unsure = compare(a, same), compare(a, moved)
     assert (passed.verdict, [why.values["outcome"] for why in passed.why]) == ("pass", ["within"])
     assert (unsure.verdict, [why.values["outcome"] for why in unsure.why]) == ("inconclusive", ["undecided"])
+
+
+def changed(path: Path, **parts: object) -> Path:
+    """A file of JSON with other parts, each under the names that lead to it, joined by two underscores."""
+    document = json.loads(path.read_text())
+    for names, value in parts.items():
+        part = document
+        *outer, last = names.split("__")
+        for name in outer:
+            part = part.setdefault(name, {})
+        part[last] = value
+    path.write_text(json.dumps(document))
+    return path
+
+
+def lm_pair(folder: Path, **parts: object) -> tuple[Path, Path]:
+    """Two equal runs of lm-eval with settings; of the second, these parts of its results file are others."""
+    sides = [lm_run(folder / side, {"acc": share(800)}) for side in "ab"]
+    config = {
+        "dataset_path": "org/set", "dataset_kwargs": {"data_files": {"test": "/a/t.jsonl"}}, "metadata": {"base_url": "a"},
+        "metric_list": [{"metric": "acc", "aggregation": "mean"}], "process_results": "<function score at 0x7f10>", "repeats": 1,
+        "filter_list": [{"name": "none", "filter": [{"function": "regex", "regex_pattern": "Answer: ([A-D])"}]}],
+        "generation_kwargs": {"temperature": 0.0},
+    }  # fmt: skip
+    for side in sides:
+        changed(side / "results_2026.json", configs__t=config, chat_template_sha=None)
+    changed(sides[1] / "results_2026.json", **parts)
+    return sides[0], sides[1]
+
+
+_T = "configs__t__"
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "setting"),
+    [
+        ("filter_list", [{"name": "none", "filter": [{"function": "regex", "regex_pattern": "([A-D])"}]}], "regex_pattern"),
+        ("metric_list", [{"metric": "acc", "aggregation": "mean", "ignore_case": True}], "metric_list.0.ignore_case"),
+        ("process_results", "def score(doc): return 1", "process_results"), ("repeats", 5, "repeats"),
+        ("generation_kwargs", {}, "temperature"), ("dataset_path", "org/other", "dataset_path"),
+        ("process_docs", "x", "process_docs"),
+    ],
+)  # fmt: skip
+def test_another_definition_of_the_task_is_named_first_and_forbids_a_pass(
+    tmp_path: Path, part: str, value: object, setting: str
+) -> None:
+    result = compare(*lm_pair(tmp_path, **{_T + part: value}))
+    assert (result.verdict, result.why[0].id) == ("inconclusive", "not-same-question")
+    (differs,) = result.why[0].values["differs"]
+    assert (differs.id, differs.values["setting"].endswith(setting)) == ("setting-differs", True)
+    assert differs.values["a"] != differs.values["b"]
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("process_results", "<function score at 0x7fff>"), ("metadata", {"base_url": "b"}), ("unsafe_code", False),
+        ("dataset_kwargs", {"data_files": {"test": "/elsewhere/t.jsonl"}}), ("task_alias", "T"),
+    ],
+)  # fmt: skip
+def test_places_and_names_are_no_definition(tmp_path: Path, part: str, value: object) -> None:
+    result = compare(*lm_pair(tmp_path, **{_T + part: value}))
+    assert (result.verdict, status(result, "same-settings")) == ("pass", "ok")
+
+
+def test_a_chat_template_of_one_side_alone_is_another_question(tmp_path: Path) -> None:
+    result = compare(*lm_pair(tmp_path, chat_template_sha="abc"))
+    assert result.why[0].values["differs"] == [state("tasks-differ", what="template", a="none", b="abc")]
+    assert result.verdict == "inconclusive"
+
+
+def test_settings_that_one_side_does_not_record_are_said(tmp_path: Path) -> None:
+    a, b = lm_pair(tmp_path)
+    (b / "results_2026.json").unlink()
+    result = compare(a, b)
+    assert (result.verdict, status(result, "same-settings")) == ("pass", "not checked")
+    assert check(result, "same-settings").outcome == state("settings-not-recorded", sides=["B"])
+
+
+def test_answers_of_lm_eval_from_a_cache_are_no_pass(tmp_path: Path) -> None:
+    result = compare(*lm_pair(tmp_path, config__use_cache="/tmp/cache"))
+    assert (result.verdict, unmet(result)) == ("inconclusive", ["files-sound"])
+
+
+def test_a_later_run_without_samples_is_another_run_of_the_folder(tmp_path: Path) -> None:
+    a, b = lm_pair(tmp_path)
+    shutil.copy(b / "results_2026.json", b / "results_2027.json")
+    with pytest.raises(UsageError, match="2 runs"):
+        compare(a, b)
+
+
+def inspect_pair(data: Path, folder: Path, **parts: object) -> tuple[Path, Path]:
+    """Two equal logs of inspect_ai; of the second, these parts are others."""
+    a, b = (inspect_log(data, folder / f"{side}.json") for side in "ab")
+    return a, changed(b, **parts)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "setting"),
+    [
+        ("eval__scorers", [{"name": "pattern", "options": {"pattern": "."}}], "scorers"),
+        ("eval__task_args", {"cot": True}, "task_args.cot"),
+        ("eval__dataset__name", "other", "dataset.name"), ("plan__config__temperature", None, "temperature"),
+        ("eval__config__epochs", 3, "config.epochs"),
+    ],
+)  # fmt: skip
+def test_another_definition_of_inspect_ai_forbids_a_pass(
+    data: Path, tmp_path: Path, part: str, value: object, setting: str
+) -> None:
+    assert compare(*inspect_pair(data, tmp_path)).verdict == "pass"
+    result = compare(*inspect_pair(data, tmp_path, **{part: value}))
+    assert (result.verdict, result.why[0].id) == ("inconclusive", "not-same-question")
+    assert result.why[0].values["differs"][0].values["setting"].startswith(setting)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "found"),
+    [("status", "cancelled", "status cancelled"), ("status", "error", "status error"), ("invalidated", True, "invalidated")],
+)
+def test_what_a_log_states_against_itself_forbids_a_pass(data: Path, tmp_path: Path, part: str, value: object, found: str) -> None:
+    result = compare(*inspect_pair(data, tmp_path, **{part: value}))
+    assert (result.verdict, unmet(result)) == ("inconclusive", ["files-sound"])
+    ((side, where, said),) = check(result, "files-sound").outcome.values["doubts"]
+    assert (side, where, found in said) == ("B", "b.json", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"scores": {"pattern": {"value": "C", "answer": "x", "history": [{"value": "I"}]}}}, "scores that were edited"),
+        ({"events": [{"event": "model", "cache": "read"}]}, "from a cache"),
+    ],
+)  # fmt: skip
+def test_edited_scores_and_answers_from_a_cache_forbid_a_pass(
+    data: Path, tmp_path: Path, change: dict[str, object], found: str
+) -> None:
+    a, b = inspect_pair(data, tmp_path)
+    log = json.loads(b.read_text())
+    log["samples"][7] |= change
+    b.write_text(json.dumps(log))
+    result = compare(a, b)
+    assert (result.verdict, unmet(result)) == ("inconclusive", ["files-sound"])
+    assert found in check(result, "files-sound").outcome.values["doubts"][0][2]
+
+
+def test_a_header_that_states_another_score_than_the_samples_forbids_a_pass(data: Path, tmp_path: Path) -> None:
+    stated = [{"name": "pattern", "scorer": "pattern", "metrics": {"accuracy": {"name": "accuracy", "value": 0.2}}}]
+    result = compare(*inspect_pair(data, tmp_path, results__scores=stated))
+    assert (result.verdict, unmet(result)) == ("inconclusive", ["scores-agree"])
+
+
+def simple(path: Path, heading: float | None = None, blank: int = 0) -> Path:
+    """A report of simple-evals of 200 right answers, with this score in its heading."""
+    message = "<h3>{}</h3><pre>{}</pre>".format
+    examples = "<hr>".join(
+        message("Prompt conversation", f"Question {n}?") + message("Sampled message", "" if n < blank else f"{path} {n}")
+        + f"<h3>Results</h3><p>Correct Answer: {n}</p><p>Extracted Answer: {n}</p><p>Score: 1.0</p>"
+        for n in range(200)
+    )  # fmt: skip
+    cells = "" if heading is None else f"<table><tr><td><b>Score</b></td><td>{heading}</td></tr></table>"
+    path.write_text(f"<h1>Metrics</h1>{cells}<h1>Examples</h1>{examples}")
+    return path
+
+
+def test_the_heading_of_simple_evals_must_agree_and_nothing_is_taken_from_a_blank_message(tmp_path: Path) -> None:
+    a, same = simple(tmp_path / "t_a.html", 1.0), simple(tmp_path / "t_b.html", 1.0)
+    assert compare(a, same).verdict == "pass"
+    other = compare(a, simple(tmp_path / "t_c.html", 0.2))
+    assert (other.verdict, unmet(other)) == ("inconclusive", ["scores-agree"])
+    blank = compare(a, simple(tmp_path / "t_d.html", 1.0, blank=20))
+    assert (blank.verdict, [why.id for why in blank.why]) == ("inconclusive", ["answers-unparsed"])
+
+
+def choices(folder: Path, likelihoods: list[list[float]]) -> Path:
+    """Samples of lm-eval with four choices, of which the first is always right, and these log-likelihoods."""
+    folder.mkdir()
+    rows = [
+        {
+            "doc_hash": str(n), "prompt_hash": str(n), "target_hash": "0", "target": 0, "filter": "none", "metrics": ["acc"],
+            "arguments": {str(at): {"arg_0": f"Q{n}", "arg_1": f" choice {n} {at}"} for at in range(4)},
+            "resps": [[[each, False]] for each in four], "filtered_resps": [], "acc": float(four[0] == max(four)),
+        }
+        for n, four in enumerate(likelihoods)
+    ]  # fmt: skip
+    (folder / "samples_t_2026.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_task_whose_first_choice_is_always_right_shows_no_pass(tmp_path: Path) -> None:
+    right, wrong = [-1.0, -2.0, -3.0, -4.0], [-3.0, -1.0, -2.0, -4.0]
+    a = choices(tmp_path / "a", [right] * 180 + [wrong] * 120)
+    same = compare(a, choices(tmp_path / "same", [[-0.9, *right[1:]]] * 180 + [wrong] * 120))
+    assert (same.verdict, [(why.id, why.values["chance"]) for why in same.why]) == ("inconclusive", [("no-headroom", 1.0)])
+    assert compare(a, choices(tmp_path / "worse", [right] * 100 + [wrong] * 200)).verdict == "regression"
+    none = compare(a, choices(tmp_path / "none", [[0.0] * 4] * 300))
+    assert (none.verdict, answers(none).flips[0].direction) == ("inconclusive", "gained")
+
+
+def test_of_equal_likelihoods_no_choice_was_taken(tmp_path: Path) -> None:
+    apart = [[float(-(at != n % 4)) for at in range(4)] for n in range(300)]
+    a = choices(tmp_path / "a", apart)
+    b = choices(tmp_path / "b", [[float("-inf")] * 4] * 9)
+    taken, tied = (lm_eval.READER.results(SourceFile.of(path), "").sets[0].items for path in (a, b))
+    assert {item.parsed for item in taken} == set("ABCD")
+    assert {item.parsed for item in tied} == {None}
+
+
+def wikitext(folder: Path, factor: float, noise: float = 0.0, documents: int = 62) -> Path:
+    """A run of lm-eval on texts, whose log-likelihoods are multiplied by this factor."""
+    rng = np.random.default_rng(len(folder.name))
+    folder.mkdir()
+    words = [50 + 37 * n % 400 for n in range(documents)]
+    sums = [-3.0 * count * (1 + n % 5 / 50) * factor * (1 + noise * rng.standard_normal()) for n, count in enumerate(words)]
+    rows = [
+        {
+            "doc_hash": str(n), "prompt_hash": "p", "target_hash": "t", "target": f"page {n}", "resps": [[total]],
+            "filtered_resps": [total], "filter": "none", "metrics": ["word_perplexity"], "word_perplexity": [total, count],
+        }
+        for n, (total, count) in enumerate(zip(sums, words, strict=True))
+    ]  # fmt: skip
+    (folder / "samples_wikitext_2026.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = {
+        "results": {"wikitext": {"word_perplexity,none": math.exp(-sum(sums) / sum(words)), "word_perplexity_stderr,none": "N/A"}},
+        "configs": {"wikitext": {"task": "wikitext", "output_type": "loglikelihood_rolling"}}, "versions": {}, "n-shot": {},
+        "higher_is_better": {"wikitext": {"word_perplexity": False}}, "config": {},
+    }  # fmt: skip
+    (folder / "results_2026.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "documents", "verdict", "outcome"),
+    [
+        (1.0001, 1e-4, 62, "pass", "within"), (1 + math.log(1.35) / 3.12, 0.01, 62, "regression", "worse"),
+        (0.05, 0.0, 62, "inconclusive", "changed"), (1.0, 0.0, 5, "inconclusive", "undecided"),
+        (1.004, 0.02, 20, "inconclusive", "undecided"),
+    ],
+)  # fmt: skip
+def test_perplexities_are_compared_document_by_document(
+    tmp_path: Path, factor: float, noise: float, documents: int, verdict: str, outcome: str
+) -> None:
+    a, b = wikitext(tmp_path / "a", 1.0, 0.0, documents), wikitext(tmp_path / "b", factor, noise, documents)
+    result = compare(a, b)
+    (task,) = answers(result).tasks
+    assert (task.test, task.pairs, task.why[0].values["outcome"]) == ("bootstrap", documents, outcome)
+    assert result.verdict == verdict
+    if outcome == "worse":
+        assert task.b / task.a == pytest.approx(1.35, abs=0.02)
+        assert task.low < 0.35 < task.high
+    if outcome == "within":
+        changed(b / "results_2026.json", results__wikitext={"word_perplexity,none": 60.0})
+        assert unmet(compare(a, b)) == ["scores-agree"]
+
+
+def test_a_perplexity_beside_scores_must_pass_too(tmp_path: Path) -> None:
+    for side, factor, right in (("a", 1.0, 800), ("b", 0.05, 800)):
+        (tmp_path / side).mkdir()
+        lm_run(tmp_path / side / "t", {"acc": share(right)})
+        wikitext(tmp_path / side / "w", factor)
+    result = compare(tmp_path / "a", tmp_path / "b")
+    assert (answers(result).overall.pairs, answers(result).overall.verdict, result.verdict) == (1000, "pass", "inconclusive")
+    assert result.why[0].values["task"] == "wikitext (word_perplexity,none)"
+
+
+def test_another_score_that_changed_and_has_no_direction_forbids_a_pass(data: Path, tmp_path: Path) -> None:
+    sides = []
+    for name, value in (("a", 0.05), ("b", 0.9)):
+        path = inspect_log(data, tmp_path / f"{name}.json")
+        log = json.loads(path.read_text())
+        for sample in log["samples"]:
+            sample["scores"]["toxic"] = {"value": value, "answer": "x"}
+        path.write_text(json.dumps(log))
+        sides.append(path)
+    result = compare(*sides)
+    assert (answers(result).overall.verdict, result.verdict) == ("pass", "inconclusive")
+    assert result.why[0].values["task"] == "synthetic (toxic)"

@@ -23,7 +23,7 @@ def does(what: str, name: str = "") -> Statement:
 
 FORKED = {"subject": "request 2", "a": does("fork"), "b": does("add-one"), "lines": (1822, 1823)}
 SEGMENT = state("one-more-segment", kind="decode", steps=14)
-REFUSED = (state("tasks-differ", what="shots", a=0, b=5), state("sampling-differs", setting="top_p", a=None, b="1"))
+REFUSED = (state("tasks-differ", what="shots", a=0, b=5), state("setting-differs", setting="top_p", a=None, b="1"))
 PLACE = {"layer": 11, "boundary": "attention", "name": "self_attn.attn", "step": 0, "head": 5, "token": 70, "batch": None}
 
 
