@@ -15,6 +15,7 @@ from assay.harness.ingest.pairing import (
     ItemPair,
     ItemPairing,
     decide_either_way,
+    decide_perplexity,
     decide_unpaired,
     higher_is_better,
     loss,
@@ -96,18 +97,21 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
     # The first score of a task stands for it: others are of the same answers.
     first = {mine[name].task: name for name in reversed(pairings)}.values()
     firsts = {name: pairing for name, pairing in pairings.items() if name in first}
-    pairs = [pair for pairing in firsts.values() for pair in pairing.pairs]
-    either_way = any(pairing.either_way for pairing in firsts.values())
-    turned = [pair for pairing in firsts.values() for pair in pairing.turned] if either_way else pairs
+    # Perplexities are no scores from 0 to 1, which alone can be pooled.
+    pooled = [pairing for pairing in firsts.values() if not pairing.of_perplexity]
+    pairs = [pair for pairing in pooled for pair in pairing.pairs]
+    either_way = any(pairing.either_way for pairing in pooled)
+    turned = [pair for pairing in pooled for pair in pairing.turned] if either_way else pairs
     tests = len(pairings) + (len(firsts) > 1)
     rule = Rule(margin, _ALPHA, _ALPHA / max(1, tests), loss_suffices=True)
     adaptive = any(score.adaptive for score in (*mine.values(), *theirs.values()))
     tasks = [_task(mine[name], theirs[name], pairing, rule, adaptive) for name, pairing in pairings.items()]
     leading = [task for name, task in zip(pairings, tasks, strict=True) if name in firsts]
-    overall, lengths = (
-        leading[0] if len(leading) == 1 else decide_either_way(pairs, turned, rule, adaptive),
-        _lengths(pairs),
+    alone = (
+        min(leading, key=lambda task: (WORST_FIRST.index(task.verdict), -task.loss)) if leading and not pooled else None
     )
+    alone = leading[0] if len(leading) == 1 else alone
+    overall, lengths = alone or decide_either_way(pairs, turned, rule, adaptive), _lengths(pairs)
     flips = [flip for name, pairing in firsts.items() for flip in _flips(mine[name].task, pairing)]
     answers = ComparedAnswers(
         margin=margin,
@@ -136,6 +140,13 @@ def compare_answers(left: Loaded, right: Loaded, margin: float, *, a_failed: boo
         beyond = state_beyond(lengths, "B")
         why = [*why, beyond] if decided == "regression" else [beyond, *why]
         decided = "regression"
+    open_ = [
+        task
+        for task in tasks
+        if task.changed or (task in leading and task.test == "bootstrap" and task.verdict != "pass")
+    ]
+    if decided == "pass" and open_:
+        decided, why = "inconclusive", [*(state("of-task", task=task.name, why=task.why) for task in open_), *why]
     if decided == "pass" and any(check.status in ("missing", "failed") for check in checks):
         decided = "inconclusive"
     return _result(left, right, decided, why, checks, answers)
@@ -158,7 +169,10 @@ def _ends_checks(
 def _lengths(pairs: Sequence[ItemPair]) -> AnswerLengths | None:
     """Compare the lengths of the answers; repeats of a document count once. None where a side does not record them."""
     known = [(a, b, a.tokens, b.tokens) for a, b in pairs if a.tokens is not None and b.tokens is not None]
-    ends = [(AnswerEnd(a.finish, mine), AnswerEnd(b.finish, theirs)) for a, b, mine, theirs in known]
+    ends = [
+        (AnswerEnd(a.finish, mine, text=a.answer), AnswerEnd(b.finish, theirs, text=b.answer))
+        for a, b, mine, theirs in known
+    ]
     return compare_lengths(ends, _ALPHA, units=[a.key for a, *_ in known]) if ends else None
 
 
@@ -170,6 +184,8 @@ def _task(a: ResultSet, b: ResultSet, pairing: ItemPairing, rule: Rule, adaptive
         decided = decide_unpaired(a, b, rule, decides=not pairing.refused)
         why = (*([state("not-same-question", differs=pairing.differs)] if pairing.differs else []), *decided.why)
         return decided.model_copy(update={**known, "why": why})
+    if pairing.of_perplexity:
+        return decide_perplexity(pairing.pairs, rule).model_copy(update=known)
     decided = decide_either_way(pairing.pairs, pairing.turned, rule, adaptive)
     if higher_is_better(a, b) is False:
         known |= {"a": 1 - decided.a, "b": 1 - decided.b}
@@ -237,7 +253,7 @@ def _other_scores(*sides: dict[str, ResultSet]) -> list[tuple[str, float, str, f
     for which, side in zip(SIDES, sides, strict=True):
         for part in side.values():
             stated, mean = part.stated, part.accuracy
-            if stated and mean is not None and abs(stated.value - mean) > _ROUNDED:
+            if stated and mean is not None and abs(stated.value - mean) > _ROUNDED * max(1, abs(mean)):
                 disagreements.append((which, stated.value, part.task, mean))
     return disagreements
 

@@ -52,8 +52,10 @@ class ComparedTask(Part):
     shots: int | None = None
     verdict: Verdict
     why: tuple[Statement, ...]
-    test: Literal["exact", "betting", "unpaired"] = Field(
-        "exact", description="exact: one look; betting: valid whenever one stopped; unpaired: of scores without pairs"
+    test: Literal["exact", "betting", "bootstrap", "unpaired"] = Field(
+        "exact",
+        description="exact: one look; betting: valid whenever one stopped; bootstrap: of a perplexity, whose loss is its ratio "
+        "less 1; unpaired: of scores without pairs",
     )
     either_way: bool = Field(
         False, description="which way is better is not recorded: a pass holds either way, and a change is no regression"
@@ -72,6 +74,11 @@ class ComparedTask(Part):
     p_regression: float = 1.0
     differs: tuple[Statement, ...] = Field((), description="what makes it another question in B; it is then no pass")
     unpaired: tuple[Unpaired, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """True if it changed by more than the margin, which may be better or worse, or is better than is to be believed."""
+        return any(why.values.get("outcome") == "changed" for why in self.why)
 
     @property
     def name(self) -> str:

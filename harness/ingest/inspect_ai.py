@@ -232,7 +232,9 @@ def _item(sample: Mapping[str, Any], scorer: str) -> ResultItem:
 def _set(
     path: Path, header: Mapping[str, Any], evaluated: Mapping[str, Any], scorer: str, items: list[ResultItem]
 ) -> ResultSet:
-    config = {**((header.get("plan") or {}).get("config") or {}), **(evaluated.get("model_generate_config") or {})}
+    # The plan's settings go over the model's own (``model/_model.py``, ``merge``).
+    given = (evaluated.get("model_generate_config"), (header.get("plan") or {}).get("config"))
+    config = {key: value for each in given for key, value in (each or {}).items() if value is not None}
     arguments = evaluated.get("task_args") or {}
     shots = next(
         (arguments[key] for key in ("fewshot", "num_fewshot", "n_shot") if isinstance(arguments.get(key), int)), None

@@ -50,6 +50,8 @@ _RESULT_KEYS = ("results", "configs", "versions", "n-shot")
 _SHARES = ("acc", "exact_match")
 # Metrics whose score of a task is the mean of its samples.
 _MEANS = (*_SHARES, "acc_norm")
+# Metrics of log-likelihoods: of each document the sum, with its words or bytes; of a last word, as in LAMBADA, alone.
+_PERPLEXITIES = ("word_perplexity", "byte_perplexity", "perplexity")
 _TABLES = (("scores", "Scores", False), ("scores-in-groups", "Scores of the tasks in groups", True))
 _SETTINGS = ("model", "model_args", "limit", "bootstrap_iters")
 # What a task's config names and does not define it by, or what is compared by itself.
@@ -222,7 +224,9 @@ def _task(samples: Path, document: Mapping[str, Any], wanted: str, reading: Read
     answered = [row for _, row in json_rows(SourceFile.of(samples), _SAMPLE_KEYS, reading)]
     for metric, filter_ in _metrics(answered, wanted, samples):
         stated = (
-            _number(document.get("results", {}).get(name, {}).get(f"{metric},{filter_}")) if metric in _MEANS else None
+            _number(document.get("results", {}).get(name, {}).get(f"{metric},{filter_}"))
+            if metric in (*_MEANS, *_PERPLEXITIES)
+            else None
         )
         yield _set(name, f"{metric},{filter_}", document).model_copy(update={
             "stated": None if stated is None else StatedScore(value=stated),
@@ -263,8 +267,9 @@ def _limit(limit: object) -> str:
 def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tuple[str, str]]:
     """List the metrics that have a score of a sample, each with its filter, or the one that is wanted."""
     named = [(metric, row.get("filter", "none"), row) for row in rows for metric in row.get("metrics", ())]
-    with_score = {(name, f) for name, f, row in named if _score(row, name) is not None}
+    with_score = {(name, f) for name, f, row in named if _score(row, name) is not None or _of_perplexity(row, name)}
     scored = [pair for pair in dict.fromkeys((name, f) for name, f, _ in named) if pair in with_score]
+    scored.sort(key=lambda pair: pair[0] in _PERPLEXITIES)
     if not wanted:
         return scored or [("none", "none")]
     metric, _, filter_ = wanted.partition(",")
@@ -280,12 +285,20 @@ def _metrics(rows: list[dict[str, Any]], wanted: str, samples: Path) -> list[tup
 
 
 def _score(row: Mapping[str, Any], metric: str) -> float | None:
-    value = row.get(metric)
+    value = row.get(metric) if metric not in _PERPLEXITIES else None
     if (
         isinstance(value, list) and value and all(isinstance(part, bool) for part in value)
     ):  # such as of each instruction
         value = sum(value) / len(value)
     return float(value) if isinstance(value, (bool, int, float)) and 0 <= value <= 1 else None
+
+
+def _of_perplexity(row: Mapping[str, Any], metric: str) -> tuple[float, int] | None:
+    """Return the log-likelihood of a document, and how many units it is of; None where the metric is no perplexity."""
+    value = row.get(metric) if metric in _PERPLEXITIES else None
+    pair = value if isinstance(value, list) else [value, 1]
+    total, units = map(_number, pair) if len(pair) == 2 else (None, None)
+    return None if total is None or not units or units < 0 else (total, int(units))
 
 
 def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
@@ -299,7 +312,9 @@ def _items(rows: list[dict[str, Any]], metric: str) -> tuple[ResultItem, ...]:
             parsed = None if tied else chosen.letter
         else:
             answer, parsed, target = _first(row["resps"]), _first(row["filtered_resps"]), str(row.get("target", ""))
+        of = _of_perplexity(row, metric)
         items.append(ResultItem(
+            loglikelihood=of and of[0], units=of[1] if of else 0,
             key=str(row["doc_hash"]), prompt_hash=str(row["prompt_hash"]), question=_question(row), target=target, answer=answer,
             parsed=None if parsed == _INVALID else parsed, score=_score(row, metric),
         ))  # fmt: skip

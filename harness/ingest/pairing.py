@@ -13,9 +13,10 @@ from statistics import NormalDist
 import numpy as np
 
 from assay.harness.ingest.comparison import SIDES, ComparedTask, Unpaired
-from assay.harness.ingest.result_set import ResultItem, ResultSet, StatedScore
+from assay.harness.ingest.result_set import ResultItem, ResultSet, StatedScore, perplexity
 from assay.harness.judge.paired_accuracy import Rule, Scores, accuracy, state_accuracy
 from assay.harness.statement import Statement, state
+from assay.harness.stats.bootstrap import bootstrap_t
 from assay.harness.text import one_line
 from assay.harness.verdict import Verdict
 
@@ -27,6 +28,10 @@ _IDENTIFYING = ("shots", "tokenizer", "template", "task_version")
 _SHOWN = 60
 # A choice of a question, as lm-eval's reader writes it.
 _LETTER = re.compile(r"([A-Z])(?:: |$)")
+# Documents from which a bootstrap decides: fewer that are equal by chance would (`assay.harness.stats.bootstrap` is measured at 8).
+_LEAST_DOCUMENTS = 8
+# Largest logarithm of a ratio that is shown.
+_LARGEST = 700.0
 # Keys that are named of what cannot be paired.
 _EXAMPLES = 3
 
@@ -52,6 +57,11 @@ class ItemPairing:
     differs: tuple[Statement, ...] = ()
     refused: bool = False
     either_way: bool = False
+
+    @property
+    def of_perplexity(self) -> bool:
+        """True if the pairs have log-likelihoods, and no scores."""
+        return bool(self.pairs) and self.pairs[0][0].loglikelihood is not None
 
     @property
     def turned(self) -> list[ItemPair]:
@@ -167,16 +177,14 @@ def _apart(a: ResultItem, b: ResultItem) -> str:
     """Return why two answers to a document are no pair; empty if they are one."""
     if a.prompt_hash and b.prompt_hash and a.prompt_hash != b.prompt_hash:
         return "other-prompt"
-    if a.target != b.target:
+    if a.target != b.target or (a.units and b.units and a.units != b.units):
         return "other-target"
-    return "not-scored" if a.score is None or b.score is None else ""
+    return "" if a.scored and b.scored else "not-scored"
 
 
 def loss(pair: ItemPair) -> float:
-    """Return A's score minus B's, from -1 to 1."""
-    a, b = (item.score for item in pair)
-    assert a is not None
-    assert b is not None
+    """Return A's score minus B's, from -1 to 1; 0 of log-likelihoods, which are no scores."""
+    a, b = (item.score or 0.0 for item in pair)
     return a - b
 
 
@@ -235,6 +243,41 @@ def decide_pairs(pairs: Sequence[ItemPair], rule: Rule, adaptive: bool = False) 
         test="betting" if scores and not result.exact else "exact", pairs=len(scores), a=mean_a, b=mean_b, lost=lost, gained=gained,
         loss=result.loss, low=result.interval.low, high=result.interval.high, p_mcnemar=result.p_mcnemar,
         p_inferior=result.p_inferior, p_regression=result.p_regression,
+    )  # fmt: skip
+
+
+def decide_perplexity(pairs: Sequence[ItemPair], rule: Rule) -> ComparedTask:
+    """Decide by the log-likelihoods of the same documents: a pass needs a perplexity within the margin either way.
+
+    The logarithm of B's perplexity over A's is the sum of what the log-likelihoods lost, over the units. A ratio r of it is tested
+    as one of lengths is (Fieller; `assay.harness.judge.answer_lengths`): the mean of ``lost - log(r) * units`` over the documents
+    is 0. A perplexity that fell by more than the margin is of another model, or of one that sees what it is to predict.
+    """
+    n, limit = len(pairs), math.log1p(rule.margin)
+    before, after = (np.array([side.loglikelihood for side in each], np.float64) for each in zip(*pairs, strict=True))
+    units, lost = np.array([a.units for a, _ in pairs], np.float64), before - after
+    shift = lost.sum() / units.sum()
+    above, below = (bootstrap_t(lost - bound * units, rule.alpha) for bound in (limit, -limit))
+    reach = bootstrap_t((lost - shift * units) / units.mean(), rule.alpha)
+    ratio, low, high = (math.exp(min(each, _LARGEST)) for each in (shift, shift + reach.low, shift + reach.high))
+    outcome = "undecided"
+    if n >= _LEAST_DOCUMENTS:
+        tests = {
+            "worse": above.p_not_above(0) <= rule.regression_alpha,
+            "changed": below.p_not_below(0) <= rule.alpha,
+            "within": max(above.p_not_below(0), below.p_not_above(0)) <= rule.alpha,
+        }
+        outcome = next((name for name, shown in tests.items() if shown), outcome)
+    verdicts: dict[str, Verdict] = {"worse": "regression", "within": "pass"}
+    of_a, of_b = (perplexity(each.sum(), units.sum()) for each in (before, after))
+    why = state(
+        "perplexity", outcome=outcome, a=of_a, b=of_b, ratio=ratio, low=low, high=high, level=1 - 2 * rule.alpha,
+        margin=rule.margin, documents=n,
+    )  # fmt: skip
+    return ComparedTask(
+        task="", verdict=verdicts.get(outcome, "inconclusive"), why=(why,), test="bootstrap", pairs=n, a=of_a, b=of_b,
+        lost=int((lost > 0).sum()), gained=int((lost < 0).sum()), loss=ratio - 1, low=low - 1, high=high - 1,
+        p_inferior=above.p_not_below(0), p_regression=above.p_not_above(0),
     )  # fmt: skip
 
 

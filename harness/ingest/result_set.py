@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ class ResultItem(Part):
     answer: str = Field("", description="the text that the model wrote")
     parsed: str | None = Field(None, description="what the tool took from it; null where it found no answer")
     score: float | None = Field(None, description="1 right, 0 wrong, or a share of 1; null where it was not scored")
+    loglikelihood: float | None = Field(None, description="of a document whose score is a perplexity; null elsewhere")
+    units: int = Field(0, description="words, bytes or documents that the perplexity is of")
     tokens: int | None = Field(None, description="length of the answer; null where the tool does not record it")
     finish: str = Field(
         "",
@@ -64,6 +67,11 @@ class ResultItem(Part):
     @classmethod
     def _blank_is_none(cls, parsed: str | None) -> str | None:
         return parsed if parsed and parsed.strip() else None
+
+    @property
+    def scored(self) -> bool:
+        """True if it has a score, or a log-likelihood."""
+        return self.score is not None or self.loglikelihood is not None
 
     @property
     def cut(self) -> bool:
@@ -117,8 +125,11 @@ class ResultSet(Part):
 
     @property
     def accuracy(self) -> float | None:
-        """Mean score of the items that have one."""
-        return sum(self.scores) / len(self.scores) if self.scores else None
+        """Mean score of the items that have one, or their perplexity."""
+        if self.scores:
+            return sum(self.scores) / len(self.scores)
+        known = [(item.loglikelihood, item.units) for item in self.items if item.loglikelihood is not None]
+        return perplexity(*map(sum, zip(*known, strict=True))) if known else None
 
     @property
     def scores(self) -> list[float]:
@@ -151,7 +162,7 @@ class ResultSet(Part):
             sum(item.parsed is None for item in self.items if item.score == 0),
         )
         of = len(self.items) + skipped
-        if self.accuracy is None or not failed + skipped + unparsed:
+        if self.accuracy is None or not self.scores or not failed + skipped + unparsed:
             return None
         lacking = {"failed": failed, "skipped": skipped, "unparsed": unparsed}
         named = ", ".join(f"{count:,} of {of:,} {what}" for what, count in lacking.items() if count)
@@ -194,6 +205,11 @@ class ReadResults:
     def file(self, source: SourceFile, id: str, title: str) -> FileRead:
         """Describe how much of the file was understood, under this id and title of a format."""
         return FileRead.of(source, id, title, self.read, self.unread, self.unit, self.excerpts, self.notes)
+
+
+def perplexity(loglikelihood: float, units: float) -> float:
+    """Compute the perplexity of texts of so many units; one that no float holds is 1e300."""
+    return math.exp(min(-loglikelihood / units, math.log(1e300)))
 
 
 def better_if_higher(*names: str) -> bool | None:
@@ -316,7 +332,7 @@ def _table(sets: list[ResultSet]) -> FactTable:
         (
             results.task,
             results.metric,
-            f"{len(results.scores):,}",
+            f"{sum(item.scored for item in results.items):,}",
             "" if results.accuracy is None else f"{results.accuracy:.4f}",
             "" if results.shots is None else str(results.shots),
             f"{sum(item.parsed is None for item in results.items):,}",

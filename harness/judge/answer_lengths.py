@@ -4,6 +4,9 @@ The ratio is of sums, candidate over reference. A bound B of it is tested by the
 prompts, which is 0 where the ratio is B (Fieller, JRSS B 16, 175-185 (1954)), with the bootstrap-t interval of skewed values
 (`assay.harness.stats.bootstrap`). An answer that ran to the token limit counts with the limit: the ratio then understates a
 difference, so the numbers of these answers are compared by themselves (exact McNemar test).
+
+Servers may count tokens in other ways, such as with the one that ends an answer. Where most texts that are equal have other counts,
+lengths are compared in characters: equal texts are equally long.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ _SURE = 1e-3
 LIMIT = "length"
 """The reason of an answer that ran to the token limit."""
 _STOP = "stop"
+# Tokens by which counts of equal texts may differ: one that begins and one that ends them. More are tokens that no text shows.
+_UNSEEN = 2.0
 # Reasons for which a model ends an answer by itself, or a limit does. Others, such as "abort" and "content_filter", are events.
 _BY_ITSELF = (_STOP, LIMIT, "model_length", "tool_calls", "function_call")
 
@@ -43,16 +48,18 @@ class AnswerEnd(NamedTuple):
         reason: "stop", "length", "abort", "content_filter", ...; empty where it is not known.
         tokens: its length.
         at: the token or the string at which it stopped; empty where the server does not tell.
+        text: the answer; empty where it is not known.
     """
 
     reason: str
     tokens: int = 0
     at: str = ""
+    text: str = ""
 
     @classmethod
     def of(cls, answer: Answer) -> AnswerEnd:
         """Return the end of an answer of a run."""
-        return cls(answer.finish_reason, answer.completion_tokens, answer.stopped_at)
+        return cls(answer.finish_reason, answer.completion_tokens, answer.stopped_at, answer.text)
 
 
 # The reference's and the candidate's end of the answer to each prompt.
@@ -64,7 +71,7 @@ _SEEN = 0.05
 
 
 class AnswerLengths(Part):
-    """Lengths of both roles' answers to the same prompts, in tokens."""
+    """Lengths of both roles' answers to the same prompts, in tokens, or in characters where tokens are counted in another way."""
 
     prompts: int = Field(description="prompts that both answered")
     reference: float = Field(description="mean length")
@@ -78,6 +85,11 @@ class AnswerLengths(Part):
     high: float | None = Field(None, description="upper bound of the ratio, of the same level")
     p_beyond: float = Field(1.0, description='p value of "the ratio is within the bound", two-sided')
     p_cut: float = Field(1.0, description='exact McNemar p value of "as many ran to the token limit"')
+    recounted: float | None = Field(
+        None,
+        description="tokens that the candidate's server counts more for a text that is equal, on average; lengths are then in "
+        "characters. null: equal texts have equal counts, or none is equal",
+    )
     bound: float = Field(_LENGTH_BOUND, description="largest change of the ratio from 1 that passes")
 
     @property
@@ -91,8 +103,11 @@ class AnswerLengths(Part):
 
     @property
     def same(self) -> bool:
-        """True if the ratio is shown to be within the bound, and no more answers of one role are shown to run to the limit."""
-        if self.low is None or self.high is None:
+        """True if the ratio is shown to be within the bound, and no more answers of one role are shown to run to the limit.
+
+        Tokens that no text shows may be of any number.
+        """
+        if self.low is None or self.high is None or self.unseen:
             return False
         return 1 - self.bound <= self.low and self.high <= 1 + self.bound and not self.more_cut
 
@@ -100,6 +115,11 @@ class AnswerLengths(Part):
     def more_cut(self) -> bool:
         """True if answers of one role are shown to run to the limit more often: by however few, their lengths are not known."""
         return self.p_cut < _SEEN
+
+    @property
+    def unseen(self) -> bool:
+        """True if counts of equal texts differ by more tokens than begin and end them."""
+        return abs(self.recounted or 0.0) > _UNSEEN
 
     @property
     def measured_beyond(self) -> bool:
@@ -137,11 +157,16 @@ def compare_lengths(
         bound: largest change of the ratio from 1 that passes.
         units: what each prompt was drawn with, empty for one drawn alone; prompts of one unit depend on each other, and count once.
     """
+    recounted = _recounted(pairs)
+    lengths = [
+        (ours.tokens, theirs.tokens) if recounted is None else (len(ours.text), len(theirs.text))
+        for ours, theirs in pairs
+    ]
     sums: dict[str | int, tuple[int, int]] = {}
-    for number, (ours, theirs) in enumerate(pairs):
+    for number, (ours, theirs) in enumerate(lengths):
         unit = (units[number] if units else "") or number
         left, right = sums.get(unit, (0, 0))
-        sums[unit] = left + ours.tokens, right + theirs.tokens
+        sums[unit] = left + ours, right + theirs
     reference, candidate = np.array([*sums.values()], np.float64).reshape(-1, 2).T
     cuts = Counter((ours.reason == LIMIT, theirs.reason == LIMIT) for ours, theirs in pairs)
     n = max(1, len(pairs))
@@ -149,14 +174,21 @@ def compare_lengths(
         prompts=len(pairs),
         reference=reference.sum() / n,
         candidate=candidate.sum() / n,
-        longer=sum(theirs.tokens > ours.tokens for ours, theirs in pairs),
-        shorter=sum(theirs.tokens < ours.tokens for ours, theirs in pairs),
+        longer=sum(theirs > ours for ours, theirs in lengths),
+        shorter=sum(theirs < ours for ours, theirs in lengths),
         reference_cut=cuts[True, True] + cuts[True, False],
         candidate_cut=cuts[True, True] + cuts[False, True],
         p_cut=mcnemar(cuts[True, False], cuts[False, True]),
+        recounted=recounted,
         bound=bound,
     )
     return measured.model_copy(update=_ratio(reference, candidate, alpha, bound)) if reference.sum() else measured
+
+
+def _recounted(pairs: _EndPairs) -> float | None:
+    """Return how many tokens more the candidate's server counts for equal texts; None unless it does so for most of them."""
+    apart = [theirs.tokens - ours.tokens for ours, theirs in pairs if ours.text and ours.text == theirs.text]
+    return sum(apart) / len(apart) if 2 * sum(map(bool, apart)) > len(apart) else None
 
 
 def _ratio(reference: Floats, candidate: Floats, alpha: float, bound: float) -> dict[str, float]:
@@ -216,8 +248,8 @@ def check_lengths(lengths: AnswerLengths, sides: tuple[str, str] = _SIDES, *, fo
     if lengths.differ or lengths.beyond:
         return requirement.check("missing", state_lengths("lengths-differ", lengths))
     if not lengths.same:
-        undecided = state_lengths("lengths-undecided", lengths, more_cut=lengths.more_cut)
-        open_ = (lengths.measured_beyond or lengths.more_cut) and not forced
+        undecided = state_lengths("lengths-undecided", lengths, more_cut=lengths.more_cut, unseen=lengths.unseen)
+        open_ = lengths.unseen or ((lengths.measured_beyond or lengths.more_cut) and not forced)
         return requirement.check("missing" if open_ else "not checked", undecided)
     return requirement.check("ok", state_lengths("lengths-within", lengths))
 

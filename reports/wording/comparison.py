@@ -52,6 +52,8 @@ def comparison_words(result: Comparison) -> tuple[str, list[str]]:
 
 def _within_margin(overall: ComparedTask) -> str:
     """Say a loss that is shown and lies within the margin; empty if none is shown."""
+    if overall.test == "bootstrap" and overall.low > 0:
+        return f"B is worse: {say(*overall.why)}"
     kept = next((why.values for why in overall.why if why.id == "accuracy-kept"), None)
     if kept is None or kept["low"] <= 0:
         return ""
@@ -170,6 +172,23 @@ def _score_either_way(outcome: str, a: float, b: float, low: float, high: float,
     return (
         f"The score is {a:.4f} in A and {b:.4f} in B ({-100 * high:+.1f} to {-100 * low:+.1f} points with {100 * level:g} % "
         f"confidence), {_OUTCOMES[outcome].format(f'{100 * margin:g}')}.{_EITHER_WAY}"
+    )
+
+
+_PERPLEXITIES = {
+    "worse": "above the margin of {} %", "within": "within the margin of {} % either way",
+    "changed": "lower by more than the margin of {} %, which no honest repetition is",
+    "undecided": "not shown to be within the margin of {} % either way",
+}  # fmt: skip
+
+
+@says
+def _perplexity(
+    outcome: str, a: float, b: float, ratio: float, low: float, high: float, level: float, margin: float, documents: int
+) -> str:
+    return (
+        f"The perplexity is {a:.4g} in A and {b:.4g} in B, a ratio of {ratio:.4f} ({low:.4f} to {high:.4f} with {100 * level:g} % "
+        f"confidence) over {counted(documents, 'document')}: {_PERPLEXITIES[outcome].format(f'{100 * margin:g}')}."
     )
 
 

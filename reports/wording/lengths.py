@@ -11,13 +11,19 @@ from assay.reports.wording.say import Found, Measured, says
 @says
 def _lengths(
     candidate: float, reference: float, prompts: int, longer: int, shorter: int, candidate_cut: int, reference_cut: int,
-    ratio: float | None, low: float | None, high: float | None, bound: float,
+    ratio: float | None, low: float | None, high: float | None, bound: float, recounted: float | None = None,
 ) -> str:  # fmt: skip
     interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
     of = "" if ratio is None else f": a ratio of {ratio:.3f}{interval}"
+    unit = "tokens" if recounted is None else "characters"
+    counts = (
+        ""
+        if recounted is None
+        else f"; of equal texts the servers count {recounted:+.1f} tokens, candidate less reference"
+    )
     return (
-        f"{candidate:.1f} tokens on average against {reference:.1f}{of} over {prompts:,} prompts ({longer:,} longer, "
-        f"{shorter:,} shorter; ran to the limit: {candidate_cut:,} against {reference_cut:,})"
+        f"{candidate:.1f} {unit} on average against {reference:.1f}{of} over {prompts:,} prompts ({longer:,} longer, "
+        f"{shorter:,} shorter; ran to the limit: {candidate_cut:,} against {reference_cut:,}{counts})"
     )
 
 
@@ -47,7 +53,11 @@ def _lengths_differ(**numbers: Any) -> Found:
 
 
 @says
-def _lengths_undecided(more_cut: bool, **numbers: Any) -> Found:
+def _lengths_undecided(more_cut: bool, unseen: bool = False, **numbers: Any) -> Found:
+    if unseen:
+        return Found(
+            f"{_lengths(**numbers)}: some tokens are in no text", "the tokens themselves: skip_special_tokens off"
+        )
     if more_cut:
         return Found(f"{_lengths(**numbers)}: one ran to the limit more often", "a higher token limit")
     return Found(f"{_lengths(**numbers)}: not shown to be within {numbers['bound']:.0%}", "more questions")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from assay.harness.config import RunSpec
@@ -82,14 +84,19 @@ def test_two_equal_runs_of_enough_documents_pass(data: Path, tmp_path: Path) -> 
     assert [why.id for why in result.why] == ["accuracy-kept"]
 
 
-def inspect_log(data: Path, path: Path, factor: float = 1.0, ends: str = "stop") -> Path:
-    """A log of inspect_ai of 256 documents that are answered right, with answers that are longer by this factor; 20 end so."""
+def inspect_log(data: Path, path: Path, factor: float = 1.0, ends: str = "stop", counted: int = 0) -> Path:
+    """A log of inspect_ai of 256 documents that are answered right, with answers that are longer by this factor; 20 end so.
+
+    The server counts so many tokens more than it wrote.
+    """
     log = json.loads((data / "inspect_a.json").read_text())
     text, log["samples"] = json.dumps(log["samples"][0]), []
     for n in range(256):
         sample = json.loads(text) | {"id": str(n), "target": str(n)}
         sample["scores"]["pattern"] |= {"value": "C", "answer": str(n)}
-        sample["output"]["usage"]["output_tokens"] = round(factor * (40 + n % 9))
+        tokens = round(factor * (40 + n % 9))
+        sample["output"]["usage"]["output_tokens"] = tokens + counted
+        sample["output"]["choices"][0]["message"]["content"] = "so " * tokens
         sample["output"]["choices"][0]["stop_reason"] = ends if n < 20 else "stop"
         log["samples"].append(sample)
     log["eval"]["created"] = path.name
@@ -109,6 +116,21 @@ def test_answers_that_are_right_and_longer_are_a_regression(
     first, *others = result.why
     if verdict == "regression":
         assert (first.id, first.values["whose"], [why.id for why in others]) == ("lengths-beyond", "B", ["accuracy-kept"])
+
+
+@pytest.mark.parametrize(
+    ("factor", "counted", "verdict"), [(1.0, 3, "inconclusive"), (1.0, 2, "pass"), (1.0, 9, "inconclusive"), (1.3, 2, "regression")]
+)
+def test_equal_texts_are_equally_long_however_a_server_counts_their_tokens(
+    data: Path, tmp_path: Path, factor: float, counted: int, verdict: str
+) -> None:
+    a, b = inspect_log(data, tmp_path / "a.json"), inspect_log(data, tmp_path / "b.json", factor, counted=counted)
+    result = compare(a, b)
+    lengths = answers(result).lengths
+    assert (result.verdict, lengths is not None) == (verdict, True)
+    if factor == 1.0:
+        assert (lengths.recounted, lengths.ratio) == (counted, 1.0)  # type: ignore[union-attr]
+    assert status(result, "answer-lengths") == ("ok" if verdict == "pass" else "missing")
 
 
 def broken_log(data: Path, path: Path, ends: str = "stop") -> Path:
@@ -807,3 +829,74 @@ def test_of_equal_likelihoods_no_choice_was_taken(tmp_path: Path) -> None:
     taken, tied = (lm_eval.READER.results(SourceFile.of(path), "").sets[0].items for path in (a, b))
     assert {item.parsed for item in taken} == set("ABCD")
     assert {item.parsed for item in tied} == {None}
+
+
+def wikitext(folder: Path, factor: float, noise: float = 0.0, documents: int = 62) -> Path:
+    """A run of lm-eval on texts, whose log-likelihoods are multiplied by this factor."""
+    rng = np.random.default_rng(len(folder.name))
+    folder.mkdir()
+    words = [50 + 37 * n % 400 for n in range(documents)]
+    sums = [-3.0 * count * (1 + n % 5 / 50) * factor * (1 + noise * rng.standard_normal()) for n, count in enumerate(words)]
+    rows = [
+        {
+            "doc_hash": str(n), "prompt_hash": "p", "target_hash": "t", "target": f"page {n}", "resps": [[total]],
+            "filtered_resps": [total], "filter": "none", "metrics": ["word_perplexity"], "word_perplexity": [total, count],
+        }
+        for n, (total, count) in enumerate(zip(sums, words, strict=True))
+    ]  # fmt: skip
+    (folder / "samples_wikitext_2026.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = {
+        "results": {"wikitext": {"word_perplexity,none": math.exp(-sum(sums) / sum(words)), "word_perplexity_stderr,none": "N/A"}},
+        "configs": {"wikitext": {"task": "wikitext", "output_type": "loglikelihood_rolling"}}, "versions": {}, "n-shot": {},
+        "higher_is_better": {"wikitext": {"word_perplexity": False}}, "config": {},
+    }  # fmt: skip
+    (folder / "results_2026.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "documents", "verdict", "outcome"),
+    [
+        (1.0001, 1e-4, 62, "pass", "within"), (1 + math.log(1.35) / 3.12, 0.01, 62, "regression", "worse"),
+        (0.05, 0.0, 62, "inconclusive", "changed"), (1.0, 0.0, 5, "inconclusive", "undecided"),
+        (1.004, 0.02, 20, "inconclusive", "undecided"),
+    ],
+)  # fmt: skip
+def test_perplexities_are_compared_document_by_document(
+    tmp_path: Path, factor: float, noise: float, documents: int, verdict: str, outcome: str
+) -> None:
+    a, b = wikitext(tmp_path / "a", 1.0, 0.0, documents), wikitext(tmp_path / "b", factor, noise, documents)
+    result = compare(a, b)
+    (task,) = answers(result).tasks
+    assert (task.test, task.pairs, task.why[0].values["outcome"]) == ("bootstrap", documents, outcome)
+    assert result.verdict == verdict
+    if outcome == "worse":
+        assert task.b / task.a == pytest.approx(1.35, abs=0.02)
+        assert task.low < 0.35 < task.high
+    if outcome == "within":
+        changed(b / "results_2026.json", results__wikitext={"word_perplexity,none": 60.0})
+        assert unmet(compare(a, b)) == ["scores-agree"]
+
+
+def test_a_perplexity_beside_scores_must_pass_too(tmp_path: Path) -> None:
+    for side, factor, right in (("a", 1.0, 800), ("b", 0.05, 800)):
+        (tmp_path / side).mkdir()
+        lm_run(tmp_path / side / "t", {"acc": share(right)})
+        wikitext(tmp_path / side / "w", factor)
+    result = compare(tmp_path / "a", tmp_path / "b")
+    assert (answers(result).overall.pairs, answers(result).overall.verdict, result.verdict) == (1000, "pass", "inconclusive")
+    assert result.why[0].values["task"] == "wikitext (word_perplexity,none)"
+
+
+def test_another_score_that_changed_and_has_no_direction_forbids_a_pass(data: Path, tmp_path: Path) -> None:
+    sides = []
+    for name, value in (("a", 0.05), ("b", 0.9)):
+        path = inspect_log(data, tmp_path / f"{name}.json")
+        log = json.loads(path.read_text())
+        for sample in log["samples"]:
+            sample["scores"]["toxic"] = {"value": value, "answer": "x"}
+        path.write_text(json.dumps(log))
+        sides.append(path)
+    result = compare(*sides)
+    assert (answers(result).overall.verdict, result.verdict) == ("pass", "inconclusive")
+    assert result.why[0].values["task"] == "synthetic (toxic)"

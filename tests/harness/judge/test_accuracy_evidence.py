@@ -114,7 +114,9 @@ def test_right_answers_of_another_length_are_a_regression(
     for role, length, ran_to_limit in zip(ROLES, tokens, cut, strict=True):
         changed = {"finish_reason": "length" if ran_to_limit else "stop"}
         for number, item in enumerate(plan.of("accuracy")):
-            folder.append(runs.answer_of(role, item, completion_tokens=length + number % 7, **changed))
+            tokens_of = length + number % 7
+            text = f"{'so ' * tokens_of}Answer: {item.expected}"
+            folder.append(runs.answer_of(role, item, completion_tokens=tokens_of, text=text, **changed))
     report = build(folder)
     suite = accuracy(report)
     (check,) = [check for check in report.checks if check.id == "answer-lengths"]

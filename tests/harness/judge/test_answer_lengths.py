@@ -66,6 +66,22 @@ def test_answers_that_run_to_the_limit_more_often_differ() -> None:
     assert check_lengths(both).status == "ok", "as many of both"
 
 
+def test_counts_that_differ_where_texts_are_equal_are_no_lengths() -> None:
+    def ends(counted: int, more: str = "") -> Pairs:
+        short = "so it is " * 3
+        told = [(short, 9 + counted)] * 60 + [(short + more, 9 + counted + len(more) // 3)] * 40
+        return [(AnswerEnd("stop", 9, text=short), AnswerEnd("stop", tokens, text=text)) for text, tokens in told]
+
+    alike, eos, longer, unseen = (compare_lengths(each, 0.05) for each in (ends(0), ends(1), ends(1, "so " * 9), ends(20)))
+    assert (alike.recounted, alike.reference) == (None, 9)
+    assert (eos.recounted, eos.same, eos.reference, eos.candidate) == (1, True, 27, 27)
+    assert (longer.recounted, longer.beyond) == (1, True)
+    assert (unseen.same, unseen.beyond, check_lengths(unseen).status) == (False, False, "missing")
+    assert "equal texts the servers count +1.0 tokens" in said_check(check_lengths(eos)).found
+    mixed = compare_lengths(ends(0)[:60] + ends(1)[:9], 0.05)
+    assert (mixed.recounted, mixed.reference) == (None, 9), "most equal texts have equal counts"
+
+
 def test_questions_of_one_passage_count_once() -> None:
     reference, candidate = [20] * 60, [28] * 30 + [20] * 30
     alone = lengths(reference, candidate)
