@@ -84,3 +84,19 @@ def test_an_axis_that_separates_the_failing_calls_is_tried_with_each_of_its_valu
     until = made_until(lambda c: 0.5 if c["heads"] == "MHA 4/4" else 1e3)
     assert len(first()) < until < len(order())
     assert {case.condition["heads"] for case in order()[:until]} == {case.condition["heads"] for case in order()}
+
+
+def test_long_calls_are_made_in_falling_order_so_that_shorter_ones_follow() -> None:
+    """A merge of partial results that reads those of an earlier call, where its own are fewer, passed."""
+    longest = [max(call.lens_k) for call in in_order(made())]
+    long = [n for n in longest if n > 1024]
+    assert longest[-len(long) :] == sorted(long, reverse=True)
+    call_of = {case.name: call for case, call in made()}
+    decode = [call_of[case.name] for case in order() if case.condition["phase"] == "decode"]
+    for splits in (3, 5, 6, 7):
+        assert any(
+            -(-later.lens_k[0] // 512) == splits and -(-first.lens_k[0] // 512) >= 8
+            for at, later in enumerate(decode)
+            for first in decode[:at]
+            if first.q.shape[1:] == later.q.shape[1:] and first.k.shape[1:] == later.k.shape[1:] and first.q.dtype == later.q.dtype
+        )
