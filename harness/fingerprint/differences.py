@@ -197,7 +197,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
     )
 
 
-def _seen_in(sources: set[str]) -> Sequence[str]:
+def _seen_in(sources: Collection[str]) -> Sequence[str]:
     """Return the parts that both sides would have, had nothing been lost: a server has all, files and a URL do not."""
     return PARTS if len(sources) == 1 else _IN_FILES if _ENDPOINT not in sources else ()
 

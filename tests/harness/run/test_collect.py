@@ -26,7 +26,7 @@ class Server:
         self._torch = torch
 
     def fingerprint(self) -> Fingerprint | None:
-        made = Fingerprint(source="server", engine="e", model=str(TINY_MODEL), packages={"torch": self._torch})
+        made = Fingerprint(source="server", engine="e", model=str(TINY_MODEL), config={}, packages={"torch": self._torch})
         return made if self._torch else None
 
     def stop(self) -> None:
