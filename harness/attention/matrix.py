@@ -30,7 +30,14 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.covering import AxisPart, covering
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.matrix_batches import BATCHES, CORE, GRAPHS, MORE, NINE, SIZES, WITHOUT_PREFIX
-from assay.harness.attention.matrix_data import BEYOND_FP16, DATA, ON_GRID, ONE_SIGN, WEIGHTS_ON_GRID
+from assay.harness.attention.matrix_data import (
+    BEYOND_FLOAT16,
+    BEYOND_FP16,
+    DATA,
+    ON_GRID,
+    ONE_SIGN,
+    WEIGHTS_ON_GRID,
+)
 from assay.harness.attention.matrix_features import (
     LONG_WINDOWS,
     MLA,
@@ -81,6 +88,8 @@ _HEADS: dict[Size, tuple[tuple[int, int], ...]] = {
 _OTHER_HEADS = (
     (6, 2), (10, 2), (12, 2), (14, 2), (24, 2), (32, 2), (12, 3), (25, 5), (12, 6), (16, 4), (10, 10), (3, 3),
 )  # fmt: skip
+# With head dims of few models: 6 q heads on each kv head, more kv heads, and MHA.
+_HEADS_OF_OTHER_DIMS = ((12, 2), (10, 5), (5, 5))
 # Heads of Llama 3 8B and 70B and of Llama 2 7B, all of head_dim 128: tables of heads that end at 16 or at 32 are too short.
 _MODEL_HEADS, _MODEL_DIM = ((32, 8), (64, 8), (32, 32)), 128
 # Kernels treat the first two layers, every second one, those in the middle or the last one in a way of their own.
@@ -124,7 +133,6 @@ _ONCE = {
         (9, 60, "three long ones", "equal first tokens"),  # a prefix that is taken for a shared one
         (208, 60, "three chunks"),  # a second sequence of several blocks of queries
         (16, 256, "cached powers of two"), (16, 240, "powers of two"),  # plans that are kept by totals; full partitions
-        (2, 1500, "four long ones"),  # limits of up to 1,500 tokens in several sequences of a batch
     ),
     "decode": _scenes(
         (1, 700, "one"), (1, 2200, "one"),  # windows and limits of up to 512 and 2,048 tokens
@@ -134,13 +142,24 @@ _ONCE = {
         (1, 157, "one", "K far from 0"),
         (1, 60, "three long ones", "equal first tokens"),
         (1, 256, "cached powers of two"), (1, 255, "powers of two"),
-        (1, 1200, "four long ones"),
     ),
 }  # fmt: skip
+# Long calls: a chunk of prefill beside decode; a batch beyond a vector of eight lengths.
+_LONG_BATCHES = {
+    "extend": _scenes((range(129, 191), range(1030, 1160), "a chunk among long ones")),
+    "decode": _scenes((1, range(1030, 1160), "nine long ones")),
+}
+# More packed keys than an index of 16 bits holds, in lengths that leave every remainder.
+_PACKED = {
+    "extend": _scenes((range(2, 9), range(1230, 1246), "33 long ones")),
+    "decode": _scenes((1, range(1230, 1246), "33 long ones")),
+}
+# Three, five, six and seven partitions of 512 keys, after calls of more: what those left must not be merged.
+_AFTER_MORE = _scenes(*((1, range(512 * n + 2, 512 * n + 511), "one") for n in (2, 4, 5, 6)))
 # What goes wrong in one dtype of 16 bits and one head dim.
 _HALVES = {
-    "extend": _scenes((96, 20, "one"), (256, 1, "one", BEYOND_FP16[2]), (34, 400, "one", ONE_SIGN)),
-    "decode": _scenes((1, 600, "one", BEYOND_FP16[2]), (1, 600, "one", ONE_SIGN)),
+    "extend": _scenes((96, 20, "one"), (256, 1, "one", BEYOND_FP16[2])),
+    "decode": _scenes((1, 600, "one", BEYOND_FP16[2])),
 }
 # The same batch in another order, in the buffers of the first; a sink behind which small weights decide.
 _EACH_DTYPE = {
@@ -169,9 +188,15 @@ _ASKING = {
     "extend": _scenes((34, 157, "one"), (70, 0, "4 prompts"), (129, 64, "between others"), (7, 200, NINE)),
     "decode": _scenes((1, 200, "one"), (1, 129, NINE), (1, 300, "4 unlike")),
 }
+_FAR = {
+    "extend": _scenes((17, range(1110, 1290), "after no prefix")),
+    "decode": _scenes((1, range(1110, 1290), "after a short one")),
+}
+"""Calls with more than 1,024 keys, whose mask, cap or partitions a kernel may treat in a way of their own."""
 # (queries, keys more than that) of cross attention.
 _CROSSING = _scenes(
-    (34, 157, "fewer keys than queries"), (129, -100, "one"), (64, -63, "one"), (300, -7, "fewer keys than queries")
+    (34, 157, "fewer keys than queries"), (129, -100, "one"), (64, -63, "one"), (300, -7, "fewer keys than queries"),
+    (34, range(1110, 1290), "one"),
 )  # fmt: skip
 _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
 # Longest window that the calls of a model ask for: longer ones take gigabytes.
@@ -340,13 +365,16 @@ def _parts(
     yield _Part(("dtype head_dim", "scale"), _scenes((new, 96 - new, "full tiles", _SCALED)), {"scale": _SCALES})
     yield _Part(("scene dtype",), _EACH_DTYPE[phase], first)
     yield _Part(("scene", "dtype head_dim"), _scenes(*((new, 1, f"{n} short ones") for n in GRAPHS)), halves)
-    # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
-    yield _Part(("dtype",), _scenes((2, 4095, "one") if extend else (1, 4096, "one")), halves | first)
+    yield from _long(phase, heads_of, halves, first)
+    yield _Part(("dtype", "head_dim"), _scenes((34 if extend else 1, 400, "one", ONE_SIGN)), halves)
+    if torch.bfloat16 in kinds:
+        wide = _scenes((34 if extend else 1, 300, "one", BEYOND_FLOAT16))
+        yield _Part(("head_dim",), wide, {"dtype": (torch.bfloat16,)})
     if extend:
         yield _Part(("heads", "dtype"), _scenes((9, 30, "some without new tokens")), heads | last, ("batch",))
         # A full chunk, and one token more than that; and prompts of more than two blocks that are shorter than a chunk.
         chunks = _scenes(
-            (512, 8, "one"), (513, 0, "one"), (range(258, 383), 0, "one"), (range(386, 511), 0, "after no prefix")
+            (512, 8, "one"), (513, 0, "one"), (range(258, 383), 0, "one"), (range(386, 500), 0, "after no prefix")
         )  # fmt: skip
         yield _Part(("scene", "dtype", "head_dim"), chunks, halves)
     else:
@@ -359,24 +387,26 @@ def _parts(
         yield _Part(("asked dtype", "heads head_dim"), _UNSEEN[phase], heads | seen, ("batch",))
     # One value at a time, with more than 512 keys in one call.
     each = _scenes((17 if extend else 1, range(2, 127), "among long ones"))
-    yield _Part(("grad_mode",), each, {"grad_mode": ("inference_mode", "no_grad")})
+    yield _Part(("grad_mode",), _ASKING[phase][:1], {"grad_mode": ("inference_mode", "no_grad")})
     yield _Part(("dtype",), each, heads | {"layout": ("sliced",)}, ("inputs",))
     yield _Part(("layout",), each, heads | {"layout": ("heads first", "each its own")}, ("inputs",))
     yield _Part(("dtype",), each, {"first_head": (_HEADS[size][1][0],)})
     yield _Part(("heads",), each, {"heads": _OTHER_HEADS}, ("heads",))
     of_models = {"heads": _MODEL_HEADS, "head_dim": (_MODEL_DIM,)} if _MODEL_DIM in dims else {}
     if of_models:
-        yield _Part(("heads dtype",), each, halves | of_models, ("heads",))
+        yield _Part(("dtype",), _FAR[phase], halves | of_models | {"heads": _MODEL_HEADS[:1]}, ("heads",))
+        yield _Part(("heads dtype",), each, halves | of_models | {"heads": _MODEL_HEADS[1:]}, ("heads",))
     alone = _scenes((34, 0, "one")) if extend else ()
-    for scenes in filter(None, (each, alone)):
-        whole = scenes is each
+    for scenes in filter(None, (each, _FAR[phase], alone)):
         if models:
             yield _Part(("model",), scenes, {"model": models})
         if other_dims:
-            kinds_of = {"dtype": kinds} if size == "full" else halves
-            yield _Part(
-                ("head_dim dtype" if whole else "head_dim",), scenes, kinds_of | {"head_dim": other_dims}, ("head_dim",)
-            )
+            axes = ({"dtype": kinds} if size == "full" else halves) | {"head_dim": other_dims}
+            if scenes is each:
+                crossed = axes | {"heads": _HEADS_OF_OTHER_DIMS}
+                yield _Part(("head_dim dtype", "head_dim heads"), scenes, crossed, ("head_dim", "heads"))
+            else:
+                yield _Part(("head_dim",), scenes, axes, ("head_dim",))
         if declared.head_dims_v:
             yield _Part(("head_dim head_dim_v",), scenes)
     if alone:
@@ -394,6 +424,21 @@ def _parts(
     if noise.quantises:  # calls on which a quantisation costs nothing
         grid = (ON_GRID, WEIGHTS_ON_GRID) if noise.p is None else (WEIGHTS_ON_GRID,)
         yield _Part(("scene data head_dim", "data dtype", "data heads"), _ASKING[phase], heads | {"data": grid})
+
+
+def _long(
+    phase: str,
+    heads_of: Sequence[tuple[int, int]],
+    halves: dict[str, Sequence[Any]],
+    first: dict[str, Sequence[Any]],
+) -> Iterator[_Part]:
+    """Yield the longest calls: of a usual number of heads, which cost least."""
+    # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
+    yield _Part(("dtype",), _scenes((2, 4095, "one") if phase == "extend" else (1, 4096, "one")), halves | first)
+    yield _Part(("scene dtype", "scene head_dim"), _LONG_BATCHES[phase])
+    yield _Part(("scene",), _PACKED[phase], halves | first | {"heads": heads_of[-1:]})
+    if phase == "decode":
+        yield _Part(("scene",), _AFTER_MORE, first | {"dtype": halves["dtype"][-1:]})
 
 
 def asked_by(model: str, features: Sequence[str]) -> tuple[str, ...]:
@@ -446,6 +491,7 @@ def _asking(
         ):
             if values:
                 yield _Part(groups, scenes, axes | {"asked": values})
+        yield _Part(("asked",), _FAR[phase], axes | {"asked": [(value,) for value in of if value != "cross attention"]})
         if name != "mla":
             some = data | {"asked": [(value,) for value in of if value != "cross attention"]}
             if of_models:

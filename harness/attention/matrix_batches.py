@@ -52,8 +52,14 @@ def _short(number: int, new: int, prefix: int, long: int) -> _Lens:
 
 
 def _as_many_new(number: int, new: int, prefix: int, long: int) -> _Lens:
-    """Make sequences with as many new tokens each, behind different prefixes; the last two are long."""
-    return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 69)]
+    """Make sequences with as many new tokens each, behind different prefixes; of the last two, one has several partitions."""
+    return [*((new, 9 * n) for n in range(number - 2)), (new, prefix), (new, prefix + 861)]
+
+
+def _of_every_remainder(new: int, prefix: int, long: int) -> _Lens:
+    """Make 33 sequences whose keys leave every remainder of 16, those of up to 600 keys first, then the longer ones."""
+    keys = [*(prefix - 973 + 21 * n for n in range(17)), *(prefix + 61 * n for n in range(16))]
+    return [(new, count - new) for count in keys]
 
 
 BATCHES: dict[str, _Batch] = {
@@ -63,9 +69,13 @@ BATCHES: dict[str, _Batch] = {
     ],
     "seventeen at borders": lambda new, prefix, long: [(1, prefix), *((1, border) for border in _BORDERS)],
     # Sequences of several partitions: in one that follows another, where lengths differ, and in the last one.
-    "two long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 197)],
+    "two long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 861)],
     "three long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 191), (1, prefix + 264)],
-    "four long ones": lambda new, prefix, long: [(new, prefix), (new, prefix + 64), (new, prefix - 100), (new, 20)],
+    "nine long ones": lambda new, prefix, long: [
+        (1, keys) for keys in (prefix, 1790, 300, 5, 700, prefix + 69, 17, 530, 901)
+    ],
+    "33 long ones": _of_every_remainder,
+    "a chunk among long ones": lambda new, prefix, long: [(1, 1300), (new, prefix), (9, 700)],
     "among long ones": lambda new, prefix, long: [(min(new, 7), 16), (new, prefix), (min(new, 3), long)],
     # Several blocks of queries in a sequence that is not the first.
     "three chunks": lambda new, prefix, long: [(new, 0), (new, prefix), (192, 0)],

@@ -90,6 +90,13 @@ def _far_keys(call: AttentionCall) -> AttentionCall:
     return _one_dim(call, 0.02, 300.0 + torch.linspace(-9, 9, call.k.shape[0]))
 
 
+def _beyond_float16(call: AttentionCall) -> AttentionCall:
+    # Numbers of heads 0, 2, ... are too large for float16, the others' too small, by powers of two: scores stay what they are.
+    q_heads, kv_heads = call.q.shape[1], call.k.shape[1]
+    size = torch.tensor([2.0**17, 2.0**-20], device=call.k.device).repeat(kv_heads)[:kv_heads, None]
+    return replace(call, q=call.q / size.repeat_interleave(q_heads // kv_heads, 0), k=call.k * size, v=call.v * size)
+
+
 # Tokens: two and a half pages of 16.
 _EQUAL = 40
 
@@ -122,6 +129,8 @@ def _on_grid(scale: float, call: AttentionCall) -> AttentionCall:
 
 BEYOND_FP16 = ("unscaled scores above 1e5", "unscaled scores below -1e5", "scores near 95")
 """Data of which fp16 does not hold the scores before they are scaled, or to a tenth only."""
+BEYOND_FLOAT16 = "beyond float16"
+"""Data of bfloat16 that float16 does not hold: K and V of a kernel that casts them."""
 ONE_SIGN = "large positive values"
 """Data whose weighted values add up beyond fp16 unless they are divided in time, and errors of the weights with them."""
 ON_GRID, WEIGHTS_ON_GRID = "on the grid", "on the grid, weights of 0 and 1"
@@ -158,6 +167,7 @@ RARE: dict[str, _Change] = {
     "scores far below 0": partial(_scaled_far, -1),  # a maximum that begins at 0: all weights are zero
     BEYOND_FP16[0]: partial(_unscaled_far, 1),  # unscaled scores in fp16
     BEYOND_FP16[1]: partial(_unscaled_far, -1),  # -1e4, -5e4 or -65,504 for minus infinity
+    BEYOND_FLOAT16: _beyond_float16,
     # Sums that are kept in fp16, with weights that are alike.
     ONE_SIGN: lambda call: replace(call, q=call.q / 8, v=300 * call.v.abs()),
 }
@@ -170,7 +180,9 @@ def excluded(noise: NoiseFamily, data: str) -> str:
     Sums in fp16 end at 65,504. Weights of 8 bits round alike where they are alike, and values of one sign do not cancel that: of
     27 honest matrices of ``int8_qk_fp8_pv`` one was 1 % beyond its bound (``benchmarks/honest_kernels.py --seed 501``).
     """
-    if noise.accumulation == "fp16" and data in (*BEYOND_FP16, ONE_SIGN):
+    if data == BEYOND_FLOAT16 and any((noise.q, noise.k, noise.v, noise.p)):
+        return "numbers beyond float16 in fewer bits"
+    if noise.accumulation == "fp16" and data in (*BEYOND_FP16, BEYOND_FLOAT16, ONE_SIGN):
         return "sums beyond fp16"
     rounded = noise.p is not None and FORMATS[noise.p.format].scaled
     return "values of one sign with weights of 8 bits" if rounded and data == ONE_SIGN else ""

@@ -10,6 +10,7 @@ import torch
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
+from assay.harness.attention.model_shapes import SHAPES
 from assay.harness.attention.oracle import feature_effects
 from assay.harness.evidence.kernel_result import Coverage, Gap, Reach
 from assay.harness.localize import axes
@@ -58,6 +59,9 @@ def coverage_of(
         axis: tuple(sorted({str(value) for call in computed if (value := value_of(call)) != ""}, key=_by_numbers))
         for axis, value_of in _VALUES.items()
     }
+    values["data"] = tuple(dict.fromkeys(case.condition["data"] for case in cases if "data" in case.condition))
+    shapes = {(call.q.shape[1], call.k.shape[1], call.q.shape[2]) for call in computed}
+    values["shapes of"] = tuple(model for model, shape in SHAPES.items() if shape in shapes)
     asked: dict[str, list[tuple[Case, CallResult]]] = {}
     for case, result in results:
         asked.setdefault(case.condition.get("asked for", "nothing"), []).append((case, result))

@@ -19,6 +19,8 @@ _WRONG = 16
 _CLEARLY = 10.0
 # Tokens of a tile, by which a kernel's work on a call is counted.
 _TILE = 32
+# Keys of a sequence from which on a call is long.
+_LONG = 1024
 # What any call costs, in tiles.
 _OVERHEAD = 8
 
@@ -27,7 +29,8 @@ def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
     """Order the calls as they are made: at each place that which shows most new conditions for what it costs.
 
     A condition is a value of an axis in a phase and dtype, with all, some or none of its sequences cached. Calls that show no new
-    one come last, the cheapest of them first.
+    one come later, the cheapest of them first; those with more than `_LONG` keys last, in falling order, so that shorter ones
+    follow longer ones, of which a kernel may keep partial results.
     """
     numbers: dict[tuple[str, ...], int] = {}
     rows = []
@@ -38,13 +41,16 @@ def in_order(made: Sequence[tuple[Case, AttentionCall]]) -> list[AttentionCall]:
     for place, row in enumerate(rows):
         shows[place, row] = True
     cost = np.array([_cost(call) for _, call in made])
-    left, new, order = np.ones(len(made), dtype=bool), np.ones(len(numbers), dtype=bool), []
+    longest = np.array([max(call.lens_k) for _, call in made])
+    left, order = longest <= _LONG, []
+    new = shows[left].any(0)
     while new.any():
         best = int(np.where(left, shows[:, new].sum(1) / cost, -1.0).argmax())
         order.append(best)
         left[best] = False
         new &= ~shows[best]
     order += sorted(left.nonzero()[0].tolist(), key=lambda place: float(cost[place]))
+    order += sorted((longest > _LONG).nonzero()[0].tolist(), key=lambda place: -int(longest[place]))
     return [made[place][1] for place in order]
 
 

@@ -25,7 +25,7 @@ from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure
-from assay.harness.localize.rules import Points, holds, rules
+from assay.harness.localize.rules import Points, holds, meets, rules
 from assay.harness.stats.query_bounds import least_error
 
 _SCANNED = sorted(
@@ -437,21 +437,11 @@ class Experiments:
     kept: Sequence[tuple[Shape, CallResult]] = ()
 
     def there(self, shape: Shape) -> bool:
-        """Return True if a call of a shape can have a wrong sequence, judging by what all its sequences have in common."""
-        if self.tried is None:
-            return True
-        rule = [one for one in self.tried.rule if one.feature in OF_CALLS]
-        known = features(shape, 0)
-        return holds(tuple(rule), known) and all(known[name] == value for name, value in self.tried.context.items())
+        """Return True if a call of a shape has a sequence that is wrong, by what was tried."""
+        return self.tried is None or any(meets(self.tried, features(shape, b)) for b in range(len(shape.lens)))
 
 
 NOTHING_TRIED = Experiments()
-OF_CALLS = frozenset((
-    "q_heads", "kv_heads", "ratio", "head_dim", "head_dim_v", "layer", "first_head", "window", "dtype", "data", "page", "layout",
-    "autograd",
-    "asked", "ways",
-))  # fmt: skip
-"""Features that all sequences of a call have in common, and that no condition of lengths can say."""
 
 
 def experiment(
@@ -507,12 +497,12 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
         counts, refuted = {True: 0, False: 0}, False
         for shape in drawer(1500):
             said = [(b, holds(rivals[0], of)) for b, of in sequences(shape)]
-            if not said or counts[any(meets for _, meets in said)] >= _EACH_SIDE:
+            if not said or counts[any(inside for _, inside in said)] >= _EACH_SIDE:
                 continue
             answer = lab.ask(shape)
-            refuted |= any(answer[b] is not None and answer[b] != meets for b, meets in said)
-            for meets in {meets for b, meets in said if answer[b] is not None}:
-                counts[meets] += 1
+            refuted |= any(answer[b] is not None and answer[b] != inside for b, inside in said)
+            for inside in {inside for b, inside in said if answer[b] is not None}:
+                counts[inside] += 1
         still = rules(lab.points.within(context), 1)
         if not refuted and still == rivals[:1]:
             if min(counts.values()) < _LEAST_EACH_SIDE:

@@ -37,6 +37,9 @@ def test_coverage_is_values_their_reach_and_the_gaps() -> None:
     assert found.values["dtype"] == ("float16",)
     assert found.values["head_dim"] == ("64", "80", "96", "128", "192", "256")
     assert found.values["layer"] == ("0", "1", "2", "16", "31")
+    assert {"normal", "beyond float16", "large positive values"} - {*found.values["data"]} == {"beyond float16"}, "of bfloat16"
+    assert {"llama-3-8b", "llama-2-7b"} <= {*found.values["shapes of"]}
+    assert "qwen2.5-7b" not in found.values["shapes of"]
     [reach] = found.reach.values()
     assert (reach.new[-1], reach.behind[-1], reach.keys[-1], reach.sequences[-1]) == (513, 512, 4097, 40)
     pairs = {(new, new + cached) for _, one in made for new, cached in zip(one.call.lens_q, one.call.prefixes, strict=True)}

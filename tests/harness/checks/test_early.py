@@ -78,3 +78,19 @@ def test_only_a_kernel_that_is_wrong_by_far_everywhere_is_not_run_on_all_calls(
     wrong: Callable[[dict[str, str]], float], early: bool
 ) -> None:
     assert (made_until(wrong) < len(order()) / 2) == early
+
+
+def test_long_calls_are_made_in_falling_order_so_that_shorter_ones_follow() -> None:
+    """A merge of partial results that reads those of an earlier call, where its own are fewer, passed."""
+    longest = [max(call.lens_k) for call in in_order(made())]
+    long = [n for n in longest if n > 1024]
+    assert longest[-len(long) :] == sorted(long, reverse=True)
+    call_of = {case.name: call for case, call in made()}
+    decode = [call_of[case.name] for case in order() if case.condition["phase"] == "decode"]
+    for splits in (3, 5, 6, 7):
+        assert any(
+            -(-later.lens_k[0] // 512) == splits and -(-first.lens_k[0] // 512) >= 8
+            for at, later in enumerate(decode)
+            for first in decode[:at]
+            if first.q.shape[1:] == later.q.shape[1:] and first.k.shape[1:] == later.k.shape[1:] and first.q.dtype == later.q.dtype
+        )
