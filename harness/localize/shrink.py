@@ -155,7 +155,7 @@ def _pick(call: AttentionCall, kept: list[tuple[int, int, int]]) -> AttentionCal
     rows = sequences(call)
     q_rows = [torch.arange(rows[b][0].start, rows[b][0].stop - newest) for b, _, newest in kept]
     k_rows = [
-        torch.arange(start := rows[b][1].start + oldest, max(start + 1, rows[b][1].stop - newest))
+        torch.arange(start := rows[b][1].start + oldest, max(min(start + 1, rows[b][1].stop), rows[b][1].stop - newest))
         for b, oldest, newest in kept
     ]
     device = call.q.device

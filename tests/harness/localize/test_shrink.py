@@ -150,3 +150,13 @@ def test_padded_rows_shrink_with_their_call() -> None:
     exec(source.partition("def test_")[0], found)
     torch.testing.assert_close(rounded_oracle(found["CALL"]), rounded_oracle(small), equal_nan=True)
     assert found["CALL"].features == small.features
+
+
+def test_a_sequence_without_keys_stays_without() -> None:
+    def wrong(call: AttentionCall) -> Tensor:
+        out = rounded_oracle(call)
+        return out if min(call.lens_k) else torch.zeros_like(out)
+
+    call = call_of([(0, 0), (7, 9), (3, 4)], (4, 2), 64, torch.float32, "cpu")
+    smallest = shrink(Guard(wrong, memory=False), call, ())
+    assert (smallest.lens_q, smallest.lens_k) == ([0, 1], [0, 1])
