@@ -97,7 +97,7 @@ def shrink(guard: Guard, call: AttentionCall, head_dims: Collection[int], bug: s
 
     def still_fails(smaller: AttentionCall) -> bool:
         nonlocal runs
-        if runs > _MAX_RUNS or time.monotonic() > until:
+        if not smaller.rows or runs > _MAX_RUNS or time.monotonic() > until:
             return False
         runs += 1
         try:
