@@ -118,7 +118,11 @@ def diff_document(result: FingerprintDiff) -> Document:
     elif result.compared:
         but = " but for what was declared" if any(difference.outputs for difference in declared) else ""
         parts = counted(len(result.compared), "part")
-        headline = f"Nothing that changes outputs differs{but}, in {parts} that were compared."
+        were = "was" if len(result.compared) == 1 else "were"
+        headline = f"Nothing that changes outputs differs{but}, in {parts} that {were} compared."
+        if result.lost:
+            was = "was" if len(result.lost) == 1 else "were"
+            headline = f"{listed(result.lost)} {was} observed on one side alone. Nothing else counts{but}, in {parts}."
         if result.unread:
             headline = (
                 f"Settings of the model were not compared ({result.unread}). Nothing else counts{but}, in {parts}."
@@ -129,7 +133,7 @@ def diff_document(result: FingerprintDiff) -> Document:
         CaseResult(
             "fingerprints",
             "fingerprint",
-            "pass" if result.compared and not result.unread else "inconclusive",
+            "pass" if result.exit_code == 0 else "inconclusive",
             headline,
             [headline],
         )

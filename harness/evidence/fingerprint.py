@@ -103,6 +103,7 @@ class Tokens(Record):
         written: ids of ``tokenizer.json`` itself, which no class has changed, of the texts where they are not `bare`.
         retold: ids of each chat where a client renders it to text first, and the tokenizer adds special tokens again.
         counts: number of prompt tokens of each chat, where only that was seen.
+        digests: of the chat template, and of what ``tokenizer.json`` computes from by its parts: the corpus meets a little of it.
     """
 
     tokenizer: str = ""
@@ -115,6 +116,7 @@ class Tokens(Record):
     refused: dict[str, str] = Field(default_factory=dict)
     retold: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     counts: dict[str, int] = Field(default_factory=dict)
+    digests: dict[str, str] = Field(default_factory=dict)
 
 
 class Resolved(Record):

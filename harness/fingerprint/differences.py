@@ -32,6 +32,12 @@ _OF_REQUESTS = {
 }
 # Source of the fingerprint of a URL, which was asked for nothing: what differs from it is declared by no setting.
 _ENDPOINT = "endpoint"
+# Parts that files, a model runner and a server all have.
+_IN_FILES = ("tokens", "generation", "rope", "weights", "environment", "packages")
+# Parts that a server may lack beside another: what backends ignore is measured without one, positions are of a request.
+_APART = ("ignored", "positions")
+# Differences of weights that make another model: most are others, or are rounded.
+_OTHER_MODEL = {"weights.other": True, "weights.dtype": True}
 _WITHOUT_SERVER = "loaded without a server"
 # What a setting that differs as asked lets differ besides its own argument, by beginnings of names.
 _DECLARES: Mapping[str, Sequence[str]] = {
@@ -45,7 +51,10 @@ _DECLARES: Mapping[str, Sequence[str]] = {
         *(f"arguments.{name}" for name in ("model_path", "context_length", "dtype", "quantization")),
     ),
     "--dtype": ("weights.dtype", "quantisation.weights", "quantisation.kv cache", "rope.table"),
-    "--quantization": ("weights", "quantisation", "config.layers", "backends.gemm", "backends.moe", "backends.kv cache"),
+    "--quantization": (
+        "weights", "quantisation", "config.layers", "config.quantization_config", "backends.gemm", "backends.moe",
+        "backends.kv cache",
+    ),
     "--kv-cache-dtype": ("quantisation.kv cache", "backends.kv cache"),
     "--attention-backend": ("backends.attention", "arguments.*attention_backend", "ignored"),
     "--prefill-attention-backend": ("backends.attention", "ignored"),
@@ -58,7 +67,7 @@ _DECLARES: Mapping[str, Sequence[str]] = {
     "--tp-size": ("backends.all-reduce",),
     "--tp": ("backends.all-reduce", "arguments.tp_size"),
     "--context-length": ("rope.table",),
-    "--chat-template": ("tokens.chats",),
+    "--chat-template": ("tokens.chats", "tokens.template"),
     "--lora-paths": ("adapters", "config.layers"),
     "--load-format": ("weights",),
     "--speculative-algorithm": (  # what SGLang 0.5.23 derives from it
@@ -91,6 +100,7 @@ class FingerprintDiff(Part):
     unread: str = Field(
         "", description="why the model's settings were not compared, so that nothing is known to be the same"
     )
+    lost: tuple[str, ...] = Field((), description="parts that one side lacks and that are observed where it comes from")
     not_compared: dict[str, str] = Field(
         description="parts that one side did not observe, with the reason, and settings whose values are hidden on both"
     )
@@ -106,7 +116,7 @@ class FingerprintDiff(Part):
         """The exit code of the command."""
         if self.undeclared:
             return int(ExitCode.REGRESSION)
-        return int(ExitCode.PASS if self.compared and not self.unread else ExitCode.NO_VERDICT)
+        return int(ExitCode.PASS if self.compared and not self.unread and not self.lost else ExitCode.NO_VERDICT)
 
 
 def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collection[str] = ()) -> FingerprintDiff:
@@ -123,6 +133,7 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         for name in sorted(left.asked.keys() | right.asked.keys())
         if left.asked.get(name, "") != right.asked.get(name, "") and _ENDPOINT not in sources
     }
+    lost = [part for part in _seen_in(sources) if left.has(part) != right.has(part) and part not in allowed]
     if _ENDPOINT in sources:  # it tells the version of its engine alone
         left, right = _with_names_of("packages", left, right), _with_names_of("packages", right, left)
     # A server has what its layers hold, too; files what transformers adds; a URL ``config.json`` alone.
@@ -151,8 +162,10 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
             if fault.says not in common
         ]
     settings = set(asked)
-    if "weights" in compared and not any(difference.part == "weights" for difference in differ):
-        settings -= {"model"}  # the same weights at another path are no other model
+    if "weights" in compared and not any(
+        _OTHER_MODEL.get(difference.name) == difference.outputs for difference in differ
+    ):
+        settings -= {"model"}  # the same weights at another path, and a tensor more or less, are no other model
     flags = left.asked.keys() | right.asked.keys()
     alone = "model runner" in sources and len(sources) > 1
     excused = [name for name, part in _OF_REQUESTS.items() if alone and not any(part in flag for flag in flags)]
@@ -177,12 +190,20 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
         shared=tuple(sorted(common)),
         compared=tuple(compared),
         unread="" if "config" in allowed else not_compared.get("config", ""),
+        lost=tuple(lost),
         not_compared=not_compared
         | ({"weights.order": unordered} if (unordered := in_any_order(left, right)) else {})
         | dict.fromkeys(
             _hidden(left, right), "hidden on both sides, as secrets are: whether it is the same is not known"
         ),
     )
+
+
+def _seen_in(sources: Collection[str]) -> Sequence[str]:
+    """Return the parts that both sides would have, had nothing been lost: two of one kind have what one has, but for `_APART`."""
+    if len(sources) == 1:
+        return [part for part in PARTS if part not in _APART]
+    return _IN_FILES if _ENDPOINT not in sources else ()
 
 
 def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:

@@ -7,6 +7,7 @@ and, for RoPE, torch. What it prints last is one line of JSON; what it cannot re
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import platform
@@ -97,7 +98,39 @@ def tokens_of(tokenizer: Any, texts: Mapping[str, str], chats: Mapping[str, Any]
         "chats": told,
         "refused": refused if told else {},
         "retold": retold,
+        "digests": digests_of(model, getattr(tokenizer, "chat_template", None)),
     }
+
+
+# Files that hold a tokenizer without ``tokenizer.json``.
+_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt")
+
+
+def digests_of(model: str, template: Any) -> dict[str, str]:
+    """Return digests of a chat template, and of what a tokenizer computes from as its files have it, by part."""
+    written = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    made = {"template": _digest(written.strip("\n").replace("\\n", "\n").encode())}  # as SGLang reads one
+    path = os.path.join(model, "tokenizer.json")
+    if not os.path.exists(path):
+        for name in filter(lambda name: os.path.exists(os.path.join(model, name)), _TOKENIZERS):
+            with open(os.path.join(model, name), "rb") as file:
+                made[name] = _digest(file.read())
+        return made
+    with open(path, encoding="utf-8") as file:
+        whole = json.load(file)
+    algorithm = {name: value for name, value in (whole.get("model") or {}).items() if value is not None}
+    parts = {
+        name: whole.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    }
+    parts["vocabulary"] = algorithm.pop("vocab", None)
+    merges = algorithm.pop("merges", None) or []  # "a b" in older files, ["a", "b"] in newer ones
+    parts["merges"] = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in merges]
+    parts["algorithm"] = algorithm
+    return made | {name: _digest(json.dumps(value, sort_keys=True).encode()) for name, value in parts.items()}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def generation_of(model: str) -> dict[str, str]:
@@ -117,7 +150,7 @@ def generation_of(model: str) -> dict[str, str]:
 # Settings of a configuration that are names, or change nothing that is served, or that other parts hold as they are computed.
 _NO_SETTING = re.compile(
     r"(^|\.)(_?name_or_path|architectures|auto_map|model_type|id2label|label2id|(transformers|sglang)_version|_\w+|context_len|"
-    r"(torch_)?dtype|quantization_config|rope_\w+|use_cache|initializer_\w+|output_\w+|return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
+    r"(torch_)?dtype|rope_\w+|use_cache|initializer_\w+|output_\w+|return_dict\w*|\w*dropout\w*|\w*pdrop)(\.|$)"
 )
 
 

@@ -200,6 +200,15 @@ def _tokens(left: Tokens, right: Tokens) -> Iterator[Difference]:
             f"{left.counts[first]} in A, {right.counts[first]} in B)",
             outputs=True,
         )
+    other = [name for name, digest in left.digests.items() if right.digests.get(name, digest) != digest]
+    if "template" in other:
+        says = "the chat template is another, which shows in other chats than those of the corpus alone"
+        same = left.chats == right.chats
+        yield Difference(name="tokens.template", says=says if same else "the chat template is another", outputs=True)
+    if rules := [name.replace("_", " ") for name in other if name != "template"]:
+        yield Difference(
+            name="tokens.rules", says=f"the files of the tokenizer differ in {listed(rules)}", outputs=True
+        )
 
 
 def _refused_chats(left: Tokens, right: Tokens) -> Iterator[Difference]:

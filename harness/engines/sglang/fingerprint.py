@@ -128,11 +128,12 @@ def _tokens(server_args: Any) -> Tokens:
         told: dict[str, Any] = {
             "chats": {},
             "refused": {},
+            "digests": {name: digest for name, digest in made["digests"].items() if name != "template"},
         }  # a template that is no file of Jinja is code of SGLang's own
         if given.endswith(".jinja"):
             tokenizer.chat_template = Path(given).read_text().strip("\n").replace("\\n", "\n")  # as SGLang reads it
             told = tokens_of(tokenizer, {}, CHATS, path)
-        made |= {name: told[name] for name in ("chats", "refused")}  # clients render with the model's own
+        made |= {name: told[name] for name in ("chats", "refused", "digests")}  # clients render with the model's own
     return Tokens(**made)
 
 

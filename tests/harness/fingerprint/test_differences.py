@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from assay.evals.probe_texts import CHATS
 from assay.harness.evidence.fingerprint import Fingerprint, Resolved, RopeTable, Tokens, Weight
 from assay.harness.fingerprint.differences import compare_fingerprints
 from assay.harness.fingerprint.facts import CHANGE_NUMBERS, variables
+from assay.harness.fingerprint.in_interpreter import digests_of, settings_of
 from assay.harness.fingerprint.parts import faults
 from assay.harness.fingerprint.rope import asked_ropes, wrong_rope
 from assay.harness.fingerprint.weights import describe_weight
+from assay.reports.fingerprint import diff_document
 from tests.harness.fingerprint.models import random_weights
 
 CONFIG = {"rope_theta": 500000.0, "head_dim": 64}
@@ -470,3 +474,75 @@ def test_variables_that_are_known_to_change_numbers_count(name: str, value: str 
 @pytest.mark.parametrize("name", CHANGE_NUMBERS)
 def test_every_variable_that_changes_numbers_is_observed(name: str) -> None:
     assert variables({name: "x"}) == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "says"),
+    [
+        ({"template": "b"}, "tokens.template", "the chat template is another, which shows in other chats than those of the corpus"),
+        ({"merges": "b"}, "tokens.rules", "the files of the tokenizer differ in merges"),
+        (
+            {"vocabulary": "b", "added_tokens": "b"},
+            "tokens.rules",
+            "the files of the tokenizer differ in vocabulary and added tokens",
+        ),
+    ],
+)
+def test_what_the_corpus_does_not_meet_is_told_by_digests(changed: dict[str, str], name: str, says: str) -> None:
+    digests = {"template": "a", "vocabulary": "a", "merges": "a", "added_tokens": "a"}
+    left, right = (fingerprint(tokens=Tokens(bare=IDS, digests=of)) for of in (digests, digests | changed))
+    code, line = first(left, right)
+    assert (code, line.startswith(says)) == (1, True)
+    assert compare_fingerprints(left, right).differences[0].name == name
+    unknown = fingerprint(tokens=Tokens(bare=IDS))
+    assert first(left, unknown) == (0, "")
+
+
+@pytest.mark.parametrize("source", ["files", "server"])
+def test_a_part_that_one_side_lost_is_named_and_no_pass(source: Any) -> None:
+    left = fingerprint(tokens=Tokens(bare=IDS), weights=described(random_weights()), environment={}).model_copy(
+        update={"source": source}
+    )
+    right = left.model_copy(update={"tokens": None, "weights": None})
+    result = compare_fingerprints(left, right)
+    assert (result.exit_code, result.lost) == (3, ("tokens", "weights"))
+    assert diff_document(result).headline.startswith("tokens and weights were observed on one side alone.")
+    assert compare_fingerprints(left, right, ["tokens", "weights"]).exit_code == 0
+    url = right.model_copy(update={"source": "endpoint", "packages": {}})
+    assert compare_fingerprints(left.model_copy(update={"packages": {}}), url).lost == ()
+
+
+def test_a_tensor_that_one_of_two_folders_has_is_not_declared_by_their_paths() -> None:
+    weights = random_weights()
+    name = next(iter(weights))
+    scale = {f"{name.rpartition('.')[0]}.k_scale": torch.ones(1)}
+    left = fingerprint(weights=described(weights), asked={"model": "a"})
+    right = fingerprint(weights=described(weights | scale), asked={"model": "b"})
+    assert first(left, right) == (1, f"{next(iter(scale))} is in B alone")
+
+
+def test_digests_are_of_what_a_tokenizer_computes_from(tmp_path: Path) -> None:
+    made = {}
+    for name, merges, template, more in (
+        ("new", [["a", "b"]], "{{x}}", {"padding": None, "version": "1.0"}),
+        ("old", ["a b"], "{{x}}\n", {"padding": {"length": 7}, "path": "/elsewhere"}),
+        ("lost", [], "{{x}}", {}),
+        ("swapped", [["a", "b"]], "{{y}}", {}),
+    ):
+        vocabulary = {"a": 0, "b": 1, "ab": 2} if name != "swapped" else {"b": 0, "a": 1, "ab": 2}
+        whole = {"model": {"type": "BPE", "vocab": vocabulary, "merges": merges}, "added_tokens": [], **more}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(whole))
+        made[name] = digests_of(str(tmp_path / name), template)
+    differs = {name: [part for part in of if of[part] != made["new"][part]] for name, of in made.items()}
+    assert differs == {"new": [], "old": [], "lost": ["merges"], "swapped": ["template", "vocabulary"]}
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "merges.txt").write_text("a b")
+    assert set(digests_of(str(tmp_path / "plain"), None)) == {"template", "merges.txt"}
+
+
+def test_how_the_weights_are_quantised_is_a_setting() -> None:
+    config = {"quantization_config": {"quant_method": "fp8", "ignored_layers": ["lm_head"]}, "torch_dtype": "bfloat16"}
+    assert settings_of(config) == {
+        "quantization_config.quant_method": "fp8", "quantization_config.ignored_layers": '["lm_head"]',
+    }  # fmt: skip

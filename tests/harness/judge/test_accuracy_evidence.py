@@ -95,6 +95,21 @@ def test_an_equal_candidate_passes_and_a_broken_one_does_not(report_of: Callable
     assert accuracy(report_of(plan_of(), right, share(right, wrong, 8))).verdict == "regression"
 
 
+@pytest.mark.parametrize(("more", "status"), [(1, "ok"), (9, "missing")])
+def test_texts_that_are_equal_are_equally_long_however_a_server_counts(
+    begun: Callable[..., RunFolder], runs: ModuleType, more: int, status: str
+) -> None:
+    plan = plan_of()
+    folder = begun(plan)
+    for role, counted in zip(ROLES, (9, 9 + more), strict=True):
+        for item in plan.of("accuracy"):
+            folder.append(runs.answer_of(role, item, completion_tokens=counted))
+    report = build(folder)
+    (check,) = [check for check in report.checks if check.id == "answer-lengths"]
+    assert (accuracy(report).verdict, check.status, check.outcome.values["ratio"]) == ("pass", status, 1.0)
+    assert check.outcome.values["recounted"] == more
+
+
 @pytest.mark.parametrize(
     ("tokens", "cut", "verdict", "status"),
     [

@@ -26,7 +26,7 @@ class Server:
         self._torch = torch
 
     def fingerprint(self) -> Fingerprint | None:
-        made = Fingerprint(source="server", engine="e", model=str(TINY_MODEL), packages={"torch": self._torch})
+        made = Fingerprint(source="server", engine="e", model=str(TINY_MODEL), config={}, packages={"torch": self._torch})
         return made if self._torch else None
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ def test_a_candidate_that_was_not_accepted_ends_the_run_before_anything_is_asked
     tmp_path: Path, candidate: str, accepts: bool
 ) -> None:
     accepted = tmp_path / "accepted.json"
-    accepted.write_text(Fingerprint(source="server", engine="e", model="m", packages={"torch": "2"}).model_dump_json())
+    accepted.write_text(Fingerprint(source="server", engine="e", model="m", config={}, packages={"torch": "2"}).model_dump_json())
     servers = [Server("reference", "9"), Server("candidate", candidate)]
     if accepts:
         taken(servers, asked(tmp_path, str(accepted)))
@@ -88,11 +88,11 @@ def test_a_model_that_was_not_accepted_is_refused_before_servers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, plan: dict[str, Any], refused: bool
 ) -> None:
     path = tmp_path / "accepted.json"
-    path.write_text(Fingerprint(source="model runner", engine="e", model="m", packages={"torch": "2"}).model_dump_json())
+    path.write_text(Fingerprint(source="model runner", engine="e", model="m", config={}, packages={"torch": "2"}).model_dump_json())
 
     def loaded(side: Side, device: str, timeout_s: float) -> Fingerprint:
         assert (side.model, device, timeout_s) == ("m", "cpu", 5.0)
-        return Fingerprint(source="model runner", engine="e", model="m", packages={"torch": torch})
+        return Fingerprint(source="model runner", engine="e", model="m", config={}, packages={"torch": torch})
 
     monkeypatch.setattr(collect, "of_side", loaded)
     spec = SimpleNamespace(
