@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 URL_FORM = "http://HOST:PORT or https://HOST"
 """What the URL of a server looks like."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names of this machine in a URL."""
 _Kind = Literal["url", "native", "kernel"]
 
 
@@ -54,6 +56,14 @@ class Backend:
     def is_url(self) -> bool:
         """True if it is a running server, which assay can neither start nor instrument."""
         return self.kind == "url"
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Where a server is, the same for all URLs of one; a machine's own names are one."""
+        parts = urlsplit(self.name)
+        host = "localhost" if parts.hostname in LOOPBACK else parts.hostname
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+        return parts.scheme, f"{host}:{port}", parts.path.rstrip("/").removesuffix("/v1")
 
     @property
     def is_kernel(self) -> bool:

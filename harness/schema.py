@@ -67,4 +67,6 @@ def _read_json(path: Path, kind: type[_Document], do: str) -> _Document:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         damage = f"{path} is damaged{f' at {where}' if where else ''}: {first['msg']}."
-    raise EvidenceError(damage, "a file that this version of assay wrote", do)
+    raise EvidenceError(
+        damage, "a file as this version of assay writes it; another version's may have other fields", do
+    )

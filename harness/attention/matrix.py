@@ -135,7 +135,7 @@ _ONCE = {
         (16, 256, "cached powers of two"), (16, 240, "powers of two"),  # plans that are kept by totals; full partitions
     ),
     "decode": _scenes(
-        (1, 700, "one"), (1, 2200, "one"),  # windows and limits of up to 512 and 2,048 tokens
+        (1, 700, "one"),  # windows of up to 512 tokens
         (1, 700, "one", "other numbers"),
         (1, 300, "seventeen at borders", "scale 1.5 times"),
         (1, 157, "one", "scores far above 0"), (1, 157, "one", "scores far below 0"),
@@ -362,10 +362,12 @@ def _parts(
         halves | {"heads": [some for some in heads_of if some != _HEADS[size][1]]},
     )
     new = 4 if extend else 1
-    yield _Part(("dtype head_dim", "scale"), _scenes((new, 96 - new, "full tiles", _SCALED)), {"scale": _SCALES})
+    tiles = _scenes((new, 96 - new, "full tiles", _SCALED))
+    yield _Part(("dtype head_dim", "scale"), tiles, halves | {"scale": _SCALES})
+    yield _Part(("scene",), tiles, {"dtype": kinds[-1:], "scale": _SCALES})
     yield _Part(("scene dtype",), _EACH_DTYPE[phase], first)
     yield _Part(("scene", "dtype head_dim"), _scenes(*((new, 1, f"{n} short ones") for n in GRAPHS)), halves)
-    yield from _long(phase, heads_of, halves, first)
+    yield from _long(phase, heads_of, halves, first, kinds[-1:])
     yield _Part(("dtype", "head_dim"), _scenes((34 if extend else 1, 400, "one", ONE_SIGN)), halves)
     if torch.bfloat16 in kinds:
         wide = _scenes((34 if extend else 1, 300, "one", BEYOND_FLOAT16))
@@ -431,6 +433,7 @@ def _long(
     heads_of: Sequence[tuple[int, int]],
     halves: dict[str, Sequence[Any]],
     first: dict[str, Sequence[Any]],
+    exact: Sequence[torch.dtype],
 ) -> Iterator[_Part]:
     """Yield the longest calls: of a usual number of heads, which cost least."""
     # Sums that are kept in 16 bits. In float32 they hide on a GPU, where a right kernel may compute in TF32.
@@ -438,6 +441,7 @@ def _long(
     yield _Part(("scene dtype", "scene head_dim"), _LONG_BATCHES[phase])
     yield _Part(("scene",), _PACKED[phase], halves | first | {"heads": heads_of[-1:]})
     if phase == "decode":
+        yield _Part(("head_dim",), _scenes((1, 2200, "one")), {"dtype": exact})  # limits of up to 2,048 tokens
         yield _Part(("scene",), _AFTER_MORE, first | {"dtype": halves["dtype"][-1:]})
 
 

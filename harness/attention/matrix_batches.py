@@ -28,7 +28,7 @@ CORE: dict[str, dict[str, _Batch]] = {
         "one": lambda new, prefix, long: [(1, prefix)],
         "after a short one": lambda new, prefix, long: [(1, 1), (1, prefix)],
         "among nine with a long one": lambda new, prefix, long: [
-            (1, 16), (1, prefix), (1, 77), (1, 1), (1, long), (1, 64), (1, 12), (1, 127), (1, long + 40)
+            (1, 16), (1, prefix), (1, 77), (1, 1), (1, 299), (1, 64), (1, 12), (1, 127), (1, long)
         ],
         "between others": lambda new, prefix, long: [(1, 16), (1, prefix), (1, 77)],
     },

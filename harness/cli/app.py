@@ -45,7 +45,7 @@ _GROUPS = {
         "doctor": ("doctor", "Examine this environment: what a run needs, and what is here."),
     },
     "Results": {
-        "report": ("run", "Rebuild a run's report from its evidence, and show it."),
+        "report": ("run", "Judge a run's evidence again, rewrite its report files, and show them."),
         "runs": ("run", "List the runs in a folder."),
         "compare": ("compare", "Compare two results, runs, traces, tensors or fingerprints."),
         "ingest": ("compare", "Read other tools' logs, results, traces and tensors."),

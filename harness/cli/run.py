@@ -118,7 +118,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Rebuild a run's report from its evidence, and show it; show a report.json as it is."""
+    """Judge a run's evidence again, rewrite the report files in its folder, and show the report; show a report.json as it is."""
     from assay.harness.cli.invariance import show_features
     from assay.harness.evidence.folder import RunFolder
     from assay.harness.evidence.invariance import InvarianceFolder, compares_features

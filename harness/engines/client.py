@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from assay.harness.backend import LOOPBACK
 from assay.harness.engines.base import ChatRequest, never
 from assay.harness.engines.guardian import HELPER_GRACE_S
 from assay.harness.engines.process import GRACE_S
@@ -39,7 +40,6 @@ if TYPE_CHECKING:  # the openai client takes a third of a second to import
 # Seconds that a server may take to describe itself.
 INFO_TIMEOUT_S = 60.0
 _CHAT, _COMPLETIONS, _TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _WATCH_INTERVAL_S = 0.25
 # A dying server drops its connections before its exit is visible, for which the guardian ends what is left of it; a failed request
 # waits this long to be explained by it.
@@ -183,7 +183,7 @@ class Client:
             # Reading this machine's certificates takes 25 ms, and a starting server is asked a hundred times over plain HTTP.
             # A redirected POST would become a GET.
             connections = DefaultAioHttpClient(
-                verify=self.url.startswith("https:"), trust_env=urlsplit(self.url).hostname not in _LOOPBACK,
+                verify=self.url.startswith("https:"), trust_env=urlsplit(self.url).hostname not in LOOPBACK,
                 follow_redirects=False, timeout=None,
             )  # fmt: skip
             async with AsyncOpenAI(

@@ -34,6 +34,8 @@ _OF_REQUESTS = {
 _ENDPOINT = "endpoint"
 # Parts that files, a model runner and a server all have.
 _IN_FILES = ("tokens", "generation", "rope", "weights", "environment", "packages")
+# Parts that a server may lack beside another: what backends ignore is measured without one, positions are of a request.
+_APART = ("ignored", "positions")
 # Differences of weights that make another model: most are others, or are rounded.
 _OTHER_MODEL = {"weights.other": True, "weights.dtype": True}
 _WITHOUT_SERVER = "loaded without a server"
@@ -198,8 +200,10 @@ def compare_fingerprints(left: Fingerprint, right: Fingerprint, allowed: Collect
 
 
 def _seen_in(sources: Collection[str]) -> Sequence[str]:
-    """Return the parts that both sides would have, had nothing been lost: a server has all, files and a URL do not."""
-    return PARTS if len(sources) == 1 else _IN_FILES if _ENDPOINT not in sources else ()
+    """Return the parts that both sides would have, had nothing been lost: two of one kind have what one has, but for `_APART`."""
+    if len(sources) == 1:
+        return [part for part in PARTS if part not in _APART]
+    return _IN_FILES if _ENDPOINT not in sources else ()
 
 
 def _hidden(left: Fingerprint, right: Fingerprint) -> Iterator[str]:

@@ -64,7 +64,7 @@ class RunEvidence:
         accuracy: its result.
         again: for each question that the reference answered twice, whether one answer was right and the other not.
         over_envelope: both roles' answers to the requests of the envelope.
-        servers: by role; none for a role whose server never started.
+        servers: by role; none for a role without a record of one.
         fingerprints: what each really served; none for a role whose server did not tell.
         counts: attention calls by role.
         argument_differences: server arguments that differ beyond the treatment.

@@ -15,6 +15,7 @@ from assay.harness.evidence.envelope import EngineLimits, Ranges
 from assay.harness.evidence.manifest import FailureResult
 from assay.harness.judge.answers import ConditionRow, Tally
 from assay.harness.judge.call_counts import CallSummary
+from assay.harness.judge.decide import decide
 from assay.harness.judge.greedy_texts import TextDivergence
 from assay.harness.judge.invariance_result import InvarianceResult
 from assay.harness.judge.judgement import SCHEMA, Judgement, Metric, SuiteVerdict
@@ -350,7 +351,7 @@ def read_report(path: Path) -> Report:
     """Read a ``report.json``.
 
     Raises:
-        EvidenceError: the file is missing, is not JSON, or is not a report of this schema.
+        EvidenceError: the file is missing, is not JSON, is not a report of this schema, or its verdict does not follow.
     """
     with reading(path, "report of a run"):
         try:
@@ -371,8 +372,15 @@ def read_report(path: Path) -> Report:
                 "show it with the assay that wrote it, or rebuild it with this one: assay report RUN",
             )
         try:
-            return Report.model_validate(document)
+            report = Report.model_validate(document)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}."
-            raise EvidenceError(damage, f"a report of {schema!r}", "run the comparison again") from None
+            damage = f"{path} is damaged at {'.'.join(map(str, first['loc']))}, or another version's: {first['msg']}."
+            raise EvidenceError(damage, f"a report of {schema!r}", "rebuild it: assay report RUN") from None
+        if report.verdict not in ("error", decide(report.suites, report.checks, report.failure)):
+            raise EvidenceError(
+                f"{path} says {report.verdict}, which contradicts its suites and checks.",
+                "a report as it was written",
+                "rebuild it: assay report RUN",
+            )
+        return report

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from assay.evals.questions import parse_answer
+from assay.harness.backend import Backend
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.evidence.counters import Admission, CallCount
 from assay.harness.evidence.fingerprint import Fingerprint
@@ -64,6 +65,9 @@ def _compare_servers(
 ) -> tuple[CheckStatus, Statement]:
     if len(servers) < 2:
         return "missing", state("not-both-started")
+    ours, theirs = (Backend.parse(sides[role].backend) for role in ROLES)
+    if ours.is_url and ours.address == theirs.address:
+        return "failed", state("one-server", url=theirs.name)
     if not all(server.started for server in servers.values()):  # of other servers, nothing is known
         return "missing", state("not-started-by-assay")
     other = [

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from assay.evals.probe_texts import CHATS, TEXTS
+from assay.harness.backend import LOOPBACK
 from assay.harness.engines.base import ChatRequest, answers
 from assay.harness.engines.client import INFO_TIMEOUT_S, Client
 from assay.harness.engines.inside.control import EVIDENCE
@@ -38,8 +39,6 @@ from assay.worker import run_command
 _TAIL_LINES = 20
 # Requests in flight, of an endpoint that others use too.
 _AT_ONCE = 4
-# Names of this machine in a URL: a folder of the same name on another one may be another model.
-_HERE = ("localhost", "127.0.0.1", "::1")
 _PROCESS = "assay.harness.engines.sglang.fingerprint_process"
 
 
@@ -239,7 +238,8 @@ def _told_settings(server: RemoteServer, client: Client, told: Mapping[str, str]
                 models = [model for model in answer.get("data", []) if model["id"] == client.model]
                 named = str(answer.get("model_path") or models[0].get("root") or "")
     config = Path(named or ".") / "config.json"
-    if not named or urlsplit(server.url).hostname not in _HERE or not config.is_file():
+    # A folder of the same name on another machine may be another model.
+    if not named or urlsplit(server.url).hostname not in LOOPBACK or not config.is_file():
         elsewhere = ", which is not a folder on this machine" if named else ""
         says = f"the server names {named or 'no model folder'}{elsewhere}."
         raise EvidenceError(says, "a folder that can be read here", "fingerprint it where it runs")

@@ -13,7 +13,10 @@ from assay.reports.wording.say import Found, found_in, say, says
 
 @says
 def _candidate_never_started() -> Found:
-    return Found("its server never started", "start it; see candidate.log for why it did not")
+    return Found(
+        "there is no record of its server",
+        "start it, or restore the files of the run; candidate.log says why one did not start",
+    )
 
 
 @says
@@ -129,12 +132,19 @@ def _pass_title(phase: str, cached_prefix: bool) -> str:
 
 @says
 def _not_both_started() -> Found:
-    return Found("not both servers started", "start both; see the servers' logs")
+    return Found(
+        "there is no record of both servers", "start both, or restore the files of the run; see the servers' logs"
+    )
 
 
 @says
 def _not_started_by_assay() -> Found:
     return Found("at least one server was not started by assay", "let assay start both servers")
+
+
+@says
+def _one_server(url: str) -> Found:
+    return Found(f"{url} is the server of both", "name another one as the candidate")
 
 
 @says

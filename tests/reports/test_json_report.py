@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
+from assay.harness.errors import EvidenceError
 from assay.harness.judge.report import Report, read_report
 from assay.reports.json_report import SCHEMA_FILE, _json_schema, _schema_text, to_json
 
@@ -23,6 +24,20 @@ def test_round_trip(any_report: Report, tmp_path: Path) -> None:
     committed = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(committed).validate(json.loads(path.read_text(encoding="utf-8")))
     assert json.loads(path.read_text(encoding="utf-8"))["schema"] == "assay.report/2"
+
+
+def test_a_verdict_that_its_suites_and_checks_contradict_is_refused(examples: ModuleType, tmp_path: Path) -> None:
+    """What an editor turned into a pass, or emptied of what did not pass."""
+    path, good = tmp_path / "report.json", examples.passing()
+    losing = examples.regression()
+    for edited in (
+        losing.model_copy(update={"verdict": "pass"}),
+        good.model_copy(update={"verdict": "regression"}),
+        good.model_copy(update={"suites": ()}),
+    ):
+        path.write_text(to_json(edited), encoding="utf-8")
+        with pytest.raises(EvidenceError, match="contradicts its suites and checks"):
+            read_report(path)
 
 
 def test_hostile_text_survives_except_what_no_file_can_hold(examples: ModuleType, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def hostile() -> Report:
     )  # fmt: skip
     raw = Report(
         run_id=h, created=h, seconds=1.0, verdict="regression", causes=1, left_out=(h,), reference=server,
-        candidate=server, environment=environment, checks=(_hostile_check(h, "failed"),),
+        candidate=server, environment=environment, checks=(_hostile_check(h, "missing"),),
         kernels=(_kernels("candidate", h, h, "candidate"),), envelope=_envelope(h),
         sensitivity=SensitivityResult(fault=h, parts=(FaultSeen(suite="accuracy", seen=False, numbers=state(h, said=h)),)),
         suites=(hostile_suite,), findings=(finding,), reproduce=h, treatment={h: (h, h)},

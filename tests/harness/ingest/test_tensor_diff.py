@@ -485,3 +485,9 @@ def test_files_that_are_not_read_are_no_pass_where_they_differ(tmp_path: Path) -
         "inconclusive",
         ["not read, and not the same: pass_1.npy.gz", "not read, and in B alone: pass_2.pkl"],
     )
+
+
+def test_a_factor_that_no_row_shows_is_seen_in_the_whole(tmp_path: Path) -> None:
+    a, b = (each.to(torch.float8_e4m3fn) for each in (_NORMAL, _NORMAL * 1.015))
+    (row,) = tensors(_two(tmp_path, {"attn": a}, {"attn": b})).tensors
+    assert row.out_of_bounds > row.cells // 2

@@ -37,6 +37,24 @@ def test_same_servers() -> None:
     assert checked(bare, {}) == ("missing", state("arguments-not-reported"))
 
 
+@pytest.mark.parametrize(
+    ("reference", "candidate", "one"),
+    [
+        ("http://127.0.0.1:30000/v1", "http://127.0.0.1:30000/v1", True),
+        ("http://127.0.0.1:30000/v1", "http://localhost:30000/", True),
+        ("http://host", "http://HOST:80", True),
+        ("http://host", "https://host", False),
+        ("http://127.0.0.1:30000", "http://127.0.0.1:30001", False),
+        ("http://host/a", "http://host/b", False),
+    ],
+)
+def test_one_url_on_both_sides_is_named(reference: str, candidate: str, one: bool) -> None:
+    spec = RunSpec.of(reference=reference, candidate=candidate)
+    servers: dict[Role, ServerManifest] = {role: server(spec.sides[role].backend, (), role) for role in ROLES}
+    check = rules.check_same_servers(spec.sides, servers, {}, {})
+    assert (check.status, check.outcome.id) == (("failed", "one-server") if one else ("missing", "not-started-by-assay"))
+
+
 def test_a_flag_that_was_asked_to_differ_must_differ_in_the_servers() -> None:
     sides = (Side(backend="triton", flags=flags) for flags in ((), ("--page-size=16",)))
     spec = RunSpec(**dict(zip(ROLES, sides, strict=True)))
