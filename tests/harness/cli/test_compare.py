@@ -41,7 +41,7 @@ def test_a_regression_exits_with_1_and_is_shown_and_written(
     assert results["all-paired"] == ["Error"], "the data are 24 of the 128 answers that were asked for"
 
 
-def test_tensors_are_compared_by_head_and_token(
+def test_tensors_are_compared_by_head_and_token_where_the_layout_is_told(
     call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = np.ones((6, 4, 8), np.float32)
@@ -49,7 +49,8 @@ def test_tensors_are_compared_by_head_and_token(
     np.savez(tmp_path / "same.npz", **{"layers.0.attn": values})
     values[2, 3] = 2
     np.savez(tmp_path / "b.npz", **{"layers.0.attn": values})
-    assert call(tmp_path / "a.npz", tmp_path / "b.npz", "--json", "--html", tmp_path / "c.html") == 1
+    told = ("--layout", "thd")
+    assert call(tmp_path / "a.npz", tmp_path / "b.npz", "--json", "--html", tmp_path / "c.html", *told) == 1
     said = capsys.readouterr()
     assert "First and worst: layer 0, attention, head 3, token 2, of layers.0.attn" in said.err
     document = json.loads(said.out)
