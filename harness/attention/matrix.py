@@ -201,6 +201,8 @@ _CROSSING = _scenes(
 _LAYOUTS = ("packed", "sliced", "heads first", "each its own")
 # Longest window that the calls of a model ask for: longer ones take gigabytes.
 _LONGEST_WINDOW = 8192
+# Those of DeepSeek's latent attention on one GPU: a kernel lays its q heads out in tiles of 16 or 64.
+_MLA_HEADS = (128, 1)
 # Not asked for with all others: a window is causal, and latent attention has shapes of its own.
 _ALONE = ("not_causal", "mla")
 # Seeds of the calls of a matrix follow one another, less than so many.
@@ -496,7 +498,10 @@ def _asking(
             if values:
                 yield _Part(groups, scenes, axes | {"asked": values})
         yield _Part(("asked",), _FAR[phase], axes | {"asked": [(value,) for value in of if value != "cross attention"]})
-        if name != "mla":
+        if name == "mla":
+            most = _scenes((7 if phase == "extend" else 1, 200, "one"))
+            yield _Part(("asked",), most, {"heads": (_MLA_HEADS,), "asked": [(MLA,)]})
+        else:
             some = data | {"asked": [(value,) for value in of if value != "cross attention"]}
             if of_models:
                 yield _Part(("heads",), _ASKING[phase][:1], {**of_models, **some}, ("heads",))
@@ -647,7 +652,10 @@ def _said(length: Length) -> str:
 
 def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[str] = ()) -> Case:
     drawn = random.Random(seed)
-    taken = tuple(way for way in ways if drawn.random() < 0.5)
+    alternatives: dict[str, list[str]] = {}
+    for way in ways:
+        alternatives.setdefault(way.partition(": ")[0], []).append(way)
+    taken = {name: drawn.choice(some) for name, some in alternatives.items() if drawn.random() < 0.5}
     # Calls with as few new tokens as possible are cheaper: every second one.
     new = drawn.choice((_first(values.new), _any(values.new, drawn)))
     prefix = _any(values.prefix, drawn)
@@ -675,7 +683,7 @@ def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[st
     }
     if values.asked is not None:  # of a kernel that declares features
         condition["asked for"] = " and ".join(values.asked) or "nothing"
-    condition |= {way: "yes" if way in taken else "no" for way in ways}
+    condition |= {name: taken[name].partition(": ")[2] or "yes" if name in taken else "no" for name in alternatives}
     dims = f"d{values.head_dim}" + (f"v{values.head_dim_v}" if values.head_dim_v else "")
     parts = [
         values.phase, f"{new}+{prefix}", batch, condition["heads"], dims,
@@ -686,7 +694,7 @@ def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[st
     parts += [special for special in (values.grad_mode, *(values.asked or ())) if special]
     shape = Shape(
         values.phase, tuple(lens), values.heads, values.head_dim, values.dtype, values.data, values.page, values.head_dim_v,
-        values.layer, values.first_head, values.layout, values.grad_mode, values.asked or (), taken,
+        values.layer, values.first_head, values.layout, values.grad_mode, values.asked or (), tuple(taken.values()),
     )  # fmt: skip
     make = partial(shape.make, seed, device, seed // _OF_A_MATRIX)
     return Case("-".join(parts).replace(" ", "_"), condition, make, values.beyond, shape)

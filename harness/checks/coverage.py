@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from assay.harness.attention.adapters.adapter import PAGED
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
 from assay.harness.attention.matrix import Case
@@ -62,6 +63,9 @@ def coverage_of(
     values["data"] = tuple(dict.fromkeys(case.condition["data"] for case in cases if "data" in case.condition))
     shapes = {(call.q.shape[1], call.k.shape[1], call.q.shape[2]) for call in computed}
     values["shapes of"] = tuple(model for model, shape in SHAPES.items() if shape in shapes)
+    ways = {way for call in computed for way in call.spec.ways} - {*getattr(kernel, "lacks", {})}
+    sizes = {size for way in ways for name, _, size in (way.partition(": "),) if name == PAGED}
+    values[PAGED] = tuple(sorted(sizes, key=_by_numbers))
     asked: dict[str, list[tuple[Case, CallResult]]] = {}
     for case, result in results:
         asked.setdefault(case.condition.get("asked for", "nothing"), []).append((case, result))

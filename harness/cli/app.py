@@ -45,7 +45,7 @@ _GROUPS = {
         "doctor": ("doctor", "Examine this environment: what a run needs, and what is here."),
     },
     "Results": {
-        "report": ("run", "Judge a run's evidence again, rewrite its report files, and show them."),
+        "report": ("run", "Judge a run again, and rewrite and show its report."),
         "runs": ("run", "List the runs in a folder."),
         "compare": ("compare", "Compare two results, runs, traces, tensors or fingerprints."),
         "ingest": ("compare", "Read other tools' logs, results, traces and tensors."),

@@ -392,8 +392,9 @@ class _Drawer:
             changes["heads"] = kv_heads * chance.randint(1, 8), kv_heads
         phase = shape.phase if chance.random() < 0.75 else chance.choice(self._lab.guard.assay.phases)
         decode = phase == "decode"
+        single = decode or chance.random() < 0.15  # extend with sequences of one new token looks like decode
         count = 1 if chance.random() < 0.45 else chance.choice((2, 2, 3, 4, 5, 7))
-        lens = [self._sequence(decode, count) for _ in range(count)]
+        lens = [self._sequence(single, count) for _ in range(count)]
         if chance.random() < 0.2:
             lens = lens[:1] * count
         if chance.random() < 0.15 and not decode:
@@ -404,11 +405,11 @@ class _Drawer:
             lens = [(1, max(1, prefix)) for _, prefix in lens]
         return replace(shape, phase=phase, lens=tuple(lens), **changes)
 
-    def _sequence(self, decode: bool, count: int) -> tuple[int, int]:
+    def _sequence(self, single: bool, count: int) -> tuple[int, int]:
         few = count < 3
-        cached = decode or self._random.random() < 0.75
-        prefix = self._length(int(decode), 600 if few else 200) if cached else 0
-        return 1 if decode else self._length(1, 300 if few else 100), prefix
+        cached = single or self._random.random() < 0.75
+        prefix = self._length(int(single), 600 if few else 200) if cached else 0
+        return 1 if single else self._length(1, 300 if few else 100), prefix
 
     def _length(self, least: int, most: int) -> int:
         """Draw a length: half of them at the edge of a block."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -210,8 +211,10 @@ def opened_by_nobody(path: Path, waited: Path) -> Iterator[None]:
     while not releasing:
         time.sleep(0.005)
         with suppress(OSError):  # nobody reads
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-            waited.write_text("by other code")
+            opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            if stat.S_ISFIFO(os.fstat(opened).st_mode):  # and no file that a command put in the place of the pipe
+                waited.write_text("by other code")
+            os.close(opened)
     _watched[str(path.absolute())] = waited
     try:
         yield

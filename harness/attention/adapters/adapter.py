@@ -30,7 +30,9 @@ WITH_OUT = "with out"
 ROUNDED_Q, ROUNDED_K = "max_seqlen_q rounded up", "max_seqlen_k rounded up"
 """To what a CUDA graph holds: all rows of the batch, and the length of the context."""
 PAGED = "with block table"
-"""K and V lie in a paged cache."""
+"""K and V lie in a paged cache. Where pages have one of several sizes, the way is ``with block table: pages of 16 tokens``."""
+# What an error about the size of a page says.
+_SIZE_WORDS = ("page size", "page_size", "block size", "block_size")
 # Tokens up to which an engine's graphs compute, unless a call is longer.
 _CONTEXT = 4096
 
@@ -153,6 +155,7 @@ class Adapter:
             parameters of `passes` get other values. Other words in an error that refuses it may follow.
         in_fewer_bits: features that such a function computes with Q and weights in fewer bits, too: they are passed on to one that
             declares a noise family alone.
+        pages: sizes of pages that a function with some parameters takes, by its own rules; none for one size.
     """
 
     name: str
@@ -163,6 +166,7 @@ class Adapter:
     also: tuple[str, ...] = ()
     in_fewer_bits: tuple[str, ...] = ()
     ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pages: Callable[[Parameters], tuple[int, ...]] = lambda _: ()
 
     def missing(self, parameters: Parameters) -> tuple[str, ...]:
         """List the parameters that a signature lacks to be this one."""
@@ -184,12 +188,21 @@ class Adapter:
     def ways_of(self, parameters: Parameters) -> tuple[str, ...]:
         """List the ways in which a function with these parameters can be called."""
         left_out = WITHOUT_LSE, WITHOUT_SCALE
+        sized = [f"{PAGED}: pages of {size} tokens" for size in self.pages(parameters)]
         return tuple(
-            way
+            each
             for way, names in self.ways.items()
+            for each in ((way == PAGED and sized) or [way])
             if (not names or parameters.first(names))
             and not (way in left_out and parameters.first(names) in parameters.required)
         )
+
+    def refuses(self, way: str, error: Exception) -> bool:
+        """Return True if an error says that the function does not have a way: of the size of pages, an error of any type may."""
+        name, _, size = way.partition(": ")
+        plain = isinstance(error, AssertionError | NotImplementedError)
+        words = (*(self.ways[name] if plain else ()), *(_SIZE_WORDS if size else ()))
+        return any(word in str(error).lower() for word in words)
 
     def names(self, asked: Sequence[str]) -> Iterator[str]:
         """Yield the names of features that a call asks for, and the parameters that pass them on."""
@@ -243,11 +256,11 @@ class Adapted:
         asked = call.with_spec(ways=ways) if ways != call.spec.ways else call
         try:
             return self._adapter.lay_out(_Noted(self.function, self._passed), self._parameters, asked)()
-        except (AssertionError, NotImplementedError) as error:
-            said = str(error).lower()
-            if any(name in said for name in self._adapter.names(call.features)):
+        except Exception as error:
+            plain, said = isinstance(error, AssertionError | NotImplementedError), str(error).lower()
+            if plain and any(name in said for name in self._adapter.names(call.features)):
                 raise KernelRefused(str(error)) from error
-            lacks = [way for way in ways if any(name in said for name in self._adapter.ways[way])]
+            lacks = [way for way in ways if self._adapter.refuses(way, error)]
             if not lacks:
                 raise
             made = self(call.with_spec(ways=tuple(way for way in ways if way not in lacks)))

@@ -91,6 +91,14 @@ def _computed(function: Any, passed: dict[str, Any], call: AttentionCall) -> Ten
     return Outputs(first, more[0].squeeze(-1) if passed["q"].dim() == 4 else more[0].T)
 
 
+def _pages(parameters: Parameters) -> tuple[int, ...]:
+    """Return sizes of pages that a function takes: first that of engines."""
+    if "page_table" in parameters.names:
+        return 128, 64  # FlashAttention 4 copies pages that are no tile of 128 keys in a way of their own
+    # vLLM's fork takes multiples of 16, and FlashAttention 2 of 256
+    return (16, 32) if "seqused_k" in parameters.names else (256, 512)
+
+
 def _varlen(function: Any, parameters: Parameters, call: AttentionCall) -> Attend:
     most_q, most_k = longest(call)
     given = call.stored or call
@@ -98,10 +106,8 @@ def _varlen(function: Any, parameters: Parameters, call: AttentionCall) -> Atten
         "k": given.k, "v": given.v, "cu_seqlens_q": call.cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k,
         "max_seqlen_q": most_q, "max_seqlen_k": most_k,
     }  # fmt: skip
-    if PAGED in call.spec.ways:
+    if page := next((page for page in _pages(parameters) if f"{PAGED}: pages of {page} tokens" in call.spec.ways), 0):
         table, used = parameters.first(_TABLES), "seqused_k" in parameters.names
-        # FlashAttention 2 takes multiples of 256; vLLM's pages have 16, and those of FlashAttention 4 the 128 of its tiles.
-        page = 128 if table == "page_table" else 16 if used else 256
         pool = paged(call, page)
         passed |= {"k": pool.k, "v": pool.v, table: block_table(pool, page, most_k)}
         passed |= {"cu_seqlens_k": None, "seqused_k": call.cu_seqlens_k.diff()} if used else {}
@@ -167,6 +173,7 @@ FLASH_ATTN = Adapter(
         WITHOUT_LSE: _LSE, WITHOUT_SCALE: ("softmax_scale",), WITH_OUT: ("out",), ROUNDED_Q: (), ROUNDED_K: (),
         PAGED: (*_TABLES, "paged"), **dict.fromkeys(_SPLITS, ("num_splits",)),
     },
+    pages=_pages,
 )  # fmt: skip
 _CACHED = ("q", "k_cache", "v_cache", "k", "v", "cache_seqlens", "softmax_scale", "causal")
 _CACHED_ASKS = {name: parameters for name, parameters in FLASH_ATTN.asks.items() if name != "padding"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import combinations, pairwise, product
 from typing import Any
 
@@ -349,8 +349,7 @@ def _met(seed: int) -> dict[str, set[int]]:
     """The lengths and numbers of sequences that a seed's calls have."""
     met: dict[str, set[int]] = {}
     for case in cases(seed=seed):
-        assert isinstance(case.make, partial)
-        phase, lens = case.condition["phase"], case.make.args[1]
+        phase, lens = case.condition["phase"], case.shape.lens
         found = {
             "new": [a for a, _ in lens],
             "cached": [b for _, b in lens],
@@ -521,7 +520,7 @@ def test_a_kernel_that_returns_log_sum_exps_meets_queries_that_see_no_key(phase:
 @cache
 def _long() -> list[tuple[dict[str, str], list[tuple[int, int]]]]:
     """The conditions and lengths of the default calls."""
-    return [(case.condition, list(case.make.args[1])) for case in cases() if isinstance(case.make, partial)]
+    return [(case.condition, list(case.shape.lens)) for case in cases()]
 
 
 def _keys(lens: list[tuple[int, int]]) -> list[int]:
@@ -547,7 +546,7 @@ def test_what_is_wrong_behind_1024_keys_shows_in_each_dtype_head_dim_and_number_
 @pytest.mark.parametrize("phase", ["extend", "decode"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_lengths_leave_every_remainder_of_16_in_long_sequences(phase: str, seed: int) -> None:
-    keys = {n for case in cases((phase,), seed=seed) if isinstance(case.make, partial) for n in _keys(case.make.args[1])}
+    keys = {n for case in cases((phase,), seed=seed) for n in _keys(case.shape.lens)}
     for beyond in (256, 1024):
         assert {n % 16 for n in keys if n > beyond} == set(range(16))
 
@@ -583,7 +582,7 @@ def test_numbers_of_heads_cross_head_dims_beyond_the_core(phase: str) -> None:
 @pytest.mark.parametrize("feature", ["window", "softcap", "sinks", "temperature", "stored_kv", "not_causal"])
 def test_each_value_of_a_feature_meets_more_than_1024_keys(phase: str, feature: str) -> None:
     made = cases((phase,), declared=Declaration(features=(feature,)))
-    long = {case.condition["asked for"] for case in made if isinstance(case.make, partial) and max(_keys(case.make.args[1])) > 1100}
+    long = {case.condition["asked for"] for case in made if max(_keys(case.shape.lens)) > 1100}
     assert {*ASKED[feature]} - long == set() or (feature, phase) == ("not_causal", "decode")
 
 
@@ -601,7 +600,7 @@ def test_bfloat16_meets_numbers_that_float16_does_not_hold() -> None:
 def test_a_model_gets_long_calls_of_its_shape() -> None:
     for phase in ("extend", "decode"):
         of_it = [case for case in cases((phase,), like=["qwen2.5-7b"]) if case.condition["heads"] == "GQA 28/4"]
-        assert any(max(_keys(case.make.args[1])) > 1100 for case in of_it if isinstance(case.make, partial))
+        assert any(max(_keys(case.shape.lens)) > 1100 for case in of_it)
 
 
 def test_calls_take_other_parts_of_the_same_numbers_and_share_no_memory() -> None:

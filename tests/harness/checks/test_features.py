@@ -175,6 +175,22 @@ def test_a_kernel_of_latent_attention_gets_v_in_k_and_nothing_else_if_it_compute
         assert len(check(made_wrong, cases=some[:3], calls=0, read_out=0).failing) == 3
 
 
+@pytest.mark.parametrize("features", [("mla",), ("mla", "window")])
+@pytest.mark.parametrize("phase", ["extend", "decode"])
+def test_latent_attention_meets_as_many_heads_as_deepseek_has(phase: str, features: tuple[str, ...]) -> None:
+    """No call had more than 16 heads, and a kernel that read heads from 64 on wrongly passed."""
+
+    @declares(features=features, head_dims=(576,), phases=(phase,))
+    def wrong(call: AttentionCall) -> Tensor:
+        return rounded_oracle(replace(call, q=call.q[:, torch.arange(call.q.shape[1]).clamp(max=63)]))
+
+    made = cases((phase,), declared=declaration(wrong), head_dims=(576,), dtypes=[torch.bfloat16])
+    [most] = [case for case in made if case.condition["heads"] == "MQA 128/1"]
+    assert most.condition["asked for"] == "MLA"
+    result = check(wrong, cases=[most, made[0]], calls=0, read_out=0)
+    assert result.failing == (most.name,)
+
+
 def ignoring_windows_above(most: int, call: AttentionCall) -> Tensor:
     return rounded_oracle(call.with_spec(mask=Mask()) if call.spec.mask.window > most else call)
 

@@ -472,6 +472,37 @@ def test_calls_as_engines_make_them_are_no_more_calls_and_a_right_function_passe
     assert 0 < result.coverage.lses < result.computed
 
 
+PAGES = {FORK: (16, 32), "signatures:flash_attn_2": (256, 512), "signatures:flash_attn_4": (128, 64)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_function_meets_each_size_of_pages_that_it_takes_and_one_that_it_refuses_is_a_gap(name: str) -> None:
+    """Its pages always had one size, and a function that was wrong with others passed."""
+    function = kernels.load(name).function  # type: ignore[attr-defined]
+    usual, other = PAGES[name]
+
+    def with_table(passed: dict[str, Any]) -> bool:
+        return any(passed.get(table) is not None for table in ("block_table", "page_table"))
+
+    wrong = kernels.taking_calls("wrong", zeros_where(function, lambda given: with_table(given) and given["k"].shape[1] != usual))
+    some = cases(dtypes=[torch.float32], declared=declaration(wrong))[::25]
+    said = {case.name: case.condition["with block table"] for case in some}
+    assert {*said.values()} == {"no", f"pages of {usual} tokens", f"pages of {other} tokens"}
+    result = check(wrong, cases=some, calls=0, read_out=0)
+    assert {said[name] for name in result.failing} == {f"pages of {other} tokens"}
+
+    @functools.wraps(function)
+    def refusing(*args: Any, **passed: Any) -> Any:
+        if with_table(passed) and passed["k"].shape[1] != usual:
+            raise RuntimeError(f"page size must be {usual}")
+        return function(*args, **passed)
+
+    result = check(kernels.taking_calls("refusing", refusing), cases=some, calls=0)
+    assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
+    assert f"with block table: pages of {other} tokens" in [gap.what for gap in result.coverage.gaps]
+    assert f"pages of {other} tokens" not in result.coverage.values["with block table"]
+
+
 def test_the_matrix_of_a_runs_model_is_called_as_engines_call_it() -> None:
     some = kernel_jobs._cases(kernels.load(FORK), "cpu", "float32", (4, 2), 64, 300)
     taken = {way for case in some for way in case.make().spec.ways}
@@ -495,4 +526,5 @@ def test_a_way_that_a_function_says_it_lacks_is_a_gap_and_not_a_fault() -> None:
     kernel = kernels.taking_calls("mine", mine)
     result = check(kernel, cases=cases(dtypes=[torch.float32], declared=declaration(kernel))[::9], calls=0)
     assert (result.exit_code, result.refused) == (ExitCode.PASS, ())
-    assert [gap.why for gap in result.coverage.gaps if gap.what == "with block table"] == ["paged KV not supported on SM 8.0"]
+    whys = {gap.what: gap.why for gap in result.coverage.gaps if gap.what.startswith("with block table: ")}
+    assert whys == dict.fromkeys((f"with block table: pages of {n} tokens" for n in (256, 512)), "paged KV not supported on SM 8.0")

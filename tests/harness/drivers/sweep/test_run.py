@@ -146,7 +146,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "missing_packages", lambda extra: ["ray"] if extra == "ray" else [])
+    monkeypatch.setattr(extras, "missing_packages", lambda extra="": ["ray"] if extra == "ray" else [])
     with pytest.raises(UsageError, match=r"--ray needs packages that are not installed: ray\.") as error:
         swept(tmp_path, "pass", ray="local")
     assert "assay-harness[ray]" in error.value.do
