@@ -131,11 +131,15 @@ def check(
         run = examined.run
         if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
             journal.write("stands", result=result, reading=False)
-            found = _experiments(examined, journal)
+            experiments = _experiments(examined, journal)
             result = result.model_copy(
-                update={"findings": tuple(examined.findings(found)), "tried": found.tried, "axes": found.axes}
+                update={
+                    "findings": tuple(examined.findings(experiments)),
+                    "tried": experiments.tried,
+                    "axes": experiments.axes,
+                }
             )
-            run = replace(run, results=(*run.results, *(computed for _, computed in found.kept)))
+            run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
     result = concluded(result, guard, run, task.path, read_out, journal)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 

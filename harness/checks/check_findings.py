@@ -100,13 +100,13 @@ class MatrixRun:
             if why in breaches and (claimed(case) or not why.startswith(RAISED))
         )
 
-    def findings(self, found: Experiments = NOTHING_TRIED) -> list[Finding]:
+    def findings(self, experiments: Experiments = NOTHING_TRIED) -> list[Finding]:
         """List what is wrong: the bugs first, then how the kernel broke its contract.
 
         Args:
-            found: by experiments. What is said holds on their calls too.
+            experiments: what they found. What is said holds on their calls too.
         """
-        again, findings = self.again, [*self._bugs(found), *self._breaches()]
+        again, findings = self.again, [*self._bugs(experiments), *self._breaches()]
         if failed := self.run.failed_repeats:
             call, why = failed[0]
             where = f"{len(failed)} calls, when repeated"
@@ -122,21 +122,20 @@ class MatrixRun:
             findings.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         return findings
 
-    def _bugs(self, found: Experiments) -> list[Finding]:
+    def _bugs(self, experiments: Experiments) -> list[Finding]:
         """Diagnose the computed cases, and the calls of experiments; unexplained errors again on the calls that can be wrong."""
-        every = [*((shape_in(case, result.call), result) for case, result in self.results), *found.kept]
-        rule = found.tried.rule if found.tried else ()
+        every = [*((shape_in(case, result.call), result) for case, result in self.results), *experiments.kept]
+        rule = experiments.tried.rule if experiments.tried else ()
         results = [result for _, result in every]
         run = replace(
-            self.run, results=tuple(results if any(one.feature == "layer" for one in rule) else _in_one_layer(results))
+            self.run,
+            results=tuple(results if any(prop.feature == "layer" for prop in rule) else _in_one_layer(results)),
         )
-        where = words(rule, found.tried.context) if found.tried else ""
+        where = words(rule, experiments.tried.context) if experiments.tried else ""
         findings = _diagnosed(run, self.again, where)
-        if not _unexplained(findings) or found.tried is None:
+        if not _unexplained(findings) or experiments.tried is None:
             return findings
-        there = [
-            result for result, (shape, _) in zip(run.results, every, strict=True) if shape is None or found.there(shape)
-        ]
+        there = [result for result, (shape, _) in zip(run.results, every, strict=True) if experiments.there(shape)]
         named = _diagnosed(KernelRun(tuple(there)), self.again, where)
         return findings if _unexplained(named) else named
 

@@ -193,11 +193,11 @@ class Lab:
             return nothing
         if _work(shape) <= _KEPT_WORK:
             self.kept.append((shape, first))
-        one = self._wrong_sequences(first)
-        again = self.measured(shape, 1) if any(one) else first
-        other = one if again is None else self._wrong_sequences(again)
-        self.mixed += sum(a != b for a, b in zip(one, other, strict=True))
-        return tuple(a if a == b and new else None for a, b, (new, _) in zip(one, other, shape.lens, strict=True))
+        drawn = self._wrong_sequences(first)
+        again = self.measured(shape, 1) if any(drawn) else first
+        other = drawn if again is None else self._wrong_sequences(again)
+        self.mixed += sum(a != b for a, b in zip(drawn, other, strict=True))
+        return tuple(a if a == b and new else None for a, b, (new, _) in zip(drawn, other, shape.lens, strict=True))
 
     def _wrong_sequences(self, result: CallResult) -> tuple[bool, ...]:
         """Do what `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
@@ -284,11 +284,11 @@ def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
         The axes that have a value with which the sequence is right.
     """
     shape, own = place.shape, place.own
-    found: dict[str, dict[Value, bool]] = {}
+    by_axis: dict[str, dict[Value, bool]] = {}
 
     def tell(axis: str, value: Value, answer: bool | None) -> None:
         if answer is not None:
-            found.setdefault(axis, {})[value] = answer
+            by_axis.setdefault(axis, {})[value] = answer
 
     decode = shape.phase == "decode"
     for which in (1,) if decode else (1, 0):
@@ -324,7 +324,7 @@ def _one_axis_at_a_time(lab: Lab, place: Place, axes: Axes) -> tuple[Axis, ...]:
             wrong=tuple(v for v, bad in seen.items() if bad),
             right=tuple(v for v, bad in seen.items() if not bad),
         )
-        for name, seen in ((name, dict(sorted(seen.items(), key=_by_size))) for name, seen in found.items())
+        for name, seen in ((name, dict(sorted(seen.items(), key=_by_size))) for name, seen in by_axis.items())
         if not all(seen.values())
     )
 
@@ -423,7 +423,7 @@ class _Drawer:
 
 @dataclass(frozen=True)
 class Experiments:
-    """What experiments found.
+    """What experiments showed.
 
     Attributes:
         tried: the condition under which sequences are wrong; None if no simple one agrees with every call, or the budget was spent.

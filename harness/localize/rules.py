@@ -39,15 +39,15 @@ def cost(rule: Rule) -> float:
     return sum(map(_cost, rule))
 
 
-def _cost(one: Property) -> float:
-    listed = _PER_VALUE * len(one.values) * (one.kind == "in")
-    odd = _ODD_RESIDUE * ("residue" in one.kind and one.values[1] != 0)
-    return _FEATURE_COST.get(one.feature, _OTHER_FEATURE) + _KIND_COST[one.kind] + listed + odd
+def _cost(prop: Property) -> float:
+    listed = _PER_VALUE * len(prop.values) * (prop.kind == "in")
+    odd = _ODD_RESIDUE * ("residue" in prop.kind and prop.values[1] != 0)
+    return _FEATURE_COST.get(prop.feature, _OTHER_FEATURE) + _KIND_COST[prop.kind] + listed + odd
 
 
 def holds(rule: Rule, known: Known) -> bool:
     """Return True if something has every property of a rule."""
-    return all(bool(over(one, np.array([known[one.feature]]))[0]) for one in rule)
+    return all(bool(over(prop, np.array([known[prop.feature]]))[0]) for prop in rule)
 
 
 def meets(tried: Tried, known: Known) -> bool:
@@ -55,12 +55,12 @@ def meets(tried: Tried, known: Known) -> bool:
     return all(known[name] == value for name, value in tried.context.items()) and holds(tried.rule, known)
 
 
-def over(one: Property, column: _Column) -> _Flags:
+def over(prop: Property, column: _Column) -> _Flags:
     """Tell which values of a feature have a property. NaN has none."""
-    if one.kind == "in":
-        return np.isin(column, list(one.values))
-    numbers, v = np.asarray(column, dtype=float), [float(value) for value in one.values]
-    match one.kind:
+    if prop.kind == "in":
+        return np.isin(column, list(prop.values))
+    numbers, v = np.asarray(column, dtype=float), [float(value) for value in prop.values]
+    match prop.kind:
         case ">=":
             held = numbers >= v[0]
         case "<=":
@@ -97,7 +97,7 @@ class Points:
     wrong: list[bool] = field(default_factory=list)
 
     def add(self, known: Known, wrong: bool) -> None:
-        """Add one."""
+        """Add what was run."""
         self.known.append(known)
         self.wrong.append(wrong)
 
@@ -119,7 +119,7 @@ class Points:
 def rules(points: Points, most: int = 6) -> list[Rule]:
     """Find the cheapest conjunctions that everything wrong meets and nothing right does, cheapest first.
 
-    The search branches on whichever right one fewest properties exclude: one of these must be in the rule.
+    The search branches on whichever right point fewest properties exclude: one of these must be in the rule.
 
     Args:
         points: what was run.
@@ -130,24 +130,24 @@ def rules(points: Points, most: int = 6) -> list[Rule]:
         return []
     columns = points.columns()
     excluding: dict[tuple[bytes, str], tuple[Property, _Flags]] = {}
-    for one in sorted(_common(columns, bad), key=_cost):
-        excludes = ~over(one, columns[one.feature][~bad])
+    for prop in sorted(_common(columns, bad), key=_cost):
+        excludes = ~over(prop, columns[prop.feature][~bad])
         if excludes.any():  # of one feature, the cheapest of those that say the same; of others, rivals
-            excluding.setdefault((excludes.tobytes(), one.feature), (one, excludes))
+            excluding.setdefault((excludes.tobytes(), prop.feature), (prop, excludes))
     every = sorted(excluding.values(), key=lambda pair: _cost(pair[0]))
     if not every:
         return []
     table = np.stack([excludes for _, excludes in every])
-    costs = np.array([_cost(one) for one, _ in every])
-    found: dict[frozenset[int], float] = {}
+    costs = np.array([_cost(prop) for prop, _ in every])
+    chosen_rules: dict[frozenset[int], float] = {}
     limit, steps = np.inf, 0
 
     def search(chosen: tuple[int, ...], left: _Flags, spent: float) -> None:
         nonlocal limit, steps
         steps += 1
         if not left.any():
-            found[frozenset(chosen)] = spent
-            limit = sorted(found.values())[most - 1] if len(found) >= most else limit
+            chosen_rules[frozenset(chosen)] = spent
+            limit = sorted(chosen_rules.values())[most - 1] if len(chosen_rules) >= most else limit
         elif len(chosen) < _LARGEST and steps < _STEPS:
             there = table[:, left]
             able = np.flatnonzero(there[:, int(there.sum(0).argmin())])
@@ -157,7 +157,7 @@ def rules(points: Points, most: int = 6) -> list[Rule]:
                     search((*chosen, int(index)), left & ~table[index], spent + float(costs[index]))
 
     search((), np.ones(table.shape[1], dtype=bool), 0.0)
-    ordered = sorted(found, key=lambda chosen: (found[chosen], sorted(chosen)))[:most]
+    ordered = sorted(chosen_rules, key=lambda chosen: (chosen_rules[chosen], sorted(chosen)))[:most]
     return [tuple(every[i][0] for i in sorted(chosen)) for chosen in ordered]
 
 
@@ -175,34 +175,34 @@ def _of_numbers(name: str, wrong: NDArray[np.float64], right: NDArray[np.float64
     """Yield the properties that all these distinct numbers have."""
     low, high = float(wrong[0]), float(wrong[-1])
 
-    def one(kind: str, *values: float) -> Property:
+    def having(kind: str, *values: float) -> Property:
         return Property(feature=name, kind=kind, values=tuple(map(float, values)))
 
-    yield one(">=", low)
-    yield one("<=", high)
+    yield having(">=", low)
+    yield having("<=", high)
     if low == high:
-        yield one("==", low)
+        yield having("==", low)
     else:
-        yield one("between", low, high)
+        yield having("between", low, high)
         if len(wrong) <= _LISTED:
-            yield one("in", *wrong)
+            yield having("in", *wrong)
     gaps = np.setdiff1d(right[(right > low) & (right < high)], wrong)
     if len(gaps) == 1:
-        yield one("!=", gaps[0])
+        yield having("!=", gaps[0])
     for m in _MODULI:
         rests = np.unique(wrong % m)
         lost = np.setdiff1d(np.arange(m), rests)
         if len(rests) == 1:
-            yield one("residue", m, rests[0])
+            yield having("residue", m, rests[0])
         else:
             if len(lost) and (lost[0] == 0 or len(lost) == 1):
-                yield one("no residue", m, lost[0])
+                yield having("no residue", m, lost[0])
             if m >= 8 and len(wrong) >= 8 and rests[-1] - rests[0] < 0.8 * m:
-                yield one("residue between", m, rests[0], rests[-1])
+                yield having("residue between", m, rests[0], rests[-1])
     if len(wrong) > 2 and _powers(wrong).all():
-        yield one("power of two")
+        yield having("power of two")
     if not _powers(wrong).any():
-        yield one("no power of two")
+        yield having("no power of two")
 
 
 _NOUNS = {
@@ -259,25 +259,25 @@ _DIFFERENCES = {
 def words(rule: Sequence[Property], context: Known | None = None) -> str:
     """Say a rule, after "where": "decode, cached prefix >= 129 and head_dim is 128"."""
     said = [_said(Property(feature=name, kind="in", values=(value,))) for name, value in (context or {}).items()]
-    said += [_said(one) for one in sorted(rule, key=lambda one: one.feature != "phase")]
+    said += [_said(prop) for prop in sorted(rule, key=lambda prop: prop.feature != "phase")]
     return ", ".join([*said[:-2], " and ".join(said[-2:])]) if said else "every call"
 
 
-def _said(one: Property) -> str:
-    noun, v = _NOUNS.get(one.feature, one.feature), [_number(value) for value in one.values]
-    if one.feature in _YES_OR_NO and one.kind == "in":
-        return _YES_OR_NO[one.feature][v == ["False"]]
-    if one.feature == "cached":
+def _said(prop: Property) -> str:
+    noun, v = _NOUNS.get(prop.feature, prop.feature), [_number(value) for value in prop.values]
+    if prop.feature in _YES_OR_NO and prop.kind == "in":
+        return _YES_OR_NO[prop.feature][v == ["False"]]
+    if prop.feature == "cached":
         return f"{' or '.join(v)} of the batch's sequences have a cached prefix"
-    if one.feature == "phase":
+    if prop.feature == "phase":
         return " or ".join(v)
-    if one.feature == "company":
+    if prop.feature == "company":
         return " or ".join(map(_COMPANY.__getitem__, v))
-    if (plain := _PLAIN.get((one.feature, one.kind, *one.values))) is not None:
+    if (plain := _PLAIN.get((prop.feature, prop.kind, *prop.values))) is not None:
         return plain
-    if one.feature in _DIFFERENCES and one.kind in (">=", "<="):
-        return _difference(one)
-    match one.kind:
+    if prop.feature in _DIFFERENCES and prop.kind in (">=", "<="):
+        return _difference(prop)
+    match prop.kind:
         case "==":
             return f"{noun} is {v[0]}"
         case "!=":
@@ -293,15 +293,15 @@ def _said(one: Property) -> str:
         case "residue between":
             return f"{v[1]} <= {noun} % {v[0]} <= {v[2]}"
         case "power of two" | "no power of two":
-            return f"{noun} is {one.kind.replace('no', 'not a') if one.kind.startswith('no') else 'a power of two'}"
+            return f"{noun} is {prop.kind.replace('no', 'not a') if prop.kind.startswith('no') else 'a power of two'}"
         case _:
-            return f"{noun} {one.kind} {v[0]}"
+            return f"{noun} {prop.kind} {v[0]}"
 
 
-def _difference(one: Property) -> str:
-    of, less = _DIFFERENCES[one.feature]
-    limit = int(one.values[0])
-    if one.kind == ">=":
+def _difference(prop: Property) -> str:
+    of, less = _DIFFERENCES[prop.feature]
+    limit = int(prop.values[0])
+    if prop.kind == ">=":
         return f"{of} > {less}" if limit == 1 else f"{of} >= {less}{f' {limit:+}' * bool(limit)}"
     return f"{of} < {less}" if limit == -1 else f"{of} <= {less}{f' {limit:+}' * bool(limit)}"
 
