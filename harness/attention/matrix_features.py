@@ -53,13 +53,18 @@ def _largest(x: torch.Tensor, per: str) -> torch.Tensor:
 
 
 def _stored(name: str, per: str, call: AttentionCall) -> AttentionCall:
-    """Store k and v in 8 bits, and make them what is stored: scales are powers of two, so that no dtype rounds that."""
+    """Store k and v in 8 bits, and make them what is stored: scales have two bits at most, so that no dtype rounds that, and
+    one that is kept as a power of two is another."""
     format = FORMATS[name]
     tensors: dict[str, torch.Tensor] = {}
     for what in ("k", "v"):
         x = _uneven(getattr(call, what).float(), per, first=what == "v")
         top = _largest(x, per).clamp(min=2.0**-20)
         scale = (top / format.largest).log2().ceil().exp2()
+        if (
+            name != "int8" or call.q.dtype != torch.bfloat16
+        ):  # whose 8 bits do not hold such a multiple of an 8-bit integer
+            scale = 1.5 * scale
         if what == "v":  # or one of K's that is taken for V's would not show
             scale = 2 * scale
         x = x / scale

@@ -99,6 +99,19 @@ def test_forms_that_are_declared_are_asked_for_and_others_are_not_covered(forms:
     assert gaps == {f"stored_kv in {form}" for form in others}
 
 
+def test_scales_that_are_kept_as_powers_of_two_are_wrong() -> None:
+    def rounding(call: AttentionCall) -> Tensor:
+        if call.stored is None:
+            return rounded_oracle(call)
+        k, v = (x.float() * scale.log2().round().exp2() for x, scale in (
+            (call.stored.k, call.stored.k_scale), (call.stored.v, call.stored.v_scale)
+        ))  # fmt: skip
+        return rounded_oracle(replace(call, k=k.to(call.k.dtype), v=v.to(call.v.dtype)))
+
+    assert stored("e4m3 per head", kernel=rounding).exit_code == ExitCode.REGRESSION
+    assert stored("e4m3 per head").exit_code == ExitCode.PASS
+
+
 def test_a_form_that_is_declared_and_refused_is_no_pass() -> None:
     def refusing(call: AttentionCall) -> Tensor:
         if call.stored is not None and call.stored.k.dtype == torch.float8_e5m2:

@@ -108,14 +108,13 @@ def test_a_kernel_is_asked_for_its_own_head_dims_and_dtypes_alone() -> None:
 
 
 def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
-    seen: set[int] = set()
+    faulty, seen = zeros_where(lambda call, b, new, prefix: prefix >= 129), set[float]()
 
     def kernel(call: AttentionCall) -> Tensor:
-        """Is wrong for each length once: the first time."""
-        out = oracle(call).to(call.q.dtype)
-        length = max(call.lens_k)
-        new = length > 40 and length not in seen
-        seen.add(length)
-        return torch.zeros_like(out) if new or (length > 200 and len(seen) < 60) else out
+        """Is wrong the first time that it gets a call, and right the second."""
+        known = float(call.q.double().sum())
+        out = oracle(call).to(call.q.dtype) if known in seen else faulty(call)
+        seen.add(known)
+        return out
 
     assert tried(kernel, EXTEND).tried is None
