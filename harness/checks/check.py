@@ -250,9 +250,9 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
 
 
 def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like those that it computed."""
+    """Try under which condition a kernel is wrong, on calls like those of the matrix."""
     guard, results = examined.guard, examined.results
-    calls = [result.call for _, result in results]
+    calls = [call for _, call in examined.asked]
     device = str(calls[0].q.device)
     clock, most = budget_clock(device), _EXPERIMENTS_S
     lab = Lab(
