@@ -160,11 +160,15 @@ class Lab:
         return self.ask(shape)[at] is True
 
     def repeats(self) -> bool:
-        """Return True if some calls give the same answers again: of a kernel that keeps state, no condition of a call is true."""
+        """Return True if some calls, at least one, give the same answers again.
+
+        Of a kernel that keeps state, no condition of a call is true.
+        """
         kept = [(shape, result) for shape, result in self.kept if self.base is None or shape.data == self.base.data]
         chosen = [*kept[:_AGAIN], *kept[:: max(1, len(kept) // _AGAIN)]]
         again = [(result, self.measured(shape, 0)) for shape, result in chosen]
-        return all(now is not None and wrong_sequences(before) == wrong_sequences(now) for before, now in again)
+        same = [now is not None and wrong_sequences(before) == wrong_sequences(now) for before, now in again]
+        return bool(same) and all(same)
 
     def learn(self, shape: Shape, result: CallResult) -> None:
         """Take a call that was made before into account."""

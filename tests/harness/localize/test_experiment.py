@@ -118,3 +118,8 @@ def test_nothing_is_said_of_a_kernel_that_keeps_state() -> None:
         return out
 
     assert tried(kernel, EXTEND).tried is None
+
+
+def test_a_lab_that_made_no_call_again_says_that_nothing_repeats() -> None:
+    lab = Lab(Guard(zeros_where(lambda *_: False), memory=False), frozenset(), (), "cpu", lambda: False)
+    assert not lab.repeats()
