@@ -28,6 +28,7 @@ from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.attention.paging import STALE, shuffled_pages, slots_in
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.engines.sglang.launch import STAND_INS
+from assay.harness.errors import UsageError
 from assay.harness.text import did_you_mean
 
 _KITS = "sglang.test.kits.attention_unittest.attention_methods"
@@ -230,7 +231,14 @@ def _sglang() -> Any:
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
-        kit = importlib.import_module(_KIT)
+        try:
+            kit = importlib.import_module(_KIT)
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"SGLang's backends cannot run outside of a server: its installation lacks {error.name}.",
+                f"a whole SGLang: {_KIT} makes the pools that a backend reads from",
+                "install sglang from its wheel, with its tests",
+            ) from error
     if not known:
         kit._parallel_override.__exit__(None, None, None)  # the kit would leave it on
     return sglang

@@ -171,3 +171,12 @@ def test_bugs_planted_in_a_backend_are_caught_and_the_backend_as_it_is_is_not(pl
 @pytest.mark.slow
 def test_nothing_global_of_sglang_stays_changed(planted: list[dict[str, Any]]) -> None:
     assert planted[-1] == {"arguments": False, "parallel": {}, "forward context": False, "gradients off": False}
+
+
+def test_an_sglang_without_its_test_kit_is_named_and_no_bug_of_assay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_kernel, "_KIT", "sglang.no_such_kit.common")
+    native_kernel._sglang.cache_clear()
+    with pytest.raises(UsageError, match=r"its installation lacks sglang\.no_such_kit") as error:
+        native_kernel.sglang_version()
+    assert "with its tests" in error.value.do
+    native_kernel._sglang.cache_clear()
