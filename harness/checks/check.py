@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
 from assay.harness.attention import kernels
@@ -34,7 +33,7 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, wrong_sequences
+from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, Lab, Place, experiment, wrong_sequences
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
@@ -128,10 +127,12 @@ def check(
         if not serious(findings) and (wrong := endure(guard, examined.run.results, task.runs, seconds)):
             findings.append(not_endured(*wrong, task.again))
         result = _result(task, examined, findings, options)
-        run = examined.run
+        run, experiments = examined.run, NOTHING_TRIED
         if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
             journal.write("stands", result=result, reading=False)
-            experiments = _experiments(examined, journal)
+            small = sorted(examined.results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
+            shaped = [(shape_in(case, computed.call), computed) for case, computed in small]
+            experiments = _experiments(guard, [call for _, call in examined.asked], shaped, journal)
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
@@ -140,7 +141,7 @@ def check(
                 }
             )
             run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
-    result = concluded(result, guard, run, task.path, read_out, journal)
+    result = concluded(result, guard, run, task.path, read_out, journal, experiments)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -151,7 +152,7 @@ def concluded(
     path: str,
     read_out: float | Reader | None,
     journal: Journal,
-    recorded: bool = False,
+    experiments: Experiments = NOTHING_TRIED,
 ) -> KernelResult:
     """Add to a result the smallest failing call, and what can be read off a wrong kernel.
 
@@ -162,7 +163,7 @@ def concluded(
         path: what a test imports it by; empty if nothing can.
         read_out: as in `check`.
         journal: gets the result as it stands before each, which a kernel may not survive.
-        recorded: whether the calls were recorded.
+        experiments: what they showed of the kernel.
     """
     journal.write("stands", result=result, reading=False)
     with few_threads([computed.call for computed in run.results]):
@@ -179,7 +180,7 @@ def concluded(
     journal.write("stands", result=result, reading=wanted)
     if not wanted:
         return result
-    observed = reader.observe(findings, guard, run.results, recorded, result.tried)
+    observed = reader.observe(findings, guard, run.results, experiments)
     shown = {"findings": outside_first(observed.findings), "test": smallest.test(observed.findings)}
     return result.model_copy(update=shown)
 
@@ -249,10 +250,10 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)
 
 
-def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like those of the matrix."""
-    guard, results = examined.guard, examined.results
-    calls = [call for _, call in examined.asked]
+def _experiments(
+    guard: Guard, calls: Sequence[AttentionCall], shaped: Sequence[tuple[Shape, CallResult]], journal: Journal
+) -> Experiments:
+    """Try under which condition a kernel is wrong, on calls like those that it was given; of these the results by size."""
     device = str(calls[0].q.device)
     clock, most = budget_clock(device), _EXPERIMENTS_S
     lab = Lab(
@@ -262,8 +263,6 @@ def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
         device,
         lambda: clock() > most,
     )
-    small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-    shaped = [(shape_in(case, result.call), result) for case, result in small]
     failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in shaped if result.fails]
     return experiment(lab, failing[:_BASES], shaped)
 
@@ -341,18 +340,21 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
         raise AssertionError(f"{where}: {wrong.diagnosis}")
     if result.fails:
-        [bug, *_] = diagnose(KernelRun((result,)))
+        [bug, *_] = findings = diagnose(KernelRun((result,)))
         own, bound = result.worst_cell
-        observed = _asserted().sentence(guard, result)
+        observed = _asserted(guard, result, findings)
         raise AssertionError(
             f"{where}: own error {percent(own)}; noise explains at most "
             f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
         )
 
 
-@cache
-def _asserted() -> Reader:
-    """Make the reader of kernels that fail an assertion, which keeps what it read."""
+def _asserted(guard: Guard, result: CallResult, findings: Sequence[Finding]) -> str:
+    """Return what a kernel that fails an assertion was observed to compute; empty unless that gives all its outputs."""
     from assay.harness.checks.observed import Reader
 
-    return Reader(_ASSERTED_S)
+    with few_threads([result.call]):
+        experiments = _experiments(guard, [result.call], [(shape_of(result.call), result)], UNREAD)
+        reader, kept = Reader(_ASSERTED_S), [computed for _, computed in experiments.kept]
+        observed = reader.observe(findings, guard, [result, *kept], experiments)
+    return observed.findings[0].operator if observed.read and observed.read.exact else ""

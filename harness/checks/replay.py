@@ -78,7 +78,7 @@ def replay(
     result = _result(
         kernel, run, _Examined(pack, recorded, chosen, unread=unread), findings, seconds, reproduce, envelope
     )
-    return concluded(result, guard, run, kernel, read_out, journal, recorded=True)
+    return concluded(result, guard, run, kernel, read_out, journal)
 
 
 def replay_recorded(
@@ -133,30 +133,24 @@ def replay_recorded(
     left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
     said = (not_tested, left_out) if examined.left_out else (not_tested,)
     result = _result(candidate.name, run, examined, findings, seconds, reproduce, not_tested=said, not_run=not_run)
-    if guard is None or not_run:
-        return _read_passively(result, reader or Reader(), examined, run, served)
-    if reader is None or not reader.wants(findings, run.results):
+    reader = reader or Reader()
+    if not reader.wants(findings, run.results):
         return result
     journal.write("stands", result=result, reading=True)
-    observed = reader.observe(findings, guard, run.results, recorded=True)
-    result = result.model_copy(update={"findings": observed.findings})
-    if observed.read is None or observed.read.all.wrong:
-        return result
-    return _read_passively(result, reader, examined, run, served)  # it is wrong only in its server
-
-
-def _read_passively(
-    result: KernelResult, reader: Reader, examined: _Examined, run: KernelRun, served: bool
-) -> KernelResult:
-    """Add to the result what can be read from the recorded outputs alone: further small calls are looked at too."""
-    if not serious(result.findings):
-        return result
-    known = {id(record) for record in examined.chosen}
-    small = sorted(examined.recorded, key=lambda record: record.call.k.shape[0])
-    others = [(record.call, _output(record, served)) for record in small if id(record) not in known][:_MORE_CALLS]
+    asked = None if not_run else guard
+    results = [*run.results, *_further(examined, run, served)]
     with few_threads([result.call for result in run.results]):
-        observed = reader.observe_outputs(result.findings, run.results[: len(known)], others)
+        observed = reader.observe(findings, asked, results)
     return result.model_copy(update={"findings": observed.findings})
+
+
+def _further(examined: _Examined, run: KernelRun, served: bool) -> list[CallResult]:
+    """Compare the smallest of the recorded calls that were not examined, for whoever reads the kernel."""
+    known, noise = {id(record) for record in examined.chosen}, run.results[0].noise
+    small = sorted(examined.recorded, key=lambda record: record.call.k.shape[0])
+    others = [record for record in small if id(record) not in known][:_MORE_CALLS]
+    calls = [(_on_device(record.call), record) for record in others]
+    return [measure(call, _output(record, served).to(call.q.device), noise) for call, record in calls]
 
 
 def diagnose_recorded(pack: Path, candidate: Backend, reproduce: str, served: bool = False) -> list[Finding]:

@@ -57,6 +57,8 @@ _MOST_WORK = 2**24
 _KEPT_WORK = 2**22
 # Calls that are made again at the end: so many of the first ones, and as many of all.
 _AGAIN = 8
+# Shapes that are drawn for whoever tells rivals apart.
+_LOOKED_AT = 400
 # Seed of the numbers that calls have in common.
 _POOL = 4711
 _TILES = (16, 64, 128)
@@ -443,12 +445,18 @@ class Experiments:
         place: the simplest sequence that is wrong; None if none is whatever the numbers are.
         axes: its axes, varied one at a time.
         kept: small calls that were made, with their shapes.
+        drawer: draws further ones.
     """
 
     tried: Tried | None = None
     place: Place | None = None
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
+    drawer: _Drawer | None = None
+
+    def drawn(self) -> Iterator[Shape]:
+        """Yield shapes of calls like those that were tried, which were not."""
+        return self.drawer(_LOOKED_AT) if self.drawer else iter(())
 
     def there(self, shape: Shape) -> bool:
         """Return True if a call of a shape has a sequence that is wrong, by what was tried."""
@@ -471,6 +479,7 @@ def experiment(
     """
     place: Place | None = None
     varied: tuple[Axis, ...] = ()
+    drawer: _Drawer | None = None
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
@@ -486,10 +495,10 @@ def experiment(
         own = features(place.shape, place.at)
         for names in _CONTEXTS:
             if (tried := _challenged(lab, drawer, {name: own[name] for name in names})) is not None:
-                return Experiments(tried if lab.repeats() else None, place, varied, lab.kept)
+                return Experiments(tried if lab.repeats() else None, place, varied, lab.kept, drawer)
     except SpentError:
         pass
-    return Experiments(None, place, varied, lab.kept)
+    return Experiments(None, place, varied, lab.kept, drawer)
 
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import oracle, sequences
+from assay.harness.attention.sequence_groups import tempering
 
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -36,7 +37,6 @@ class WeightReading:
         constant: what does not come from V, float64 [rows, num_q_heads, head_dim_v].
         off: by how much the weights fail to give the kernel's output on ordinary values, relative L1, float64 [rows, num_q_heads]:
             it is large where the kernel is not linear in V, or mixes the dimensions of V.
-        number: of the call among those that the kernel computed.
     """
 
     call: AttentionCall
@@ -44,7 +44,6 @@ class WeightReading:
     weights: Numbers
     constant: Numbers
     off: Numbers
-    number: int = 0
 
     @cached_property
     def scores(self) -> Numbers:
@@ -53,11 +52,39 @@ class WeightReading:
 
     @cached_property
     def expected(self) -> Numbers:
-        """The right weights, in the shape of `weights`. Calls that ask for features are not read."""
+        """The right weights, in the shape of `weights`."""
         return right_weights(self.call, self.rows, self.scores)
 
     @cached_property
     def visible(self) -> Flags:
+        """The keys that a query should see, bool [rows, total_k]."""
+        return visible(self.call, self.rows)
+
+
+def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
+    """Compute the scores of some rows with every key of every kv head, capped and tempered as the call asks for.
+
+    Returns:
+        float64 [rows, num_q_heads, num_kv_heads, total_k].
+    """
+    q, k = call.q[torch.from_numpy(rows).to(call.q.device)].double().cpu(), call.k.double().cpu()
+    products = call.scale * torch.einsum("thd,kcd->thck", q, k)
+    if call.spec.softcap:
+        products = call.spec.softcap * (products / call.spec.softcap).tanh()
+    if call.spec.temperature:
+        starts, prefixes = call.cu_seqlens_q.cpu(), torch.tensor(call.prefixes)
+        of = torch.searchsorted(starts, torch.from_numpy(rows), right=True) - 1
+        factor = tempering(call.spec.temperature, torch.from_numpy(rows) - starts[of] + prefixes[of])
+        products = products * factor[..., None, None]
+    return products.numpy()
+
+
+def sinks_of(call: AttentionCall) -> Numbers | None:
+    """Return the score of each q head's sink, float64 [num_q_heads, 1]; None without sinks."""
+    return np.array(call.spec.sinks)[:, None] if call.spec.sinks else None
+
+
+def visible(self) -> Flags:
         """The keys that a query should see, bool [rows, total_k]."""
         return visible(self.call, self.rows)
 
@@ -78,13 +105,17 @@ def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:
     return seen
 
 
-def softmax(scores: Numbers, seen: Flags) -> Numbers:
-    """Give the weights of the keys that are seen, which broadcast to the scores; zero where no key is."""
+def softmax(scores: Numbers, seen: Flags, sinks: Numbers | None = None) -> Numbers:
+    """Give the weights of the keys that are seen, which broadcast to the scores; zero where no key is.
+
+    `sinks` are scores that count in the denominator alone, broadcasting to the scores but for their last axis, which is 1.
+    """
     masked = np.where(seen, scores, -np.inf)
     top = masked.max(-1, keepdims=True)
-    masked -= np.where(np.isfinite(top), top, 0.0)
+    top = np.where(np.isfinite(top), top, 0.0) if sinks is None else np.maximum(top, sinks)
+    masked -= top
     np.exp(masked, out=masked)
-    total = masked.sum(-1, keepdims=True)
+    total = masked.sum(-1, keepdims=True) + (0.0 if sinks is None else np.exp(sinks - top))
     masked /= np.where(total > 0, total, 1.0)
     return masked
 
@@ -94,18 +125,17 @@ def right_weights(call: AttentionCall, rows: NDArray[np.int64], scores: Numbers)
     heads = np.arange(call.heads.q_heads)
     own = call.heads.kv_head(heads)
     weights = np.zeros_like(scores)
-    weights[:, heads, own] = softmax(scores[:, heads, own], visible(call, rows)[:, None])
+    weights[:, heads, own] = softmax(scores[:, heads, own], visible(call, rows)[:, None], sinks_of(call))
     return weights
 
 
-def read(ask: _Asked, call: AttentionCall, rows: Sequence[int], number: int = 0) -> WeightReading | None:
+def read(ask: _Asked, call: AttentionCall, rows: Sequence[int]) -> WeightReading | None:
     """Read the weights of some queries of a call, with ceil(total_k / (head_dim_v // num_kv_heads)) + 2 calls.
 
     Args:
         ask: the kernel; None is no answer.
         call: the call. Its head_dim_v is at least num_kv_heads.
         rows: packed rows of q.
-        number: see `WeightReading.number`.
 
     Returns:
         None if the kernel did not answer one of the calls, or an answer is not finite.
@@ -135,7 +165,7 @@ def read(ask: _Asked, call: AttentionCall, rows: Sequence[int], number: int = 0)
     given = torch.einsum("thck,kcd->thd", weights, call.v.double().cpu()) + constant
     gap, size = (given - plain[chosen]).abs().sum(-1), plain[chosen].abs().sum(-1).clamp(min=_SMALLEST)
     off = (gap / size).nan_to_num(nan=np.inf).numpy()
-    return WeightReading(call, chosen.numpy(), weights.numpy(), constant.numpy(), off, number)
+    return WeightReading(call, chosen.numpy(), weights.numpy(), constant.numpy(), off)
 
 
 def row_errors(call: AttentionCall, out: Tensor) -> Numbers:

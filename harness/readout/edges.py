@@ -213,20 +213,20 @@ def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, co
     index = np.arange(queries.call.k.shape[0])[None, None] - starts[:, None, None]
     should = queries.visible[:, None]
     if side == "first":
-        return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores))
+        return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores, queries.sinks))
     inside = should if within else (index >= 0) if beyond else queries.own_rows[:, None]
     seen = inside & (index <= at)
     if counted:
         right = np.broadcast_to(should, seen.shape).astype(float)
-        return queries.of_own(weighted_softmax(right, queries.own_scores, seen.astype(float)))
+        return queries.of_own(weighted_softmax(right, queries.own_scores, queries.sinks, seen.astype(float)))
     behind = np.maximum(at - index[..., -1:], 0).astype(float) if beyond else None
-    return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, phantom=behind))
+    return queries.of_own(weighted_softmax(seen.astype(float), queries.own_scores, queries.sinks, phantom=behind))
 
 
 _PLAIN = (("pos", 0.1), ("prefix", 0.2), ("total", 0.2), ("new", 0.2), ("i", 0.2))
 _OTHERS = (
     "previous_total", "previous_prefix", "next_total", "next_prefix", "first_total", "first_prefix", "most_total", "most_new",
-    "most_prefix", "least_prefix", "ranked_total", "group", "member", "peers_after",
+    "most_prefix", "least_prefix", "ranked_total", "group", "member", "peers_after", "window",
 )  # fmt: skip
 _TILES = (16, 32, 64, 128)
 # Of what sums may have three.

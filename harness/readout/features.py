@@ -22,11 +22,8 @@ _BLOCKS = (16, 32, 64, 128)
 _RESIDUES = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
 
 
-def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: int = 0) -> dict[str, Ints]:
-    """The features of some queries, for each q head: int64 [rows * num_q_heads] each, heads innermost.
-
-    The call is the number-th of those that the kernel computed, and the nth of its layer and phase.
-    """
+def row_table(call: AttentionCall, rows: Sequence[int]) -> dict[str, Ints]:
+    """The features of some queries, for each q head: int64 [rows * num_q_heads] each, heads innermost."""
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     new, total = np.array(call.lens_q), np.array(call.lens_k)
     prefix, seqs = total - new, len(new)
@@ -42,7 +39,7 @@ def row_table(call: AttentionCall, rows: Sequence[int], number: int = 0, nth: in
         "head": head, "kv": call.heads.kv_head(head), "member": head % call.heads.group, "heads": heads * ones,
         "kv_heads": kv_heads * ones, "group": call.heads.group * ones, "head_dim": call.q.shape[2] * ones,
         "layer": call.layer * ones, "decode": (call.phase == "decode") * ones, "causal": bool(call.causal) * ones,
-        "call": number * ones, "nth": nth * ones, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * ones, "row": row,
+        "window": max(call.spec.mask.window, 0) * ones, "seq": seq, "from_last": seqs - 1 - seq, "seqs": seqs * ones, "row": row,
         "i": i, "pos": i + prefix[seq], "after": new[seq] - 1 - i, "prefix": prefix[seq], "new": new[seq], "total": total[seq],
         "previous_total": np.where(seq > 0, total[before], 0), "previous_prefix": np.where(seq > 0, prefix[before], 0),
         "next_total": np.where(seq < seqs - 1, total[after], 0),
@@ -91,11 +88,11 @@ class Pairs(Mapping[str, Ints]):
 
     They are made when they are asked for. Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its
     index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
-    query's i; ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
+    query's i; ``back``, how many keys before the query's own it is; ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
     ``key_row``, its packed row; ``left``, how many keys of its sequence come after it.
     """
 
-    OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead")
+    OF_KEY = ("j", "left", "other", "key_seq", "key_row", "fresh", "ahead", "back")
 
     def __init__(self, call: AttentionCall, queries: Table) -> None:
         total = np.array(call.lens_k)
@@ -120,6 +117,8 @@ class Pairs(Mapping[str, Ints]):
             return self["j"] - self["prefix"]
         if name == "ahead":
             return self["j"] - self["i"]
+        if name == "back":
+            return self["pos"] - self["j"]
         if name == "key_row":
             return np.tile(np.arange(keys), count)
         if name == "key_seq":
@@ -156,10 +155,10 @@ def _in_blocks(name: str, cost: float) -> list[Term]:
 ROW_TERMS: tuple[Term, ...] = (
     *_named(("tried", 0.0), ("decode", 0.2), ("head", 0.3), ("kv", 0.35), ("causal", 0.4), ("member", 0.6)),
     *_amounts(("pos", 0.5), ("i", 0.5), ("after", 0.5), ("head", 0.7), ("kv", 0.8)),
-    Term("call", cost=1.0, single=False), Term("nth", cost=0.9, single=False), Term("i", "prefix", cost=1.2),
+    Term("i", "prefix", cost=1.2),
     *(term for name, cost in (("i", 0.9), ("pos", 0.9), ("after", 1.3)) for term in _residues(name, cost)),
     *(term for name in ("i", "pos") for term in _in_blocks(name, 0.9)),
-    *_residues("head", 1.0, (2, 3, 4)), *_residues("call", 1.3, range(2, 13)), *_residues("nth", 1.2, range(2, 13)),
+    *_residues("head", 1.0, (2, 3, 4)),
 )  # fmt: skip
 """What the rule of a query may speak of: its place in its sequence, and whether that meets the condition that was tried."""
 # Edges that a tile or a page moves: a length or a position that is rounded, or an index that begins again with each tile.
@@ -175,7 +174,7 @@ PAIR_TERMS: tuple[Term, ...] = (
     Term("j", "least_prefix", cost=1.2), Term("j", "previous_prefix", cost=1.2), Term("j", "next_prefix", cost=1.3),
     Term("j", "first_prefix", cost=1.2), Term("j", "first_total", cost=1.2),
     Term("j", "previous_total", cost=1.3),
-    Term("left", "new", cost=1.2), Term("left", "i", cost=1.2),
+    Term("left", "new", cost=1.2), Term("left", "i", cost=1.2), Term("back", "window", cost=0.3),
     *(Term("ahead", name, cost=0.9) for name in ("previous_prefix", "next_prefix", "first_prefix")),
     *(Term(name, minus, rounding=rounding, size=b, cost=0.8 + 0.2 * (rounding == "mod"))
       for name, minus, roundings in _ROUNDED for rounding in roundings for b in _BLOCKS),

@@ -11,14 +11,13 @@ import numpy as np
 
 from assay.harness.localize.reading import Flags, read
 from assay.harness.readout.addresses import addresses
-from assay.harness.readout.asking import COMPARED_DATA, Asker
 from assay.harness.readout.candidates import effects_of, key_factors
 from assay.harness.readout.effects import constant, general_effects, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
-from assay.harness.readout.forms import Row, fits
+from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.mining import Condition, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import BudgetSpentError
+from assay.harness.readout.probing import BudgetSpentError, Prober
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Agreement, Sample
 
@@ -47,40 +46,52 @@ _FIRST, _TINY = 3, 3
 _SURELY_TRIED, _TRIED = 6, 10
 
 
-@dataclass
-class Fitter(Asker):
-    """Fits operators to the answers of one kernel; `operator` is what is known so far."""
+# Most keys of a call that is read: its weights take a call of the kernel for every few of them.
+_MOST_READ = 2500
 
-    operator: Operator = field(default_factory=Operator, init=False)
+
+@dataclass
+class Fitter:
+    """Fits operators to the answers of one kernel.
+
+    Attributes:
+        prober: the kernel, of which weights are read.
+        tolerance: of readings.
+        samples: what operators are sought in.
+        operator: what is known so far.
+    """
+
+    prober: Prober
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    samples: list[Sample] = field(default_factory=list)
+    operator: Operator = field(default_factory=Operator)
     _few: list[Sample] = field(default_factory=list, init=False)
     _general: dict[bytes, list[_Rated]] = field(default_factory=dict, init=False)
 
+    def read(self, samples: Sequence[Sample], most: int) -> None:
+        """Read the weights of some wrong samples: small ones first, of each kind some."""
+        kinds: Counter[tuple[object, ...]] = Counter()
+
+        def rank(sample: Sample) -> int:
+            call = sample.call
+            kind = (call.phase, len(call.lens_q) > 1, any(call.prefixes), sample.keys > 70)
+            kinds[kind] += 1
+            return kinds[kind]
+
+        wrong = [s for s in samples if s.bad.any() and 3 < s.keys <= _MOST_READ and s.reading is None]
+        for sample in sorted(sorted(wrong, key=lambda s: s.size), key=rank)[:most]:  # ranks count from the smallest on
+            self._read(sample)
+
     def _read(self, sample: Sample) -> None:
-        """Read the weights of a sample's queries, once, and find the forms that fit the wrong rows."""
-        if sample.reading is not None:
-            return
+        """Read the weights of a sample's queries, and find the forms that fit the wrong rows."""
         queries = sample.queries
-        reading = read(self.prober, queries.call, queries.rows.tolist(), queries.number)
+        reading = read(self.prober, queries.call, queries.rows.tolist())
         if reading is None:
             return
         every, places = Queries(queries.call, range(len(queries.call.q))), range(len(sample.bad))
         rows = [Row(reading, every, *divmod(place, queries.heads), self.tolerance) for place in places]
         sample.reading = reading
         sample.fits = tuple(tuple(fits(row)) if bad else () for row, bad in zip(rows, sample.bad, strict=True))
-
-    def _to_read(self, samples: Sequence[Sample], most: int) -> list[Sample]:
-        """Samples that are worth reading: small ones first, of each kind some."""
-        kinds: Counter[tuple[object, ...]] = Counter()
-
-        def rank(sample: Sample) -> int:
-            plan = sample.plan
-            kind = (plan.phase, len(plan.lens) > 1, any(p for _, p in plan.lens), plan.keys > 70)
-            kinds[kind] += 1
-            return kinds[kind]
-
-        data = (self.data, COMPARED_DATA, "steep")
-        wrong = [s for s in samples if s.bad.any() and s.plan.keys > 3 and s.plan.data in data and s.reading is None]
-        return sorted(sorted(wrong, key=lambda s: s.plan.size), key=rank)[:most]  # ranks count from the smallest on
 
     def _judged(self, effect: Effect, samples: Sequence[Sample]) -> Iterable[tuple[Flags, Flags]]:
         """For each sample, which rows the effect gives the answer of, and on which it changes the right output."""
@@ -234,9 +245,9 @@ class Fitter(Asker):
         open_ = (sample.bad & left).reshape(queries.shape)
         wrong = np.flatnonzero(open_.any(1))
         rows = np.unique(wrong[np.linspace(0, len(wrong) - 1, _TINY).astype(int)])
-        fewer = Queries(queries.call, queries.rows[rows], queries.number, queries.nth)
+        fewer = Queries(queries.call, queries.rows[rows])
         bad = sample.bad.reshape(queries.shape)[rows].ravel()
-        tiny = Sample(sample.plan, fewer, sample.actual[rows], bad, sample.error)
+        tiny = Sample(fewer, sample.actual[rows], bad, sample.error)
         return tiny, left.reshape(queries.shape)[rows].ravel()
 
     def agreed(self, operator: Operator, sample: Sample) -> Flags:

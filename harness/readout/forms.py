@@ -87,6 +87,8 @@ class Row:
         self.constant: Numbers = reading.constant[place, head]
         self.off = float(reading.off[place, head])
         self.keys = next(k for q, k in sequences(reading.call) if q.start <= self.row < q.stop)
+        sinks = reading.call.spec.sinks
+        self.sunk = float(np.exp(sinks[head])) if sinks else 0.0  # what the sink adds to the denominator
 
     def _near(self, weights: Numbers) -> bool:
         """Return True if these are the weights that were read, up to the tolerance."""
@@ -134,7 +136,7 @@ def _seen_keys(row: Row) -> Fit | None:
     base, of_seen = fitted
     factors = np.zeros(len(weights))
     factors[seen] = of_seen
-    counted = float((factors * np.exp(scores)).sum())
+    counted = float((factors * np.exp(scores)).sum()) + row.sunk
     faint = should & ~seen & (np.exp(scores + base) < 10 * row.tolerance.least)
     factors[faint] = 1.0  # too small to be seen: nothing says that it is left out
     return _denominated(Fit("keys", factors), float(np.exp(-base)), counted, row)

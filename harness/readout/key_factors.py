@@ -60,4 +60,4 @@ class KeyFactors(Effect):
             factors[blank] = 0.0
             zeros = blank.sum(-1, keepdims=True).astype(float)
             phantom = zeros if phantom is None else phantom + zeros
-        return queries.of_own(weighted_softmax(factors, queries.own_scores, phantom=phantom))
+        return queries.of_own(weighted_softmax(factors, queries.own_scores, queries.sinks, phantom=phantom))

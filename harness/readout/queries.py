@@ -10,7 +10,7 @@ import torch
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.oracle import sequences
-from assay.harness.localize.reading import Flags, Numbers, right_weights, scores_of, softmax, visible
+from assay.harness.localize.reading import Flags, Numbers, right_weights, scores_of, sinks_of, softmax, visible
 from assay.harness.readout.features import Ints, Pairs, row_table
 
 # Scores are cut here above the largest one: exp(710) is beyond float64.
@@ -23,13 +23,10 @@ def einsum(rule: str, *arrays: Numbers) -> Numbers:
 
 
 class Queries:
-    """Some queries of a call, with what is known of them before the kernel answers.
+    """Some queries of a call, with what is known of them before the kernel answers."""
 
-    The call is the number-th of those that the kernel computed, and the nth of its layer and phase.
-    """
-
-    def __init__(self, call: AttentionCall, rows: Sequence[int] | Ints, number: int = 0, nth: int = 0) -> None:
-        self.call, self.rows, self.number, self.nth = call, np.asarray(rows, dtype=np.int64), number, nth
+    def __init__(self, call: AttentionCall, rows: Sequence[int] | Ints) -> None:
+        self.call, self.rows = call, np.asarray(rows, dtype=np.int64)
 
     @property
     def heads(self) -> int:
@@ -54,7 +51,7 @@ class Queries:
     @cached_property
     def table(self) -> dict[str, Ints]:
         """Features of each query and head, int64 [rows * heads] each."""
-        return row_table(self.call, self.rows.tolist(), self.number, self.nth)
+        return row_table(self.call, self.rows.tolist())
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -78,13 +75,18 @@ class Queries:
 
     @cached_property
     def scores(self) -> Numbers:
-        """scale * q k^T, float64 [rows, heads, kv heads, total_k]."""
+        """Scores, float64 [rows, heads, kv heads, total_k]; see `scores_of`."""
         return scores_of(self.call, self.rows)
 
     @cached_property
     def own_scores(self) -> Numbers:
         """Scores with the keys of the own kv head, float64 [rows, heads, total_k]."""
         return self.scores[:, np.arange(self.heads), self.own]
+
+    @cached_property
+    def sinks(self) -> Numbers | None:
+        """See `sinks_of`."""
+        return sinks_of(self.call)
 
     @cached_property
     def visible(self) -> Flags:
@@ -121,22 +123,29 @@ class Queries:
 
     def attended(self, scores: Numbers, values: Numbers | None = None) -> Numbers:
         """The output with other scores of the keys that should be seen, [rows, heads, total_k] -> [rows, heads, head_dim_v]."""
-        return self.of_own(softmax(scores, self.visible[:, None]), values)
+        return self.of_own(softmax(scores, self.visible[:, None], self.sinks), values)
 
 
 def weighted_softmax(
-    factors: Numbers, scores: Numbers, counted: Numbers | None = None, phantom: Numbers | None = None
+    factors: Numbers,
+    scores: Numbers,
+    sinks: Numbers | None = None,
+    counted: Numbers | None = None,
+    phantom: Numbers | None = None,
 ) -> Numbers:
     """Weights in proportion to factor * exp(score), [rows, heads, total_k]; zero where none is counted.
 
-    The denominator has the factors `counted`, if they are others, and counts `phantom` keys with a score of 0, [rows, heads, 1].
+    The denominator has the factors `counted`, if they are others, and counts `sinks`, see `softmax`, and `phantom` keys with a
+    score of 0, [rows, heads, 1].
     """
     below = factors if counted is None else counted
     top = np.where((factors > 0) | (below > 0), scores, -np.inf).max(-1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0.0)
+    top = np.where(np.isfinite(top), top, 0.0) if sinks is None else np.maximum(top, sinks)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         e = np.exp(np.minimum(scores - top, _MOST_EXPONENT))
         total = (below * e).sum(-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks - top)
         if phantom is not None:
             total = total + phantom * np.exp(np.minimum(-top, _MOST_EXPONENT))
         return np.where(total > 0, factors * e / np.where(total > 0, total, 1.0), 0.0)

@@ -1,25 +1,58 @@
-"""The read-out of a kernel: what it computes, in a sentence."""
+"""The read-out of a kernel: what it computes, in a sentence.
+
+An operator is sought in some of the calls that were compared and tried on the others; those that contradict it are sought in
+too. Rivals are told apart by calls that are made for it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice, zip_longest
 
-from assay.harness.attention.call import Kernel
+import numpy as np
+import torch
+
+from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import declaration
+from assay.harness.attention.matrix_data import ON_GRID
+from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.evidence.kernel_result import Tried
+from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.threads import budget_clock, few_threads
-from assay.harness.readout.asking import Compared
 from assay.harness.readout.features import tried_condition
-from assay.harness.readout.finding import Finder
+from assay.harness.readout.fitting import Fitter
+from assay.harness.readout.forms import Tolerance
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import REFUSED, BudgetSpentError, Prober
-from assay.harness.readout.samples import Agreement, Sample
+from assay.harness.readout.queries import Queries
+from assay.harness.readout.samples import Agreement, Sample, close, sample_of
 from assay.harness.readout.sentences import sentence
 
 CALLS, _SECONDS = 3000, 30.0
 """The budget of a read-out."""
+# Calls with wrong outputs, and without, in which an operator is sought and on which it is tried; and those that it is sought in
+# at first.
+_WRONG, _RIGHT, _FIRST_WRONG, _FIRST_RIGHT = 96, 120, 24, 24
+# Calls that are read before an operator is sought, and those that contradict it that are read after.
+_READ_AT_ONCE, _READ_AGAIN = 8, 5
+# Rounds in which calls that contradict an operator are sought in too, and how many of these.
+_ROUNDS, _AGAINST = 4, 12
+# Share of the wrong outputs below which a round that explains no more than the one before is the last.
+_LITTLE = 0.1
+# Calls by which rivals are told apart in each round, and those that are looked at for it.
+_TELLING, _LOOKED_AT = 6, 60
+# Relative error of a query, L1, that rounding explains: float32 rounds by 6e-8, float16 by 5e-4, bfloat16 by 4e-3, both weights
+# and output, and a sum of values that cancel has a larger relative error.
+_NOISE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+# Multiple of the noise from which on a query is wrong; on a GPU, whose float32 may be TF32, and of a quantisation. Nearer to the
+# noise, whatever is tried would explain some query by chance.
+_CLEARLY, _CLEARLY_NOISY = 3.0, 6.0
+# The noise of a declared quantisation, on data on which it is exact: what a scale that is itself rounded costs.
+_QUANTISED = 5e-3
+# Features that are read.
+_READ = frozenset({"window", "softcap", "temperature", "sinks"})
 
 
 @dataclass(frozen=True)
@@ -30,17 +63,16 @@ class ReadOut:
         operator: what it computes; without clauses, attention.
         sentence: the same in words, without a full stop; empty if it was right on all calls, or if no rule was found.
         all: how the operator does on all calls.
-        fresh: how it does on calls that were asked to try it.
+        fresh: how it does on calls that it was not sought in.
         calls: calls that the kernel got.
         seconds: time taken.
         cpu_seconds: CPU time taken.
         complete: whether the budget sufficed.
         notes: what the kernel did besides, such as raise.
         samples: what was seen.
-        unsure: whether it could not be tried on the calls whose findings it explains.
-        passive: whether it was read from recorded calls, without asking the kernel; see `assay.harness.readout.passive`.
-        whole: whether it also says which calls of a matrix fail: it was tried on them, gives what is wrong, and changes nothing
-            that is right.
+        passive: whether the kernel could not be asked.
+        quantised: whether it declares a quantisation.
+        whole: whether it also says which calls fail: it changes nothing that is right, in other dtypes either.
     """
 
     operator: Operator = field(default_factory=Operator)
@@ -53,8 +85,8 @@ class ReadOut:
     complete: bool = True
     notes: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = field(default=(), repr=False)
-    unsure: bool = False
     passive: bool = False
+    quantised: bool = False
     whole: bool = False
 
     @property
@@ -65,64 +97,182 @@ class ReadOut:
     @property
     def exact(self) -> bool:
         """True if the operator gives every output that was seen, right and wrong."""
-        return self.all.exact and not self.unsure
-
-
-_WITHOUT_MASK = "calls without a causal mask are wrong in a way of their own, which was not read"
+        return self.all.exact
 
 
 def read_out(
-    kernel: Kernel,
+    kernel: Kernel | None,
+    results: Sequence[CallResult],
     *,
-    noise: str | None = None,
-    calls: int = CALLS,
     seconds: float = _SECONDS,
-    device: str = "cpu",
-    seed: int = 0,
-    shapes: Collection[tuple[int, int]] | None = None,
-    compared: Sequence[Compared] = (),
+    calls: int = CALLS,
+    shapes: Iterable[Shape] = (),
     tried: Tried | None = None,
 ) -> ReadOut:
-    """Read the operator off a kernel: it is asked, within a budget, and nothing that it was not given is executed.
+    """Read the operator off a wrong kernel, within a budget; nothing that it was not given is executed.
 
     Args:
-        kernel: the kernel. It may raise, and answer NaN.
-        noise: noise family; None for what the kernel declares.
-        calls: most calls that it gets.
+        kernel: the kernel, which may raise and answer NaN; None if it cannot be asked.
+        results: what it computed before, on calls of one device: at least one is wrong.
         seconds: most time, on `budget_clock`; a call that was begun is not interrupted.
-        device: of the calls.
-        seed: of their data, and of what is drawn.
-        shapes: (head_dim, head_dim_v) that it is asked for, besides the head dims that it declares; None for any.
-        compared: calls that it was given before, wrong and right ones, each with the relative error of a query, L1, from which on
-            it is wrong. It is asked for these too, and for calls that differ from the smallest one that is wrong in one thing.
+        calls: most calls that it gets.
+        shapes: of further calls that it may be asked for.
         tried: the condition under which sequences are wrong, as experiments found it.
     """
     begun, cpu = time.monotonic(), time.process_time()
-    known = None if shapes is None else frozenset(shapes)
-    prober = Prober(kernel, calls, seconds, device, known, clock=budget_clock(device))
-    family = declaration(kernel).noise if noise is None else noise
-    finder: Finder | None = None
-    complete, read = True, ReadOut()
+    device = str(results[0].call.q.device)
+    dims = frozenset((result.call.q.shape[2], result.call.v.shape[2]) for result in results)
+    prober = Prober(kernel or _nobody, calls, seconds, device, dims, clock=budget_clock(device))
+    quantised = bool(results[0].noise)
     tried_condition.set(tried)
     with few_threads(()):
+        search = _Search(prober, results, quantised, (shape for shape in shapes if not shape.asked))
+        complete = True
         try:
-            finder = Finder.begun(prober, "levels" if family else "normal", seed, compared)
-            if finder is not None:
-                finder.run()
+            search.run()
         except BudgetSpentError:
             complete = False
-        if finder is not None:
-            operator, seen = finder.operator, finder.samples
-            without_mask = (_WITHOUT_MASK,) if finder.not_causal_note else ()
-            read = ReadOut(
-                operator, sentence(operator), finder.tally(operator, seen),
-                finder.tally(operator, [sample for sample in seen if sample.fresh]),
-                notes=without_mask, samples=tuple(seen),
-            )  # fmt: skip
+        operator, samples = search.fitter.operator, [*search.pool, *search.told]
+        seen = search.fitter.tally(operator, samples)
+        read = ReadOut(
+            operator, sentence(operator), seen, search.fitter.tally(operator, [s for s in samples if s.fresh]),
+            samples=tuple(samples), passive=kernel is None, quantised=quantised,
+            whole=seen.exact and not search.fitter.tally(operator, search.others).false,
+        )  # fmt: skip
     return replace(
         read, calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
-        complete=complete, notes=(*read.notes, *_notes(prober)),
+        complete=complete, notes=_notes(prober),
     )  # fmt: skip
+
+
+def _nobody(call: AttentionCall) -> torch.Tensor:
+    """Stands for a kernel that cannot be asked."""
+    raise KernelRefused("only recorded calls are known")
+
+
+class _Search:
+    """The search for the operator of a kernel.
+
+    Attributes:
+        fitter: what seeks it.
+        pool: the samples of the calls that were compared.
+        told: those of calls that told rivals apart.
+        others: samples of right calls in other dtypes.
+    """
+
+    def __init__(
+        self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]
+    ) -> None:
+        self._prober, self._shapes, self._draw = prober, iter(shapes), np.random.default_rng(0)
+        self.fitter, self.told = Fitter(prober), list[Sample]()
+        plain = [result for result in results if _READ.issuperset(result.call.features) and result.call.rows]
+        wrong = [result for result in plain if result.fails]
+        # The widest dtype that is wrong, whose rounding hides least.
+        dtype = min((result.call.q.dtype for result in wrong), key=list(_NOISE).index, default=torch.float32)
+        self._wrong = list(islice(_in_turn([r for r in wrong if r.call.q.dtype == dtype]), _WRONG))
+        right = [result for result in plain if not result.fails]
+        self._right = list(islice(_in_turn([r for r in right if r.call.q.dtype == dtype]), _RIGHT))
+        others = islice(_in_turn([r for r in right if r.call.q.dtype != dtype]), _RIGHT // 2)
+        self._noise, self._clearly = _NOISE[dtype], _CLEARLY
+        noisy = quantised or prober.device != "cpu"
+        if noisy:
+            self._noise, self._clearly = max(self._noise, _QUANTISED), _CLEARLY_NOISY
+        self._tolerance = Tolerance(self._noise / 2, 2 * self._noise, max(1e-7, self._noise * 1e-3))
+        self.fitter.tolerance = self._tolerance
+        self.pool = self._on_the_grid() if quantised else self._compared()
+        self.others = [sample_of(r.call, r.out, self._error, self._draw, True) for r in others]
+
+    @property
+    def _error(self) -> float:
+        return self._clearly * self._noise
+
+    def _compared(self) -> list[Sample]:
+        return [
+            *(sample_of(r.call, r.out, self._error, self._draw) for r in self._wrong),
+            *(sample_of(r.call, r.out, self._error, self._draw, True) for r in self._right),
+        ]  # fmt: skip
+
+    def _on_the_grid(self) -> list[Sample]:
+        """Ask for calls of the same shapes on data on which a declared quantisation costs nothing."""
+        shapes = dict.fromkeys(shape_of(result.call) for result in (*self._wrong, *self._right))
+        return [sample for shape in shapes if (sample := self._asked(replace(shape, data=ON_GRID))) is not None]
+
+    def _asked(self, shape: Shape) -> Sample | None:
+        try:
+            call = shape.make(self._prober.asked, self._prober.device)
+        except (LookupError, ValueError):  # no such call can be drawn
+            return None
+        out = self._prober(call)
+        return None if out is None else sample_of(call, out, self._error, self._draw)
+
+    def run(self) -> None:
+        """Find the operator.
+
+        Raises:
+            BudgetSpentError: nothing is left of the budget; what is known stands in the fitter.
+        """
+        fitter = self.fitter
+        wrong = [sample for sample in self.pool if sample.bad.any()]
+        right = [sample for sample in self.pool if not sample.bad.any()]
+        if not wrong:
+            return
+        self._seek([*wrong[::2][:_FIRST_WRONG], *right[::2][:_FIRST_RIGHT]])
+        fitter.read(wrong, _READ_AT_ONCE)
+        self._seek([sample for sample in wrong if sample.reading is not None])
+        explained = -1.0
+        for _ in range(_ROUNDS):
+            operators = fitter.fit()
+            fitter.operator = operators[0]
+            self._tell_apart(operators)
+            every = [*self.told, *self.pool]
+            against = [s for s in every if s.fresh and not fitter.agreed(fitter.operator, s).all()]
+            share = fitter.tally(fitter.operator, every).share
+            if not against or (share < _LITTLE and share <= explained):
+                return  # nothing contradicts it; or what was read in a second round did not help
+            explained = share
+            self._seek(against[:_AGAINST])
+            fitter.read(against, _READ_AGAIN)
+            self._seek([sample for sample in against if sample.reading is not None])
+        fitter.operator = fitter.fit()[0]
+
+    def _seek(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            if sample.fresh:
+                sample.fresh = False
+                self.fitter.samples.append(sample)
+
+    def _tell_apart(self, operators: Sequence[Operator]) -> None:
+        """Ask for calls on which a rival says something else than the operator that was chosen."""
+        undecided = [operator for operator in operators[1:] if operator != operators[0]]
+        if not undecided:
+            return
+        asked = 0
+        for shape in islice(self._shapes, _LOOKED_AT):
+            if not undecided or asked >= _TELLING:
+                return
+            self._prober.check_time()
+            try:
+                call = shape.make(self._prober.asked, self._prober.device)
+            except (LookupError, ValueError):
+                continue
+            rows = np.arange(call.rows)[:: max(1, call.rows // 6)]
+            queries = Queries(call, rows)
+            size, said = np.abs(queries.right).sum(-1), operators[0].outputs(queries)
+            split = [o for o in undecided if not close(o.outputs(queries), said, size, self._error).all()]
+            if split and (out := self._prober(call)) is not None:
+                self.told.append(sample_of(call, out, self._error, self._draw))
+                undecided = [operator for operator in undecided if operator not in split]
+                asked += 1
+
+
+def _in_turn(results: Collection[CallResult]) -> Iterator[CallResult]:
+    """Yield the smallest of each kind of calls, then the next of each, and so on."""
+    kinds: dict[tuple[object, ...], list[CallResult]] = {}
+    for result in sorted(results, key=lambda r: (r.call.k.numel(), r.call.q.numel())):
+        call = result.call
+        kind = (call.phase, any(call.prefixes), len(call.lens_q) > 1, call.q.shape[1:], call.layer > 0, call.features)
+        kinds.setdefault(kind, []).append(result)
+    return (result for result in chain.from_iterable(zip_longest(*kinds.values())) if result is not None)
 
 
 def _notes(prober: Prober) -> tuple[str, ...]:

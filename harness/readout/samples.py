@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from assay.harness.localize.reading import Flags, Numbers, WeightReading
+from assay.harness.attention.call import AttentionCall
+from assay.harness.localize.reading import Flags, Numbers, WeightReading, row_errors
+from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Queries
 
 # Numbers that were read
@@ -39,10 +42,10 @@ def _rounded(value: float) -> float:
     return value
 
 
-LOOSE = 2e-2
-"""Relative error of a query from which on it is wrong where scores are of all sizes: a float32 score of 1e4 is off by 1e-3."""
 # How near a wrong answer must be to an output that explains it, as a share of its distance from the right one.
 _NEARER = 0.3
+# Queries of a call that are looked at: wrong and right ones; and most weights of them, 256 MB.
+_WRONG_ROWS, _RIGHT_ROWS, _MAX_WEIGHTS = 16, 8, 2**25
 
 
 @dataclass
@@ -50,24 +53,37 @@ class Sample:
     """Some queries of a call that the kernel answered.
 
     Attributes:
-        plan: how the call was made.
         queries: the queries.
         actual: what the kernel answered, [rows, heads, head_dim_v].
         bad: which are wrong, bool [rows * heads].
         error: relative error from which on they are.
-        fresh: whether it was asked to try an operator.
+        fresh: whether no operator was sought in it.
         reading: the weights; None until they are read, or if they cannot be.
         fits: the forms that fit what was read of each query and head, [rows * heads]; None likewise.
     """
 
-    plan: CallPlan
     queries: Queries
     actual: Numbers
     bad: Flags
     error: float
-    fresh: bool = False
+    fresh: bool = True
     reading: WeightReading | None = None
     fits: tuple[tuple[Fit, ...], ...] | None = None
+
+    @property
+    def call(self) -> AttentionCall:
+        """The call."""
+        return self.queries.call
+
+    @property
+    def keys(self) -> int:
+        """Keys of all its sequences."""
+        return self.call.k.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Cost of reading it: values that are probed, by queries that are computed, and 64 more for what each call costs."""
+        return self.keys * self.call.k.shape[1] * (64 + self.call.q.shape[0])
 
     @property
     def errors(self) -> Numbers:
@@ -89,6 +105,33 @@ class Sample:
     def differs(self, out: Numbers) -> Flags:
         """Where this output is clearly not the right one, bool [rows * heads]."""
         return ~close(out, self.queries.right, np.abs(self.queries.right).sum(-1), self.error)
+
+
+def sample_of(call: AttentionCall, out: Tensor, error: float, draw: np.random.Generator, right: bool = False) -> Sample:
+    """Choose some queries of a call that was answered.
+
+    Args:
+        call: the call.
+        out: the answer, [total_q, num_q_heads, head_dim_v].
+        error: relative error of a query, L1, from which on it is wrong.
+        draw: of queries.
+        right: whether the answer is right, however far rounding leads it on this data.
+    """
+    out = out.double().cpu()
+    errors = row_errors(call, out)
+    error = max(error, 2 * float(errors.max(initial=0.0))) if right else error
+    wrong = errors > error
+    rows = _rows(np.asarray(wrong.any(1)), call, draw)
+    return Sample(Queries(call, rows), out[torch.from_numpy(rows)].numpy(), wrong[rows].ravel(), error)
+
+
+def _rows(wrong: Flags, call: AttentionCall, draw: np.random.Generator) -> Ints:
+    bad, good = np.flatnonzero(wrong), np.flatnonzero(~wrong)
+    beside = np.intersect1d(np.concatenate([bad[:1] - 1, bad[-1:] + 1]), good)
+    parts = [bad[:2], bad[-2:], draw.permutation(bad)[: _WRONG_ROWS - 4]]
+    parts += [good[:2], good[-2:], beside, draw.permutation(good)[: _RIGHT_ROWS - 4]]
+    most = max(1, _MAX_WEIGHTS // (call.q.shape[1] * call.k.shape[1] * call.k.shape[0]))
+    return np.unique(np.concatenate(parts)[:most]).astype(np.int64)
 
 
 def every(samples: Sequence[Sample], *forms: str) -> list[tuple[Sample, int, Fit]]:

@@ -27,9 +27,9 @@ _TILE_WORDS = {
 }
 SYMBOLS = {
     "i": "i", "pos": "p", "j": "j", "row": "r", "head": "h", "seq": "b", "prefix": "prefix", "new": "new", "total": "total",
-    "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)", "kv": "the kv head",
+    "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)", "back": "(p - j)", "kv": "the kv head",
     "member": "h mod G", "layer": "the layer", "from_last": "the number of later sequences", "seqs": "the number of sequences",
-    "call": "the number of earlier calls", "nth": "the number of earlier calls of the layer and phase", "group": "G",
+    "window": "the window", "group": "G",
     "heads": "the number of q heads", "kv_heads": "the number of kv heads", "head_dim": "head_dim", "decode": "decode",
     "causal": "causal",
     "other": "the offset of its sequence", "key_seq": "the index of its sequence", "key_row": "its packed row",
@@ -56,7 +56,6 @@ _FIXED = {
     ("prefix", "==", 0): "where no prefix is cached", ("prefix", ">=", 1): "where a prefix is cached",
     ("seqs", "==", 1): "in calls of one sequence", ("seqs", ">=", 2): "in batches",
     ("seq", "==", 0): "in the first sequence of a batch", ("from_last", "==", 0): "in the last sequence of a batch",
-    ("call", "==", 0): "in the first call",
 }  # fmt: skip
 # Operators with their sides exchanged.
 _FLIPPED = {">=": "<=", "<": ">", "==": "==", "!=": "!=", "<=": ">=", ">": "<"}
@@ -260,6 +259,8 @@ def _bounds(literal: Literal) -> list[_Bound] | None:
     if term.block > 1:
         return None
     base = _subtracted(term)
+    if term.name == "back":
+        return [_Bound(_FLIPPED[op], f"p - {base}" if base else "p", -value)]
     if term.minus == "j":
         return [_Bound(_FLIPPED[op], SYMBOLS[term.name], -value)]
     if term.name in ("j", "fresh", "ahead"):
