@@ -65,7 +65,7 @@ from assay.harness.readout.named import said
 from assay.harness.readout.operators import Operator
 from assay.harness.readout.probing import Prober
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import ReadOut, read_out
+from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import close
 
 TRIED = 60
@@ -198,13 +198,11 @@ def outcome(case: Case) -> Outcome:
     torch.set_num_threads(1)
     make, _ = made(case)
     begun = time.process_time()
-    if case.kind in ("right", "named"):
-        found = read_out(make(), seed=case.seed, device=case.device)
-        spent, text = time.process_time() - begun, said(found)
-        how = "wrongly" if text else "silent"
-        return Outcome(*case_of(case), how, text, "", found.all.wrong, 0, 0, 0, found.calls, spent, found.exact)
     reader = Reader()
-    result = check(make(), seed=case.seed, read_out=reader)
+    result = check(make(), seed=case.seed, device=case.device, read_out=reader)
+    if case.kind in ("right", "named"):
+        spent, text = time.process_time() - begun, "; ".join(finding.title for finding in result.findings)
+        return Outcome(*case_of(case), "wrongly" if text else "silent", text, "", 0, 0, 0, 0, result.calls, spent)
     spent = time.process_time() - begun
     condition = result.tried
     where, how = (words(condition.rule, condition.context), held(condition, make())) if condition else ("", "silent")
@@ -250,12 +248,11 @@ def tried(operator: Operator, kernel: Kernel) -> tuple[int, int, int, int]:
     prober = Prober(kernel, until=time.monotonic() + 600)
     counts = np.zeros(4, np.int64)
     for call in random_calls(1_000, TRIED // 2):
-        asked, nth = prober.asked, prober.of_kind[call.layer, call.phase]
         out = prober(call)
         if out is None or (not call.causal and _as_causal(prober, call, out)):
             continue
         rows = np.unique(np.linspace(0, len(call.q) - 1, 24).astype(np.int64))
-        queries = Queries(call, rows, asked, nth)
+        queries = Queries(call, rows)
         actual, size = out.numpy()[rows], np.abs(queries.right).sum(-1)
         bad = ~close(actual, queries.right, size, CLOSE)
         given = operator.outputs(queries)

@@ -17,6 +17,7 @@ from assay.harness.attention.kernels import exits_raised
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
+from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.checks.check_findings import MatrixRun, not_endured, outside_first, shape_in
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order

@@ -12,11 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from assay.harness.attention.call import AttentionCall
-from assay.harness.attention.declaration import Declaration
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
 from assay.harness.localize.guard import Guard
@@ -29,7 +26,7 @@ from assay.harness.picture import MAX_QUERIES, Picture
 from assay.harness.verdict import CONTRACT_BROKEN, Finding, serious, with_evidence
 
 try:
-    from assay.harness.readout.named import said, with_operator
+    from assay.harness.readout.named import with_operator
     from assay.harness.readout.probing import BudgetSpentError, Prober
     from assay.harness.readout.readout import ReadOut as ReadOut
     from assay.harness.readout.readout import read_out
@@ -107,9 +104,7 @@ class Reader:
                 kernel, results, seconds=self.seconds, shapes=experiments.drawn(), tried=experiments.tried
             )
         except Exception as error:  # a kernel's numbers can be anything; what was known without a read-out stands
-            named = with_evidence(
-                findings, f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}"
-            )
+            named = with_evidence(findings, f"the kernel could not be read: {type(error).__name__}: {str(error)[:200]}")
         else:
             named, self.last = with_operator(findings, reading), replace(reading, samples=())
         if serious(named)[0].picture is None:

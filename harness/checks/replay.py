@@ -22,10 +22,10 @@ from assay.harness.evidence.kernel_result import KernelResult
 from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, replay_command
 from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
 from assay.harness.localize.guard import Guard, run_calls
-from assay.harness.localize.kernel_runs import KernelRun, measure, worst_of
+from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.threads import few_threads
 from assay.harness.text import counted, ranges
-from assay.harness.verdict import Finding, serious
+from assay.harness.verdict import Finding
 from assay.worker import UNREAD, Journal
 
 # Recorded calls that a backend is read from, besides those that are examined.
@@ -133,11 +133,10 @@ def replay_recorded(
     left_out = f"{examined.left_out} prefills beside a cache of fewer bits were compared in the shadow alone"
     said = (not_tested, left_out) if examined.left_out else (not_tested,)
     result = _result(candidate.name, run, examined, findings, seconds, reproduce, not_tested=said, not_run=not_run)
-    reader = reader or Reader()
+    asked, reader = None if not_run or reader is None else guard, reader or Reader()
     if not reader.wants(findings, run.results):
         return result
     journal.write("stands", result=result, reading=True)
-    asked = None if not_run else guard
     results = [*run.results, *_further(examined, run, served)]
     with few_threads([result.call for result in run.results]):
         observed = reader.observe(findings, asked, results)

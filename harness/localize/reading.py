@@ -47,7 +47,7 @@ class WeightReading:
 
     @cached_property
     def scores(self) -> Numbers:
-        """scale * q k^T of the rows that were read with every key of every kv head, [rows, num_q_heads, num_kv_heads, total_k]."""
+        """Scores of the rows that were read; see `scores_of`."""
         return scores_of(self.call, self.rows)
 
     @cached_property
@@ -81,18 +81,7 @@ def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
 
 def sinks_of(call: AttentionCall) -> Numbers | None:
     """Return the score of each q head's sink, float64 [num_q_heads, 1]; None without sinks."""
-    return np.array(call.spec.sinks)[:, None] if call.spec.sinks else None
-
-
-def visible(self) -> Flags:
-        """The keys that a query should see, bool [rows, total_k]."""
-        return visible(self.call, self.rows)
-
-
-def scores_of(call: AttentionCall, rows: NDArray[np.int64]) -> Numbers:
-    """scale * q k^T of some rows with every key of every kv head, float64 [rows, num_q_heads, num_kv_heads, total_k]."""
-    q, k = call.q[torch.from_numpy(rows).to(call.q.device)].double().cpu(), call.k.double().cpu()
-    return (call.scale * torch.einsum("thd,kcd->thck", q, k)).numpy()
+    return np.array(call.spec.sinks, dtype=np.float64)[:, None] if call.spec.sinks else None
 
 
 def visible(call: AttentionCall, rows: NDArray[np.int64]) -> Flags:

@@ -213,7 +213,9 @@ def _edge(queries: Queries, side: str, edge: Sum, within: bool, beyond: bool, co
     index = np.arange(queries.call.k.shape[0])[None, None] - starts[:, None, None]
     should = queries.visible[:, None]
     if side == "first":
-        return queries.of_own(weighted_softmax((should & (index >= at)).astype(float), queries.own_scores, queries.sinks))
+        return queries.of_own(
+            weighted_softmax((should & (index >= at)).astype(float), queries.own_scores, queries.sinks)
+        )
     inside = should if within else (index >= 0) if beyond else queries.own_rows[:, None]
     seen = inside & (index <= at)
     if counted:

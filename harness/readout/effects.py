@@ -140,7 +140,7 @@ def _other_scales(queries: Queries, what: str, size: int, whose: str) -> Numbers
     factors = _scale_factors(queries, what, size, whose)[:, queries.own].T[None]
     if what == "k":
         return queries.attended(queries.own_scores * factors)
-    weights: Numbers = softmax(queries.own_scores, queries.visible[:, None]) * factors
+    weights: Numbers = softmax(queries.own_scores, queries.visible[:, None], queries.sinks) * factors
     return queries.of_own(weights)
 
 
@@ -200,13 +200,13 @@ def _online(queries: Queries, tile: int, law: str, least: float) -> Numbers:
     for _, keys in sequences(queries.call):
         here = queries.visible[:, keys].any(1)
         if here.any():
-            weights[here, :, keys], total[here] = _sums(scores[here, :, keys], tile, law, least)
+            weights[here, :, keys], total[here] = _sums(scores[here, :, keys], tile, law, least, queries.sinks)
     with np.errstate(divide="ignore", invalid="ignore"):
         normalised = np.where(total > 0, weights / total, 0.0)
     return queries.of_own(np.nan_to_num(normalised))
 
 
-def _sums(scores: Numbers, tile: int, law: str, least: float) -> tuple[Numbers, Numbers]:
+def _sums(scores: Numbers, tile: int, law: str, least: float, sinks: Numbers | None) -> tuple[Numbers, Numbers]:
     """The numerators of weights of a sequence, [rows, heads, keys], and the denominators, [rows, heads, 1]."""
     keys = scores.shape[-1]
     padded = np.pad(scores, ((0, 0), (0, 0), (0, -keys % tile)), constant_values=-np.inf)
@@ -219,6 +219,8 @@ def _sums(scores: Numbers, tile: int, law: str, least: float) -> tuple[Numbers, 
     if law == "late":  # the factor of the first tile is 1, since nothing was summed before it
         gained[..., 1:] *= below
     total = (gained * _later(below)).sum(-1, keepdims=True)
+    if sinks is not None:  # added when all tiles are
+        total = total + np.exp(sinks - safe[..., -1:])
     weights = added * _later(above)[..., None]
     return weights.reshape(*scores.shape[:2], padded.shape[-1])[..., :keys], total
 
@@ -261,9 +263,22 @@ Answer = tuple[Queries, Numbers, Flags]
 """Queries, what the kernel answered, [rows, heads, head_dim_v], and which of them are wrong, bool [rows * heads]."""
 
 
+def _of_kv_head(queries: Queries, which: int) -> Numbers:
+    at = which % queries.kv_heads
+    weights: Numbers = softmax(queries.scores[:, :, at], queries.visible[:, None], queries.sinks)
+    return einsum("thk,kd->thd", weights, queries.values[:, at])
+
+
+# kv heads that are read in place of the own one.
+_KV_HEADS: tuple[Told, ...] = tuple(
+    Told(f"the {words} kv head is read", _of_kv_head, (which,), 1.2) for words, which in (("first", 0), ("last", -1))
+)
+
+
 def general_effects(answers: Sequence[Answer]) -> Iterable[Effect]:
     """Yield effects that are tried whatever was read."""
     yield from _TAILS
+    yield from _KV_HEADS
     yield from (multiplied(output=formula, cost=1.5) for formula in TIMES)
     yield from (multiplied(*both, cost=2.0) for both in DESCALES)
     yield from _block_scales()

@@ -88,7 +88,8 @@ class Pairs(Mapping[str, Ints]):
 
     They are made when they are asked for. Those of the query, and of the key: ``j``, its index in its sequence; ``fresh``, its
     index among the new tokens of the query's sequence, negative for a cached key; ``ahead``, by how much j is more than the
-    query's i; ``back``, how many keys before the query's own it is; ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
+    query's i; ``back``, how many keys before the query's own it is;
+    ``key_seq``, the place of its sequence in the batch; ``other``, by how much that is more than the query's;
     ``key_row``, its packed row; ``left``, how many keys of its sequence come after it.
     """
 

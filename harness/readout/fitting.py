@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -44,6 +44,8 @@ _Rated = tuple[float, bytes, Effect]
 _FIRST, _TINY = 3, 3
 # Effects whose conditions are mined, best first; and most of them, where no condition is found for any.
 _SURELY_TRIED, _TRIED = 6, 10
+# Share of what is left that a clause must explain for no further effects to be tried.
+_SETTLED = 0.8
 
 
 # Most keys of a call that is read: its weights take a call of the kernel for every few of them.
@@ -165,57 +167,43 @@ class Fitter:
     def _best(self, open_: Sequence[Flags]) -> list[Clause]:
         """The clause that explains most of what is left, and its rivals; empty if there is none."""
         left = [(s, o) for s, o in zip(self.samples, open_, strict=True) if (s.bad & o).any()]
-        ranked = self._ranked(left)
+        total = sum(int((s.bad & o).sum()) for s, o in left)
         best: list[tuple[float, Clause]] = []
-        for number, effect in enumerate(ranked[:_TRIED]):
-            if number >= _SURELY_TRIED and best:
+        for rated in self._stages(left):
+            for number, effect in enumerate(_ranked(rated)[:_TRIED]):
+                if number >= _SURELY_TRIED and best:
+                    break
+                hits, clauses = self._clauses(effect, open_)
+                best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
+            best.sort(key=lambda pair: -pair[0])
+            if best and best[0][0] > _SETTLED * total:
                 break
-            hits, clauses = self._clauses(effect, open_)
-            best += [(hits * (1 - 0.01 * min(clause.cost, 20)), clause) for clause in clauses]
-        best.sort(key=lambda pair: -pair[0])
         near = [clause for score, clause in best if score > 0.8 * best[0][0]]
         return list(dict.fromkeys(near))[:8]
 
-    def _ranked(self, left: Sequence[tuple[Sample, Flags]]) -> list[Effect]:
-        """Effects by how many wrong rows of a few calls they explain."""
+    def _stages(self, left: Sequence[tuple[Sample, Flags]]) -> Iterator[list[_Rated]]:
+        """Yield effects with how many wrong rows of a few calls they explain: those that follow from what was read come first."""
         few = [(sample, o) for sample, o in left if any(sample is kept for kept in self._few)]
         if len(few) < min(_FEW, len(left)):
             few = list(left[:: max(1, len(left) // _FEW)][:_FEW])
         self._few = [sample for sample, _ in few]
-        total = sum(int((s.bad & o).sum()) for s, o in few)
         readings = []
         for sample, o in left:
             if sample.fits is not None:
                 readings.append(replace(sample, fits=tuple(f if o[n] else () for n, f in enumerate(sample.fits))))
         right = [s.queries for s in self.samples if not s.bad.any()]
         answers = [(s.queries, s.actual, s.bad & o) for s, o in few]
-        rated = self._rated(_undefined(left), few)
-
-        def settled(effects: Sequence[_Rated]) -> bool:
-            return any(score > 0.9 * total for score, _, _ in effects)
-
-        rated += self._rated(key_factors(readings, right), few)
-        if not settled(rated):
-            rated += self._rated(effects_of(readings, right), few)
-        if not settled(rated):
-            rated += self._rated(addresses(readings), few)
-        if not settled(rated):
-            # These do not depend on what was read, so that a round in which nothing was explained need not try them again.
-            asked = b"".join(str(id(s)).encode() + np.packbits(s.bad & o).tobytes() for s, o in few)
-            if asked not in self._general:
-                tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
-                general = self._rated(general_effects(answers), few, tiny)
-                if not settled(general):
-                    general += self._rated(known_effects(), few, tiny)
-                self._general[asked] = general
-            rated += self._general[asked]
-        alike_before: Counter[bytes] = Counter()
-        ranked = []
-        for _, alike, effect in sorted(rated, key=lambda entry: entry[0], reverse=True):
-            alike_before[alike] += 1
-            if alike_before[alike] <= _RIVALS:
-                ranked.append(effect)
-        return ranked
+        yield self._rated(_undefined(left), few)
+        yield self._rated(key_factors(readings, right), few)
+        yield self._rated(effects_of(readings, right), few)
+        yield self._rated(addresses(readings), few)
+        # These do not depend on what was read, so that a round in which nothing was explained need not try them again.
+        asked = b"".join(str(id(s)).encode() + np.packbits(s.bad & o).tobytes() for s, o in few)
+        if asked not in self._general:
+            tiny = [self._tiny(s, o) for s, o in few[:_FIRST]]
+            known = self._rated(known_effects(), few, tiny)
+            self._general[asked] = known + self._rated(general_effects(answers), few, tiny)
+        yield self._general[asked]
 
     def _rated(
         self, effects: Iterable[Effect], few: Sequence[tuple[Sample, Flags]], first: Sequence[tuple[Sample, Flags]] = ()
@@ -261,6 +249,17 @@ class Fitter:
             sum(int(bad.sum()) for bad, _ in flags), sum(int((bad & agrees).sum()) for bad, agrees in flags),
             sum(int((~bad & ~agrees).sum()) for bad, agrees in flags),
         )  # fmt: skip
+
+
+def _ranked(rated: Sequence[_Rated]) -> list[Effect]:
+    """The effects, best first; of those that do the same, some."""
+    alike_before: Counter[bytes] = Counter()
+    ranked = []
+    for _, alike, effect in sorted(rated, key=lambda entry: entry[0], reverse=True):
+        alike_before[alike] += 1
+        if alike_before[alike] <= _RIVALS:
+            ranked.append(effect)
+    return ranked
 
 
 def _by_chance(condition: Condition, wrong: int, calls: int) -> bool:

@@ -47,7 +47,7 @@ def _name_of(operator: Operator, samples: Sequence[Sample]) -> Bug | None:
     """The hypothesis that gives the same outputs as an operator wherever the kernel was wrong; None if there is none."""
     if len(operator.clauses) == 1 and (known := operator.clauses[0].effect.id):
         return BY_ID.get(known)
-    wrong = sorted(_wrong(samples), key=lambda s: s.plan.size)
+    wrong = sorted(_wrong(samples), key=lambda s: s.size)
     few = wrong[:: max(1, len(wrong) // _NAMED_ON)][:_NAMED_ON]
     if not operator.clauses or not few:
         return None
@@ -80,7 +80,10 @@ def with_operator(findings: Sequence[Finding], read: ReadOut) -> list[Finding]:
         return list(findings)
     changed: dict[str, object] = {}
     evidence = [*first.evidence, *_evidence(read)]
-    if text := said(read):
+    text = said(read)
+    if not text and first.id in BY_ID and serious(findings) == [first]:
+        changed = _refuted(first, read)
+    elif text:
         others = {finding.id for finding in serious(findings)[1:]}
         changed = {"operator": text, "picture": _picture(read)} | _name(first, others, read, text)
         if read.whole:
@@ -100,20 +103,15 @@ def _evidence(read: ReadOut) -> list[str]:
         how = "read from recorded calls, without asking the kernel," if read.passive else "read off the kernel"
         summary = (
             f"{how} in {effort}: gives {read.all.explained:,} of {wrong} (queries x heads), {read.fresh.explained:,} of "
-            f"{read.fresh.wrong:,} on calls that it was not mined from"
+            f"{read.fresh.wrong:,} on calls in which it was not sought"
         )
-    elif read.passive:
-        rule = f"no rule was found that gives their {wrong}, also those it is not mined from"
-        searched = f"{read.calls:,} recorded calls were searched in {read.seconds:.1f} s"
-        summary = f"{searched}: {rule if read.all.wrong else 'no single output is clearly wrong'}"
     elif read.all.wrong:
-        summary = f"the kernel was read in {effort}: no rule was found that gives its {wrong}"
-    elif read.samples:
-        summary = f"the kernel was read in {effort}, and answered all of them right: it is wrong only on other calls"
-    elif not read.complete:
-        summary = f"the kernel could not be read in {effort}"
+        how = "the recorded calls were searched" if read.passive else "the kernel was read"
+        summary = f"{how} in {effort}: no rule was found that gives its {wrong}"
     else:
-        summary = f"the kernel could not be read: it answered none of {read.calls:,} calls that were made for it"
+        summary = (
+            f"the kernel could not be read in {effort}: no single output of a call that can be read is clearly wrong"
+        )
     return [summary, *filter(None, (legend(text),)), *read.notes]
 
 
@@ -139,6 +137,22 @@ def _name(first: Finding, others: Collection[str], read: ReadOut, text: str) -> 
     else:
         named = {"id": UNEXPLAINED, "title": _title(text), "does": does(None, "")}
     return named | {"diagnosis": f"{text}; {wrong}", "equivalent": tuple(fits[1:])}
+
+
+def _refuted(first: Finding, read: ReadOut) -> dict[str, object]:
+    """Changes of a finding whose name does not give what was seen, where nothing was read that does."""
+    bug, seen = BY_ID[first.id], _wrong(read.samples)
+    off = sum(int((s.bad & s.differs(_outputs(bug, s)) & ~_gives(bug, s)).sum()) for s in seen)
+    if off <= _SPOILT * read.all.wrong:
+        return {}
+    wrong = f'"{first.title}" fits failing calls, but not {off:,} of {read.all.wrong:,} wrong outputs that were seen'
+    return {
+        "id": UNEXPLAINED,
+        "title": TITLES[UNEXPLAINED],
+        "does": does(None, ""),
+        "diagnosis": wrong,
+        "equivalent": (),
+    }
 
 
 def _confined(first: Finding, read: ReadOut) -> dict[str, object]:
@@ -221,6 +235,5 @@ def _picture(read: ReadOut) -> Picture | None:
     seen = [(sample, sample.reading) for sample in read.samples if sample.reading is not None and sample.bad.any()]
     if not seen:
         return None
-    best, reading = min(seen, key=lambda pair: hides(len(pair[1].rows), pair[0].plan.keys))
-    quantised = best.plan.data == "levels"
-    return picture_of(reading, relative=_NOISY_WEIGHTS * best.error if quantised else None)
+    best, reading = min(seen, key=lambda pair: hides(len(pair[1].rows), pair[0].keys))
+    return picture_of(reading, relative=_NOISY_WEIGHTS * best.error if read.quantised else None)

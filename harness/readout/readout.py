@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
-from assay.harness.attention.declaration import declaration
 from assay.harness.attention.matrix_data import ON_GRID
 from assay.harness.attention.shapes import Shape, shape_of
 from assay.harness.evidence.kernel_result import Tried
@@ -160,9 +159,7 @@ class _Search:
         others: samples of right calls in other dtypes.
     """
 
-    def __init__(
-        self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]
-    ) -> None:
+    def __init__(self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]) -> None:
         self._prober, self._shapes, self._draw = prober, iter(shapes), np.random.default_rng(0)
         self.fitter, self.told = Fitter(prober), list[Sample]()
         plain = [result for result in results if _READ.issuperset(result.call.features) and result.call.rows]
@@ -217,8 +214,7 @@ class _Search:
         if not wrong:
             return
         self._seek([*wrong[::2][:_FIRST_WRONG], *right[::2][:_FIRST_RIGHT]])
-        fitter.read(wrong, _READ_AT_ONCE)
-        self._seek([sample for sample in wrong if sample.reading is not None])
+        fitter.read(fitter.samples, _READ_AT_ONCE)
         explained = -1.0
         for _ in range(_ROUNDS):
             operators = fitter.fit()
@@ -231,8 +227,7 @@ class _Search:
                 return  # nothing contradicts it; or what was read in a second round did not help
             explained = share
             self._seek(against[:_AGAINST])
-            fitter.read(against, _READ_AGAIN)
-            self._seek([sample for sample in against if sample.reading is not None])
+            fitter.read(against[:_AGAINST], _READ_AGAIN)
         fitter.operator = fitter.fit()[0]
 
     def _seek(self, samples: Iterable[Sample]) -> None:

@@ -27,7 +27,8 @@ _TILE_WORDS = {
 }
 SYMBOLS = {
     "i": "i", "pos": "p", "j": "j", "row": "r", "head": "h", "seq": "b", "prefix": "prefix", "new": "new", "total": "total",
-    "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)", "back": "(p - j)", "kv": "the kv head",
+    "after": "(new - 1 - i)", "left": "(total - 1 - j)", "fresh": "(j - prefix)", "ahead": "(j - i)", "back": "(p - j)",
+    "kv": "the kv head",
     "member": "h mod G", "layer": "the layer", "from_last": "the number of later sequences", "seqs": "the number of sequences",
     "window": "the window", "group": "G",
     "heads": "the number of q heads", "kv_heads": "the number of kv heads", "head_dim": "head_dim", "decode": "decode",

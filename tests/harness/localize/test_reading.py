@@ -15,12 +15,12 @@ from assay.harness.attention.bugs.faults import rounded_oracle
 from assay.harness.attention.bugs.precision import FP16_MAX
 from assay.harness.attention.call import AttentionCall, Mask
 from assay.harness.attention.oracle import oracle
+from assay.harness.attention.shapes import Shape
 from assay.harness.localize.reading import Numbers, WeightReading, read, right_weights, row_errors, scores_of, visible
-from assay.harness.readout.probing import CallPlan
 
 LENS = ((3, 4), (2, 5), (1, 0))
 DIM = 32
-CALL = CallPlan(LENS, (4, 2), DIM).make()
+CALL = Shape("extend", LENS, (4, 2), DIM).make(0)
 ROWS = [0, 2, 4, 5]
 Kernel = Callable[[AttentionCall], Tensor]
 
@@ -66,7 +66,7 @@ def test_the_right_weights_are_those_of_a_loop(causal: bool) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_right_kernel_has_the_right_weights(dtype: torch.dtype, causal: bool) -> None:
-    call = CallPlan(LENS, (4, 2), DIM, dtype, causal).make()
+    call = Shape("extend", LENS, (4, 2), DIM, dtype).make(0).with_spec(mask=Mask(causal))
     found = reading(rounded_oracle, call)
     rounding = torch.finfo(dtype).eps
     np.testing.assert_allclose(found.weights, loop_weights(call)[ROWS], atol=rounding)
@@ -87,10 +87,20 @@ def test_any_weights_are_read_exactly(value_dim: int) -> None:
         asked.append(call)
         return weighing(weights)(call)
 
-    found = reading(kernel, CallPlan(LENS, (4, 2), DIM, value_dim=value_dim).make())
+    found = reading(kernel, Shape("extend", LENS, (4, 2), DIM, head_dim_v=value_dim).make(0))
     np.testing.assert_allclose(found.weights, weights[ROWS].numpy(), atol=1e-14)
     assert found.off.max() < 1e-6
     assert len(asked) == math.ceil(15 / (value_dim // 2)) + 2
+
+
+@pytest.mark.parametrize(
+    "asked", [("window 4",), ("softcap 1",), ("temperature 2",), ("sinks near 4",)], ids=lambda asked: asked[0]
+)
+def test_the_right_weights_are_those_of_what_a_call_asks_for(asked: tuple[str, ...]) -> None:
+    call = Shape("extend", LENS, (4, 2), DIM, asked=asked).make(0)
+    found = reading(oracle, call)
+    np.testing.assert_allclose(found.weights, found.expected, atol=1e-12)
+    assert np.abs(found.expected - reading(oracle, Shape("extend", LENS, (4, 2), DIM).make(0)).expected).max() > 1e-3
 
 
 def test_what_does_not_come_from_v_is_the_constant() -> None:

@@ -21,7 +21,6 @@ from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import plan_of
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample
 from assay.harness.readout.sentences import sentence
@@ -49,7 +48,7 @@ def explained(effect: Effect, number: int) -> Sample:
     bad = (np.abs(out - queries.right).sum(-1) > 1e-4 * np.abs(queries.right).sum(-1)).ravel()
     rows = (Row(reading, queries, *divmod(place, queries.heads), Tolerance()) for place in range(len(bad)))
     found = tuple(tuple(fits(row)) if wrong else () for row, wrong in zip(rows, bad, strict=True))
-    return Sample(plan_of(given), queries, out, bad, 1e-4, fits=found)
+    return Sample(queries, out, bad, 1e-4, fits=found)
 
 
 def readings(effect: Effect) -> list[Sample]:

@@ -11,23 +11,24 @@ from assay.harness.attention.bugs.catalogue import CATALOGUE
 from assay.harness.attention.bugs.family import BY_ID, FAMILY
 from assay.harness.attention.bugs.faults import fault
 from assay.harness.attention.bugs.seeded import SeededFault
+from assay.harness.attention.shapes import Shape
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import does
 from assay.harness.readout.effects import constant, known_bug
 from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.named import _name_of, said, with_operator
 from assay.harness.readout.operators import Clause, Effect, Operator
-from assay.harness.readout.probing import CallPlan
 from assay.harness.readout.queries import Queries
-from assay.harness.readout.readout import ReadOut, read_out
+from assay.harness.readout.readout import ReadOut
 from assay.harness.readout.samples import Agreement, Sample
 from assay.harness.readout.sentences import sentence
 from assay.harness.verdict import OPERATOR, UNEXPLAINED, Finding, Severity, cause_of
+from tests.harness.readout.reads import read
 
 
 @pytest.fixture(scope="module")
 def missing_mask() -> ReadOut:
-    return read_out(fault("mask-missing"))
+    return read(fault("mask-missing"))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,15 @@ def test_what_explains_too_little_is_not_said(missing_mask: ReadOut) -> None:
     assert first.evidence[1].endswith("no rule was found that gives its 100 wrong outputs")
 
 
+def test_a_name_that_does_not_give_what_was_seen_is_not_said(unlisted: ReadOut) -> None:
+    silent = replace(unlisted, operator=Operator(), sentence="")
+    [first] = with_operator([finding("scale-twice")], silent)
+    assert (first.id, first.equivalent) == (UNEXPLAINED, ())
+    assert first.diagnosis.startswith('"title of scale-twice" fits failing calls, but not ')
+    [first, _] = with_operator([finding("scale-twice"), finding(OUTPUT_SCALED)], silent)
+    assert first.id == "scale-twice", "the other one may explain the rest"
+
+
 def test_a_name_that_was_read_as_well_is_kept(missing_mask: ReadOut) -> None:
     [first] = with_operator([finding("mask-missing", equivalent=("mask-one-key-too-many",))], missing_mask)
     assert (first.id, first.diagnosis) == ("mask-missing", "it is wrong")
@@ -110,11 +120,11 @@ def test_a_headline_says_the_condition_that_was_read(missing_mask: ReadOut) -> N
     [clause] = missing_mask.operator.clauses
     decode = Condition((Literal(Term("prefix"), ">=", 64),))
     operator = Operator((replace(clause, condition=decode),))
-    read = replace(missing_mask, operator=operator, sentence=sentence(operator))
+    confined = replace(missing_mask, operator=operator, sentence=sentence(operator))
     given = finding("mask-missing").model_copy(update={"does": "applies no causal mask where batch > 1"})
-    [first] = with_operator([given], read)
+    [first] = with_operator([given], confined)
     assert first.does == "applies no causal mask, only where prefix >= 64"
-    assert first.diagnosis == read.sentence
+    assert first.diagnosis == confined.sentence
     assert "on the calls that were compared: it is wrong" in first.evidence
 
 
@@ -122,11 +132,11 @@ def seen(effect: Effect | Operator, *lens: tuple[tuple[int, int], ...]) -> list[
     """What a kernel with this effect answers to calls of these lengths."""
     found = []
     for batch in lens:
-        plan = CallPlan(batch)
-        call = plan.make()
+        phase = "decode" if all(new == 1 and prefix for new, prefix in batch) else "extend"
+        call = Shape(phase, batch).make(0)
         queries = Queries(call, np.arange(len(call.q)))
         actual = effect.outputs(queries)
-        sample = Sample(plan, queries, actual, np.zeros(actual.shape[0] * actual.shape[1], bool), 3e-4)
+        sample = Sample(queries, actual, np.zeros(actual.shape[0] * actual.shape[1], bool), 3e-4)
         sample.bad = sample.errors > sample.error
         found.append(sample)
     return found
