@@ -68,8 +68,7 @@ def _cost(call: AttentionCall) -> float:
 def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: Sequence[Case]) -> bool:
     """Return True if further calls would not change a kernel's verdict.
 
-    At least `_WRONG` calls are wrong by a wide margin, some in each phase and dtype that the kernel computes. Where it is wrong is
-    then tried on calls that are made for that.
+    At least `_WRONG` calls are wrong by a wide margin. Where it is wrong is then tried on calls that are made for that.
 
     Args:
         results: what it computed so far, the last of them new: where that is right, nothing has changed.
@@ -78,9 +77,4 @@ def clearly_wrong(results: Sequence[tuple[Case, CallResult]], runs: int, cases: 
     """
     if runs < max(_FEWEST, _SHARE * len(cases)) or not results[-1][1].fails:
         return False
-    wrong = [(case, result) for case, result in results if result.fails and result.worst >= _CLEARLY]
-    return len(wrong) >= _WRONG and {_kind(result) for _, result in wrong} == {_kind(result) for _, result in results}
-
-
-def _kind(result: CallResult) -> tuple[object, ...]:
-    return result.call.phase, result.call.q.dtype
+    return sum(result.fails and result.worst >= _CLEARLY for _, result in results) >= _WRONG
