@@ -258,12 +258,14 @@ class KernelRun:
         delegated: calls of phases that it does not declare; they were not run.
         refused: calls that it refused, with its reasons.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
+        made: all calls, in the order in which they were made.
     """
 
     results: tuple[CallResult, ...]
     delegated: tuple[AttentionCall, ...] = ()
     refused: tuple[tuple[AttentionCall, str], ...] = ()
     failed_repeats: tuple[tuple[AttentionCall, str], ...] = ()
+    made: Sequence[AttentionCall] = ()
 
     def require_results(self) -> None:
         """Raise an AssayError unless a call was computed: nothing computed is never a pass."""
