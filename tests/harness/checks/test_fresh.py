@@ -102,7 +102,7 @@ def scale_of_the_first(call):
 def coin(call):
     return rounded_oracle(call) * (random.random() < 0.8)
 """
-FEW = {"phases": ["decode"], "dtypes": ["float32"], "read_out": 0}
+FEW = {"phases": ["decode"], "dtypes": ["float32"], "head_dims": [64, 128], "read_out": 0}
 
 
 def exit_status(test: str, tmp_path: Path) -> int:
@@ -112,7 +112,7 @@ def exit_status(test: str, tmp_path: Path) -> int:
     return subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
