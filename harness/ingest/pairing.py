@@ -56,7 +56,7 @@ class ItemPairing:
 
     @property
     def differs(self) -> tuple[Statement, ...]:
-        """What makes it another question in B: all of it, or no more than a limit."""
+        """The differences that make it another question in B, and those of limits."""
         return (*self.differences.other, *self.differences.limits)
 
     @property
