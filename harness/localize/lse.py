@@ -65,7 +65,7 @@ class LseErrors:
 
     @property
     def wrong_sequences(self) -> tuple[bool, ...]:
-        """Whether one of each sequence is out of bounds."""
+        """Flags of the sequences: true where one is out of bounds."""
         bad = set(_sequence_of(self.call, self.rows)[(self.own > self.bounds).any(1)].tolist())
         return tuple(b in bad for b in range(len(self.call.lens_q)))
 
