@@ -25,7 +25,7 @@ from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult, measure
-from assay.harness.localize.rules import Points, holds, meets, rules
+from assay.harness.localize.rules import Points, holds, rules
 from assay.harness.stats.query_bounds import least_error
 
 _SCANNED = sorted(
@@ -450,10 +450,6 @@ class Experiments:
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
 
-    def there(self, shape: Shape) -> bool:
-        """Return True if a call of a shape has a sequence that is wrong, by what was tried."""
-        return self.tried is None or any(meets(self.tried, features(shape, b)) for b in range(len(shape.lens)))
-
 
 NOTHING_TRIED = Experiments()
 
@@ -474,7 +470,7 @@ def experiment(
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return Experiments()
+            return Experiments(kept=lab.kept)
         place = simplest(lab, place)
         lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
