@@ -231,25 +231,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class _Values:
-    """A value for each axis."""
+class _Drawn:
+    """A call that was drawn: its shape without sequences, and the words and ranges that these are made of."""
 
-    phase: str
+    shape: Shape
     new: Length
     prefix: Length
     batch: str
-    heads: tuple[int, int]
-    head_dim: int
-    dtype: torch.dtype
-    data: str = "normal"
-    page: int = 0
-    head_dim_v: int = 0
-    layer: int = 0
-    first_head: int = 0
-    layout: str = "packed"
-    grad_mode: str = ""
     beyond: tuple[str, ...] = ()
-    asked: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -277,7 +266,7 @@ _COARSER = {
 }
 
 
-def _drawn(part: _Part, phase: str, usual: Mapping[str, Sequence[Any]], seed: int) -> Iterator[_Values]:
+def _drawn(part: _Part, phase: str, usual: Mapping[str, Sequence[Any]], seed: int) -> Iterator[_Drawn]:
     """Yield the calls of a part: the only place where calls are drawn."""
     axes: dict[str, Sequence[Any]] = {**usual, **({"scene": part.scenes} if part.scenes else {}), **part.axes}
     groups = [tuple(_COARSER.get(name, AxisPart(name)) for name in group.split()) for group in part.groups]
@@ -297,7 +286,8 @@ def _drawn(part: _Part, phase: str, usual: Mapping[str, Sequence[Any]], seed: in
         if row["head_dim_v"] == row["head_dim"]:
             row["head_dim_v"] = 0
         beyond = dict.fromkeys((*part.beyond, *("inputs",) * (row["layout"] != "packed")))
-        yield _Values(phase, **row, beyond=tuple(beyond))
+        lengths = {name: row.pop(name) for name in ("new", "prefix", "batch")}
+        yield _Drawn(Shape(phase, (), **row), **lengths, beyond=tuple(beyond))
 
 
 def _core_axes(phase: str, size: Size = "small", prefix: bool = True) -> dict[str, Sequence[Any]]:
@@ -521,12 +511,12 @@ def _asking(
         yield _Part(("scene", "dtype", "heads head_dim"), _ASKING[phase], {**heads, "asked": [every]})
 
 
-def _as_mla(values: _Values) -> _Values:
+def _as_mla(drawn: _Drawn) -> _Drawn:
     """Make a call one of absorbed latent attention: one kv head of 576 dims, the first 512 of which are v."""
-    asked = tuple(dict.fromkeys((MLA, *(values.asked or ()))))
-    return replace(
-        values, heads=(values.heads[0], 1), head_dim=576, head_dim_v=512, layout="v in k", asked=asked, beyond=()
-    )
+    shape = drawn.shape
+    asked = tuple(dict.fromkeys((MLA, *shape.asked)))
+    shape = replace(shape, heads=(shape.heads[0], 1), head_dim=576, head_dim_v=512, layout="v in k", asked=asked)
+    return replace(drawn, shape=shape, beyond=())
 
 
 def cases(
@@ -572,20 +562,18 @@ def cases(
     only_mla = "mla" in declared.features and dims == (576,)  # such a kernel computes nothing else
     heads_of = list({q: (q, kv) for q, kv in _HEADS[size]}.values()) if only_mla else _HEADS[size]
     usual = _usual(_HEADS[size][1], kinds, dims) | {"head_dim_v": (0, *declared.head_dims_v)}
-    if declared.features:
-        usual["asked"] = ((),)
     drawn = [
-        values
+        each
         for phase in phases
         for part in _parts(phase, size, heads_of, kinds, dims, other_dims, models, declared)
-        for values in _drawn(part, phase, usual, seed)
+        for each in _drawn(part, phase, usual, seed)
     ]
     if only_mla:
-        drawn = [values for values in drawn if values.layout == "packed"]
-    drawn = [_as_mla(values) if only_mla or MLA in (values.asked or ()) else values for values in drawn]
+        drawn = [each for each in drawn if each.shape.layout == "packed"]
+    drawn = [_as_mla(each) if only_mla or MLA in each.shape.asked else each for each in drawn]
     made = [
-        _case(values, seed * _OF_A_MATRIX + number, device, size, declared.ways)
-        for number, values in enumerate(dict.fromkeys(drawn))
+        _case(each, seed * _OF_A_MATRIX + number, device, size, declared.ways, bool(declared.features))
+        for number, each in enumerate(dict.fromkeys(drawn))
     ]
     return [case for case in made if declared.prefix or case.condition["cached prefix"] == "none"]
 
@@ -594,7 +582,7 @@ def _usual(heads: tuple[int, int], kinds: Sequence[torch.dtype], dims: Sequence[
     """Return the axes of a usual call: those with several values take them in turn."""
     return {
         "heads": (heads,), "head_dim": dims, "dtype": kinds, "data": ("normal",), "page": (0,), "head_dim_v": (0,), "layer": (0,),
-        "first_head": (0,), "layout": ("packed",), "grad_mode": ("",), "asked": (None,), "size": (0,), "scale": ("",),
+        "first_head": (0,), "layout": ("packed",), "grad_mode": ("",), "asked": ((),), "size": (0,), "scale": ("",),
     }  # fmt: skip
 
 
@@ -620,8 +608,8 @@ def model_cases(
         ways: those of `Declaration.ways` that an adapted kernel has.
         asked: what its layers ask for, as "window 4096": calls with as many keys as that needs to show.
     """
-    drawn: list[_Values] = []
-    usual = _usual(heads, (dtype,), (head_dim,)) | ({"asked": ((),)} if asked else {})
+    drawn: list[_Drawn] = []
+    usual = _usual(heads, (dtype,), (head_dim,))
     for phase in phases:
         decode = phase == "decode"
         axes = _core_axes(phase) | {"heads": (heads,), "page": (0, 16, 64), "new": (1,) if decode else (1, 7, 64, 129)}
@@ -633,8 +621,8 @@ def model_cases(
         for part in (*parts, *_as_layers(phase, asked, {})):
             drawn += _drawn(part, phase, usual, 0)
     if (heads[1], head_dim) == (1, 576):  # of a model with latent attention
-        drawn = [_as_mla(values) for values in drawn]
-    return [_case(values, number, device, "small", ways) for number, values in enumerate(drawn)]
+        drawn = list(map(_as_mla, drawn))
+    return [_case(each, number, device, "small", ways, bool(asked)) for number, each in enumerate(drawn)]
 
 
 def _first(length: Length) -> int:
@@ -650,51 +638,48 @@ def _said(length: Length) -> str:
     return str(length) if isinstance(length, int) else f"{length[0]} to {length[-1]}"
 
 
-def _case(values: _Values, seed: int, device: str, size: Size, ways: Sequence[str] = ()) -> Case:
-    drawn = random.Random(seed)
+def _case(call: _Drawn, seed: int, device: str, size: Size, ways: Sequence[str], featured: bool) -> Case:
+    drawn, shape = random.Random(seed), call.shape
     alternatives: dict[str, list[str]] = {}
     for way in ways:
         alternatives.setdefault(way.partition(": ")[0], []).append(way)
     taken = {name: drawn.choice(some) for name, some in alternatives.items() if drawn.random() < 0.5}
     # Calls with as few new tokens as possible are cheaper: every second one.
-    new = drawn.choice((_first(values.new), _any(values.new, drawn)))
-    prefix = _any(values.prefix, drawn)
-    batch = values.batch.replace(_said(MORE), str(drawn.choice(MORE)))
-    lens = (CORE[values.phase] | BATCHES)[batch](new, prefix, _LONG[size])
+    new = drawn.choice((_first(call.new), _any(call.new, drawn)))
+    prefix = _any(call.prefix, drawn)
+    batch = call.batch.replace(_said(MORE), str(drawn.choice(MORE)))
+    lens = (CORE[shape.phase] | BATCHES)[batch](new, prefix, _LONG[size])
     cached = sum(prefix > 0 for _, prefix in lens)
-    q_heads, kv_heads = values.heads
+    q_heads, kv_heads = shape.heads
     kind = "MHA" if q_heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"
     condition = {
-        "phase": values.phase,
-        "prefix": _said(values.prefix),
-        "new": _said(values.new),
-        "batch": values.batch,
+        "phase": shape.phase,
+        "prefix": _said(call.prefix),
+        "new": _said(call.new),
+        "batch": call.batch,
         "cached prefix": "none" if not cached else "all" if cached == len(lens) else "some",
         "heads": f"{kind} {q_heads}/{kv_heads}",
-        "head_dim": str(values.head_dim),
-        "dtype": str(values.dtype).removeprefix("torch."),
-        "data": values.data,
-        "page": str(values.page) if values.page else "packed",
-        "inputs": values.layout,
-        "head_dim_v": str(values.head_dim_v) if values.head_dim_v else "that of q",
-        "layer": str(values.layer),
-        "first head": str(values.first_head),
-        "autograd": values.grad_mode or "as called",
+        "head_dim": str(shape.head_dim),
+        "dtype": str(shape.dtype).removeprefix("torch."),
+        "data": shape.data,
+        "page": str(shape.page) if shape.page else "packed",
+        "inputs": shape.layout,
+        "head_dim_v": str(shape.head_dim_v) if shape.head_dim_v else "that of q",
+        "layer": str(shape.layer),
+        "first head": str(shape.first_head),
+        "autograd": shape.grad_mode or "as called",
     }
-    if values.asked is not None:  # of a kernel that declares features
-        condition["asked for"] = " and ".join(values.asked) or "nothing"
+    if featured or shape.asked:
+        condition["asked for"] = " and ".join(shape.asked) or "nothing"
     condition |= {name: taken[name].partition(": ")[2] or "yes" if name in taken else "no" for name in alternatives}
-    dims = f"d{values.head_dim}" + (f"v{values.head_dim_v}" if values.head_dim_v else "")
+    dims = f"d{shape.head_dim}" + (f"v{shape.head_dim_v}" if shape.head_dim_v else "")
     parts = [
-        values.phase, f"{new}+{prefix}", batch, condition["heads"], dims,
-        condition["dtype"], values.data, f"page{values.page}" if values.page else "packed",
+        shape.phase, f"{new}+{prefix}", batch, condition["heads"], dims,
+        condition["dtype"], shape.data, f"page{shape.page}" if shape.page else "packed",
     ]  # fmt: skip
-    parts += [f"layer{values.layer}"] * (values.layer > 0) + [values.layout] * (values.layout != "packed")
-    parts += [f"from_head{values.first_head}"] * (values.first_head > 0)
-    parts += [special for special in (values.grad_mode, *(values.asked or ())) if special]
-    shape = Shape(
-        values.phase, tuple(lens), values.heads, values.head_dim, values.dtype, values.data, values.page, values.head_dim_v,
-        values.layer, values.first_head, values.layout, values.grad_mode, values.asked or (), tuple(taken.values()),
-    )  # fmt: skip
+    parts += [f"layer{shape.layer}"] * (shape.layer > 0) + [shape.layout] * (shape.layout != "packed")
+    parts += [f"from_head{shape.first_head}"] * (shape.first_head > 0)
+    parts += [special for special in (shape.grad_mode, *shape.asked) if special]
+    shape = replace(shape, lens=tuple(lens), ways=tuple(taken.values()))
     make = partial(shape.make, seed, device, seed // _OF_A_MATRIX)
-    return Case("-".join(parts).replace(" ", "_"), condition, make, values.beyond, shape)
+    return Case("-".join(parts).replace(" ", "_"), condition, make, call.beyond, shape)
