@@ -35,7 +35,8 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
-from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, wrong_sequences
+from assay.harness.localize.experiment import Experiments, Lab, Place, experiment
+from assay.harness.localize.faults import wrong_sequences
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS

@@ -75,6 +75,7 @@ class CallResult:
         repeats_differ: whether any bit differed between the two runs in a row.
         late_differs: whether any bit differed in the late run.
         mutated: names of the inputs that the kernel wrote to.
+        outside: where it wrote outside of its tensors, in words that follow "the kernel"; empty if it did not.
         lse: the log-sum-exps of a kernel that declares them, float32 [total_q, num_q_heads]; None of another.
     """
 
@@ -89,6 +90,7 @@ class CallResult:
     repeats_differ: bool = False
     late_differs: bool = False
     mutated: tuple[str, ...] = ()
+    outside: str = ""
     lse: Tensor | None = None
 
     def updated(self, **changes: Any) -> CallResult:
