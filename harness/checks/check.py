@@ -18,6 +18,7 @@ from assay.harness.attention.kernels import exits_raised
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
+from assay.harness.attention.shapes import Shape
 from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first, shape_in
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
@@ -33,7 +34,7 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
-from assay.harness.localize.diagnose import diagnose
+from assay.harness.localize.diagnose import STATE_KEPT, diagnose
 from assay.harness.localize.experiment import Experiments, Lab, Place, experiment
 from assay.harness.localize.faults import wrong_sequences
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
@@ -133,7 +134,8 @@ def check(
         run = examined.run
         if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
             journal.write("stands", result=result, reading=False)
-            experiments = _experiments(examined, journal)
+            shaped = [(shape_in(case, result.call), result) for case, result in examined.results]
+            experiments = explore(guard, [call for _, call in examined.asked], shaped, journal)
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
@@ -184,7 +186,9 @@ def concluded(
         return result.model_copy(update={"tried": None, "axes": ()})
 
     reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
-    wanted = reader.wants(findings, run.results)
+    # What a kernel does to its inputs, or by chance, is not read off calls that are right.
+    wrong = any(computed.fails for computed in run.results) or any(finding.id == STATE_KEPT for finding in findings)
+    wanted = wrong and reader.wants(findings, run.results)
     journal.write("stands", result=result, reading=wanted)
     if not wanted:
         return result
@@ -258,10 +262,17 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)
 
 
-def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like those of the matrix."""
-    guard, results = examined.guard, examined.results
-    calls = [call for _, call in examined.asked]
+def explore(
+    guard: Guard, calls: Sequence[AttentionCall], results: Sequence[tuple[Shape, CallResult]], journal: Journal
+) -> Experiments:
+    """Try under which condition a kernel is wrong, on calls like these.
+
+    Args:
+        guard: the kernel.
+        calls: the calls whose head dims, dtypes and device it is asked for.
+        results: what it computed of them, with the shapes of the calls.
+        journal: gets each call.
+    """
     device = str(calls[0].q.device)
     clock, most = budget_clock(device), _EXPERIMENTS_S
     lab = Lab(
@@ -272,9 +283,8 @@ def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
         lambda: clock() > most,
     )
     small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-    shaped = [(shape_in(case, result.call), result) for case, result in small]
-    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in shaped if result.fails]
-    return experiment(lab, failing[:_BASES], shaped)
+    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in small if result.fails]
+    return experiment(lab, failing[:_BASES], small)
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:
