@@ -175,9 +175,10 @@ def _where(result: KernelResult) -> list[Block]:
     if (tried := result.tried) is not None:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
+        among = f"Within {words((), tried.context)}: w" if tried.context else "W"
         listed_ = " A list holds those of the values that were tried." if lists else ""
         made = [
-            Line(f"Wrong exactly where {words(tried.rule, tried.context)}."),
+            Line(f"{among}rong exactly where {words(tried.rule)}."),
             Line(
                 f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
                 "quiet",

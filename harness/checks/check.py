@@ -18,7 +18,7 @@ from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
 from assay.harness.attention.shapes import Shape, shape_of
-from assay.harness.checks.check_findings import MatrixRun, not_endured, outside_first, shape_in
+from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first, shape_in
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
@@ -33,8 +33,9 @@ from assay.harness.errors import UsageError
 from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
-from assay.harness.localize.diagnose import diagnose
-from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, Lab, Place, experiment, wrong_sequences
+from assay.harness.localize.diagnose import STATE_KEPT, diagnose
+from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, Lab, Place, experiment
+from assay.harness.localize.faults import wrong_sequences
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
@@ -124,16 +125,16 @@ def check(
     with few_threads(task.calls):
         examined = _examined(task, guard, repeats, journal)
         findings = examined.findings()
-        seconds = _ENDURANCE_S[options.get("size", "small")]
+        seconds, late = _ENDURANCE_S[options.get("size", "small")], None
         if not serious(findings) and (wrong := endure(guard, examined.run.results, task.runs, seconds)):
             findings.append(not_endured(*wrong, task.again))
+            late = wrong[0]
         result = _result(task, examined, findings, options)
-        run, experiments = examined.run, NOTHING_TRIED
+        experiments = NOTHING_TRIED
         if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
             journal.write("stands", result=result, reading=False)
-            small = sorted(examined.results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-            shaped = [(shape_in(case, computed.call), computed) for case, computed in small]
-            experiments = _experiments(guard, [call for _, call in examined.asked], shaped, journal)
+            shaped = [(shape_in(case, result.call), result) for case, result in examined.results]
+            experiments = explore(guard, [call for _, call in examined.asked], shaped, journal)
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
@@ -141,8 +142,7 @@ def check(
                     "axes": experiments.axes,
                 }
             )
-            run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
-    result = concluded(result, guard, run, task.path, read_out, journal, experiments)
+    result = concluded(result, guard, examined.run, task.path, read_out, journal, experiments, late)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -154,6 +154,7 @@ def concluded(
     read_out: float | Reader | None,
     journal: Journal,
     experiments: Experiments = NOTHING_TRIED,
+    late: AttentionCall | None = None,
 ) -> KernelResult:
     """Add to a result the smallest failing call, and what can be read off a wrong kernel.
 
@@ -165,19 +166,28 @@ def concluded(
         read_out: as in `check`.
         journal: gets the result as it stands before each, which a kernel may not survive.
         experiments: what they showed of the kernel.
+        late: a call on which it became wrong after many runs.
     """
     journal.write("stands", result=result, reading=False)
-    with few_threads([computed.call for computed in run.results]):
-        smallest = smallest_call(guard, run, result.findings, path)
-    findings = smallest.named_in(result.findings)
-    shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
-    result = result.model_copy(update=shown)
-    if not serious(findings):
+    if not serious(result.findings):
         return result
+    run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
+    from assay.harness.checks.fresh import in_fresh_process
     from assay.harness.checks.observed import READ_OUT_S, Reader
 
+    with few_threads([computed.call for computed in run.results]):
+        smallest = smallest_call(guard, run, result.findings, path)
+        smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
+    findings = smallest.named_in(findings)
+    shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
+    result = result.model_copy(update=shown)
+    if keeps_state(findings):  # what is read of it, or tried, depends on the calls before
+        return result.model_copy(update={"tried": None, "axes": ()})
+
     reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
-    wanted = reader.wants(findings, run.results)
+    # What a kernel does to its inputs, or by chance, is not read off calls that are right.
+    wrong = any(computed.fails for computed in run.results) or any(finding.id == STATE_KEPT for finding in findings)
+    wanted = wrong and reader.wants(findings, run.results)
     journal.write("stands", result=result, reading=wanted)
     if not wanted:
         return result
@@ -251,10 +261,17 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)
 
 
-def _experiments(
-    guard: Guard, calls: Sequence[AttentionCall], shaped: Sequence[tuple[Shape, CallResult]], journal: Journal
+def explore(
+    guard: Guard, calls: Sequence[AttentionCall], results: Sequence[tuple[Shape, CallResult]], journal: Journal
 ) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like those that it was given; of these the results by size."""
+    """Try under which condition a kernel is wrong, on calls like these.
+
+    Args:
+        guard: the kernel.
+        calls: the calls whose head dims, dtypes and device it is asked for.
+        results: what it computed of them, with the shapes of the calls.
+        journal: gets each call.
+    """
     device = str(calls[0].q.device)
     clock, most = budget_clock(device), _EXPERIMENTS_S
     lab = Lab(
@@ -264,8 +281,9 @@ def _experiments(
         device,
         lambda: clock() > most,
     )
-    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in shaped if result.fails]
-    return experiment(lab, failing[:_BASES], shaped)
+    small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
+    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in small if result.fails]
+    return experiment(lab, failing[:_BASES], small)
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:
@@ -325,6 +343,20 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         KernelRefused: the kernel refuses the call.
     """
     __tracebackhide__ = True  # pytest shows the test and the kernel
+    if why := why_wrong(kernel, call, noise):
+        raise AssertionError(why)
+
+
+def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = None, reads: bool = True) -> str:
+    """Explain why a kernel is wrong on a call; empty if it is correct. Arguments and errors are those of `assert_correct`.
+
+    Args:
+        kernel: the kernel.
+        call: the call.
+        noise: quantisation whose noise is allowed.
+        reads: whether a kernel that is wrong is read.
+    """
+    __tracebackhide__ = True
     name, loaded = named(kernel)
     declared = declared_with(declaration(loaded), noise)
     guard = Guard(loaded, declared)
@@ -334,20 +366,21 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     result = measure(call, out, declared.noise)
     changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
     if changed:
-        raise AssertionError(f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them")
+        return f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
     if guard.written:
-        raise AssertionError(f"{where}: the kernel {guard.written[0][1]}")
+        return f"{where}: the kernel {guard.written[0][1]}"
     if result.lse_errors is not None and result.lse_errors.wrong:
         [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
-        raise AssertionError(f"{where}: {wrong.diagnosis}")
-    if result.fails:
-        [bug, *_] = findings = diagnose(KernelRun((result,)))
-        own, bound = result.worst_cell
-        observed = _asserted(guard, result, findings)
-        raise AssertionError(
-            f"{where}: own error {percent(own)}; noise explains at most "
-            f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
-        )
+        return f"{where}: {wrong.diagnosis}"
+    if not result.fails:
+        return ""
+    own, bound = result.worst_cell
+    off = f"{where}: own error {percent(own)}; noise explains at most {percent(bound)}"
+    if not reads:
+        return off
+    [bug, *_] = findings = diagnose(KernelRun((result,)))
+    observed = _asserted(guard, result, findings)
+    return f"{off}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
 
 
 def _asserted(guard: Guard, result: CallResult, findings: Sequence[Finding]) -> str:
@@ -355,7 +388,7 @@ def _asserted(guard: Guard, result: CallResult, findings: Sequence[Finding]) -> 
     from assay.harness.checks.observed import Reader
 
     with few_threads([result.call]):
-        experiments = _experiments(guard, [result.call], [(shape_of(result.call), result)], UNREAD)
+        experiments = explore(guard, [result.call], [(shape_of(result.call), result)], UNREAD)
         reader, kept = Reader(_ASSERTED_S), [computed for _, computed in experiments.kept]
         observed = reader.observe(findings, guard, [result, *kept], experiments)
     return observed.findings[0].operator if observed.read and observed.read.exact else ""

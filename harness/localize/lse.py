@@ -64,6 +64,12 @@ class LseErrors:
         return self.excess > 1
 
     @property
+    def wrong_sequences(self) -> tuple[bool, ...]:
+        """Flags of the sequences: true where one is out of bounds."""
+        bad = set(_sequence_of(self.call, self.rows)[(self.own > self.bounds).any(1)].tolist())
+        return tuple(b in bad for b in range(len(self.call.lens_q)))
+
+    @property
     def worst(self) -> tuple[float, float]:
         """Error and bound of the one that is furthest beyond its bound."""
         at = int((self.own / self.bounds).nan_to_num(nan=0.0).argmax())
@@ -95,7 +101,11 @@ def lse_errors(call: AttentionCall, lse: Tensor, family: NoiseFamily, rows: Tens
     excess = (own / bounds).amax(1)
     suspects = (excess > 1).nonzero().flatten()
     if len(suspects):
-        chosen = suspects[excess[suspects].argsort(descending=True)[:_MOST_SIMULATED]].sort()[0]
+        worst = suspects[excess[suspects].argsort(descending=True, stable=True)]
+        # The worst of each sequence come first, or one would count as right beside another with many that are further off.
+        of = _sequence_of(call, rows)[worst]
+        rank = (of[:, None] == of).tril().sum(1)
+        chosen = worst[rank.argsort(stable=True)[:_MOST_SIMULATED]].sort()[0]
         packed = chosen if rows is None else rows[chosen]
         summed = torch.cat([own[chosen], own[chosen].sum(1, keepdim=True)], 1).cpu()
         simulated = bounds_of_queries(call, family, packed, summed, lse=True)[:, :-1].to(bounds.device)
@@ -103,6 +113,12 @@ def lse_errors(call: AttentionCall, lse: Tensor, family: NoiseFamily, rows: Tens
         bounds[suspects] = math.inf
         bounds[chosen] = torch.maximum(least, simulated)
     return LseErrors(call, given, right, own, bounds, rows)
+
+
+def _sequence_of(call: AttentionCall, rows: Tensor | None) -> Tensor:
+    """Return the sequence of each packed query row that is compared, int64."""
+    packed = torch.arange(call.rows, device=call.q.device) if rows is None else rows
+    return torch.bucketize(packed, call.cu_seqlens_q[1:].to(packed.dtype), right=True)
 
 
 def _distance(lse: Tensor, expected: Tensor) -> Tensor:
