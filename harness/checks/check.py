@@ -131,7 +131,7 @@ def check(
             late = wrong[0]
         result = _result(task, examined, findings, options)
         experiments = NOTHING_TRIED
-        if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
+        if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in examined.run.results):
             journal.write("stands", result=result, reading=False)
             shaped = [(shape_in(case, result.call), result) for case, result in examined.results]
             experiments = explore(guard, [call for _, call in examined.asked], shaped, journal)
