@@ -119,8 +119,6 @@ class Points:
 def rules(points: Points, most: int = 6) -> list[Rule]:
     """Find the cheapest conjunctions that everything wrong meets and nothing right does, cheapest first.
 
-    The search branches on whichever right point fewest properties exclude: one of these must be in the rule.
-
     Args:
         points: what was run.
         most: most rules to return.
@@ -137,18 +135,38 @@ def rules(points: Points, most: int = 6) -> list[Rule]:
     every = sorted(excluding.values(), key=lambda pair: _cost(pair[0]))
     if not every:
         return []
-    table = np.stack([excludes for _, excludes in every])
-    costs = np.array([_cost(prop) for prop, _ in every])
-    chosen_rules: dict[frozenset[int], float] = {}
-    limit, steps = np.inf, 0
+    table, costs = np.stack([excludes for _, excludes in every]), np.array([_cost(prop) for prop, _ in every])
+    return [tuple(every[i][0] for i in chosen) for chosen in cheapest(table, costs, most)]
+
+
+def cheapest(
+    excludes: _Flags, costs: NDArray[np.float64], most: int, largest: int = _LARGEST, steps: int = _STEPS
+) -> list[tuple[int, ...]]:
+    """Find the cheapest sets of properties that together exclude everything.
+
+    The search branches on whichever thing fewest properties exclude: one of these must be in the set.
+
+    Args:
+        excludes: what each property excludes, bool [properties, things].
+        costs: of the properties, [properties].
+        most: most sets to return.
+        largest: most properties of a set.
+        steps: of the search.
+
+    Returns:
+        Numbers of properties, ascending; the cheapest set first.
+    """
+    table = np.unique(excludes, axis=1)
+    sets: dict[frozenset[int], float] = {}
+    limit, left_over = np.inf, steps
 
     def search(chosen: tuple[int, ...], left: _Flags, spent: float) -> None:
-        nonlocal limit, steps
-        steps += 1
+        nonlocal limit, left_over
+        left_over -= 1
         if not left.any():
-            chosen_rules[frozenset(chosen)] = spent
-            limit = sorted(chosen_rules.values())[most - 1] if len(chosen_rules) >= most else limit
-        elif len(chosen) < _LARGEST and steps < _STEPS:
+            sets[frozenset(chosen)] = spent
+            limit = sorted(sets.values())[most - 1] if len(sets) >= most else limit
+        elif len(chosen) < largest and left_over > 0:
             there = table[:, left]
             able = np.flatnonzero(there[:, int(there.sum(0).argmin())])
             gain = there[able].sum(1)
@@ -157,8 +175,8 @@ def rules(points: Points, most: int = 6) -> list[Rule]:
                     search((*chosen, int(index)), left & ~table[index], spent + float(costs[index]))
 
     search((), np.ones(table.shape[1], dtype=bool), 0.0)
-    ordered = sorted(chosen_rules, key=lambda chosen: (chosen_rules[chosen], sorted(chosen)))[:most]
-    return [tuple(every[i][0] for i in sorted(chosen)) for chosen in ordered]
+    ordered = sorted(sets, key=lambda chosen: (sets[chosen], sorted(chosen)))[:most]
+    return [tuple(sorted(chosen)) for chosen in ordered]
 
 
 def _common(columns: Mapping[str, _Column], bad: _Flags) -> Iterator[Property]:

@@ -16,10 +16,10 @@ import numpy as np
 
 from assay.harness.attention.call import AttentionCall
 from assay.harness.localize.reading import Flags, Numbers
+from assay.harness.readout.conditions import Table
 from assay.harness.readout.edges import Amount, Sum, amounts_of, plain_sums
 from assay.harness.readout.features import Ints
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.mining import Table
 from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, every

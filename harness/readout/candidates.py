@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
+from assay.harness.readout.conditions import Table, conditions_of
 from assay.harness.readout.edges import Search, Sum, amounts_of, edges
 from assay.harness.readout.effects import MERGES, PARTS, merged, multiplied
 from assay.harness.readout.elsewhere import SOURCES, RowSource, from_elsewhere
 from assay.harness.readout.features import PAIR_TERMS, Ints, chosen, joined
 from assay.harness.readout.formulas import SCALES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
-from assay.harness.readout.mining import Table, mine
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample, common, every, near
@@ -80,7 +80,7 @@ def _rules(rows: Sequence[_Row]) -> list[tuple[KeyFactor, ...]]:
             flags = np.isclose(values, factor, rtol=3e-3, atol=1e-6)
             if not flags.any():
                 continue
-            rules = mine(table, flags, PAIR_TERMS)
+            rules = conditions_of(table, flags, PAIR_TERMS)
             if not rules:
                 return []
             parts.append([KeyFactor(name, rule, factor) for rule in rules])

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from assay.harness.attention.oracle import sequences
 from assay.harness.localize.reading import Flags, Numbers
+from assay.harness.readout.conditions import Rounding, Table, rounded, strangeness
 from assay.harness.readout.features import Ints, chosen, joined
 from assay.harness.readout.forms import Fit
-from assay.harness.readout.mining import Rounding, Table, rounded, strangeness
 from assay.harness.readout.operators import Told
 from assay.harness.readout.queries import Queries, weighted_softmax
 from assay.harness.readout.samples import Sample, every

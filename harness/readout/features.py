@@ -15,7 +15,7 @@ from assay.harness.attention.shapes import shape_of
 from assay.harness.evidence.kernel_result import Tried
 from assay.harness.localize.experiment import features
 from assay.harness.localize.rules import meets
-from assay.harness.readout.mining import Table, Term
+from assay.harness.readout.conditions import Table, Term
 
 Ints = NDArray[np.int64]
 _BLOCKS = (16, 32, 64, 128)

@@ -12,10 +12,10 @@ import numpy as np
 from assay.harness.localize.reading import Flags, read
 from assay.harness.readout.addresses import addresses
 from assay.harness.readout.candidates import effects_of, key_factors
+from assay.harness.readout.conditions import Condition, conditions_of
 from assay.harness.readout.effects import constant, general_effects, known_effects
 from assay.harness.readout.features import ROW_TERMS, chosen, joined
 from assay.harness.readout.forms import Row, Tolerance, fits
-from assay.harness.readout.mining import Condition, mine
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.probing import BudgetSpentError, Prober
 from assay.harness.readout.queries import Queries
@@ -118,7 +118,7 @@ class Fitter:
                 flags.append(positive[use])
         if hits < max(1.0, _LEAST * (hits + strange)):
             return 0, []
-        conditions = mine(joined(tables), np.concatenate(flags), ROW_TERMS)
+        conditions = conditions_of(joined(tables), np.concatenate(flags), ROW_TERMS)
         whole = all(not p or not n for p, n in calls)
         wrong = sum(p > 0 for p, _ in calls)
         # One wrong call differs from all others in something, whatever made it wrong.

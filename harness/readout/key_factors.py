@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.harness.localize.reading import Flags, Numbers
+from assay.harness.readout.conditions import Condition
 from assay.harness.readout.edges import Sum
 from assay.harness.readout.forms import BLANK
-from assay.harness.readout.mining import Condition
 from assay.harness.readout.operators import Effect
 from assay.harness.readout.queries import Queries, weighted_softmax
 

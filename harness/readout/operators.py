@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.harness.localize.reading import Numbers
-from assay.harness.readout.mining import ALWAYS, Condition
+from assay.harness.readout.conditions import ALWAYS, Condition
 from assay.harness.readout.queries import Queries
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from assay.harness.readout.conditions import Condition, Term
 from assay.harness.readout.forms import BLANK
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
-from assay.harness.readout.mining import Condition, Term
 from assay.harness.readout.operators import Clause, Operator, Told
 from assay.harness.readout.words import ALL_BUT, Keys, keys, of_keys, only, plus
 

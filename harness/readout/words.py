@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.harness.localize import rules
+from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.features import Pairs, tried_condition
-from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.text import listed
 
 _LETTERS = {

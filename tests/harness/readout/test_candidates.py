@@ -13,13 +13,13 @@ from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.sample_calls import call_of
 from assay.harness.localize.reading import read
 from assay.harness.readout.candidates import effects_of, key_factors
+from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.edges import Amount, Sum
 from assay.harness.readout.effects import _TAILS, Answer, _block_scales, _online_softmax, general_effects, merged, multiplied
 from assay.harness.readout.elsewhere import SOURCES, from_elsewhere
 from assay.harness.readout.forms import Row, Tolerance, fits
 from assay.harness.readout.formulas import SCALES, TIMES, constant_formula
 from assay.harness.readout.key_factors import KeyFactor, KeyFactors
-from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries
 from assay.harness.readout.samples import Sample

@@ -14,8 +14,8 @@ from assay.harness.attention.bugs.seeded import SeededFault
 from assay.harness.attention.shapes import Shape
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import does
+from assay.harness.readout.conditions import Condition, Literal, Term
 from assay.harness.readout.effects import constant, known_bug
-from assay.harness.readout.mining import Condition, Literal, Term
 from assay.harness.readout.named import _name_of, said, with_operator
 from assay.harness.readout.operators import Clause, Effect, Operator
 from assay.harness.readout.queries import Queries

@@ -1,21 +1,21 @@
-"""Mining rules: the simplest exact conditions over integer features that tell two sets of examples apart.
+"""Conditions: the simplest exact ones over integer features that tell two sets of examples apart.
 
 A table holds one integer of each feature for each example. A `Term` is an integer made of
 one or two features, a `Literal` compares a term with a constant, a `Condition` is a conjunction of literals or the negation of one.
-`mine` finds the cheapest conditions that hold for all positive examples and for no negative one. It knows nothing of attention.
+`conditions_of` finds the cheapest conditions that hold for all positive examples and for no negative one. It knows nothing of attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Literal as Choice
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from assay.harness.localize.rules import cheapest
 
 Table = Mapping[str, NDArray[np.int64]]
 """Feature -> its value for each example, int64 [examples]."""
@@ -26,17 +26,12 @@ _MAX_LITERALS = 3
 # Positive examples, and negative ones, among which conditions are sought at a time, so that a thousand literals are compared with
 # each other in a fraction of a second. Where others contradict the conditions, some of these counterexamples are added.
 _MAX_EXAMPLES = 1500
-# Cost of a condition of one literal that is plain enough not to look for two: a flag, or a threshold on a length or an index. A
-# residue costs more, and may be a coincidence.
-_PLAIN = 2.3
 # Rounds of counterexamples: most rules need one or two, and what needs more is no rule.
 _ROUNDS = 6
 # Counterexamples of each condition that are added in a round.
 _COUNTEREXAMPLES = 50
-# Sets of literals from which a conjunction of three is sought: those that exclude most.
-_BEAM = 40
-# Pairs of sets of literals that are considered, cheapest first.
-_PAIRS = 30
+# Steps of the search for a conjunction.
+_STEPS = 400
 # A residue or a name with more values than this is not told from each of those that it does not have, only from 0.
 _MAX_VALUES = 12
 # Cost of a condition that is plain enough not to look for a negation.
@@ -138,7 +133,7 @@ class Condition:
 ALWAYS = Condition()
 
 
-def mine(table: Table, positive: _Flags, terms: Sequence[Term], most: int = 6) -> list[Condition]:
+def conditions_of(table: Table, positive: _Flags, terms: Sequence[Term], most: int = 6) -> list[Condition]:
     """The cheapest conditions that hold for all positive examples, of which there is one, and for no negative one, cheapest first.
 
     Where no conjunction of at most `_MAX_LITERALS` does, or only a far-fetched one, the negation of one is tried. Several
@@ -219,53 +214,18 @@ def strangeness(value: int) -> float:
 
 
 def _search(literals: Sequence[Literal], against: Table, most: int) -> list[Condition]:
-    """The cheapest conjunctions, of as few of these literals as possible, that exclude all negative examples.
-
-    Literals that exclude the same negative examples form a pattern; what is sought is sets of patterns.
-    """
-    if not literals:
+    """The cheapest conjunctions, of as few of these literals as possible, that exclude all negative examples."""
+    distinct: dict[tuple[bytes, Term], tuple[Literal, _Flags]] = {}
+    for literal in sorted(literals, key=lambda literal: literal.cost):
+        excludes = ~literal.holds(against)
+        if excludes.any():
+            distinct.setdefault((np.packbits(excludes).tobytes(), literal.term), (literal, excludes))
+    if not distinct:
         return []
-    ordered = sorted(literals, key=lambda literal: literal.cost)
-    holds = np.array([literal.holds(against) for literal in ordered])
-    patterns, first, group = np.unique(holds, axis=0, return_index=True, return_inverse=True)
-    members: list[list[Literal]] = [[] for _ in patterns]
-    for literal, of in zip(ordered, group.ravel(), strict=True):
-        members[of].append(literal)
-    costs = np.array([ordered[number].cost for number in first])
-    left = patterns.sum(1)
-    alone = [Condition((literal,)) for of in np.flatnonzero(left == 0) for literal in members[of]]
-    if alone and min(condition.cost for condition in alone) < _PLAIN:
-        return sorted(alone, key=lambda condition: condition.cost)[:most]
-    several = np.flatnonzero(left > 0)
-    pairs = [(int(several[a]), int(several[b])) for a, b in _pairs(patterns[several], costs[several])]
-    if alone or pairs:
-        conditions = [*alone, *islice(_spelled(pairs, members), most * 3)]
-        return sorted(conditions, key=lambda condition: condition.cost)[:most]
-    triples: list[tuple[int, ...]] = []
-    for of in np.argsort(left + costs)[:_BEAM]:
-        within = patterns[:, patterns[of]]
-        triples += [(int(of), *pair) for pair in _pairs(within, costs)[:2]]
-    triples.sort(key=lambda which: sum(costs[list(which)]))
-    return sorted(islice(_spelled(triples, members), most * 3), key=lambda condition: condition.cost)[:most]
-
-
-def _pairs(patterns: _Flags, costs: NDArray[np.float64]) -> list[tuple[int, ...]]:
-    """Pairs of patterns that never hold together, cheapest first."""
-    numbers = torch.from_numpy(patterns).float()  # PyTorch, since the caller sets its number of threads
-    both = np.triu((numbers @ numbers.T == 0).numpy(), 1)
-    a, b = np.nonzero(both)
-    order = np.argsort(costs[a] + costs[b], kind="stable")[:_PAIRS]
-    return [(int(a[n]), int(b[n])) for n in order]
-
-
-def _spelled(sets: Iterable[tuple[int, ...]], members: Sequence[Sequence[Literal]]) -> Iterable[Condition]:
-    """Conditions of these patterns: with the cheapest literals, and with one of them replaced by a rival."""
-    for which in sets:
-        leaders = tuple(members[of][0] for of in which)
-        yield Condition(leaders)
-        for place, of in enumerate(which):
-            for rival in members[of][1:3]:
-                yield Condition((*leaders[:place], rival, *leaders[place + 1 :]))
+    every = list(distinct.values())
+    costs = np.array([1.0 + literal.cost for literal, _ in every])
+    table = np.stack([excludes for _, excludes in every])
+    return [Condition(tuple(every[n][0] for n in some)) for some in cheapest(table, costs, most, _MAX_LITERALS, _STEPS)]
 
 
 def _size(table: Table) -> int:
