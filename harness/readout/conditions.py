@@ -2,7 +2,8 @@
 
 A table holds one integer of each feature for each example. A `Term` is an integer made of
 one or two features, a `Literal` compares a term with a constant, a `Condition` is a conjunction of literals or the negation of one.
-`conditions_of` finds the cheapest conditions that hold for all positive examples and for no negative one. It knows nothing of attention.
+`conditions_of` finds the cheapest conditions that hold for all positive examples and for no negative one. It knows nothing of
+attention.
 """
 
 from __future__ import annotations

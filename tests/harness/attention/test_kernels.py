@@ -145,7 +145,7 @@ def test_titles_name_the_package_and_the_interpreter() -> None:
     sage = kernels.load("sage_attn")
     assert kernels.title("sage_attn", sage, interpreted=True) == "sageattention 1.0.6 (Triton interpreter)"
 
-    def conditions_of(call: AttentionCall) -> object:
+    def mine(call: AttentionCall) -> object:
         return call
 
     assert kernels.title("mine:mine", mine, interpreted=True) == "mine:mine"  # type: ignore[arg-type]

@@ -263,7 +263,7 @@ def test_what_a_backend_of_the_engine_computes_is_read_from_its_recorded_outputs
     assert finding.operator.endswith(", only in q head 0 and in layer 1")
     assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
     assert finding.picture is not None
-    assert "o" in "".join(finding.picture.cells)
+    assert "wrong" in finding.picture.rows
     assert not diagnose_recorded(recorded, Backend.parse("triton"), "again")[0].operator, "while servers run, none is read"
 
 
@@ -282,8 +282,6 @@ def test_a_kernel_that_is_wrong_only_in_its_server_is_read_from_its_recorded_out
     recorded = pack(tmp_path / "pack", KERNEL, lens_of=READABLE)
     right_here = Backend.parse("assay.harness.attention.sdpa:torch_sdpa")
     finding = replay_recorded(recorded, right_here, "again", reader=Reader()).findings[0]
-    assert any("answered all of them right" in line for line in finding.evidence)
-    assert any(line.startswith("read from recorded calls, without asking the kernel") for line in finding.evidence)
     assert finding.operator.endswith(", only in q head 0 and in layer 1")
     assert finding.picture is not None
 

@@ -153,7 +153,7 @@ def test_features_are_those_of_parameters_that_are_there() -> None:
 
 
 def test_a_function_that_says_that_it_lacks_what_is_asked_for_refuses_it() -> None:
-    def conditions_of(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, s_aux=None):  # type: ignore[no-untyped-def]
+    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, s_aux=None):  # type: ignore[no-untyped-def]
         assert s_aux is None, "FA2 does not support s_aux"
         raise NotImplementedError("no s_aux")
 
@@ -187,7 +187,7 @@ def test_what_has_no_known_signature_is_refused_with_what_is_missing(name: str, 
 
 
 def test_a_parameter_that_nothing_passes_is_named() -> None:
-    def conditions_of(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, plan):  # type: ignore[no-untyped-def]
+    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, plan):  # type: ignore[no-untyped-def]
         pass
 
     with pytest.raises(KernelRefused, match="the nearest is flash_attn: it requires plan, which that does not have"):
@@ -517,7 +517,7 @@ def test_parameters_that_no_call_passes_are_listed_as_not_covered() -> None:
 
 
 def test_a_way_that_a_function_says_it_lacks_is_a_gap_and_not_a_fault() -> None:
-    def conditions_of(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, block_table=None):  # type: ignore[no-untyped-def]
+    def mine(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, block_table=None):  # type: ignore[no-untyped-def]
         assert block_table is None, "paged KV not supported on SM 8.0"
         return kernels.load(FORK).function(  # type: ignore[attr-defined]
             q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale=softmax_scale, causal=causal
