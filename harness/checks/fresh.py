@@ -47,7 +47,7 @@ from assay.harness.verdict import Finding, serious, with_evidence
 # a sequence of calls is made again.
 _RUNS, _AGAIN = 6, 3
 # CPU seconds of a search. On a GPU each process takes seconds to start, so their number is limited.
-_SECONDS, _SPAWNS = 10.0, 16
+_SECONDS, _SPAWNS = 10.0, 20
 # Seconds after which a process is ended that has not computed its calls, and the process of a search.
 _ATTEMPT_S, _TOTAL_S = 30.0, 300.0
 # Bytes of the earlier calls that are tried: the largest are left out.
