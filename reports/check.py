@@ -34,6 +34,11 @@ _MAX_CAUSES = 3
 # Most characters of a test that a terminal or an assertion shows: more are numbers.
 _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
+_WRONG = {
+    "output": "Wrong", "lse-wrong": "Log-sum-exps wrong", "input-written": "Input overwritten",
+    "outside": "Memory outside of its tensors written",
+}  # fmt: skip
+"""Faults in words; others are such words."""
 
 
 def _not_covered(result: KernelResult) -> list[str]:
@@ -177,7 +182,7 @@ def _where(result: KernelResult) -> list[Block]:
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
         listed_ = " A list holds those of the values that were tried." if lists else ""
         made = [
-            Line(f"Wrong exactly where {words(tried.rule, tried.context)}."),
+            Line(f"{_WRONG.get(tried.fault, one_line(tried.fault))} exactly where {words(tried.rule, tried.context)}."),
             Line(
                 f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
                 "quiet",

@@ -18,7 +18,7 @@ from assay.harness.attention.kernels import exits_raised
 from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
-from assay.harness.checks.check_findings import MatrixRun, not_endured, outside_first, shape_in
+from assay.harness.checks.check_findings import MatrixRun, not_endured, outside_first
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
@@ -35,7 +35,7 @@ from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import diagnose
 from assay.harness.localize.experiment import Experiments, Lab, Place, experiment
-from assay.harness.localize.faults import wrong_sequences
+from assay.harness.localize.faults import OUTPUT
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
@@ -54,8 +54,9 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong; and failing calls to begin at.
-_EXPERIMENTS_S, _BASES = 10.0, 6
+# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong, and less for what else is wrong
+# with it; failing calls to begin at; and most things of which it is sought.
+_EXPERIMENTS_S, _BASES, _MOST_FAULTS = 10.0, 6, 3
 
 
 @dataclass(frozen=True)
@@ -130,17 +131,19 @@ def check(
             findings.append(not_endured(*wrong, task.again))
         result = _result(task, examined, findings, options)
         run = examined.run
-        if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
+        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults:
             journal.write("stands", result=result, reading=False)
             experiments = _experiments(examined, journal)
+            first = next(iter(experiments.values()))
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
-                    "tried": experiments.tried,
-                    "axes": experiments.axes,
+                    "tried": first.tried,
+                    "axes": first.axes,
                 }
             )
-            run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
+            kept = experiments[OUTPUT].kept if OUTPUT in experiments else ()
+            run = replace(run, results=(*run.results, *(computed for _, computed in kept)))
     result = concluded(result, guard, run, task.path, read_out, journal)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
@@ -250,23 +253,28 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
     return MatrixRun(run_calls(guard, task.calls, repeats, each, order, enough), guard, task.made, task.again)
 
 
-def _experiments(examined: MatrixRun, journal: Journal) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like those of the matrix."""
-    guard, results = examined.guard, examined.results
+def _experiments(examined: MatrixRun, journal: Journal) -> dict[str, Experiments]:
+    """Try under which condition each thing is wrong with a kernel, on calls like those of the matrix."""
+    guard = examined.guard
     calls = [call for _, call in examined.asked]
     device = str(calls[0].q.device)
-    clock, most = budget_clock(device), _EXPERIMENTS_S
-    lab = Lab(
-        Guard(guard.kernel, guard.assay, journal, guard.memory),
-        frozenset((call.q.shape[2], call.v.shape[2]) for call in calls),
-        tuple(dict.fromkeys(call.q.dtype for call in calls)),
-        device,
-        lambda: clock() > most,
-    )
-    small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-    shaped = [(shape_in(case, result.call), result) for case, result in small]
-    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in shaped if result.fails]
-    return experiment(lab, failing[:_BASES], shaped)
+    others = [(shape, came) for shape, _, came in examined.came]
+    tried: dict[str, Experiments] = {}
+    for name, fault in list(examined.faults.items())[:_MOST_FAULTS]:
+        clock, most = budget_clock(device), _EXPERIMENTS_S / (1 + len(tried))
+        lab = Lab(
+            Guard(guard.kernel, guard.assay, journal, guard.memory),
+            frozenset((call.q.shape[2], call.v.shape[2]) for call in calls),
+            tuple(dict.fromkeys(call.q.dtype for call in calls)),
+            device,
+            lambda clock=clock, most=most: clock() > most,  # type: ignore[misc]  # the values of this fault
+            fault=fault,
+            name=name,
+        )
+        told = ((shape, lab.told(shape, came)) for shape, came in others)
+        failing = [Place(shape, wrong.index(True)) for shape, wrong in told if True in wrong]
+        tried[name] = experiment(lab, failing[:_BASES], others)
+    return tried
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:
