@@ -35,8 +35,8 @@ _MAX_CAUSES = 3
 _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
 _WRONG = {
-    "output": "Wrong", "lse-wrong": "Log-sum-exps wrong", "input-written": "Input overwritten",
-    "outside": "Memory outside of its tensors written",
+    "output": "wrong", "lse-wrong": "log-sum-exps wrong", "input-written": "input overwritten",
+    "outside": "memory outside of its tensors written",
 }  # fmt: skip
 """Faults in words; others are such words."""
 
@@ -180,9 +180,11 @@ def _where(result: KernelResult) -> list[Block]:
     if (tried := result.tried) is not None:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
+        among = f"Within {words((), tried.context)}: " if tried.context else ""
+        said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} exactly where {words(tried.rule)}."
         listed_ = " A list holds those of the values that were tried." if lists else ""
         made = [
-            Line(f"{_WRONG.get(tried.fault, one_line(tried.fault))} exactly where {words(tried.rule, tried.context)}."),
+            Line(f"{said[0].upper()}{said[1:]}"),
             Line(
                 f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
                 "quiet",

@@ -26,7 +26,7 @@ from assay.harness.evidence.kernel_result import Axis, Tried, Value
 from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
 from assay.harness.localize.guard import Guard, attempt
 from assay.harness.localize.kernel_runs import CallResult
-from assay.harness.localize.rules import Points, holds, meets, rules
+from assay.harness.localize.rules import Points, holds, rules
 
 _SCANNED = sorted(
     {*range(21), 40, 77, 100, 150, 200, 300, 417}
@@ -435,10 +435,6 @@ class Experiments:
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
 
-    def there(self, shape: Shape) -> bool:
-        """Return True if a call of a shape has a sequence that is wrong, by what was tried."""
-        return self.tried is None or any(meets(self.tried, features(shape, b)) for b in range(len(shape.lens)))
-
 
 NOTHING_TRIED = Experiments()
 
@@ -459,7 +455,7 @@ def experiment(
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return Experiments()
+            return Experiments(kept=_computed(lab))
         place = simplest(lab, place)
         lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
