@@ -35,7 +35,7 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
-from assay.harness.localize.experiment import Experiments, Lab, Place, experiment
+from assay.harness.localize.experiment import Experiments, Lab, Place, drawn_call, experiment
 from assay.harness.localize.faults import OUTPUT, Came, Fault
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
@@ -132,12 +132,14 @@ def check(
             findings.append(not_endured(*wrong, task.again))
             late = wrong[0]
         result = _result(task, examined, findings, options)
-        run = examined.run
+        run, other = examined.run, examined.other
         if read_out != 0 and len(task.made) > 1 and run.results and examined.faults:
             journal.write("stands", result=result, reading=False)
             came = [(shape, what) for shape, _, what in examined.came]
             experiments = explore(guard, task.calls, came, journal, examined.faults)
             first = next(iter(experiments.values()))
+            if other is not None and first.place is not None:  # the simplest
+                other = drawn_call(first.place.shape, str(other[0].q.device)), other[1]
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
@@ -147,7 +149,7 @@ def check(
             )
             kept = experiments[OUTPUT].kept if OUTPUT in experiments else ()
             run = replace(run, results=(*run.results, *(computed for _, computed in kept)))
-    result = concluded(result, guard, run, task.path, read_out, journal, late=late)
+    result = concluded(result, guard, run, task.path, read_out, journal, late=late, other=other)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -160,6 +162,7 @@ def concluded(
     journal: Journal,
     recorded: bool = False,
     late: AttentionCall | None = None,
+    other: tuple[AttentionCall, Fault] | None = None,
 ) -> KernelResult:
     """Add to a result the smallest failing call, and what can be read off a wrong kernel.
 
@@ -172,6 +175,7 @@ def concluded(
         journal: gets the result as it stands before each, which a kernel may not survive.
         recorded: whether the calls were recorded.
         late: a call on which it became wrong after many runs.
+        other: as in `smallest_call`.
     """
     journal.write("stands", result=result, reading=False)
     if not serious(result.findings):
@@ -180,7 +184,7 @@ def concluded(
     from assay.harness.checks.observed import READ_OUT_S, Reader
 
     with few_threads([computed.call for computed in run.results]):
-        smallest = smallest_call(guard, run, result.findings, path)
+        smallest = smallest_call(guard, run, result.findings, path, other)
         smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
     findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
