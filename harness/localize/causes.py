@@ -52,8 +52,6 @@ class Cause:
             empty if none fits.
         layers: layers in which it fails.
         heads: q heads in which it fails, by their number in the model.
-        positions: query position buckets in which it fails, indices into `assay.harness.conditions.POSITION`; empty if it
-            fails in all those of the failing sequences.
         groups: for each group of sequences with new tokens in those layers, how many are wrong, and how many there are.
         spared: calls on which the best hypothesis would show, and which are right.
         hypothesis_error: relative L1 against the best hypothesis, over all failing cells; NaN if none fits.
@@ -66,7 +64,6 @@ class Cause:
     hypotheses: tuple[Bug, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    positions: tuple[int, ...]
     groups: dict[Group, tuple[int, int]]
     spared: int
     hypothesis_error: float
@@ -151,7 +148,6 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Ex
         hypotheses=tuple(f.hypothesis for f in chosen),
         layers=tuple(layers),
         heads=tuple(heads),
-        positions=_positions(failing),
         groups=_groups(inside),
         spared=chosen[0].spared if chosen else 0,
         hypothesis_error=chosen[0].error if chosen else float("nan"),
@@ -269,17 +265,6 @@ def _violated(o: CallResult, off: Tensor, heads: Sequence[int]) -> Tensor:
     columns = [head - o.call.spec.first_head for head in heads]
     chosen[:, [column for column in columns if 0 <= column < chosen.shape[1]]] = True
     return chosen & ~o.failing & (off > o.fit_bounds)
-
-
-def _positions(failing: Sequence[CallResult]) -> tuple[int, ...]:
-    hit = {o.cells.position[int(c)] for o in failing for c in o.failing.any(1).nonzero()}
-    there = {
-        position
-        for o in failing
-        for sequence, position in zip(o.cells.sequence, o.cells.position, strict=True)
-        if sequence in _sequences(o, o.failing)
-    }
-    return tuple(sorted(hit)) if hit < there else ()
 
 
 def _sequences(o: CallResult, cells: Tensor) -> set[int]:

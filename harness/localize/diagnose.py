@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
-from assay.harness.conditions import POSITION
 from assay.harness.evidence.kernel_result import Tried
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
@@ -109,7 +108,7 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
     if nonfinite := max(result.nonfinite_share for result in cause.failing):
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
     when, elsewhere = _when(cause, run, tried)
-    spans = _spans(cause, layers)
+    spans = [some("layer", cause.layers, layers), _heads(cause)]
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
@@ -181,14 +180,6 @@ def does(bug: Bug | None, condition: str = "") -> str:
     """Describe what the kernel does and when, in words that follow its name: "applies a causal mask once a prefix is cached"."""
     act = "computes something other than attention" if bug is None else bug.does or f"computes {bug.title}"
     return f"{act} where {condition}" if condition else act
-
-
-def _spans(cause: Cause, layers: Sequence[int]) -> list[str]:
-    """Describe layers, heads, and query positions if they are part of what is known."""
-    parts = [some("layer", cause.layers, layers), _heads(cause)]
-    if cause.positions and not cause.hypotheses:
-        parts.append(f"query positions {', '.join(POSITION.labels[p] for p in cause.positions)}")
-    return parts
 
 
 def _heads(cause: Cause) -> str:
