@@ -36,7 +36,7 @@ _FIT_SHARE = 0.5
 # means that the hypothesis is itself about n (sqrt(1.5^2 - 1) = 1.1) away from the correct one.
 _TIE_FACTOR = 1.5
 # Failing calls, the smallest, on which the nearest hypothesis is sought where none fits.
-_NEAREST_ON = 8
+_NEAREST_ON = 4
 
 
 Group = tuple[str, bool]
@@ -57,8 +57,6 @@ class Cause:
         hypothesis_error: relative L1 against the best hypothesis, over all failing cells; NaN if none fits.
         oracle_error: relative L1 against the oracle, over all failing cells; infinite if the output is not finite there.
         failing: results with a failing cell in those layers and heads, smallest call first.
-        nearest: where none fits, the hypothesis that is nearest on the smallest failing calls, and its relative L1 there; None if
-            none is near.
     """
 
     hypotheses: tuple[Bug, ...]
@@ -69,7 +67,6 @@ class Cause:
     hypothesis_error: float
     oracle_error: float
     failing: tuple[CallResult, ...]
-    nearest: tuple[Bug, float] | None
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -153,7 +150,6 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Ex
         hypothesis_error=chosen[0].error if chosen else float("nan"),
         oracle_error=oracle_error,
         failing=tuple(failing),
-        nearest=None if chosen else _nearest(failing[:_NEAREST_ON]),
     )
 
 
@@ -169,9 +165,12 @@ def _groups(results: Sequence[CallResult]) -> dict[Group, tuple[int, int]]:
     return counts
 
 
-def _nearest(failing: Sequence[CallResult]) -> tuple[Bug, float] | None:
-    """Find the hypothesis that is nearest to the wrong cells of some calls; None if none is much nearer than what is right."""
-    distances: list[tuple[float, Bug]] = []
+def nearest(cause: Cause) -> tuple[Bug, float] | None:
+    """Find the hypothesis that is nearest on the smallest failing calls, and its relative L1 there.
+
+    None if none is much nearer than what is right.
+    """
+    failing, distances = cause.failing[:_NEAREST_ON], list[tuple[float, Bug]]()
     for hypothesis in FAMILY:
         total = torch.zeros(len(SUMS), dtype=torch.float64)
         for o in failing:
@@ -182,9 +181,8 @@ def _nearest(failing: Sequence[CallResult]) -> tuple[Bug, float] | None:
             total += deviation(o.out, expected, o.cells)[o.failing].sum(0)
         else:
             distances.append((float(relative_l1(total)) if total[_SIZE] else math.inf, hypothesis))
-    distance_, nearest = min(distances, key=lambda pair: pair[0], default=(math.inf, None))
-    near = distance_ <= _FIT_SHARE * float(relative_l1(_over(failing)))
-    return (nearest, distance_) if nearest is not None and near else None
+    off, bug = min(distances, key=lambda pair: pair[0], default=(math.inf, None))
+    return (bug, off) if bug is not None and off <= _FIT_SHARE * float(relative_l1(_over(failing))) else None
 
 
 def _scaled(failing: Sequence[CallResult]) -> Bug | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.evidence.kernel_result import Tried
 from assay.harness.localize.call_conditions import describe
-from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED, Cause, causes, nearest
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.lse import LSE_WRONG, named_bugs
 from assay.harness.localize.pooled import QUANTISATION_NOT_RUN, Group, not_run, scaled
@@ -98,8 +98,8 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
     if _is_scattered(cause, run, tried):
         among = ", those of experiments included," * bool(run.drawn)
         evidence.append(f"right on {counted(cause.spared, 'call')}{among} on which that would show")
-    if cause.nearest is not None:
-        bug, distance = cause.nearest
+    if best is None and (near := nearest(cause)):
+        bug, distance = near
         evidence.append(
             f'nearest in the catalogue: "{bug.title}", whose output differs by {percent(distance)} on the smallest failing calls'
         )
