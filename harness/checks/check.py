@@ -19,7 +19,7 @@ from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
 from assay.harness.attention.shapes import Shape
-from assay.harness.checks.check_findings import MatrixRun, not_endured, outside_first, shape_in
+from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first, shape_in
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
@@ -126,9 +126,10 @@ def check(
     with few_threads(task.calls):
         examined = _examined(task, guard, repeats, journal)
         findings = examined.findings()
-        seconds = _ENDURANCE_S[options.get("size", "small")]
+        seconds, late = _ENDURANCE_S[options.get("size", "small")], None
         if not serious(findings) and (wrong := endure(guard, examined.run.results, task.runs, seconds)):
             findings.append(not_endured(*wrong, task.again))
+            late = wrong[0]
         result = _result(task, examined, findings, options)
         run = examined.run
         if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
@@ -143,7 +144,7 @@ def check(
                 }
             )
             run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
-    result = concluded(result, guard, run, task.path, read_out, journal)
+    result = concluded(result, guard, run, task.path, read_out, journal, late=late)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -155,6 +156,7 @@ def concluded(
     read_out: float | Reader | None,
     journal: Journal,
     recorded: bool = False,
+    late: AttentionCall | None = None,
 ) -> KernelResult:
     """Add to a result the smallest failing call, and what can be read off a wrong kernel.
 
@@ -166,16 +168,22 @@ def concluded(
         read_out: as in `check`.
         journal: gets the result as it stands before each, which a kernel may not survive.
         recorded: whether the calls were recorded.
+        late: a call on which it became wrong after many runs.
     """
     journal.write("stands", result=result, reading=False)
+    if not serious(result.findings):
+        return result
+    from assay.harness.checks.fresh import in_fresh_process
+    from assay.harness.checks.observed import READ_OUT_S, Reader
+
     with few_threads([computed.call for computed in run.results]):
         smallest = smallest_call(guard, run, result.findings, path)
-    findings = smallest.named_in(result.findings)
+        smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
+    findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
     result = result.model_copy(update=shown)
-    if not serious(findings):
-        return result
-    from assay.harness.checks.observed import READ_OUT_S, Reader
+    if keeps_state(findings):  # what is read of it, or tried, depends on the calls before
+        return result.model_copy(update={"tried": None, "axes": ()})
 
     reader = read_out if isinstance(read_out, Reader) else Reader(READ_OUT_S if read_out is None else read_out)
     # What a kernel does to its inputs, or by chance, is not read off calls that are right.
@@ -336,6 +344,20 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
         KernelRefused: the kernel refuses the call.
     """
     __tracebackhide__ = True  # pytest shows the test and the kernel
+    if why := why_wrong(kernel, call, noise):
+        raise AssertionError(why)
+
+
+def why_wrong(kernel: str | Kernel, call: AttentionCall, noise: str | None = None, reads: bool = True) -> str:
+    """Explain why a kernel is wrong on a call; empty if it is correct. Arguments and errors are those of `assert_correct`.
+
+    Args:
+        kernel: the kernel.
+        call: the call.
+        noise: quantisation whose noise is allowed.
+        reads: whether a kernel that is wrong is read.
+    """
+    __tracebackhide__ = True
     name, loaded = named(kernel)
     declared = declared_with(declaration(loaded), noise)
     guard = Guard(loaded, declared)
@@ -345,20 +367,21 @@ def assert_correct(kernel: str | Kernel, call: AttentionCall, *, noise: str | No
     result = measure(call, out, declared.noise)
     changed = [name for name, tensor in call.tensors.items() if not same_values(given.tensors[name], tensor)]
     if changed:
-        raise AssertionError(f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them")
+        return f"{where}: the kernel writes to its inputs: {', '.join(changed)}; work on copies of them"
     if guard.written:
-        raise AssertionError(f"{where}: the kernel {guard.written[0][1]}")
+        return f"{where}: the kernel {guard.written[0][1]}"
     if result.lse_errors is not None and result.lse_errors.wrong:
         [wrong] = [finding for finding in diagnose(KernelRun((result,))) if finding.id in LSE_FINDINGS]
-        raise AssertionError(f"{where}: {wrong.diagnosis}")
-    if result.fails:
-        [bug, *_] = diagnose(KernelRun((result,)))
-        own, bound = result.worst_cell
-        observed = _asserted().sentence(guard, result)
-        raise AssertionError(
-            f"{where}: own error {percent(own)}; noise explains at most "
-            f"{percent(bound)}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
-        )
+        return f"{where}: {wrong.diagnosis}"
+    if not result.fails:
+        return ""
+    own, bound = result.worst_cell
+    off = f"{where}: own error {percent(own)}; noise explains at most {percent(bound)}"
+    if not reads:
+        return off
+    [bug, *_] = diagnose(KernelRun((result,)))
+    observed = _asserted().sentence(guard, result)
+    return f"{off}; {bug.diagnosis.rstrip('.')}{observed and '; observed: '}{observed}"
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from assay.harness.attention.bugs.family import BY_ID
 from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.declaration import Declaration
 from assay.harness.attention.interpreter import BFLOAT16_BROKEN
@@ -16,6 +17,7 @@ from assay.harness.checks.coverage import DECLARABLE, advice_on, separating
 from assay.harness.conditions import has_cached_prefix
 from assay.harness.localize import axes
 from assay.harness.localize.call_conditions import describe
+from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
 from assay.harness.localize.diagnose import CALL_REFUSED, NONDETERMINISM, STATE_KEPT, TITLES, also, diagnose
 from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
 from assay.harness.localize.guard import Guard
@@ -23,7 +25,7 @@ from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
 from assay.harness.localize.raised import RAISED
 from assay.harness.text import percent
-from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding
+from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
 # Share of the calls of each phase that a kernel must compute, rather than refuse, to pass. What it does not support belongs in its
 # declaration: there it is a statement, and not a matter of what happened to be refused.
@@ -189,6 +191,51 @@ def not_endured(call: AttentionCall, how: str, again: str) -> Finding:
         id=STATE_KEPT, title=TITLES[STATE_KEPT], severity="serious", where=f"{call.phase}, after many runs",
         diagnosis=f"the kernel {how}", evidence=(f"the call: {describe(call)}",), reproduce=again,
     )  # fmt: skip
+
+
+def state_kept(findings: Sequence[Finding], calls: Sequence[str], times: int, again: str) -> list[Finding]:
+    """Put a state that was shown in fresh processes first, in place of what was said of outputs that depend on it.
+
+    Args:
+        findings: of the check.
+        calls: the calls, in words: the last is right alone, and wrong after the others.
+        times: the run of the last in which it is wrong, where it is made alone.
+        again: a command that repeats the check.
+    """
+    if times > 1:
+        where = f"in run {times} of the same call"
+        right = "first run" if times == 2 else f"first {times - 1} runs"
+        text = f"in a fresh process the kernel is right in the {right} of a call, and wrong in run {times}"
+        does = f"keeps state between calls: a call that is right at first is wrong in its run {times}"
+    else:
+        where = "after another call" if len(calls) == 2 else f"after {len(calls) - 1} other calls"
+        text = f"in a fresh process the kernel is right on a call alone, and wrong on it {where}"
+        does = f"keeps state between calls: a call that is right alone is wrong {where}"
+    kinds = (UNEXPLAINED, STATE_KEPT, NONDETERMINISM, OUTPUT_SCALED, OUTPUT_NOT_WRITTEN)
+    named = [
+        f'its wrong outputs were also explained as "{finding.title}"' for finding in findings if finding.id in BY_ID
+    ]
+    return [
+        Finding(
+            id=STATE_KEPT, title=TITLES[STATE_KEPT], severity="serious", where=where, diagnosis=text, does=does,
+            evidence=(*(f"first: {call}" for call in calls[:-1]), f"{'the call' if times > 1 else 'then'}: {calls[-1]}", *named),
+            reproduce=again,
+        ),
+        *(finding for finding in findings if finding.id not in kinds and finding.id not in BY_ID),
+    ]  # fmt: skip
+
+
+def keeps_state(findings: Sequence[Finding]) -> bool:
+    """Return True if fresh processes showed that a kernel keeps state."""
+    return any(finding.id == STATE_KEPT and finding.does for finding in findings)
+
+
+def only_of_chance(findings: Sequence[Finding], shown: bool) -> list[Finding]:
+    """Leave out that a kernel keeps state, where it is not deterministic; or call that nondeterminism, where that is `shown`."""
+    if any(finding.id == NONDETERMINISM for finding in serious(findings)):
+        return [finding for finding in findings if finding.id != STATE_KEPT]
+    title = {"id": NONDETERMINISM, "title": TITLES[NONDETERMINISM]}
+    return [finding.model_copy(update=title) if shown and finding.id == STATE_KEPT else finding for finding in findings]
 
 
 def shape_in(case: Case, call: AttentionCall) -> Shape:

@@ -255,6 +255,7 @@ class KernelRun:
         refused: calls that it refused, with its reasons.
         failed_repeats: calls that it computed once and then failed to compute again, and why.
         drawn: results of experiments: what is said holds on them too, and they are in no count.
+        made: all calls but those that were drawn, in the order in which they were made.
     """
 
     results: tuple[CallResult, ...]
@@ -262,6 +263,7 @@ class KernelRun:
     refused: tuple[tuple[AttentionCall, str], ...] = ()
     failed_repeats: tuple[tuple[AttentionCall, str], ...] = ()
     drawn: tuple[CallResult, ...] = ()
+    made: Sequence[AttentionCall] = ()
 
     def require_results(self) -> None:
         """Raise an AssayError unless a call was computed: nothing computed is never a pass."""
