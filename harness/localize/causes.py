@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,8 @@ class Cause:
             empty if none fits.
         layers: layers in which it fails.
         heads: q heads in which it fails, by their number in the model.
-        groups: for each group of sequences with new tokens in those layers, how many are wrong, and how many there are.
+        groups: for each group of sequences with new tokens in those layers, how many are wrong, and how many there are; those of
+            experiments are among them.
         spared: calls on which the best hypothesis would show, and which are right.
         hypothesis_error: relative L1 against the best hypothesis, over all failing cells; NaN if none fits.
         oracle_error: relative L1 against the oracle, over all failing cells; infinite if the output is not finite there.
@@ -99,8 +100,7 @@ def causes(run: KernelRun) -> list[Cause]:
     and layers with the same bug, heads and groups become one cause. In every sequence that is wrong, a hypothesis must match the
     output within the call's bound in every cell of its layers and heads. Right calls on which it would show are counted.
     """
-    every = [*run.results, *run.drawn]
-    layers = sorted({result.call.layer for result in every if result.fails})
+    layers = sorted({result.call.layer for result in (*run.results, *run.drawn) if result.fails})
     if not layers:
         return []
     known: dict[tuple[str, int], Tensor | None] = {}
@@ -111,16 +111,16 @@ def causes(run: KernelRun) -> list[Cause]:
             known[key] = explaining(hypothesis, result)
         return known[key]
 
-    together = _explain(every, layers, compared)
+    together = _explain(run, layers, compared)
     if together.hypotheses or len(layers) == 1:
         return [together]
     groups: dict[object, list[int]] = {}
     for layer in layers:
-        alone = _explain(every, [layer], compared)
+        alone = _explain(run, [layer], compared)
         bugs = tuple((h.id, h.about) for h in alone.hypotheses)
         key = (bugs, alone.heads, frozenset(alone.wrong_groups)) if bugs else ()
         groups.setdefault(key, []).append(layer)
-    by_group = [_explain(every, group, compared) for group in groups.values()]
+    by_group = [_explain(run, group, compared) for group in groups.values()]
     return sorted(by_group, key=_rank)
 
 
@@ -128,8 +128,10 @@ def _rank(cause: Cause) -> tuple[bool, bool]:
     return not any(h.kind == LEAK for h in cause.hypotheses), not cause.hypotheses
 
 
-def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Explaining) -> Cause:
+def _explain(run: KernelRun, layers: Sequence[int], compared: _Explaining) -> Cause:
+    results = [*run.results, *run.drawn]
     inside = [o for o in results if o.call.layer in layers]
+    one_layer = len({o.call.layer for o in results}) == 1  # to which a check moves its calls where layers do not matter
     failing = sorted((o for o in inside if o.fails), key=lambda o: (o.call.k.numel(), o.call.q.numel()))
     heads = sorted({o.call.spec.first_head + int(h) for o in failing for h in o.failing.any(0).nonzero().flatten()})
     off = _over(failing)
@@ -145,7 +147,7 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Ex
         hypotheses=tuple(f.hypothesis for f in chosen),
         layers=tuple(layers),
         heads=tuple(heads),
-        groups=_groups(inside),
+        groups=_groups(inside, [(known, bad) for known, bad in run.points if one_layer or known["layer"] in layers]),
         spared=chosen[0].spared if chosen else 0,
         hypothesis_error=chosen[0].error if chosen else float("nan"),
         oracle_error=oracle_error,
@@ -153,7 +155,9 @@ def _explain(results: Sequence[CallResult], layers: Sequence[int], compared: _Ex
     )
 
 
-def _groups(results: Sequence[CallResult]) -> dict[Group, tuple[int, int]]:
+def _groups(
+    results: Sequence[CallResult], points: Sequence[tuple[Mapping[str, object], bool]]
+) -> dict[Group, tuple[int, int]]:
     """Count the sequences with new tokens of each group: those that are wrong, and all."""
     counts: dict[Group, tuple[int, int]] = {}
     for o in results:
@@ -162,6 +166,10 @@ def _groups(results: Sequence[CallResult]) -> dict[Group, tuple[int, int]]:
             if new:
                 wrong, every = counts.get(group := (o.call.phase, prefix > 0), (0, 0))
                 counts[group] = wrong + (b in bad), every + 1
+    for known, is_wrong in points:
+        place = str(known["phase"]), known["prefix"] != 0
+        wrong, every = counts.get(place, (0, 0))
+        counts[place] = wrong + is_wrong, every + 1
     return counts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from assay.harness.attention.bugs.bug import LEAK, Bug
 from assay.harness.evidence.kernel_result import Tried
@@ -108,7 +108,7 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
     if nonfinite := max(result.nonfinite_share for result in cause.failing):
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
     when, elsewhere = _when(cause, run, tried)
-    spans = [some("layer", cause.layers, layers), _heads(cause)]
+    spans = [*_of_layers(cause.layers, layers), _heads(cause)]
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
@@ -127,11 +127,14 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
 def _when(cause: Cause, run: KernelRun, tried: Tried | None) -> tuple[str, str]:
     """Describe the calls that are wrong besides their phases, and the others, which are right; both may be empty."""
     if tried is not None:
-        return f"where {words(tried.rule, tried.context)}", "" if tried.context else "in all other calls"
+        said = words(tried.rule, tried.context)
+        if (prefix := {"a prefix is cached": True, "no prefix is cached": False}.get(said)) is not None:
+            return _CACHED[prefix], _CACHED[not prefix]
+        return f"where {said}", "" if tried.context else "in all other calls"
     wrong, mixed = cause.wrong_groups, any(0 < bad < every for bad, every in cause.groups.values())
     right = cause.groups.keys() - wrong
     cached = {cached for _, cached in wrong}
-    if run.drawn or mixed or not right:
+    if mixed or not right:
         return "", ""
     if any(phase in cause.phases for phase, _ in right):
         if len(cached) > 1:
@@ -149,13 +152,13 @@ def _is_scattered(cause: Cause, run: KernelRun, tried: Tried | None) -> bool:
 
 def _once(cause: Cause, run: KernelRun, when: str, tried: Tried | None) -> str:
     """Describe when a kernel does something, after what it does."""
+    once = {_CACHED[True]: "once a prefix is cached", _CACHED[False]: "where no prefix is cached"}
     if tried is not None:
-        return when
+        return once.get(when, when)
     if _is_scattered(cause, run, tried):
         return "in some calls"
     phase = f"in {' and '.join(cause.phases)}" if {phase for phase, _ in cause.groups} - set(cause.phases) else ""
-    once = {_CACHED[True]: "once a prefix is cached", _CACHED[False]: "where no prefix is cached"}.get(when, "")
-    return ", ".join(filter(None, [phase, once]))
+    return ", ".join(filter(None, [phase, once.get(when, "")]))
 
 
 def _diagnosis(cause: Cause, place: str, elsewhere: str) -> str:
@@ -180,6 +183,11 @@ def does(bug: Bug | None, condition: str = "") -> str:
     """Describe what the kernel does and when, in words that follow its name: "applies a causal mask once a prefix is cached"."""
     act = "computes something other than attention" if bug is None else bug.does or f"computes {bug.title}"
     return f"{act} where {condition}" if condition else act
+
+
+def _of_layers(chosen: Collection[int], layers: Collection[int]) -> list[str]:
+    """Describe the layers of some calls; nothing where all calls are of one, which need not matter."""
+    return [some("layer", sorted(chosen), layers)] if len(layers) > 1 else []
 
 
 def _heads(cause: Cause) -> str:
@@ -301,7 +309,9 @@ def _lse(run: KernelRun, reproduce: str) -> list[Finding]:
 def _behaviour(run: KernelRun, layers: Sequence[int], reproduce: str) -> list[Finding]:
     def finding(id: str, results: Sequence[CallResult], diagnosis: str, errors: Sequence[float] = ()) -> Finding:
         example = results[errors.index(max(errors))] if errors else results[0]
-        where = f"{some('layer', sorted({result.call.layer for result in results}), layers)}, {len(results)} calls"
+        where = ", ".join(
+            [*_of_layers({result.call.layer for result in results}, layers), counted(len(results), "call")]
+        )
         far = any(error > result.limits.largest_bound for error, result in zip(errors, results, strict=False))
         severity: Severity = "serious" if far or not errors else "info"
         return _finding(id, where, diagnosis, f"for example {describe(example.call)}", reproduce, severity)
