@@ -108,15 +108,15 @@ def _bug(cause: Cause, run: KernelRun, layers: Sequence[int], reproduce: str, tr
     if nonfinite := max(result.nonfinite_share for result in cause.failing):
         evidence.append(f"not finite: up to {percent(nonfinite)} of a call's output")
     when, elsewhere = _when(cause, run, tried)
+    names_phase = tried is not None and "phase" in {*tried.context, *(prop.feature for prop in tried.rule)}
+    there = [f"in {' and '.join(cause.phases)}"] * (not names_phase) + [when] * bool(when)
     spans = [*_of_layers(cause.layers, layers), _heads(cause)]
     return Finding(
         id=UNEXPLAINED if best is None else best.id,
         title=TITLES[UNEXPLAINED] if best is None else best.title,
         severity="serious" if best is None else best.severity,
-        where=", ".join([" and ".join(cause.phases), *[when] * bool(when), *spans]),
-        diagnosis=_diagnosis(
-            cause, f"in {' and '.join(cause.phases)}{f' {when}' * bool(when)} ({', '.join(spans)})", elsewhere
-        ),
+        where=", ".join([*there, *spans]).removeprefix("in "),
+        diagnosis=_diagnosis(cause, f"{' '.join(there)} ({', '.join(spans)})", elsewhere),
         does=f"{does(best)} {_once(cause, run, when, tried)}".rstrip(),
         evidence=tuple(evidence),
         reproduce=reproduce,
@@ -201,11 +201,12 @@ def _heads(cause: Cause) -> str:
 
 def _extent(cause: Cause, run: KernelRun) -> str:
     """Describe how many calls fail, those of experiments aside, and by how much at worst."""
-    worst = max(cause.failing, key=lambda result: result.worst)
-    own, bound = worst.worst_cell
     there = [result for result in run.results if result.call.layer in cause.layers]
+    failing = [result for result in there if result.fails]
+    worst = max(failing or cause.failing, key=lambda result: result.worst)
+    own, bound = worst.worst_cell
     return (
-        f"{sum(result.fails for result in there)} of {len(there)} calls of these layers are out of bounds; the worst has an own "
+        f"{len(failing)} of {len(there)} calls of these layers are out of bounds; the worst has an own "
         f"error of {percent(own)} (noise explains {percent(bound)}): {describe(worst.call)}"
     )
 

@@ -220,3 +220,11 @@ def test_a_plain_extent_holds_on_every_sequence_of_experiments_too() -> None:
     [refuted] = diagnose(replace(run, points=[*points, ({"phase": "extend", "prefix": 701, "layer": 0}, True)]))
     assert refuted.where == "extend, all 4 heads"
     assert "Correct" not in refuted.diagnosis
+
+
+def test_a_condition_that_names_a_phase_says_it_once() -> None:
+    run = run_and_repeat(fault("scale-missing"), calls(1))
+    rule = (Property(feature="phase", kind="in", values=("extend",)),)
+    [finding] = diagnose(run, tried=Tried(rule=rule, wrong=15, right=15, calls=300))
+    assert finding.where == "where extend, all 4 heads"
+    assert 'scale missing" where extend (all 4 heads)' in finding.diagnosis
