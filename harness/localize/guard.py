@@ -258,7 +258,9 @@ def run_calls(
     results: list[CallResult] = []
     refused: list[tuple[AttentionCall, str]] = []
     made = calls if order is None else order
+    begun: list[AttentionCall] = []
     for call in (call for call in made if call.phase in declared.phases):
+        begun.append(call)
         try:
             results.append(attempt(kernel, call))
         except KernelRefused as error:
@@ -279,6 +281,7 @@ def run_calls(
         delegated=tuple(call for call in made if call.phase not in declared.phases),
         refused=tuple(sorted(refused, key=lambda pair: place[id(pair[0])])),
         failed_repeats=tuple(failed),
+        made=begun,
     )
 
 
