@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Unpack
@@ -19,7 +19,7 @@ from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
 from assay.harness.attention.shapes import Shape
-from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first, shape_in
+from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
@@ -36,7 +36,7 @@ from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
 from assay.harness.localize.experiment import Experiments, Lab, Place, experiment
-from assay.harness.localize.faults import wrong_sequences
+from assay.harness.localize.faults import OUTPUT, Came, Fault
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
@@ -55,8 +55,9 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong; and failing calls to begin at.
-_EXPERIMENTS_S, _BASES = 10.0, 6
+# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong, and less for what else is wrong
+# with it; failing calls to begin at; and most things of which it is sought.
+_EXPERIMENTS_S, _BASES, _MOST_FAULTS = 10.0, 6, 3
 
 
 @dataclass(frozen=True)
@@ -132,18 +133,20 @@ def check(
             late = wrong[0]
         result = _result(task, examined, findings, options)
         run = examined.run
-        if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in run.results):
+        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults:
             journal.write("stands", result=result, reading=False)
-            shaped = [(shape_in(case, result.call), result) for case, result in examined.results]
-            experiments = explore(guard, [call for _, call in examined.asked], shaped, journal)
+            came = [(shape, what) for shape, _, what in examined.came]
+            experiments = explore(guard, task.calls, came, journal, examined.faults)
+            first = next(iter(experiments.values()))
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
-                    "tried": experiments.tried,
-                    "axes": experiments.axes,
+                    "tried": first.tried,
+                    "axes": first.axes,
                 }
             )
-            run = replace(run, results=(*run.results, *(computed for _, computed in experiments.kept)))
+            kept = experiments[OUTPUT].kept if OUTPUT in experiments else ()
+            run = replace(run, results=(*run.results, *(computed for _, computed in kept)))
     result = concluded(result, guard, run, task.path, read_out, journal, late=late)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
@@ -263,28 +266,39 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
 
 
 def explore(
-    guard: Guard, calls: Sequence[AttentionCall], results: Sequence[tuple[Shape, CallResult]], journal: Journal
-) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like these.
+    guard: Guard,
+    calls: Sequence[AttentionCall],
+    came: Sequence[tuple[Shape, Came]],
+    journal: Journal,
+    faults: Mapping[str, Fault],
+) -> dict[str, Experiments]:
+    """Try under which condition each thing is wrong with a kernel, on calls like these.
 
     Args:
         guard: the kernel.
         calls: the calls whose head dims, dtypes and device it is asked for.
-        results: what it computed of them, with the shapes of the calls.
+        came: what came of them, with their shapes, the smallest first.
         journal: gets each call.
+        faults: what is wrong on some of them, by name.
     """
     device = str(calls[0].q.device)
-    clock, most = budget_clock(device), _EXPERIMENTS_S
-    lab = Lab(
-        Guard(guard.kernel, guard.assay, journal, guard.memory),
-        frozenset((call.q.shape[2], call.v.shape[2]) for call in calls),
-        tuple(dict.fromkeys(call.q.dtype for call in calls)),
-        device,
-        lambda: clock() > most,
-    )
-    small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in small if result.fails]
-    return experiment(lab, failing[:_BASES], small)
+    dims = frozenset((call.q.shape[2], call.v.shape[2]) for call in calls)
+    dtypes = tuple(dict.fromkeys(call.q.dtype for call in calls))
+    tried: dict[str, Experiments] = {}
+    for name, fault in list(faults.items())[:_MOST_FAULTS]:
+        asked = Guard(guard.kernel, guard.assay, journal, guard.memory)
+        spent = _spent(device, _EXPERIMENTS_S / (1 + len(tried)))
+        lab = Lab(asked, dims, dtypes, device, spent, fault=fault, name=name)
+        told = [(shape, lab.told(shape, what)) for shape, what in came]
+        failing = [Place(shape, wrong.index(True)) for shape, wrong in told if True in wrong]
+        tried[name] = experiment(lab, failing[:_BASES], came)
+    return tried
+
+
+def _spent(device: str, seconds: float) -> Callable[[], bool]:
+    """Return what tells whether so much time is over, from now on."""
+    clock = budget_clock(device)
+    return lambda: clock() > seconds
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:

@@ -57,6 +57,11 @@ class Tried(Part):
     A sequence within the context is wrong if it has all properties, and right if it lacks one: on every call that was run.
     """
 
+    fault: str = Field(
+        "output",
+        description='what is wrong there: "output", "lse-wrong", "input-written", "outside" of the tensors, or how the contract is '
+        "broken, in words that follow the kernel's name",
+    )
     rule: tuple[Property, ...]
     context: dict[str, Value] = Field({}, description="values of features to which the condition is limited")
     wrong: int = Field(

@@ -23,7 +23,7 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.matrix_features import longest_window, values_of
 from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.faults import Came, Fault, WrongOutputs
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
 from assay.harness.localize.guard import Guard, attempt
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.rules import Known, Points, holds, rules
@@ -109,6 +109,7 @@ class Lab:
         spent: returns True once time is over.
         most: most calls.
         fault: tells whether a sequence is wrong.
+        name: of the fault.
         points: the sequences that were run.
         asked: calls that were made.
         mixed: sequences that were wrong with some numbers and right with others.
@@ -124,6 +125,7 @@ class Lab:
     spent: Callable[[], bool]
     most: int = 1500
     fault: Fault = field(default_factory=WrongOutputs)
+    name: str = OUTPUT
     points: Points = field(default_factory=Points)
     asked: int = 0
     mixed: int = 0
@@ -510,6 +512,11 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
             if min(counts.values()) < _LEAST_EACH_SIDE:
                 return None
             return Tried(
-                rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False], calls=lab.asked
+                fault=lab.name,
+                rule=rivals[0],
+                context=dict(context),
+                wrong=counts[True],
+                right=counts[False],
+                calls=lab.asked,
             )
     return None

@@ -96,6 +96,7 @@ class CallResult:
     def updated(self, **changes: Any) -> CallResult:
         """Return the result with other fields that do not concern its error: what was simulated is kept."""
         names = {field.name for field in fields(self)}
+        _ = self.lse_errors  # so that what is simulated of them is shared
         changed = replace(self, **changes)
         vars(changed).update({name: value for name, value in vars(self).items() if name not in names})
         return changed
