@@ -55,8 +55,8 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong, and less for what else is wrong
-# with it; failing calls to begin at; and most things of which it is sought.
+# Most seconds, on `budget_clock`, in which the condition is sought of one thing that is wrong with a kernel; failing calls to begin
+# at; and most things of which it is sought.
 _EXPERIMENTS_S, _BASES, _MOST_FAULTS = 10.0, 6, 3
 
 
@@ -291,7 +291,7 @@ def explore(
     tried: dict[str, Experiments] = {}
     for name, fault in list(faults.items())[:_MOST_FAULTS]:
         asked = Guard(guard.kernel, guard.assay, journal, guard.memory)
-        spent = _spent(device, _EXPERIMENTS_S / (1 + len(tried)))
+        spent = _spent(device, _EXPERIMENTS_S)
         lab = Lab(asked, dims, dtypes, device, spent, fault=fault, name=name)
         told = [(shape, lab.told(shape, what)) for shape, what in came]
         failing = [Place(shape, wrong.index(True)) for shape, wrong in told if True in wrong]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.harness.attention.bugs.family import BY_ID
-from assay.harness.attention.call import STORED, AttentionCall, KernelRefused, cumulative
+from assay.harness.attention.call import STORED, AttentionCall, KernelRefused, Mask, cumulative
 from assay.harness.attention.declaration import declaration
 from assay.harness.attention.oracle import sequences
 from assay.harness.attention.sample_calls import call_of
@@ -167,6 +167,9 @@ def _smaller(call: AttentionCall, head_dims: Sequence[int]) -> Iterator[Attentio
     batch, groups = len(call.lens_q), call.k.shape[1]
     for padded in _fewer(call.spec.padded_rows, 0):
         yield replace(call, q=call.q[: call.rows + padded]).with_spec(padded_rows=padded)
+    for plain in ({"softcap": 0.0}, {"temperature": 0}, {"sinks": ()}, {"mask": Mask(call.causal)}):
+        if (plainer := call.with_spec(**plain)).spec != call.spec:
+            yield plainer
     for lost in call.spec.ways:
         yield call.with_spec(ways=tuple(way for way in call.spec.ways if way != lost))
     if batch > 1:

@@ -96,7 +96,7 @@ from assay.harness.attention.oracle import log_sum_exp
 top_left = fault("mask-top-left")
 saturating = fault("values-saturate-fp8-e4m3")
 
-@declares(features=("lse", "window"))
+@declares(features=("lse", "window", "softcap", "sinks"))
 def lse(call):
     # Forgets the window in log-sum-exps.
     return Outputs(rounded_oracle(call), log_sum_exp(call.with_spec(mask=Mask())).float())
@@ -130,7 +130,7 @@ def stores_tiles(call):
     return out
 
 
-@declares(features=("lse", "window", "padding", "stored_kv"))
+@declares(features=("lse", "window", "softcap", "sinks", "padding", "stored_kv"))
 def right(call):
     out, lse = torch.zeros_like(call.q), torch.zeros(call.q.shape[:2])
     out[: call.rows], lse[: call.rows] = rounded_oracle(call)[: call.rows], log_sum_exp(call)[: call.rows].float()
@@ -225,7 +225,7 @@ def test_a_sequence_without_keys_stays_without() -> None:
 @pytest.mark.parametrize(
     ("kernel", "fault", "asked", "lens", "said"),
     [
-        ("lse", LSE_WRONG, "window 17", [(18, 0)], "window 17, log-sum-exps asked for"),
+        ("lse", LSE_WRONG, "window 17, softcap 1, sinks near 4", [(18, 0)], "window 17, log-sum-exps asked for"),
         ("raises", "raised RuntimeError", "", [(1, 0)] * 3, "head_dim 32, float32"),
         ("scales_q", "input-written", "", [(1, 0)], "head_dim 32, float32"),
         ("stores_tiles", "outside", "", [(1, 0)], "head_dim 32, float32"),
@@ -236,7 +236,9 @@ def test_a_sequence_without_keys_stays_without() -> None:
 def test_calls_with_another_fault_are_shrunk_and_shown_alike(
     module: str, kernel: str, fault: str, asked: str, lens: list[tuple[int, int]], said: str
 ) -> None:
-    path, call = f"{module}:{kernel}", asking(asked)(CALL) if asked else CALL
+    path, call = f"{module}:{kernel}", CALL
+    for value in filter(None, asked.split(", ")):
+        call = asking(value)(call)
     guard = Guard(named(path)[1])
     try:
         why = []
