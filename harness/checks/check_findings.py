@@ -164,7 +164,7 @@ class MatrixRun:
         if not any(prop.feature == "layer" for prop in rule):
             moved = _in_one_layer([*results, *drawn])
             results, drawn = moved[: len(results)], moved[len(results) :]
-        run = replace(self.run, results=tuple(results), drawn=tuple(drawn))
+        run = replace(self.run, results=tuple(results), drawn=tuple(drawn), points=experiments.points)
         return [f for f in diagnose(run, self.again, experiments.tried) if f.id != CALL_REFUSED]
 
     def _breaches(self, experiments: Mapping[str, Experiments]) -> list[Finding]:

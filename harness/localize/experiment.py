@@ -26,7 +26,7 @@ from assay.harness.evidence.kernel_result import Axis, Tried, Value
 from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
 from assay.harness.localize.guard import Guard, attempt
 from assay.harness.localize.kernel_runs import CallResult
-from assay.harness.localize.rules import Points, holds, rules
+from assay.harness.localize.rules import Known, Points, holds, rules
 
 _SCANNED = sorted(
     {*range(21), 40, 77, 100, 150, 200, 300, 417}
@@ -428,12 +428,14 @@ class Experiments:
         place: the simplest sequence that is wrong; None if none is whatever the numbers are.
         axes: its axes, varied one at a time.
         kept: small calls that were made, with their shapes.
+        points: all sequences that were run, by their features, and whether they were wrong.
     """
 
     tried: Tried | None = None
     place: Place | None = None
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
+    points: Sequence[tuple[Known, bool]] = ()
 
 
 NOTHING_TRIED = Experiments()
@@ -455,7 +457,7 @@ def experiment(
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return Experiments(kept=_computed(lab))
+            return _shown(lab)
         place = simplest(lab, place)
         lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
@@ -467,14 +469,17 @@ def experiment(
         own = features(place.shape, place.at)
         for names in _CONTEXTS:
             if (tried := _challenged(lab, drawer, {name: own[name] for name in names})) is not None:
-                return Experiments(tried if lab.repeats() else None, place, varied, _computed(lab))
+                return _shown(lab, tried if lab.repeats() else None, place, varied)
     except SpentError:
         pass
-    return Experiments(None, place, varied, _computed(lab))
+    return _shown(lab, None, place, varied)
 
 
-def _computed(lab: Lab) -> list[tuple[Shape, CallResult]]:
-    return [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+def _shown(
+    lab: Lab, tried: Tried | None = None, place: Place | None = None, varied: tuple[Axis, ...] = ()
+) -> Experiments:
+    kept = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+    return Experiments(tried, place, varied, kept, list(zip(lab.points.known, lab.points.wrong, strict=True)))
 
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
