@@ -38,6 +38,11 @@ _MAX_CAUSES = 3
 # Most characters of a test that a terminal or an assertion shows: more are numbers.
 _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
+_WRONG = {
+    "output": "wrong", "lse-wrong": "log-sum-exps wrong", "input-written": "input overwritten",
+    "outside": "memory outside of its tensors written",
+}  # fmt: skip
+"""Faults in words; others are such words."""
 
 
 def _not_covered(result: KernelResult) -> list[str]:
@@ -243,9 +248,11 @@ def _where(result: KernelResult) -> list[Block]:
     if (tried := result.tried) is not None:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
+        among = f"Within {words((), tried.context)}: " if tried.context else ""
+        said = f"{among}{_WRONG.get(tried.fault, one_line(tried.fault))} exactly where {words(tried.rule)}."
         listed_ = " A list holds those of the values that were tried." if lists else ""
         made = [
-            Line(f"Wrong exactly where {words(tried.rule, tried.context)}."),
+            Line(f"{said[0].upper()}{said[1:]}"),
             Line(
                 f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
                 "quiet",

@@ -23,10 +23,10 @@ from assay.harness.attention.call import AttentionCall, KernelRefused
 from assay.harness.attention.matrix_features import longest_window, values_of
 from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.guard import Guard
-from assay.harness.localize.kernel_runs import CallResult, measure
-from assay.harness.localize.rules import Points, holds, meets, rules
-from assay.harness.stats.query_bounds import least_error
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
+from assay.harness.localize.guard import Guard, attempt
+from assay.harness.localize.kernel_runs import CallResult
+from assay.harness.localize.rules import Known, Points, holds, rules
 
 _SCANNED = sorted(
     {*range(21), 40, 77, 100, 150, 200, 300, 417}
@@ -60,8 +60,6 @@ _AGAIN = 8
 # Seed of the numbers that calls have in common.
 _POOL = 4711
 _TILES = (16, 64, 128)
-# Own error of a cell from which on it is wrong whatever the noise is; or as a multiple of the largest bound in its dtype.
-_CLEARLY, _TIMES_BOUND = 0.3, 30.0
 
 
 def features(shape: Shape, at: int) -> dict[str, Value]:
@@ -95,12 +93,6 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
     return known | {f"tiles_of_{tile}": sum(-(-n // tile) for n, _ in shape.lens) for tile in _TILES}
 
 
-def wrong_sequences(result: CallResult) -> tuple[bool, ...]:
-    """Tell for each sequence of a call whether a query of it is out of bounds."""
-    bad = {result.cells.sequence[int(cell)] for cell in result.failing.any(1).nonzero()} if result.fails else set()
-    return tuple(b in bad for b in range(len(result.call.lens_q)))
-
-
 class SpentError(Exception):
     """As many calls were made, or as much time was taken, as was allowed."""
 
@@ -116,12 +108,14 @@ class Lab:
         device: of the calls.
         spent: returns True once time is over.
         most: most calls.
+        fault: tells whether a sequence is wrong.
+        name: of the fault.
         points: the sequences that were run.
         asked: calls that were made.
         mixed: sequences that were wrong with some numbers and right with others.
         base: the failing shape that experiments begin at.
         known: the answers by shape.
-        kept: results of small calls.
+        kept: what came of small calls.
     """
 
     guard: Guard
@@ -130,13 +124,14 @@ class Lab:
     device: str
     spent: Callable[[], bool]
     most: int = 1500
+    fault: Fault = field(default_factory=WrongOutputs)
+    name: str = OUTPUT
     points: Points = field(default_factory=Points)
     asked: int = 0
     mixed: int = 0
     base: Shape | None = None
-    _clearly: dict[torch.dtype, float] = field(default_factory=dict)
     known: dict[Shape, tuple[bool | None, ...]] = field(default_factory=dict)
-    kept: list[tuple[Shape, CallResult]] = field(default_factory=list)
+    kept: list[tuple[Shape, Came]] = field(default_factory=list)
 
     def ask(self, shape: Shape) -> tuple[bool | None, ...]:
         """Tell for each sequence whether it is wrong; None where that depends on the numbers, or no query of it was computed.
@@ -164,24 +159,28 @@ class Lab:
 
         Of a kernel that keeps state, no condition of a call is true.
         """
-        kept = [(shape, result) for shape, result in self.kept if self.base is None or shape.data == self.base.data]
+        kept = [(shape, came) for shape, came in self.kept if self.base is None or shape.data == self.base.data]
         chosen = [*kept[:_AGAIN], *kept[:: max(1, len(kept) // _AGAIN)]]
-        again = [(result, self.measured(shape, 0)) for shape, result in chosen]
-        same = [now is not None and wrong_sequences(before) == wrong_sequences(now) for before, now in again]
+        same = [self.told(shape, came) == self.told(shape, self.made(shape, 0)) for shape, came in chosen]
         return bool(same) and all(same)
 
-    def learn(self, shape: Shape, result: CallResult) -> None:
+    def told(self, shape: Shape, came: Came | None) -> tuple[bool | None, ...]:
+        """Tell for each sequence whether it is wrong, by what came of the call; None where that cannot be told."""
+        answer = None if came is None else self.fault(came)
+        return answer if isinstance(answer, tuple) else (answer,) * len(shape.lens)
+
+    def learn(self, shape: Shape, came: Came) -> None:
         """Take a call that was made before into account."""
-        for b, wrong in enumerate(wrong_sequences(result)):
-            if shape.lens[b][0] and (wrong or self._shows(shape)):
+        for b, wrong in enumerate(self.told(shape, came)):
+            if shape.lens[b][0] and (wrong or (wrong is False and self._shows(shape))):
                 self.points.add(features(shape, b), wrong)
 
     def _shows(self, shape: Shape) -> bool:
         """Return True if an error as that of the base would show: on data of a kind of its own, a small one may not."""
         return self.base is None or self.base.data != "normal" or shape.data == "normal"
 
-    def measured(self, shape: Shape, seed: int) -> CallResult | None:
-        """Have the kernel compute a call of a shape; None if it refuses it, or is not asked for such calls."""
+    def made(self, shape: Shape, seed: int) -> Came | None:
+        """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
         try:
             call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device, _POOL)
         except (LookupError, ValueError):
@@ -190,8 +189,10 @@ class Lab:
             return None
         self.asked += 1
         try:
-            return measure(call, self.guard(call.clone()), self.guard.assay.noise)
-        except (KernelRefused, ValueError):  # the second: the numbers overflow the dtype
+            return attempt(self.guard, call)
+        except KernelRefused as refusal:
+            return str(refusal)
+        except ValueError:
             return None
 
     def _may_ask(self, call: AttentionCall) -> bool:
@@ -200,30 +201,14 @@ class Lab:
         return asked and dims in self.dims and call.q.dtype in self.dtypes
 
     def _answer(self, shape: Shape) -> tuple[bool | None, ...]:
-        nothing = (None,) * len(shape.lens)
-        first = self.measured(shape, 0)
-        if first is None:
-            return nothing
-        if _work(shape) <= _KEPT_WORK:
+        first = self.made(shape, 0)
+        if first is not None and _work(shape) <= _KEPT_WORK:
             self.kept.append((shape, first))
-        drawn = self._wrong_sequences(first)
-        again = self.measured(shape, 1) if any(drawn) else first
-        other = drawn if again is None else self._wrong_sequences(again)
-        self.mixed += sum(a != b for a, b in zip(drawn, other, strict=True))
-        return tuple(a if a == b and new else None for a, b, (new, _) in zip(drawn, other, shape.lens, strict=True))
-
-    def _wrong_sequences(self, result: CallResult) -> tuple[bool, ...]:
-        """Do what `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
-        dtype = result.call.q.dtype
-        clearly = self._clearly.get(dtype, _CLEARLY)
-        far, within = (result.own > clearly).any(1), (result.own <= least_error(dtype)).all(1)
-        by_cell = list(zip(result.cells.sequence, far.tolist(), within.tolist(), strict=True))
-        bad = {b for b, is_far, _ in by_cell if is_far}
-        if all(b in bad or is_within for b, _, is_within in by_cell):
-            return tuple(b in bad for b in range(len(result.call.lens_q)))
-        if dtype not in self._clearly:
-            self._clearly[dtype] = min(_CLEARLY, _TIMES_BOUND * float(result.fit_bounds.max()))
-        return wrong_sequences(result)
+        drawn = self.told(shape, first)
+        other = self.told(shape, self.made(shape, 1)) if any(drawn) else drawn
+        self.mixed += sum(a is not b is not None for a, b in zip(drawn, other, strict=True))
+        pairs = zip(drawn, other, shape.lens, strict=True)
+        return tuple(a if b in (a, None) and new else None for a, b, (new, _) in pairs)
 
 
 @dataclass(frozen=True)
@@ -443,30 +428,28 @@ class Experiments:
         place: the simplest sequence that is wrong; None if none is whatever the numbers are.
         axes: its axes, varied one at a time.
         kept: small calls that were made, with their shapes.
+        points: all sequences that were run, by their features, and whether they were wrong.
     """
 
     tried: Tried | None = None
     place: Place | None = None
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
-
-    def there(self, shape: Shape) -> bool:
-        """Return True if a call of a shape has a sequence that is wrong, by what was tried."""
-        return self.tried is None or any(meets(self.tried, features(shape, b)) for b in range(len(shape.lens)))
+    points: Sequence[tuple[Known, bool]] = ()
 
 
 NOTHING_TRIED = Experiments()
 
 
 def experiment(
-    lab: Lab, failing: Iterable[Place], others: Iterable[tuple[Shape, CallResult]] = (), seed: int = 0
+    lab: Lab, failing: Iterable[Place], others: Iterable[tuple[Shape, Came]] = (), seed: int = 0
 ) -> Experiments:
     """Find the condition under which sequences are wrong, and the simplest place where one is.
 
     Args:
         lab: the kernel.
         failing: wrong sequences, those of the smallest calls first. The first that is wrong with other numbers too is the base.
-        others: calls that were made before.
+        others: what came of calls that were made before.
         seed: of what is drawn.
     """
     place: Place | None = None
@@ -474,22 +457,29 @@ def experiment(
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return Experiments()
+            return _shown(lab)
         place = simplest(lab, place)
         lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
-        for shape, result in others:
-            lab.learn(shape, result)
+        for shape, came in others:
+            lab.learn(shape, came)
         drawer = _Drawer(lab, place, axes, seed)
         for shape in drawer(40):
             lab.ask(shape)
         own = features(place.shape, place.at)
         for names in _CONTEXTS:
             if (tried := _challenged(lab, drawer, {name: own[name] for name in names})) is not None:
-                return Experiments(tried if lab.repeats() else None, place, varied, lab.kept)
+                return _shown(lab, tried if lab.repeats() else None, place, varied)
     except SpentError:
         pass
-    return Experiments(None, place, varied, lab.kept)
+    return _shown(lab, None, place, varied)
+
+
+def _shown(
+    lab: Lab, tried: Tried | None = None, place: Place | None = None, varied: tuple[Axis, ...] = ()
+) -> Experiments:
+    kept = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+    return Experiments(tried, place, varied, kept, list(zip(lab.points.known, lab.points.wrong, strict=True)))
 
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
@@ -522,6 +512,11 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
             if min(counts.values()) < _LEAST_EACH_SIDE:
                 return None
             return Tried(
-                rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False], calls=lab.asked
+                fault=lab.name,
+                rule=rivals[0],
+                context=dict(context),
+                wrong=counts[True],
+                right=counts[False],
+                calls=lab.asked,
             )
     return None
