@@ -76,7 +76,7 @@ def _covered(coverage: Coverage) -> str:
 
 
 def _together(coverage: Coverage) -> list[str]:
-    """How far calls with each of the listed values reached, in two lines: what most values share, and the exceptions."""
+    """State in two lines how far calls reached with nearly all of the listed values, and the exceptions."""
     each, less, more = [], [], []
     for phase, reach in coverage.reach.items():
         mets = [(axis, value, met) for axis, some in reach.met.items() for value, met in some.items()]
@@ -114,7 +114,7 @@ def _span(numbers: tuple[int, int]) -> str:
 
 
 def _reaches(coverage: Coverage) -> list[Block]:
-    """How far calls reached with each value of an axis, and with all pairs of two axes."""
+    """Tabulate how far calls reached with each value of an axis, and with all pairs of two axes."""
     made: list[Block] = []
     for phase, reach in coverage.reach.items():
         counts = _counts(phase)
