@@ -40,7 +40,7 @@ _MAX_TEST = 3000
 _TEST = "A test that reproduces it"
 _WRONG = {
     "output": "wrong", "lse-wrong": "log-sum-exps wrong", "input-written": "input overwritten",
-    "outside": "memory outside of its tensors written",
+    "returned": "output of another shape, dtype or device", "outside": "memory outside of its tensors written",
 }  # fmt: skip
 """Faults in words; others are such words."""
 
