@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
@@ -18,7 +18,7 @@ from assay.harness.attention.matrix import Case, Size
 from assay.harness.attention.matrix_data import excluded
 from assay.harness.attention.noise import family
 from assay.harness.attention.shapes import Shape, shape_of
-from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first, shape_in
+from assay.harness.checks.check_findings import MatrixRun, keeps_state, not_endured, outside_first
 from assay.harness.checks.coverage import coverage_of
 from assay.harness.checks.early import clearly_wrong, in_order
 from assay.harness.checks.kernel_matrix import (
@@ -34,8 +34,8 @@ from assay.harness.evidence.kernel_result import CaseWhy, KernelResult
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import STATE_KEPT, diagnose
-from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, Lab, Place, experiment
-from assay.harness.localize.faults import wrong_sequences
+from assay.harness.localize.experiment import NOTHING_TRIED, Experiments, Lab, Place, drawn_call, experiment
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs
 from assay.harness.localize.guard import MAX_REPEATED, Guard, endure, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.lse import LSE_FINDINGS
@@ -54,8 +54,9 @@ CALLS: dict[Size, int] = {"small": 1000, "full": 2000}
 _ENDURANCE_S: dict[Size, float] = {"small": 2.0, "full": 20.0}
 # Most seconds in which a kernel is read that fails an assertion on one call.
 _ASSERTED_S = 10.0
-# Most seconds, on `budget_clock`, in which the condition is sought under which a kernel is wrong; and failing calls to begin at.
-_EXPERIMENTS_S, _BASES = 10.0, 6
+# Most seconds, on `budget_clock`, in which the condition is sought of one thing that is wrong with a kernel; failing calls to begin
+# at; and most things of which it is sought.
+_EXPERIMENTS_S, _BASES, _MOST_FAULTS = 10.0, 6, 3
 
 
 @dataclass(frozen=True)
@@ -130,19 +131,28 @@ def check(
             findings.append(not_endured(*wrong, task.again))
             late = wrong[0]
         result = _result(task, examined, findings, options)
-        experiments = NOTHING_TRIED
-        if read_out != 0 and len(task.made) > 1 and any(computed.fails for computed in examined.run.results):
+        run, other, read = examined.run, examined.other, NOTHING_TRIED
+        # What is right at first and wrong later, or by chance, is so under no condition of a call.
+        changing = any(
+            not computed.fails and max(computed.late, computed.repeat) > computed.limits.largest_bound
+            for computed in run.results
+        )
+        if read_out != 0 and len(task.made) > 1 and run.results and examined.faults and not changing:
             journal.write("stands", result=result, reading=False)
-            shaped = [(shape_in(case, result.call), result) for case, result in examined.results]
-            experiments = explore(guard, [call for _, call in examined.asked], shaped, journal)
+            came = [(shape, what) for shape, _, what in examined.came]
+            experiments = explore(guard, task.calls, came, journal, examined.faults)
+            first = next(iter(experiments.values()))
+            if other is not None and first.place is not None:  # the simplest
+                other = drawn_call(first.place.shape, str(other[0].q.device)), other[1]
             result = result.model_copy(
                 update={
                     "findings": tuple(examined.findings(experiments)),
-                    "tried": experiments.tried,
-                    "axes": experiments.axes,
+                    "tried": first.tried,
+                    "axes": first.axes,
                 }
             )
-    result = concluded(result, guard, examined.run, task.path, read_out, journal, experiments, late)
+            read = experiments.get(OUTPUT, NOTHING_TRIED)
+    result = concluded(result, guard, run, task.path, read_out, journal, read, late, other)
     return result.model_copy(update={"seconds": time.monotonic() - start})
 
 
@@ -155,6 +165,7 @@ def concluded(
     journal: Journal,
     experiments: Experiments = NOTHING_TRIED,
     late: AttentionCall | None = None,
+    other: tuple[AttentionCall, Fault] | None = None,
 ) -> KernelResult:
     """Add to a result the smallest failing call, and what can be read off a wrong kernel.
 
@@ -167,6 +178,7 @@ def concluded(
         journal: gets the result as it stands before each, which a kernel may not survive.
         experiments: what they showed of the kernel.
         late: a call on which it became wrong after many runs.
+        other: as in `smallest_call`.
     """
     journal.write("stands", result=result, reading=False)
     if not serious(result.findings):
@@ -176,7 +188,7 @@ def concluded(
     from assay.harness.checks.observed import READ_OUT_S, Reader
 
     with few_threads([computed.call for computed in run.results]):
-        smallest = smallest_call(guard, run, result.findings, path)
+        smallest = smallest_call(guard, run, result.findings, path, other)
         smallest, findings = in_fresh_process(smallest, guard, run, result.findings, path, late)
     findings = smallest.named_in(findings)
     shown = {"findings": outside_first(findings), "smallest": smallest.words, "test": smallest.test(findings)}
@@ -262,28 +274,39 @@ def _examined(task: _Task, guard: Guard, repeats: int, journal: Journal) -> Matr
 
 
 def explore(
-    guard: Guard, calls: Sequence[AttentionCall], results: Sequence[tuple[Shape, CallResult]], journal: Journal
-) -> Experiments:
-    """Try under which condition a kernel is wrong, on calls like these.
+    guard: Guard,
+    calls: Sequence[AttentionCall],
+    came: Sequence[tuple[Shape, Came]],
+    journal: Journal,
+    faults: Mapping[str, Fault],
+) -> dict[str, Experiments]:
+    """Try under which condition each thing is wrong with a kernel, on calls like these.
 
     Args:
         guard: the kernel.
         calls: the calls whose head dims, dtypes and device it is asked for.
-        results: what it computed of them, with the shapes of the calls.
+        came: what came of them, with their shapes, the smallest first.
         journal: gets each call.
+        faults: what is wrong on some of them, by name.
     """
     device = str(calls[0].q.device)
-    clock, most = budget_clock(device), _EXPERIMENTS_S
-    lab = Lab(
-        Guard(guard.kernel, guard.assay, journal, guard.memory),
-        frozenset((call.q.shape[2], call.v.shape[2]) for call in calls),
-        tuple(dict.fromkeys(call.q.dtype for call in calls)),
-        device,
-        lambda: clock() > most,
-    )
-    small = sorted(results, key=lambda pair: (pair[1].call.k.numel(), pair[1].call.q.numel()))
-    failing = [Place(shape, wrong_sequences(result).index(True)) for shape, result in small if result.fails]
-    return experiment(lab, failing[:_BASES], small)
+    dims = frozenset((call.q.shape[2], call.v.shape[2]) for call in calls)
+    dtypes = tuple(dict.fromkeys(call.q.dtype for call in calls))
+    tried: dict[str, Experiments] = {}
+    for name, fault in list(faults.items())[:_MOST_FAULTS]:
+        asked = Guard(guard.kernel, guard.assay, journal, guard.memory)
+        spent = _spent(device, _EXPERIMENTS_S)
+        lab = Lab(asked, dims, dtypes, device, spent, fault=fault, name=name)
+        told = [(shape, lab.told(shape, what)) for shape, what in came]
+        failing = [Place(shape, wrong.index(True)) for shape, wrong in told if True in wrong]
+        tried[name] = experiment(lab, failing[:_BASES], came)
+    return tried
+
+
+def _spent(device: str, seconds: float) -> Callable[[], bool]:
+    """Return what tells whether so much time is over, from now on."""
+    clock = budget_clock(device)
+    return lambda: clock() > seconds
 
 
 def _result(task: _Task, examined: MatrixRun, findings: Sequence[Finding], options: MatrixOptions) -> KernelResult:
@@ -388,7 +411,8 @@ def _asserted(guard: Guard, result: CallResult, findings: Sequence[Finding]) -> 
     from assay.harness.checks.observed import Reader
 
     with few_threads([result.call]):
-        experiments = explore(guard, [result.call], [(shape_of(result.call), result)], UNREAD)
+        came = [(shape_of(result.call), result)]
+        experiments = explore(guard, [result.call], came, UNREAD, {OUTPUT: WrongOutputs()})[OUTPUT]
         reader, kept = Reader(_ASSERTED_S), [computed for _, computed in experiments.kept]
         observed = reader.observe(findings, guard, [result, *kept], experiments)
     return observed.findings[0].operator if observed.read and observed.read.exact else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,12 +18,23 @@ from assay.harness.conditions import has_cached_prefix
 from assay.harness.localize import axes
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.causes import OUTPUT_NOT_WRITTEN, OUTPUT_SCALED
-from assay.harness.localize.diagnose import CALL_REFUSED, NONDETERMINISM, STATE_KEPT, TITLES, also, diagnose
+from assay.harness.localize.diagnose import (
+    CALL_REFUSED,
+    INPUT_WRITTEN,
+    NONDETERMINISM,
+    STATE_KEPT,
+    TITLES,
+    also,
+    diagnose,
+)
 from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
+from assay.harness.localize.faults import OUTPUT, OUTSIDE, Came, Fault, faults_of, kind_of, shows
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.guarded_memory import over_reads
 from assay.harness.localize.kernel_runs import CallResult, KernelRun
+from assay.harness.localize.lse import LSE_FINDINGS, LSE_WRONG
 from assay.harness.localize.raised import RAISED
+from assay.harness.localize.rules import words
 from assay.harness.text import percent
 from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 
@@ -32,6 +43,7 @@ from assay.harness.verdict import CONTRACT_BROKEN, UNEXPLAINED, Finding, serious
 _LEAST_COVERED = 0.9
 LEAST_LEFT = 0.1
 """Share of the calls that were asked for that a declaration must leave for a pass."""
+NO_EXPERIMENTS: Mapping[str, Experiments] = {}
 # Share of calls in one layer from which on layers are not distinguished, unless the failing calls are those of some layers.
 _ONE_LAYER = 0.8
 
@@ -101,13 +113,39 @@ class MatrixRun:
             if why in breaches and (claimed(case) or not why.startswith(RAISED))
         )
 
-    def findings(self, experiments: Experiments = NOTHING_TRIED) -> list[Finding]:
+    @cached_property
+    def came(self) -> list[tuple[Shape, AttentionCall, Came]]:
+        """All calls with what came of them, the smallest first."""
+        came: list[tuple[Case, AttentionCall, Came]] = [(case, result.call, result) for case, result in self.results]
+        case_of = {id(call): case for case, call in self.asked}
+        came += [(case_of[id(call)], call, why) for call, why in self.run.refused]
+        came.sort(key=lambda row: (row[1].k.numel(), row[1].q.numel()))
+        return [(shape_in(case, call), call, what) for case, call, what in came]
+
+    @cached_property
+    def faults(self) -> dict[str, Fault]:
+        """The faults that show on some call, by name: outputs first."""
+        every = faults_of(why for _, why in self.broken)
+        return {name: fault for name, fault in every.items() if any(shows(fault, came) for _, _, came in self.came)}
+
+    @property
+    def other(self) -> tuple[AttentionCall, Fault] | None:
+        """The smallest call on which something is wrong besides outputs, and what tells it; None where outputs are, or nothing."""
+        fault = next(iter(self.faults.values()), None)
+        if fault is None or OUTPUT in self.faults:
+            return None
+        return next((call, fault) for _, call, came in self.came if shows(fault, came))
+
+    def findings(self, experiments: Mapping[str, Experiments] = NO_EXPERIMENTS) -> list[Finding]:
         """List what is wrong: the bugs first, then how the kernel broke its contract.
 
         Args:
-            experiments: what they found. What is said holds on their calls too.
+            experiments: what they found, by fault. What is said of outputs holds on their calls too.
         """
-        again, findings, outside = self.again, [*self._bugs(experiments), *self._breaches()], list[Finding]()
+        again, outside = self.again, list[Finding]()
+        findings = [*self._bugs(experiments.get(OUTPUT, NOTHING_TRIED)), *self._breaches(experiments)]
+        name_of = {INPUT_WRITTEN: INPUT_WRITTEN} | dict.fromkeys(LSE_FINDINGS, LSE_WRONG)
+        findings = [_tried(finding, experiments.get(name_of.get(finding.id, ""))) for finding in findings]
         if failed := self.run.failed_repeats:
             call, why = failed[0]
             where = f"{len(failed)} calls, when repeated"
@@ -118,7 +156,7 @@ class MatrixRun:
         if written := self.guard.written:
             call, how = min(written, key=lambda pair: (pair[0].k.numel(), pair[0].q.numel()))
             number = len({id(call) for call, _ in written})
-            outside.append(_outside(how, f"{number} calls", call, again))
+            outside.append(_tried(_outside(how, f"{number} calls", call, again), experiments.get(OUTSIDE)))
         if read := over_reads(self.guard.ask, self.run.results):
             outside.append(_outside(read[1], "calls that are out of bounds", read[0], again))
         # Memory that is not its own changes between calls: that its answers do too is evidence of it, and no state that it keeps.
@@ -134,24 +172,21 @@ class MatrixRun:
         if not any(prop.feature == "layer" for prop in rule):
             moved = _in_one_layer([*results, *drawn])
             results, drawn = moved[: len(results)], moved[len(results) :]
-        run = replace(self.run, results=tuple(results), drawn=tuple(drawn))
+        run = replace(self.run, results=tuple(results), drawn=tuple(drawn), points=experiments.points)
         return [f for f in diagnose(run, self.again, experiments.tried) if f.id != CALL_REFUSED]
 
-    def _breaches(self) -> list[Finding]:
-        """Make one finding for each kind of exception, and one for outputs that break the contract."""
-        others = conditions_of(self.computed)  # not those that it raised on too, and does not claim
+    def _breaches(self, experiments: Mapping[str, Experiments]) -> list[Finding]:
+        """Make one finding for each place that raises, and one for outputs that break the contract."""
         kinds: dict[str, list[tuple[Case, str]]] = {}
         for case, why in self.broken:
-            kinds.setdefault(why.partition(":")[0], []).append((case, why))
+            kinds.setdefault(kind_of(why), []).append((case, why))
         call_of = {case.name: call for case, call in self.made}
         findings = []
-        for some in kinds.values():
-            cases = [case for case, _ in some]
-            only = axes.words(axes.confining(conditions_of(cases), others, conditions_of(self.left_out)))
-            where = f"{len(some)} of {len(self.made)} calls" + (f", only where {only}" if only else "")
-            calls = (call_of[case.name] for case in cases)
+        for kind, some in kinds.items():
+            calls = (call_of[case.name] for case, _ in some)
             smallest = min(calls, key=lambda call: (call.k.numel(), call.q.numel()))
-            findings.append(breach(some[0][1], where, (f"smallest such call: {describe(smallest)}",), self.again))
+            where, shown = f"{len(some)} of {len(self.made)} calls", f"smallest failing call: {describe(smallest)}"
+            findings.append(_tried(breach(some[0][1], where, (shown,), self.again), experiments.get(kind)))
         return findings
 
     def missing(self, asked: Sequence[str], excluded: int, skips_bfloat16: bool) -> tuple[str, ...]:
@@ -173,9 +208,17 @@ class MatrixRun:
         )
 
 
-def conditions_of(cases: Sequence[Case]) -> list[axes.Conditions]:
-    """List the conditions of cases."""
-    return [case.condition for case in cases]
+def _tried(finding: Finding, experiments: Experiments | None) -> Finding:
+    """Say in a finding the condition that was tried, if there is one."""
+    if experiments is None or (tried := experiments.tried) is None:
+        return finding
+    counts = f"right on {tried.right} of {tried.right} calls, wrong on {tried.wrong} of {tried.wrong}"
+    return finding.model_copy(
+        update={
+            "where": f"{finding.where}, only where {words(tried.rule, tried.context)}",
+            "evidence": (*finding.evidence, f"the condition was tried on calls that were drawn to refute it: {counts}"),
+        }
+    )
 
 
 def outside_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:

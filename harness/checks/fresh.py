@@ -32,6 +32,7 @@ from assay.harness.attention.call import AttentionCall, Kernel, KernelRefused
 from assay.harness.attention.declaration import Declaration, declaration
 from assay.harness.checks.check_findings import only_of_chance, state_kept
 from assay.harness.checks.kernel_matrix import declared_with, named
+from assay.harness.errors import AssayError, UsageError
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.cells import same_values
 from assay.harness.localize.diagnose import NONDETERMINISM, STATE_KEPT
@@ -47,13 +48,14 @@ from assay.harness.verdict import Finding, serious, with_evidence
 # a sequence of calls is made again.
 _RUNS, _AGAIN = 6, 3
 # CPU seconds of a search. On a GPU each process takes seconds to start, so their number is limited.
-_SECONDS, _SPAWNS = 10.0, 16
+_SECONDS, _SPAWNS = 10.0, 20
 # Seconds after which a process is ended that has not computed its calls, and the process of a search.
 _ATTEMPT_S, _TOTAL_S = 30.0, 300.0
 # Bytes of the earlier calls that are tried: the largest are left out.
 _MOST_BYTES = 2**26
-# Repetitions of a call beyond the number of those before it; failing calls that are tried alone, and those that are followed up.
-_REPETITIONS, _SUSPECTS, _SEARCHED = 64, 6, 2
+# Repetitions of a call beyond the number of those before it, and those that are tried first; failing calls that are tried alone,
+# and those that are followed up.
+_REPETITIONS, _FEW, _SUSPECTS, _SEARCHED = 64, 16, 6, 2
 # Checks of a kernel in one process, as of its single cases, after which fresh processes are tried.
 _MOST_CHECKS = 6
 _checks: Counter[str] = Counter()
@@ -67,7 +69,6 @@ class _Shown(Part):
     sources: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     times: int = 1
-    tried: int = 0
 
 
 def in_fresh_process(
@@ -125,11 +126,14 @@ def _shown(
     if smallest.source and (first := _trial(smallest.source(about))).kind != "unshown":
         return first
     shown = _searched(guard, run, path, late)
-    if shown.sources:  # the test itself, in a process that nobody forked
-        again = _trial(source_of(shown.sources, guard, path, shown.times)(about))
-        if again.kind != "alone":
-            return shown.model_copy(update={"sources": ()}) if again.kind == "unshown" else again
-    return shown
+    if not shown.sources:
+        return shown
+    again = _trial(source_of(shown.sources, guard, path, shown.times)(about))  # the test itself, in another new process
+    if again.kind == "unshown":
+        again = _Shown(
+            kind="unshown", why="wrong in one fresh process and right in another: what memory holds may decide"
+        )
+    return shown if again.kind == "alone" else again.model_copy(update={"words": shown.words[-1:]})
 
 
 def _ask(job: str, **given: Any) -> _Shown:
@@ -168,22 +172,24 @@ def alone(journal: worker.Journal, source: str) -> _Shown:
             module["test_the_kernel_is_correct"]()
         except AssertionError:
             return True
+        except AssayError as error:  # it breaks its contract, unless it could not be asked
+            return not isinstance(error, UsageError)
         return False
 
     module["assert_correct"] = assert_unread
     if any(isinstance(value, AttentionCall) and value.q.is_cuda for value in module.values()):
-        red = [is_red(0)]
-    else:
-        red = [_forked(partial(is_red, seed)) is True for seed in range(_RUNS)]
+        return _of_runs([is_red(0)])
+    return _of_runs([_forked(partial(is_red, seed)) for seed in range(_RUNS)])
+
+
+def _of_runs(red: Sequence[object]) -> _Shown:
+    """Tell what the same call in several fresh processes shows: whether it was wrong in each, None where no answer came."""
+    if None in red:
+        return _Shown(kind="untried", why="the kernel ended the process, or did not return")
     if all(red):
         return _Shown(kind="alone")
-    if any(red):
-        return _by_chance(red)
-    return _Shown(kind="unshown")
-
-
-def _by_chance(red: Sequence[bool]) -> _Shown:
-    return _Shown(kind="chance", why=f"chance decides: it failed in {sum(red)} of {len(red)} fresh processes")
+    why = f"chance decides: it failed in {red.count(True)} of {len(red)} fresh processes"
+    return _Shown(kind="chance", why=why) if any(red) else _Shown(kind="unshown")
 
 
 def _searched(guard: Guard, run: KernelRun, path: str, late: AttentionCall | None) -> _Shown:
@@ -245,21 +251,23 @@ def search(
         fresh = _Fresh(kernel, loaded, declared_with(declaration(loaded), noise), device)
         try:
             for at in suspects:
-                red = [fresh.first_wrong([made[at]], seed) == 0 for seed in range(fresh.runs)]
-                if all(red):
+                answers = [fresh.first_wrong([made[at]], seed) for seed in range(fresh.runs)]
+                shown = _of_runs([None if answer is None else answer == 0 for answer in answers])
+                if shown.kind == "alone":
                     return _smallest(fresh, [made[at]], dims)
-                if any(red):
-                    return _by_chance(red).model_copy(update={"words": (describe(made[at]),)})
+                if shown.kind != "unshown":
+                    return shown.model_copy(update={"words": (describe(made[at]),)})
             for at in suspects[:_SEARCHED]:
                 before = made[:at] if fails else made
                 if calls := _sequence(fresh, made[at], before, (len(before) if fails else runs) + _REPETITIONS):
                     return _smallest(fresh, calls, dims)
         except _ChanceError as error:
             return _Shown(kind="chance", why=str(error), words=(describe(made[at]),))
-    why = (
-        f"right in a fresh process, alone and after {len(before)} earlier calls: chance or the number of calls decides"
-    )
-    return _Shown(kind="unshown", why=why, words=(describe(made[suspects[0]]),), tried=len(before))
+    if fresh.unanswered:
+        why = f"right alone, in a fresh process; what must come before was not found in {fresh.attempts} attempts"
+    else:
+        why = f"right in a fresh process, alone and after {len(before)} earlier calls: chance or the number of calls decides"
+    return _Shown(kind="unshown", why=why, words=(describe(made[at]),))
 
 
 class _ChanceError(Exception):
@@ -275,6 +283,7 @@ class _Fresh:
     declared: Declaration
     device: str
     attempts: int = 0
+    unanswered: int = 0
     _begun: tuple[float, float] = field(default_factory=lambda: (_cpu(), time.monotonic()))
 
     @property
@@ -285,21 +294,23 @@ class _Fresh:
     def runs(self) -> int:
         return _RUNS if self.forks else 1
 
-    def first_wrong(self, calls: Sequence[AttentionCall], seed: int = 0) -> int:
+    def first_wrong(self, calls: Sequence[AttentionCall], seed: int = 0) -> int | None:
         """Make calls in a fresh process; return the place of the first that is the last of them and wrong, or -1.
 
-        Nothing is wrong where no answer came, or once the budget is spent.
+        None where no answer came, or the budget is spent.
         """
         cpu, wall = self._begun
         spent = _cpu() - cpu > _SECONDS or time.monotonic() - wall > _TOTAL_S / 2
         if spent if self.forks else self.attempts >= _SPAWNS:
-            return -1
+            self.unanswered += 1
+            return None
         self.attempts += 1
         if self.forks:
             answer = _forked(partial(_first_wrong, self.kernel, self.declared, calls, seed))
         else:
             answer = self._spawned(calls, seed)
-        return answer if isinstance(answer, int) else -1
+        self.unanswered += answer is None
+        return answer if isinstance(answer, int) else None
 
     def surely(self, calls: Sequence[AttentionCall]) -> int:
         """Return the same of several fresh processes.
@@ -307,14 +318,17 @@ class _Fresh:
         Raises:
             _ChanceError: their answers differ.
         """
-        answers = [self.first_wrong(calls)]
-        if answers[0] >= 0 and self.forks:
-            answers += [self.first_wrong(calls, seed) for seed in range(1, _AGAIN)]
+        first = self.first_wrong(calls)
+        if first is None or first < 0 or not self.forks:
+            return -1 if first is None else first
+        answers = [first, *(self.first_wrong(calls, seed) for seed in range(1, _AGAIN))]
+        if None in answers:
+            return -1
         if len(set(answers)) > 1:
             raise _ChanceError(
                 "chance decides: the same calls, made in fresh processes, were wrong at different places"
             )
-        return answers[0]
+        return first
 
     def _spawned(self, calls: Sequence[AttentionCall], seed: int) -> object:
         on_cpu = {id(call): call.to("cpu") for call in calls}
@@ -396,22 +410,24 @@ def _sequence(
 ) -> list[AttentionCall] | None:
     """Find a short sequence of calls after which a call is wrong that is right alone, or None.
 
-    First the call itself again; then each earlier one alone, of which the first may decide for all, and of the others the first is
+    First the call itself again; then an earlier one, of which the first may decide for all, and of the others the first is
     sought that changes what follows; then as few of all as suffice.
     """
+    if (at := fresh.surely([call] * min(times, _FEW))) > 0:
+        return [call] * (at + 1)
+    for earlier in (*before[:1], *before[-1:]):
+        if fresh.surely([earlier, call]) == 1:
+            return [earlier, call]
     if (at := fresh.surely([call] * times)) > 0:
         return [call] * (at + 1)
     if not before:
         return None
-    for earlier in (before[0], before[-1]):
-        if fresh.surely([earlier, call]) == 1:
-            return [earlier, call]
-    at = fresh.first_wrong([each for earlier in before for each in (earlier, call)])
-    if at > 0 and fresh.surely([before[at // 2], call]) == 1:
-        return [before[at // 2], call]
-    if fresh.first_wrong([*before, call]) < 0:
+    changed = fresh.first_wrong([each for earlier in before for each in (earlier, call)])
+    if changed is not None and changed > 0 and fresh.surely([before[changed // 2], call]) == 1:
+        return [before[changed // 2], call]
+    if fresh.first_wrong([*before, call]) in (None, -1):
         return None
-    few = _fewest(before, lambda some: fresh.first_wrong([*some, call]) >= 0)
+    few = _fewest(before, lambda some: fresh.first_wrong([*some, call]) not in (None, -1))
     return [*few, call] if len(few) < MAX_CALLS and fresh.surely([*few, call]) >= 0 else None
 
 

@@ -24,6 +24,7 @@ from assay.harness.evidence.pack import RecordedCall, hash_pack, read_pack, repl
 from assay.harness.localize.call_conditions import describe
 from assay.harness.localize.diagnose import CALL_REFUSED, diagnose
 from assay.harness.localize.experiment import NOTHING_TRIED, Experiments
+from assay.harness.localize.faults import OUTPUT, WrongOutputs
 from assay.harness.localize.guard import Guard, run_calls
 from assay.harness.localize.kernel_runs import CallResult, KernelRun, measure, worst_of
 from assay.harness.localize.threads import few_threads
@@ -167,8 +168,9 @@ def _explored(guard: Guard, run: KernelRun, journal: Journal) -> tuple[Experimen
     failing = sorted((o.call for o in run.results if o.fails), key=lambda call: (call.k.numel(), call.q.numel()))
     if not failing:
         return NOTHING_TRIED, ()
-    shaped = [(shape_of(result.call), result) for result in run.results]
-    experiments = explore(guard, [result.call for result in run.results], shaped, journal)
+    results = sorted(run.results, key=lambda result: (result.call.k.numel(), result.call.q.numel()))
+    calls, came = [result.call for result in results], [(shape_of(result.call), result) for result in results]
+    experiments = explore(guard, calls, came, journal, {OUTPUT: WrongOutputs()})[OUTPUT]
     if experiments.place is not None:
         return experiments, ()
     why = "with numbers that are drawn, calls of these shapes are right"
@@ -181,8 +183,11 @@ def _explored(guard: Guard, run: KernelRun, journal: Journal) -> tuple[Experimen
 
 
 def _diagnosed(run: KernelRun, reproduce: str, experiments: Experiments) -> list[Finding]:
-    drawn = tuple(result for _, result in experiments.kept)
-    return diagnose(replace(run, drawn=drawn), reproduce, experiments.tried)
+    """Diagnose recorded calls; what is wrong in layers that were not recorded is not theirs."""
+    layers = {result.call.layer for result in run.results}
+    drawn = tuple(result for _, result in experiments.kept if result.call.layer in layers)
+    points = [(known, bad) for known, bad in experiments.points if known["layer"] in layers]
+    return diagnose(replace(run, drawn=drawn, points=points), reproduce, experiments.tried)
 
 
 def _further(examined: _Examined, run: KernelRun, served: bool) -> list[CallResult]:

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.attention.call import AttentionCall
 from assay.harness.attention.matrix_features import longest_window, values_of
 from assay.harness.attention.shapes import Lens, Shape
 from assay.harness.evidence.kernel_result import Axis, Tried, Value
-from assay.harness.localize.faults import Came, Fault, WrongOutputs
-from assay.harness.localize.guard import Guard, attempt
+from assay.harness.localize.faults import OUTPUT, Came, Fault, WrongOutputs, came_of
+from assay.harness.localize.guard import Guard
 from assay.harness.localize.kernel_runs import CallResult
-from assay.harness.localize.rules import Points, holds, rules
+from assay.harness.localize.rules import Known, Points, holds, rules
 
 _SCANNED = sorted(
     {*range(21), 40, 77, 100, 150, 200, 300, 417}
@@ -95,6 +95,11 @@ def features(shape: Shape, at: int) -> dict[str, Value]:
     return known | {f"tiles_of_{tile}": sum(-(-n // tile) for n, _ in shape.lens) for tile in _TILES}
 
 
+def drawn_call(shape: Shape, device: str, seed: int = 0) -> AttentionCall:
+    """Make the call that a lab asks of a shape; errors are those of `Shape.make`."""
+    return shape.make(zlib.crc32(repr((shape, seed)).encode()), device, _POOL)
+
+
 class SpentError(Exception):
     """As many calls were made, or as much time was taken, as was allowed."""
 
@@ -111,6 +116,7 @@ class Lab:
         spent: returns True once time is over.
         most: most calls.
         fault: tells whether a sequence is wrong.
+        name: of the fault.
         points: the sequences that were run.
         asked: calls that were made.
         mixed: sequences that were wrong with some numbers and right with others.
@@ -126,6 +132,7 @@ class Lab:
     spent: Callable[[], bool]
     most: int = 1500
     fault: Fault = field(default_factory=WrongOutputs)
+    name: str = OUTPUT
     points: Points = field(default_factory=Points)
     asked: int = 0
     mixed: int = 0
@@ -182,18 +189,13 @@ class Lab:
     def made(self, shape: Shape, seed: int) -> Came | None:
         """Have the kernel compute a call of a shape; None if it is not asked for such calls, or the numbers overflow the dtype."""
         try:
-            call = shape.make(zlib.crc32(repr((shape, seed)).encode()), self.device, _POOL)
+            call = drawn_call(shape, self.device, seed)
         except (LookupError, ValueError):
             return None
         if not self._may_ask(call):
             return None
         self.asked += 1
-        try:
-            return attempt(self.guard, call)
-        except KernelRefused as refusal:
-            return str(refusal)
-        except ValueError:
-            return None
+        return came_of(self.guard, call)
 
     def _may_ask(self, call: AttentionCall) -> bool:
         declared, dims = self.guard.assay, (call.q.shape[2], call.v.shape[2])
@@ -428,6 +430,7 @@ class Experiments:
         place: the simplest sequence that is wrong; None if none is whatever the numbers are.
         axes: its axes, varied one at a time.
         kept: small calls that were made, with their shapes.
+        points: all sequences that were run, by their features, and whether they were wrong.
         drawer: draws further ones.
     """
 
@@ -435,6 +438,7 @@ class Experiments:
     place: Place | None = None
     axes: tuple[Axis, ...] = ()
     kept: Sequence[tuple[Shape, CallResult]] = ()
+    points: Sequence[tuple[Known, bool]] = ()
     drawer: _Drawer | None = None
 
     def drawn(self) -> Iterator[Shape]:
@@ -462,7 +466,7 @@ def experiment(
     try:
         place = next((at for at in failing if lab.wrong(at.shape, at.at)), None)
         if place is None:
-            return Experiments(kept=_computed(lab))
+            return _shown(lab)
         place = simplest(lab, place)
         lab.base, axes = place.shape, _axes(lab)
         varied = _one_axis_at_a_time(lab, place, axes)
@@ -474,14 +478,21 @@ def experiment(
         own = features(place.shape, place.at)
         for names in _CONTEXTS:
             if (tried := _challenged(lab, drawer, {name: own[name] for name in names})) is not None:
-                return Experiments(tried if lab.repeats() else None, place, varied, _computed(lab), drawer)
+                return _shown(lab, tried if lab.repeats() else None, place, varied, drawer)
     except SpentError:
         pass
-    return Experiments(None, place, varied, _computed(lab), drawer)
+    return _shown(lab, None, place, varied, drawer)
 
 
-def _computed(lab: Lab) -> list[tuple[Shape, CallResult]]:
-    return [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+def _shown(
+    lab: Lab,
+    tried: Tried | None = None,
+    place: Place | None = None,
+    varied: tuple[Axis, ...] = (),
+    drawer: _Drawer | None = None,
+) -> Experiments:
+    kept = [(shape, came) for shape, came in lab.kept if isinstance(came, CallResult)]
+    return Experiments(tried, place, varied, kept, list(zip(lab.points.known, lab.points.wrong, strict=True)), drawer)
 
 
 def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Tried | None:
@@ -514,6 +525,11 @@ def _challenged(lab: Lab, drawer: _Drawer, context: Mapping[str, Value]) -> Trie
             if min(counts.values()) < _LEAST_EACH_SIDE:
                 return None
             return Tried(
-                rule=rivals[0], context=dict(context), wrong=counts[True], right=counts[False], calls=lab.asked
+                fault=lab.name,
+                rule=rivals[0],
+                context=dict(context),
+                wrong=counts[True],
+                right=counts[False],
+                calls=lab.asked,
             )
     return None

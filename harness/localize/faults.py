@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import torch
 
+from assay.harness.attention.call import AttentionCall, KernelRefused
+from assay.harness.localize.diagnose import INPUT_WRITTEN
+from assay.harness.localize.guard import Guard, attempt
 from assay.harness.localize.kernel_runs import CallResult
 from assay.harness.localize.lse import LSE_WRONG
 from assay.harness.localize.raised import RAISED
@@ -16,8 +20,8 @@ Came = CallResult | str
 Fault = Callable[[Came], tuple[bool, ...] | bool | None]
 """Tells whether something is wrong with each sequence of a call, or with the call as a whole; None where that cannot be told."""
 
-OUTPUT = "output"
-"""Name of the fault that outputs are out of bounds."""
+OUTPUT, OUTSIDE = "output", "outside"
+"""Names of the faults that outputs are out of bounds, and that a kernel writes outside of its tensors."""
 # Own error of a cell from which on it is wrong whatever the noise is; or as a multiple of the largest bound in its dtype.
 _CLEARLY, _TIMES_BOUND = 0.3, 30.0
 
@@ -29,7 +33,7 @@ def wrong_sequences(result: CallResult) -> tuple[bool, ...]:
 
 
 class WrongOutputs:
-    """Does what `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
+    """Tells as `wrong_sequences` does, without simulating noise where every error is far beyond it or within rounding."""
 
     def __init__(self) -> None:
         self._clearly: dict[torch.dtype, float] = {}
@@ -50,9 +54,23 @@ class WrongOutputs:
         return wrong_sequences(came)
 
 
-def wrong_lses(came: Came) -> tuple[bool, ...] | None:
-    """Tell for each sequence whether a log-sum-exp is out of bounds."""
-    return None if isinstance(came, str) or came.lse_errors is None else came.lse_errors.wrong_sequences
+class WrongLses:
+    """Tells for each sequence whether a log-sum-exp is out of bounds, and simulates noise as little as `WrongOutputs`."""
+
+    def __init__(self) -> None:
+        self._clearly: dict[torch.dtype, float] = {}
+
+    def __call__(self, came: Came) -> tuple[bool, ...] | None:
+        """See `Fault`."""
+        if isinstance(came, str) or (errors := came.lse_errors) is None:
+            return None
+        times, clearly = errors.own / errors.least, self._clearly.get(dtype := came.call.q.dtype, math.inf)
+        if bool(((times <= 1) | (times > clearly)).all()):
+            return errors.sequences_with(times > clearly)
+        if dtype not in self._clearly and not came.noise:
+            noise = (errors.bounds / errors.least).nan_to_num(posinf=0.0)
+            self._clearly[dtype] = _TIMES_BOUND * float(noise.max())
+        return errors.wrong_sequences
 
 
 def writes_inputs(came: Came) -> bool | None:
@@ -71,6 +89,22 @@ def kind_of(why: str) -> str:
     return f"{kind} {rest[rest.rfind('(') :]}" if why.startswith(RAISED) else kind
 
 
+def came_of(guard: Guard, call: AttentionCall) -> Came | None:
+    """Have a kernel compute a copy of a call, and return what came of it; None where the numbers overflow the dtype."""
+    try:
+        return attempt(guard, call)
+    except KernelRefused as refusal:
+        return str(refusal)
+    except ValueError:
+        return None
+
+
+def shows(fault: Fault, came: Came) -> bool:
+    """Return True if something is wrong with a sequence of a call, or with all of it."""
+    answer = fault(came)
+    return any(answer) if isinstance(answer, tuple) else bool(answer)
+
+
 def breaks(kind: str) -> Fault:
     """Return the fault that the kernel breaks the contract in a way, by `kind_of`."""
 
@@ -81,5 +115,8 @@ def breaks(kind: str) -> Fault:
     return broken
 
 
-FAULTS: dict[str, Fault] = {LSE_WRONG: wrong_lses, "input-written": writes_inputs, "outside": writes_outside}
-"""Faults besides wrong outputs and breaches."""
+def faults_of(breaches: Iterable[str]) -> dict[str, Fault]:
+    """Return all faults by name, outputs first: those of breaches by `kind_of`."""
+    kinds = dict.fromkeys(map(kind_of, breaches))
+    faults: dict[str, Fault] = {OUTPUT: WrongOutputs(), LSE_WRONG: WrongLses(), INPUT_WRITTEN: writes_inputs}
+    return faults | {OUTSIDE: writes_outside} | {kind: breaks(kind) for kind in kinds}

@@ -71,7 +71,6 @@ class ReadOut:
         samples: what was seen.
         passive: whether the kernel could not be asked.
         quantised: whether it declares a quantisation.
-        whole: whether it also says which calls fail: it changes nothing that is right, in other dtypes either.
     """
 
     operator: Operator = field(default_factory=Operator)
@@ -86,7 +85,6 @@ class ReadOut:
     samples: tuple[Sample, ...] = field(default=(), repr=False)
     passive: bool = False
     quantised: bool = False
-    whole: bool = False
 
     @property
     def share(self) -> float:
@@ -136,7 +134,6 @@ def read_out(
         read = ReadOut(
             operator, sentence(operator), seen, search.fitter.tally(operator, [s for s in samples if s.fresh]),
             samples=tuple(samples), passive=kernel is None, quantised=quantised,
-            whole=seen.exact and not search.fitter.tally(operator, search.others).false,
         )  # fmt: skip
     return replace(
         read, calls=prober.asked, seconds=time.monotonic() - begun, cpu_seconds=time.process_time() - cpu,
@@ -156,7 +153,6 @@ class _Search:
         fitter: what seeks it.
         pool: the samples of the calls that were compared.
         told: those of calls that told rivals apart.
-        others: samples of right calls in other dtypes.
     """
 
     def __init__(self, prober: Prober, results: Sequence[CallResult], quantised: bool, shapes: Iterable[Shape]) -> None:
@@ -169,7 +165,6 @@ class _Search:
         self._wrong = list(islice(_in_turn([r for r in wrong if r.call.q.dtype == dtype]), _WRONG))
         right = [result for result in plain if not result.fails]
         self._right = list(islice(_in_turn([r for r in right if r.call.q.dtype == dtype]), _RIGHT))
-        others = islice(_in_turn([r for r in right if r.call.q.dtype != dtype]), _RIGHT // 2)
         self._noise, self._clearly = _NOISE[dtype], _CLEARLY
         noisy = quantised or prober.device != "cpu"
         if noisy:
@@ -177,7 +172,6 @@ class _Search:
         self._tolerance = Tolerance(self._noise / 2, 2 * self._noise, max(1e-7, self._noise * 1e-3))
         self.fitter.tolerance = self._tolerance
         self.pool = self._on_the_grid() if quantised else self._compared()
-        self.others = [sample_of(r.call, r.out, self._error, self._draw, True) for r in others]
 
     @property
     def _error(self) -> float:

@@ -11,7 +11,7 @@ from assay.harness.attention.declaration import declares
 from assay.harness.attention.oracle import log_sum_exp, oracle, sequences
 from assay.harness.attention.shapes import Shape
 from assay.harness.localize.experiment import Experiments, Lab, Place, experiment, features
-from assay.harness.localize.faults import Fault, WrongOutputs, breaks, writes_inputs, writes_outside, wrong_lses
+from assay.harness.localize.faults import Fault, WrongLses, WrongOutputs, breaks, writes_inputs, writes_outside
 from assay.harness.localize.guard import Guard
 from assay.harness.localize.rules import meets, words
 
@@ -163,7 +163,7 @@ RAISED = "raised RuntimeError (test_experiment.py, line {}, in raises_in_batches
 @pytest.mark.parametrize(
     ("kernel", "fault", "place", "said"),
     [
-        (lse_beyond_a_window, wrong_lses, Place(Shape("extend", ((40, 100), (3, 7)), asked=("window 17",)), 0), "length > window"),
+        (lse_beyond_a_window, WrongLses(), Place(Shape("extend", ((40, 100), (3, 7)), asked=("window 17",)), 0), "length > window"),
         (
             raises_in_batches,
             breaks(RAISED.format(raises_in_batches.__code__.co_firstlineno + 3)),
