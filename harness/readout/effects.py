@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -158,8 +159,9 @@ def _scale_factors(queries: Queries, what: str, size: int, whose: str) -> Number
 
 
 def _tail(queries: Queries, first: int) -> Numbers:
-    k = queries.k * (np.arange(queries.k.shape[-1]) < first)
-    return queries.attended(queries.call.scale * einsum("thd,khd->thk", queries.q, k[:, queries.own]))
+    k = queries.call.k.clone()
+    k[..., first:] = 0
+    return Queries(replace(queries.call, k=k), queries.rows).right
 
 
 # Dims of K that are not multiplied with those of Q: a loop over head_dim that ends at a vector or a tile, or one early.

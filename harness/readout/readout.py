@@ -123,7 +123,8 @@ def read_out(
     quantised = bool(results[0].noise)
     tried_condition.set(tried)
     with few_threads(()):
-        search = _Search(prober, results, quantised, (shape for shape in shapes if not shape.asked))
+        plain = (replace(shape, data=ON_GRID) if quantised else shape for shape in shapes if not shape.asked)
+        search = _Search(prober, results, quantised, plain)
         complete = True
         try:
             search.run()

@@ -73,7 +73,7 @@ def test_the_shipped_kernel_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("holds", "where"),
     [
-        pytest.param(lambda call: call.q.shape[2] == 128, "head_dim is 128", id="head_dim", marks=pytest.mark.slow),
+        pytest.param(lambda call: call.q.shape[2] >= 128, "head_dim >= 128", id="head_dim", marks=pytest.mark.slow),
         pytest.param(lambda call: call.q.dtype == torch.bfloat16, "dtype is bfloat16", id="dtype"),
         pytest.param(
             lambda call: any(call.prefixes) and not all(call.prefixes),

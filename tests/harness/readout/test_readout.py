@@ -77,7 +77,7 @@ def without_prefix(one: Request) -> Request:
 @pytest.mark.parametrize(("kernel", "sentence"), [
     (by_sequence(window), "sliding window of 16 keys: query i sees keys j > p - 16"),
     (by_sequence(edge_of_whole_pages),
-     "query i does not see keys j > i + (prefix rounded up to 16) but also sees keys j <= i + (prefix rounded up to 16)"),
+     "query i also sees keys j <= i + (prefix rounded up to 16)"),
     (by_sequence(values_of_page_starts), "V of key j is read from key (j rounded down to 16) + (j mod 4)"),
     (head_lost_in_decode, "the output is not written: it is zero, only in decode and in q head 1"),
     (declares(noise="int8_qk")(lambda call: in_int8(call, without_prefix)), "query i does not see cached keys"),
