@@ -176,8 +176,13 @@ def _where(result: KernelResult) -> list[Block]:
         drawn = f"wrong in {tried.wrong} of {tried.wrong} sequences that meet this, right in {tried.right} of {tried.right} others"
         lists = any(prop.kind == "in" and not isinstance(prop.values[0], str) for prop in tried.rule)
         listed_ = " A list holds those of the values that were tried." if lists else ""
+        part = f" Of such a sequence, only where {words(tried.part)}." if tried.part else ""
+        rivals = "".join(f", or where {words(rule)}, which no call separates" for rule in tried.rivals)
+        within = f"Of calls with {words((), tried.context)}, w" if tried.context else "W"
         made = [
-            Line(f"Wrong exactly where {words(tried.rule, tried.context)}."),
+            Line(
+                f"{within}rong {f'exactly where {words(tried.rule)}' if tried.rule else 'on every call'}{rivals}.{part}"
+            ),
             Line(
                 f"On calls drawn to refute it: {drawn}. Nothing in {tried.calls:,} calls contradicts it.{listed_}",
                 "quiet",

@@ -131,7 +131,7 @@ class MatrixRun:
             self.run,
             results=tuple(results if any(prop.feature == "layer" for prop in rule) else _in_one_layer(results)),
         )
-        where = words(rule, experiments.tried.context) if experiments.tried else ""
+        where = words(rule, experiments.tried.context) if experiments.tried and rule else ""
         findings = _diagnosed(run, self.again, where)
         if not _unexplained(findings) or experiments.tried is None:
             return findings
